@@ -30,7 +30,7 @@
 #include "server/election/candidacy.h"
 #include "server/election/etcd_client.h"
 #include "server/folder_claim.h"
-#include "server/service/cluster.h"
+#include "server/service/control.h"
 #include "server/shard/read_manifest.h"
 #include "server/shard/shard.h"
 #include "transport/http/metrics_listener.h"
@@ -272,7 +272,9 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, data_endpoint));
   Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
   const ElectionProbe election_probe(registry);
-  cluster.set_files(operators.executor(), looks.executor(), verifies.executor());
+  Control control_plane(cluster);
+  cluster.set_files(operators.executor());
+  control_plane.set_files(looks.executor(), verifies.executor());
   cluster.set_schema(&schema);
   if (config.has_election()) cluster.stand_by(fence);
   ApiOptions api_options;
@@ -288,7 +290,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     api_options.state_name = config.name.empty() ? config.listen : config.name;
   api_options.blocking = files.executor();
   CENTROID_ASSIGN(const auto api,
-                  ApiServer::start(control.executor(), api_options, cluster, registry));
+                  ApiServer::start(control.executor(), api_options, control_plane, registry));
   auto introduce = [&] {
     const auto limit = [&api, &config, connections] {
       api->set_limits(api_limits(config, connections));
@@ -303,7 +305,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
                                    std::move(token.hash), token.expires_unix_seconds});
           return told;
         });
-    cluster.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
+    control_plane.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
   };
   service.wait(run_on(service.executor(), std::move(introduce)));
   Status result;

@@ -35,7 +35,7 @@ void Cluster::checkpoint_lost(Version version) {
 }
 
 bool Cluster::is_checkpoint_due() const {
-  if (is_beginning()) return false;  // what is there is being read
+  if (gate_.is_beginning()) return false;  // what is there is being read
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
   const bool is_long =
       rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||

@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "server/service/kept.h"
 #include "server/service/pulls.h"
+#include "server/service/worker_view.h"
 #include "server/shard/read_manifest.h"
 
 namespace centroid::server {
@@ -40,21 +41,20 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                  const Clock& clock, metrics::Registry& registry)
     : executor_(executor),
       blocking_(std::move(blocking)),
-      files_(blocking_),
-      looks_(blocking_),
-      verifies_(blocking_),
       config_(config),
       clock_(clock),
       probe_(registry),
       events_(clock),
       rows_(config.tables, config.lease, clock, registry),
       started_(clock.now()),
-      phase_since_(started_),
+      phase_(clock, events_, probe_),
+      changed_(executor),
+      gate_(clock, changed_, phase_, stopping_),
+      commands_(executor, blocking_, config, clock, gate_, job_),
       roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
       policy_(policy_of(config)),
       aggregate_(AggregateRule::parse(config.aggregate).value()),
       open_(policy_),
-      changed_(executor),
       outgoing_(executor),
       checkpoint_done_(executor),
       state_fetched_(executor),
@@ -86,17 +86,9 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
   rows_.bound_payload(2 * config.chunk_bytes);
 }
 
-void Cluster::set_files(Executor files, Executor looks, Executor verifies) {
-  files_ = std::move(files), looks_ = std::move(looks), verifies_ = std::move(verifies);
-}
-
 void Cluster::set_tokens(std::function<bool(std::string_view)> accepts,
                          std::function<proto::Tokens()> told) {
   accepts_token_ = std::move(accepts), joining_tokens_ = std::move(told);
-}
-
-void Cluster::set_endpoints(std::string data, std::string api) {
-  data_endpoint_ = std::move(data), api_endpoint_ = std::move(api);
 }
 
 Cluster::~Cluster() = default;
@@ -109,18 +101,6 @@ std::shared_ptr<Link> Cluster::find(MemberId member) const {
 std::string Cluster::name_of(MemberId member) const {
   const Member* const m = roster_.find(member);
   return m == nullptr ? "member " + to_string(member) : m->name;
-}
-
-void Cluster::set_phase(Phase phase, std::string reason) {
-  if (phase == phase_ && reason == phase_reason_) return;
-  if (phase != phase_)
-    events_.publish("job.phase_changed", {{"from", kJobStates[static_cast<std::size_t>(phase_)]},
-                                          {"to", kJobStates[static_cast<std::size_t>(phase)]},
-                                          {"why", reason}});
-  if (phase != phase_) phase_since_ = clock_.now();
-  phase_ = phase;
-  probe_.job(static_cast<std::size_t>(phase));
-  phase_reason_ = std::move(reason);
 }
 
 transport::Greeting Cluster::greeting() const {
@@ -152,66 +132,70 @@ Task<Status> Cluster::run(transport::Listener& listener) {
     co_await tasks_.join();
     co_return result;
   }
-  const bool leads = phase_ != Phase::kStandby;
+  const bool leads = !phase_.is(Phase::kStandby);
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run());
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run_moves());
-  if (stop_) co_await stay_stopped();
-  if (leads && !stop_) result = co_await run_rounds();
+  if (commands_.stop) co_await stay_stopped();
+  if (leads && !commands_.stop) result = co_await run_rounds();
   if (rows_failure_ && result.ok()) result = *rows_failure_;
-  if (stop_ && result.ok() && goal_reached()) co_await heed_stop();  // a larger goal may be set
+  if (commands_.stop && result.ok() && goal_reached())
+    co_await heed_stop();  // a larger goal may be set
   rounds_ended_ = true;
   state_fetched_.notify_all();
 
   // Another server has the job, or may: nothing is written, nobody is told that it is over.
   const auto is_elsewhere = [&] {
-    return is_deposed() ||
-           (fence_ != nullptr && !result.ok() && result.error().code() == ErrorCode::kAborted);
+    return gate_.is_deposed() ||
+           (gate_.has_election() && !result.ok() && result.error().code() == ErrorCode::kAborted);
   };
-  const bool is_remembered = result.ok() && !is_elsewhere() && stop_ && !stop_->halted.empty();
+  const bool is_remembered =
+      result.ok() && !is_elsewhere() && commands_.stop && !commands_.stop->halted.empty();
   (void)blocking();  // the end waits for a checkpoint that is being written
-  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop_->halted);
+  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, commands_.stop->halted);
   bool halted = !result.ok() && !is_elsewhere();
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
   if (halted && job_.store && !job_.store->is_current()) (void)co_await fetch_state();
-  if (!is_elsewhere() && phase_ != Phase::kStandby) co_await write_last_checkpoint();
+  if (!is_elsewhere() && !phase_.is(Phase::kStandby)) co_await write_last_checkpoint();
   const bool is_over_here = is_elsewhere();
   halted = halted && !is_over_here;
   if (is_over_here)
     log::error("leader.deposed",
-               {{"term", fence_->term()},
-                {"error", result.ok() ? fence_->holds().error() : result.error()},
+               {{"term", gate_.term()},
+                {"error", result.ok() ? gate_.holds().error() : result.error()},
                 {"action", "this server writes nothing more, its workers look for the leader"}});
-  const bool writes_nothing = is_over_here || phase_ == Phase::kStandby;
-  if (halted && !stop_ && !stop_requested_) co_await keep_halt(result.error());
-  const bool is_stopped = stop_requested_ || stop_;
-  const std::string why_stopped = stop_requested_ ? stop_reason_ : phase_reason_;
-  set_phase(halted            ? Phase::kHalted
-            : stop_requested_ ? Phase::kStopping
-            : stop_           ? Phase::kStopped
-                              : Phase::kFinished,
-            halted       ? result.error().message()
-            : is_stopped ? why_stopped
-                         : "the goal is reached");
+  const bool writes_nothing = is_over_here || phase_.is(Phase::kStandby);
+  if (halted && !commands_.stop && !stopping_.is_requested) co_await keep_halt(result.error());
+  const bool is_stopped = stopping_.is_requested || commands_.stop;
+  const std::string why_stopped = stopping_.is_requested ? stopping_.reason : phase_.reason();
+  phase_.set(halted                   ? Phase::kHalted
+             : stopping_.is_requested ? Phase::kStopping
+             : commands_.stop         ? Phase::kStopped
+                                      : Phase::kFinished,
+             halted       ? result.error().message()
+             : is_stopped ? why_stopped
+                          : "the goal is reached");
   log::info("job.ended", {{"state", halted       ? "halted"
                                     : is_stopped ? "stopped"
                                                  : "finished"},
                           {"round", job_.round.value - 1},
                           {"version", job_.store ? job_.store->version().value : 0}});
-  const bool is_coming_back = is_over_here || (leave_workers_ && !halted && !goal_reached());
+  const bool is_coming_back =
+      is_over_here || (stopping_.leaves_workers && !halted && !goal_reached());
   if (is_coming_back) log::info("server.leaves_workers", {{"workers", links_.size()}});
   if (!is_coming_back)
     co_await finish_everybody(halted       ? proto::FinishReason::kHalted
                               : is_stopped ? proto::FinishReason::kStopped
                                            : proto::FinishReason::kFinished,
-                              phase_reason_);
+                              phase_.reason());
   // After the workers have heard of it: this waits for the disk.
-  const bool is_kept = operator_kept_ == operator_revision_;
-  if (stop_ && !writes_nothing && (stop_->version != job_.checkpointed.value || !is_kept)) {
-    stop_->version = job_.checkpointed.value;
-    const Kept kept = keep();
-    (void)co_await save(kept.state, kept.revision);
+  const bool is_kept = commands_.is_saved();
+  if (commands_.stop && !writes_nothing &&
+      (commands_.stop->version != job_.checkpointed.value || !is_kept)) {
+    commands_.stop->version = job_.checkpointed.value;
+    co_await commands_.save_now();
   }
-  while (!stop_requested_ && !config_.exit_when_finished && !is_over_here && !is_deposed())
+  while (!stopping_.is_requested && !config_.exit_when_finished && !is_over_here &&
+         !gate_.is_deposed())
     if (!co_await changed_.wait(TimePoint::max())) break;
 
   if (rows_servers_ && !writes_nothing) {
@@ -243,10 +227,10 @@ Task<Status> Cluster::run(transport::Listener& listener) {
 }
 
 void Cluster::request_stop(const std::string& why, bool leave_workers) {
-  if (!stop_requested_) leave_workers_ = leave_workers;
-  if (!stop_requested_) log::info("server.stop_requested", {{"why", why}});
-  stop_requested_ = true;
-  stop_reason_ = why;
+  if (!stopping_.is_requested) stopping_.leaves_workers = leave_workers;
+  if (!stopping_.is_requested) log::info("server.stop_requested", {{"why", why}});
+  stopping_.is_requested = true;
+  stopping_.reason = why;
   journal_.give_up();
   rows_.give_up();
   (void)blocking();
@@ -281,7 +265,7 @@ Task<void> Cluster::watch_leases() {
       roster_.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();
     }
-    if (held() && !is_looking_) tasks_.spawn(look_at_fence());
+    if (gate_.held()) tasks_.spawn(gate_.look());
     for (const MemberId dead : roster_.tick(clock_.now())) {
       const std::string reason = roster_.find(dead)->reason;
       log::warn("member.lease_expired",
@@ -326,16 +310,6 @@ Task<void> Cluster::watch_leases() {
   }
 }
 
-/// Beside the leases, on a thread of its own: a disk that hangs, or a checkpoint that is being
-/// written, holds up neither.
-Task<void> Cluster::look_at_fence() {
-  is_looking_ = true;
-  auto look = [fence = fence_] { fence->look(); };
-  co_await run_on(fence_thread_->executor(), std::move(look));
-  is_looking_ = false;
-  if (is_deposed()) changed_.notify_all();
-}
-
 void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   const auto link = find(id);
   if (!link) return;
@@ -346,14 +320,15 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
   departed_.push_back(id);
   if (!open_.attempt || open_.attempt->closed) forget_departed();
   link->traffic = link->session->connection().traffic();
-  if (const Member* const member = roster_.find(id)) gone_[id] = view_of(*member, link.get());
+  if (const Member* const member = roster_.find(id))
+    gone_[id] = worker_view(*member, link.get(), coordinator_, clock_.now());
   std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
   if (tell) link->tasks->spawn(link->session->goodbye(*tell));
   part_lost(*link);
 
   if (policy_.is_elastic()) {
     if (open_.attempt && open_.machine.expects(id)) {
-      ++lost_contributions_;
+      ++totals_.lost_contributions;
       probe_.contribution_lost();
     }
     decide(open_.machine.gone(id, Progress::kNothing, clock_.now()));
@@ -361,7 +336,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
     const std::uint32_t rank = *open_.attempt->rank_of(id);
     const Progress progress =
         job_.aggregator->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
-    ++lost_contributions_;
+    ++totals_.lost_contributions;
     probe_.contribution_lost();
     if (progress == Progress::kNothing && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
     decide(open_.machine.gone(id, progress));

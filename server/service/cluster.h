@@ -28,8 +28,10 @@
 #include "server/service/attempt.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/cluster_parts.h"
+#include "server/service/leader_gate.h"
 #include "server/service/link.h"
 #include "server/service/open_round.h"
+#include "server/service/operator_commands.h"
 #include "server/service/probe.h"
 #include "server/service/replay.h"
 #include "server/service/rows_servers.h"
@@ -38,6 +40,7 @@
 #include "server/shard/reply_reader.h"
 #include "server/shard/shard_group.h"
 #include "server/state/job_state.h"
+#include "server/state/job_totals.h"
 #include "server/store/journal.h"
 #include "server/store/memory_need.h"
 #include "server/store/parameter_store.h"
@@ -56,23 +59,23 @@ namespace centroid::server {
 /// spread_moves.cc, spread_checkpoint.cc (a model on several servers), pulls.cc (readers),
 /// operations.cc, operators.cc, restore.cc (acts of operators), leading.cc (standby), view.cc,
 /// view_waits.cc (what REST sees).
-class Cluster final : public ControlPlane {
+class Cluster final {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
           metrics::Registry& registry);
-  ~Cluster() override;
+  ~Cluster();
 
   /// Open the checkpoint folder, load what `resume` or `init` ask for; `run` does it first if need
   /// be.
   Task<Status> prepare();
-  bool is_beginning() const;  ///< This server has the job, and is not prepared yet.
+  bool is_beginning() const { return gate_.is_beginning(); }
   /// With several servers, before `run`: this one is a standby until it is told otherwise. The
   /// fence outlives this.
   void stand_by(Fence& fence);
   /// From the executor: who leads now.
-  void set_leadership(Leadership present);
+  void set_leadership(Leadership present) { gate_.set_leadership(std::move(present)); }
   /// Another server leads, or may; asked when `run` has ended.
-  bool is_deposed() const;
+  bool is_deposed() const { return gate_.is_deposed(); }
   /// Accept and train until the job is over or `request_stop`. The result is the process's: an
   /// error when the job halted.
   Task<Status> run(transport::Listener& listener);
@@ -80,67 +83,32 @@ class Cluster final : public ControlPlane {
   /// nobody is told: the workers' connections end, and they wait for a server to come back.
   void request_stop(const std::string& why, bool leave_workers = false);
   /// Whether the job halted itself; asked when `run` has ended.
-  bool is_halted() const { return phase_ == Phase::kHalted; }
+  bool is_halted() const { return phase_.is(Phase::kHalted); }
   /// Whether `run` ended before the job was over, to be gone on with; asked when `run` has ended.
-  bool goes_on() const { return phase_ == Phase::kStopping && !stop_ && !goal_reached(); }
+  bool goes_on() const { return phase_.is(Phase::kStopping) && !commands_.stop && !goal_reached(); }
 
-  // ControlPlane; callable from any executor.
-  Task<ClusterView> cluster() override;
-  Task<std::vector<WorkerView>> workers() override;
-  Task<std::vector<RoundView>> rounds(std::size_t limit, std::optional<RoundPlace>) override;
-  Task<std::vector<EpochView>> epochs(std::size_t limit, std::optional<EpochPlace>) override;
-  Task<std::vector<WaitView>> waits() override;
-  Task<std::vector<ServerView>> servers() override;
-  Task<Status> drain_server(const std::string& name) override;
-  Task<std::vector<std::string>> share_tokens() override;
-  Task<std::vector<CheckpointView>> checkpoints() override;
-  Task<std::vector<TableView>> tables() override;
-  Task<Result<CheckpointView>> make_checkpoint() override;
-  Task<Result<CheckpointView>> verify_checkpoint(std::uint64_t version) override;
-  Task<Result<CheckpointView>> delete_checkpoint(std::uint64_t version) override;
-  Task<Result<RestoreView>> restore_checkpoint(std::uint64_t version, bool delete_newer) override;
-  Task<Result<std::vector<CheckpointFileView>>> checkpoint_files(std::uint64_t version) override;
-  Task<Result<ParametersView>> parameters() override;
-  Task<std::vector<std::vector<PartView>>> tensor_parts(std::size_t, std::size_t) override;
-  Task<Status> drain(std::uint64_t member) override;
-  Task<Result<EvictionView>> evict(std::uint64_t member, double seconds, std::string why) override;
-  Task<std::vector<EvictionView>> evictions() override;
-  Task<Status> allow(std::string name) override;
-  Task<ScaleView> scale(double efficiency) override;
-  Task<Result<ScaleView>> hint_scale(std::uint64_t workers, std::string why) override;
-  Task<Result<NetworkView>> measure(std::uint64_t member, std::optional<std::uint64_t> to) override;
-  Task<Result<ActView>> pause() override;
-  Task<Result<ActView>> resume() override;
-  Task<Result<ActView>> stop() override;
-  Task<Status> is_ready() override;
-  Task<void> ping() override;
-  Task<std::string> config_json() override;
-  Task<Result<std::string>> change_config(std::string json) override;
-  EventLog& events() override { return events_; }
-  /// Where small files are written, and checkpoints looked at and verified, so that nothing waits
-  /// for one that is written: a thread each; otherwise where that is. Before `prepare`.
-  void set_files(Executor files, Executor looks, Executor verifies);
+  /// Where what operators said is written, so that it does not wait for other files. Before
+  /// `prepare`.
+  void set_files(Executor files) { commands_.set_files(std::move(files)); }
   /// What knows the settings by name; `config` of the constructor are its targets. Before
   /// `prepare`.
-  void set_schema(config::Schema* schema) { schema_ = schema; }
+  void set_schema(config::Schema* schema) { commands_.set_schema(schema); }
   /// Told on the executor when settings have changed; before `run`.
   void on_config_change(std::function<void()> told) { told_of_change_ = std::move(told); }
   /// Which tokens beside `token` let a worker in, and what shard servers are told of them; before
   /// `run`.
   void set_tokens(std::function<bool(std::string_view)> accepts,
                   std::function<proto::Tokens()> told);
-  void set_endpoints(std::string data, std::string api);
 
  private:
   class MemberSink;
   friend class MemberSink;
+  friend class Control;
   // cluster.cc
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> watch_leases();
-  Task<void> look_at_fence();
   void member_gone(MemberId member, std::optional<Error> tell);
-  void set_phase(Phase phase, std::string reason);
   Task<void> watch_waits();
   void tell_waits(const std::vector<WaitView>& lasting);
   std::optional<Aggregator::Queued> held_up(const Link& link) const;
@@ -148,20 +116,10 @@ class Cluster final : public ControlPlane {
 
   // leading.cc
   Task<Status> take_the_lead();
-  Task<Status> may_commit();
-  Task<Status> act_as_leader(std::function<Status()> act);
   Task<void> write_last_checkpoint();
-  std::optional<Error> held() const;
-  Status check_lead() const;
   Task<void> send_workers_away();
 
   // job.cc: pause, resume, and a stop that a restart does not forget
-  using Kept = KeptOperatorState;
-  Kept keep();
-  Task<void> save_for(std::shared_ptr<const Kept> kept,
-                      std::shared_ptr<std::optional<Status>> outcome);
-  static Task<Optional<Result<ActView>>> act_and_keep(Cluster* self, Result<Kept> (*act)(Cluster&));
-  std::string pause_reason() const;
   Task<void> heed_stop();
   Task<void> stay_stopped();
   bool keeps_halts() const;
@@ -338,19 +296,8 @@ class Cluster final : public ControlPlane {
 
   // operations.cc, restore.cc: what an operator may do
   static RoundPolicy policy_of(const ServerConfig& config);
-  Status check_change(const ServerConfig& before, bool needs_rounds) const;
   Task<void> apply_changes();
   void settings_changed();
-  void take_settings(const std::vector<OperatorState::Setting>& settings);
-  bool is_of_this_job(const OperatorState::Job& job) const;
-  Status check_evicted(const std::string& name);
-  Status take_operator_state();
-  OperatorState operator_state() const;
-  Task<Status> save(std::shared_ptr<const OperatorState> state, std::uint64_t revision);
-  ScaleView scale_view(double efficiency) const;
-  Task<Result<ParametersView>> measure_parameters();
-  using PartsElsewhere = std::vector<std::optional<StatisticsPart>>;  ///< by chunk
-  Task<Result<PartsElsewhere>> measure_elsewhere(Version version, TimePoint limit);
   Task<Status> restore_wanted();
   Task<Result<RestoreView>> restore(Version version, bool delete_newer);
   Task<void> dismiss_everybody(std::string why);
@@ -444,8 +391,6 @@ class Cluster final : public ControlPlane {
   Task<Status> replay_replies(Generation generation);
 
   std::shared_ptr<Link> find(MemberId member) const;
-  bool waits_for_operator() const;
-  Task<std::optional<CheckpointDirectory>> checkpoint_reader();
   void checkpoint_lost(Version version);
   std::vector<WaitView> present_waits() const;
   void round_waits(std::vector<WaitView>& views) const;
@@ -454,11 +399,10 @@ class Cluster final : public ControlPlane {
   std::string longest_silent() const;
   std::string present_round(const Attempt* of = nullptr) const;
   std::array<std::size_t, kWaitCauses.size()> count_waits() const;
-  WorkerView view_of(const Member& member, const Link* link) const;
   std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;
 
-  Executor executor_, blocking_, files_, looks_, verifies_;
+  Executor executor_, blocking_;
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
@@ -466,14 +410,17 @@ class Cluster final : public ControlPlane {
   RowsService rows_;                           ///< its clients are no members
   std::unique_ptr<RowsServers> rows_servers_;  ///< none: all rows are here
   std::optional<Error> rows_failure_;
-  config::Schema* schema_ = nullptr;
   bool is_changed_ = false;  ///< settings that are looked at between rounds
   std::function<void()> told_of_change_;
-  std::string data_endpoint_, api_endpoint_;
   std::function<bool(std::string_view)> accepts_token_;
   std::function<proto::Tokens()> joining_tokens_;
   const std::string node_ = transport::this_node();
-  TimePoint started_, phase_since_;
+  TimePoint started_;
+  JobPhase phase_;
+  StopRequest stopping_;
+  Event changed_;  ///< members, decisions, requests: wakes the round loop
+  LeaderGate gate_;
+  OperatorCommands commands_;
 
   Roster roster_;
   std::map<MemberId, std::shared_ptr<Link>> links_;  ///< present members
@@ -482,22 +429,10 @@ class Cluster final : public ControlPlane {
   JobState job_;
   OpenRound open_;
 
-  Phase phase_ = Phase::kWaiting;
-  std::string phase_reason_ = "no worker has joined yet";
-  std::optional<OperatorState::Pause> pause_;
-  bool stop_requested_ = false, leave_workers_ = false;
-  std::string stop_reason_;
-  Event changed_;   ///< members, decisions, requests: wakes the round loop
   Event outgoing_;  ///< wakes the outboxes
   Event checkpoint_done_;
   Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
 
-  Fence* fence_ = nullptr;                  ///< none: this server is alone
-  std::unique_ptr<IoThread> fence_thread_;  ///< reads its file while this server is held
-  bool is_looking_ = false, has_led_ = false;
-  Leadership leadership_;
-
-  std::uint64_t samples_total_ = 0;
   std::optional<Overshoot> overshoot_;
   Coordinator coordinator_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
@@ -512,7 +447,6 @@ class Cluster final : public ControlPlane {
   std::vector<std::weak_ptr<const StateImage>> images_;
   std::size_t image_limit_ = 2;  ///< so many may be in memory at once
   bool is_imaging_ = false;      ///< all servers' state is copied: no other version may come
-  std::uint64_t late_dropped_ = 0, late_carried_ = 0;
   std::optional<Initial> initial_;
 
   // peer-to-peer exchange
@@ -520,15 +454,10 @@ class Cluster final : public ControlPlane {
   std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
   bool announcement_wanted_ = false, rounds_ended_ = false;
   // what operators asked for
-  std::map<std::string, Eviction> evicted_;
-  OperatorState::ScaleHint scale_hint_;
-  std::optional<OperatorState::Stop> stop_;
   std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
-  std::uint64_t operator_revision_ = 0, operator_kept_ = 0;  ///< kept: on the disk
-  std::uint64_t operator_written_ = 0;                       ///< the same, of the files' thread
   using Restore = RestoreWanted;
   std::shared_ptr<Restore> restore_;
-  bool measuring_ = false, is_measuring_network_ = false;
+  bool measuring_ = false;
   ShardGroup shards_;
   Spread spread_;
   Waits waits_;
@@ -537,16 +466,12 @@ class Cluster final : public ControlPlane {
   std::unique_ptr<Replay> replay_;  ///< until it is over
   bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
   KnownScalars known_scalars_;
-  TimePoint round_told_;             ///< when an event last told of a committed round
-  std::uint64_t rounds_untold_ = 0;  ///< committed since then
   Generation generation_told_;
-  double samples_per_second_ = 0, loss_ = 0, train_accuracy_ = 0;
-  double gradient_norm_ = -1;  ///< of the last mean, looked at when it may be clipped
-  std::uint64_t clipped_ = 0, skipped_ = 0, aborted_ = 0, lost_contributions_ = 0;
+  JobTotals totals_;
   std::optional<CheckpointDirectory> checkpoints_;
   const std::shared_ptr<DutyCycle> duty_;  ///< of a checkpoint that is written beside rounds
   FetchedVersions fetched_;
-  bool checkpointing_ = false, is_loading_ = false, closing_ = false, is_prepared_ = false;
+  bool checkpointing_ = false, is_loading_ = false, closing_ = false;
   std::map<MemberId, WorkerView> gone_;  // last view of absent members
   std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
   bool was_restored_ = false;            // while it ran

@@ -22,27 +22,6 @@
 
 namespace centroid::server {
 
-/// Of the job, as kJobStates (probe.h) names them.
-enum class Phase {
-  kWaiting,
-  kInitializing,
-  kTraining,
-  kPaused,
-  kFinished,
-  kHalted,
-  kStopping,
-  kStandby,
-  kStopped
-};
-
-/// A worker that an operator has sent away.
-struct Eviction {
-  std::string why;
-  double since_unix_seconds = 0;
-  std::optional<TimePoint> until;  ///< none: until it is allowed
-  double until_unix_seconds = 0;
-};
-
 /// A checkpoint that an operator wants back.
 struct RestoreWanted {
   Version version;
@@ -82,12 +61,6 @@ inline constexpr const char* kUnknownCodec = "f32";
 /// Training data, as workers tell of it.
 struct DataIdentity {
   std::uint64_t samples = 0, fingerprint = 0;
-};
-
-/// What operators have said, to be written by another thread.
-struct KeptOperatorState {
-  std::shared_ptr<const OperatorState> state;
-  std::uint64_t revision = 0;
 };
 
 /// Where in the data a round begins.

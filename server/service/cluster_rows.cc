@@ -30,7 +30,7 @@ Status Cluster::check_tables_room() {
 Task<Status> Cluster::load_rows() {
   const Raised loading(is_loading_, changed_);
   const char* const what = "the tables of sparse rows are read";
-  if (is_beginning() && rows_.has_tables()) set_phase(phase_, what);
+  if (gate_.is_beginning() && rows_.has_tables()) phase_.explain(what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what);
   const auto run_id = std::make_shared<std::string>(job_.run_id);
   auto read = [this, run_id]() -> Status {
@@ -101,7 +101,7 @@ Status Cluster::start_rows_journal() {
   options.sync_every = config_.journal_sync;
   options.waits = config_.journal_full == "wait";
   options.on_sync = [probe = &probe_](double seconds) { probe->journal_synced(seconds); };
-  if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
+  options.may_write = gate_.may_write();
   return rows_.start_journal(executor_, std::move(options));
 }
 

@@ -85,13 +85,13 @@ Task<Status> Cluster::start_journal() {
     Status begun;
     if (job_.checkpointed == Version()) {
       if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
-        set_phase(Phase::kInitializing, "the journal begins when all tables are here: " + why);
+        phase_.set(Phase::kInitializing, "the journal begins when all tables are here: " + why);
         (void)co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
         co_return Status();  // again
       }
       const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
                                       "the first one, with which the journal begins");
-      set_phase(Phase::kInitializing, "the checkpoint with which the journal begins is written");
+      phase_.set(Phase::kInitializing, "the checkpoint with which the journal begins is written");
       is_loop_writing_ = true;
       const auto losses = [&] { return rows_servers_ ? rows_servers_->losses() : 0; };
       const std::uint64_t before = losses();  // one that was lost may be back already
@@ -99,22 +99,23 @@ Task<Status> Cluster::start_journal() {
       is_loop_writing_ = false;
       if (!written.ok() && (has_lost_server() || !unsettled().empty() || losses() != before))
         co_return Status();  // again when it is settled
-      if (!written.ok() && fence_ != nullptr && written.error().code() == ErrorCode::kUnavailable) {
+      if (!written.ok() && gate_.has_election() &&
+          written.error().code() == ErrorCode::kUnavailable) {
         log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
         (void)co_await changed_.wait(clock_.now() + kAgain);
-        co_return co_await may_commit();
+        co_return co_await gate_.may_commit();
       }
       if (!written.ok())
         begun = written.error().with_context("journal on: the checkpoint that it begins with");
     }
-    CENTROID_CO_TRY(co_await may_commit());
+    CENTROID_CO_TRY(co_await gate_.may_commit());
     if (begun.ok()) {
       JournalWriter::Options options;
       options.folder = config_.journal_dir;
       options.sync_every = config_.journal_sync;
       options.waits = config_.journal_full == "wait";
       options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
-      if (fence_ != nullptr) options.may_write = [fence = fence_] { return fence->check(); };
+      options.may_write = gate_.may_write();
       journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
       begun = journal_.start(std::move(options), journal_base(), journal_route());
     }
@@ -124,12 +125,13 @@ Task<Status> Cluster::start_journal() {
       log::error("journal.waits", {{"error", begun.error()}, {"action", "no round begins before"}});
     trouble = begun.error().message();
     if (!full) waits_.begin(full, WaitCause::kJournal, "job", "journal", [&] { return trouble; });
-    set_phase(Phase::kInitializing, "the journal cannot begin: " + trouble);
+    phase_.set(Phase::kInitializing, "the journal cannot begin: " + trouble);
     JournalWriter::State told;
     told.trouble = trouble;
     probe_.journal(told);
     (void)co_await changed_.wait(clock_.now() + kAgain);
-    if (stop_requested_ || pause_ || restore_ || has_lost_server() || checkpointing_)
+    if (stopping_.is_requested || commands_.pause || restore_ || has_lost_server() ||
+        checkpointing_)
       co_return Status();  // again
   }
   log::info("journal.begun", {{"dir", config_.journal_dir},
@@ -218,7 +220,7 @@ Task<Status> Cluster::written_in_journal(std::uint64_t number) {
   co_await journal_.done(number);
   static const trace::Lane kLane("journal");
   if (journal_.is_on()) probe_.journal_stage().ended(kLane, begin, clock_.now(), job_.round.value);
-  co_return co_await may_commit();
+  co_return co_await gate_.may_commit();
 }
 
 }  // namespace centroid::server

@@ -147,7 +147,7 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
   link.late->staged.reset();
   outgoing_.notify_all();
   if (!has_samples || !has_begun) return;
-  ++(is_carried ? late_carried_ : late_dropped_);
+  ++(is_carried ? totals_.late_carried : totals_.late_dropped);
   probe_.contribution_late(is_carried);
   log::debug("contribution.late", {{"worker", link.join.name},
                                    {"round", link.late->key.round.value},

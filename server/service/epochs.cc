@@ -37,11 +37,11 @@ void Cluster::end_epochs(bool are_all) {
   const std::uint64_t oldest = are_all ? job_.epoch : oldest_epoch();
   while (const EpochTally* const over = job_.epochs.end(oldest, clock_.unix_seconds())) {
     if (over->all.samples == 0) continue;
-    train_accuracy_ = over->all.accuracy();
+    totals_.train_accuracy = over->all.accuracy();
     tell(events_, log::Level::kInfo, "epoch.ended",
          {{"epoch", over->epoch + 1},
           {"loss", over->all.loss()},
-          {"accuracy", train_accuracy_},
+          {"accuracy", totals_.train_accuracy},
           {"samples", over->all.samples},
           {"seconds", over->ended_unix_seconds - over->begun_unix_seconds},
           {"workers", over->members.size()}});
@@ -80,60 +80,6 @@ void Cluster::epoch_waits(std::vector<WaitView>& views) const {
                    " are not trained yet; until they are, nobody begins epoch " +
                    std::to_string(oldest + 2),
            .seconds = std::chrono::duration<double>(clock_.now() - *link->held_since).count()});
-}
-
-namespace {
-
-EpochView view_of_epoch(const EpochTally& tally, std::uint64_t samples, double now) {
-  EpochView view;
-  const bool is_over = tally.ended_unix_seconds > 0;
-  view.epoch = tally.epoch;
-  view.samples = tally.all.samples;
-  view.trained =
-      samples > 0 ? static_cast<double>(tally.trained) / static_cast<double>(samples) : 0;
-  view.state = is_over ? "ended" : "open";
-  view.begun_unix_seconds = tally.begun_unix_seconds;
-  view.seconds = (is_over ? tally.ended_unix_seconds : now) - tally.begun_unix_seconds;
-  view.loss = tally.all.loss();
-  view.accuracy = tally.all.accuracy();
-  view.scalars = tally.all.scalars;
-  for (const auto& [name, member] : tally.members) {
-    EpochWorkerView one;
-    one.name = name;
-    one.devices = member.devices;
-    one.contributions = member.contributions;
-    one.samples = member.tally.samples;
-    one.loss = member.tally.loss();
-    one.accuracy = member.tally.accuracy();
-    one.compute_seconds = member.compute_seconds;
-    one.samples_per_second = member.samples_per_second();
-    one.share = tally.share_of(member);
-    one.scalars = member.tally.scalars;
-    view.workers.push_back(std::move(one));
-  }
-  return view;
-}
-
-}  // namespace
-
-Task<std::vector<EpochView>> Cluster::epochs(std::size_t limit, std::optional<EpochPlace> before) {
-  auto read = [this, limit, before] {
-    std::vector<EpochView> views;
-    const std::uint64_t samples = job_.agreed ? job_.agreed->train_samples : 0;
-    const auto add = [&](const EpochTally& tally) {
-      if (views.size() < limit && (!before || EpochPlace(tally.epoch, 0) < *before))
-        views.push_back(view_of_epoch(tally, samples, clock_.unix_seconds()));
-    };
-    for (auto at = job_.epochs.open().rbegin(); at != job_.epochs.open().rend(); ++at)
-      add(at->second);
-    // Those that a job which has gone back trains again are open.
-    const std::uint64_t limit_of =
-        job_.epochs.has_open() ? job_.epochs.open().begin()->first : UINT64_MAX;
-    for (const EpochTally& tally : job_.epochs.ended())
-      if (tally.epoch < limit_of) add(tally);
-    return views;
-  };
-  co_return co_await run_on(executor_, std::move(read));
 }
 
 }  // namespace centroid::server

@@ -24,7 +24,7 @@ bool Cluster::holds_newest(const Link& link) const {
 
 bool Cluster::state_is_wanted() const {
   if (!job_.store || job_.store->is_current()) return false;
-  if (stop_requested_ || goal_reached() || state_waiters_ > 0) return true;
+  if (stopping_.is_requested || goal_reached() || state_waiters_ > 0) return true;
   return std::any_of(links_.begin(), links_.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
            roster_.find(entry.first)->state == MemberState::kDraining;

@@ -15,7 +15,7 @@ Task<Result<JobState>> Cluster::load_initial_file() {
   const std::string where = "init " + config_.init;
   const Raised loading(is_loading_, changed_);
   const std::string what = config_.init + " is read";
-  if (is_beginning()) set_phase(phase_, what);
+  if (gate_.is_beginning()) phase_.explain(what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "init", what.c_str());
   auto open = [path = config_.init] {
     return std::make_shared<Result<SafetensorsReader>>(SafetensorsReader::open(path));
@@ -42,7 +42,7 @@ Task<Result<JobState>> Cluster::load_initial_file() {
 
 /// Have rank 0 send its initial values; true when the store is initialised.
 Task<bool> Cluster::initialize() {
-  set_phase(Phase::kInitializing, "the first worker sends the initial parameters");
+  phase_.set(Phase::kInitializing, "the first worker sends the initial parameters");
   roster_.form(true);
   const auto ranked = roster_.ranked();
   if (ranked.empty()) co_return false;
@@ -53,8 +53,8 @@ Task<bool> Cluster::initialize() {
   initial_->is_here.resize(job_.store->plan().chunks().size());
   outgoing_.notify_all();
   // The store goes with its last member, when another one comes.
-  while (job_.store && job_.store->version().value == 0 && find(first) && !stop_requested_ &&
-         !is_deposed())
+  while (job_.store && job_.store->version().value == 0 && find(first) && !stopping_.is_requested &&
+         !gate_.is_deposed())
     if (!co_await changed_.wait(TimePoint::max())) break;
   initial_.reset();
   co_return job_.store&& job_.store->version().value != 0;

@@ -107,11 +107,11 @@ float Cluster::clip_measured() {
 }
 
 float Cluster::clip_to(double norm) {
-  gradient_norm_ = norm;
+  totals_.gradient_norm = norm;
   const float factor = clip_factor(norm, config_.optimizer.clip_norm);
   job_.store->set_gradient_factor(factor);
-  if (factor != 1) ++clipped_;
-  probe_.gradient_norm(gradient_norm_, factor != 1);
+  if (factor != 1) ++totals_.clipped;
+  probe_.gradient_norm(totals_.gradient_norm, factor != 1);
   return factor;
 }
 
@@ -240,30 +240,31 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   kRounds.period(trace::Period::kRound, open_.opened, clock_.now(), job_.round.value);
 
   const double elapsed = seconds(clock_.now() - open_.opened);
-  if (open_.tally.samples > 0) loss_ = open_.tally.loss();
+  if (open_.tally.samples > 0) totals_.loss = open_.tally.loss();
   const double rate = static_cast<double>(open_.tally.samples) / std::max(elapsed, 1e-9);
-  samples_per_second_ = samples_per_second_ == 0 ? rate : 0.9 * samples_per_second_ + 0.1 * rate;
-  samples_total_ += open_.tally.samples;
+  totals_.samples_per_second =
+      totals_.samples_per_second == 0 ? rate : 0.9 * totals_.samples_per_second + 0.1 * rate;
+  totals_.samples += open_.tally.samples;
   job_.steps_before += open_.tally.steps;
   for (const ToldShare& told : open_.shares)
     job_.epochs.add(told, job_.agreed->train_samples, clock_.unix_seconds() - elapsed);
-  probe_.round_committed(elapsed, open_.tally.samples, loss_);
+  probe_.round_committed(elapsed, open_.tally.samples, totals_.loss);
   for (const auto& [name, sum] : open_.tally.scalars.all()) probe_.scalar(name, sum.mean());
   log::debug("round.committed", {{"round", job_.round.value},
                                  {"version", job_.store->version().value},
                                  {"seconds", elapsed},
-                                 {"loss", loss_}});
-  ++rounds_untold_;
-  if (clock_.now() - round_told_ >= kRoundEvents) {
-    round_told_ = clock_.now();
+                                 {"loss", totals_.loss}});
+  ++totals_.rounds_untold;
+  if (clock_.now() - totals_.round_told >= kRoundEvents) {
+    totals_.round_told = clock_.now();
     events_.publish("round.committed", {{"round", job_.round.value},
                                         {"version", job_.store->version().value},
                                         {"generation", roster_.generation().value},
                                         {"contributors", contributors},
                                         {"samples", open_.tally.samples},
                                         {"seconds", elapsed},
-                                        {"loss", loss_},
-                                        {"rounds", std::exchange(rounds_untold_, 0)}});
+                                        {"loss", totals_.loss},
+                                        {"rounds", std::exchange(totals_.rounds_untold, 0)}});
   }
   for (const MemberId member : decision.contributors) {
     job_.counted[name_of(member)] = job_.round;

@@ -15,52 +15,6 @@ namespace {
 constexpr std::chrono::milliseconds kAgain{50};
 }  // namespace
 
-Task<Result<RestoreView>> Cluster::restore_checkpoint(std::uint64_t version, bool delete_newer) {
-  auto ask = [](Cluster* self, Version wanted,
-                bool deletes) -> Task<std::optional<Result<RestoreView>>> {
-    const auto refuse = [](const std::string& why) {
-      return Error(ErrorCode::kFailedPrecondition, "restore: " + why);
-    };
-    if (self->is_beginning()) co_return self->check_lead().error();
-    if (self->phase_ == Phase::kStandby)
-      co_return refuse("this server is a " + self->leadership_.to_string() + ": ask the leader");
-    if (self->rounds_ended_ || self->stop_requested_ || self->stop_)
-      co_return refuse("the job is over: " + self->phase_reason_);
-    const bool has_others =
-        self->config_.servers > 1 || self->spread_.has_others() || !self->shards_.present().empty();
-    if (self->config_.keeps_journal() && has_others)
-      co_return refuse(
-          "each of the servers has rounds behind the checkpoint in its journal: stop them, move "
-          "the journals and the newer checkpoints away, and start them with `resume`");
-    if (self->restore_) co_return refuse("another one is under way");
-    const auto mine = std::make_shared<Restore>();
-    mine->version = wanted;
-    mine->deletes_newer = deletes;
-    self->restore_ = mine;
-    self->changed_.notify_all();
-    const auto what = [self, mine] {
-      return mine->is_begun ? mine->doing : "the end of " + self->present_round();
-    };
-    const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
-    while (!mine->outcome && !self->rounds_ended_) {
-      const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
-      if (goes_on) continue;
-      mine->is_abandoned = true;
-      if (mine->is_begun)
-        co_return Error(ErrorCode::kCancelled,
-                        "the call was cancelled; the job goes back to the checkpoint all the same");
-      if (self->restore_ == mine) self->restore_.reset();
-      co_return Error(ErrorCode::kCancelled, "the call was cancelled");
-    }
-    if (self->restore_ == mine) self->restore_.reset();
-    if (!mine->outcome) co_return refuse("the job ended first");
-    co_return *mine->outcome;
-  };
-  auto outcome = co_await boost::asio::co_spawn(
-      executor_, ask(this, Version(version), delete_newer), boost::asio::use_awaitable);
-  co_return std::move(*outcome);
-}
-
 /// In the round loop, between two rounds.
 Task<Status> Cluster::restore_wanted() {
   const auto wanted = restore_;
@@ -141,8 +95,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   restore_->doing = "the workers leave, to come back to checkpoint " + to_string(version);
   const Raised loading(is_loading_, changed_);  // nobody joins the state that is given up
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
-  const auto may_write =
-      fence_ != nullptr ? [fence = fence_] { return fence->check(); } : RestoreMark::MayWrite();
+  const auto may_write = gate_.may_write();
   auto remove_newer = [this, folder, may_write]() -> Status {
     for (const CheckpointEntry& other : folder->newer) {
       if (may_write) CENTROID_TRY(may_write());
@@ -162,7 +115,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   auto decide = [this, mark, may_write] {
     for (const LogSegment& one : journal::segments_of(config_.journal_dir))
       mark->segments.push_back({one.path.filename().string(), one.bytes});
-    const std::string writer = fence_ != nullptr ? fence_->server() : "";
+    const std::string writer = gate_.writer();
     return mark->write(config_.journal_dir, may_write, writer);
   };
   // When it fails the job goes on with the state that it has: nothing of that has been touched.
@@ -174,13 +127,14 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   job_.drop_model();  // in no checkpoint from here on, whatever happens
   restore_->doing = "newer checkpoints and the journal are removed";
   while (is_marked) {
-    CENTROID_CO_TRY(co_await may_commit());
+    CENTROID_CO_TRY(co_await gate_.may_commit());
     auto complete = [this, mark, may_write] {
       return mark->complete(config_.journal_dir, *checkpoints_, may_write);
     };
     const Status completed = co_await run_on(blocking(), std::move(complete));
     if (completed.ok()) break;
-    const bool is_held = fence_ != nullptr && completed.error().code() == ErrorCode::kUnavailable;
+    const bool is_held =
+        gate_.has_election() && completed.error().code() == ErrorCode::kUnavailable;
     if (!is_held) co_return completed.error();
     if (!co_await sleep_until(clock_.now() + kAgain)) co_return completed.error();
   }

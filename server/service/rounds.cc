@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/base/log_level.h"
 #include "server/aggregate/round_timeout.h"
 #include "server/service/cluster.h"
 
@@ -59,15 +60,15 @@ Task<bool> Cluster::wait_for_members() {
   else if (!is_start && !aggregate_.is_mean())
     why = "aggregate " + aggregate_.to_string();
   // At the start the first of them have not had the time to come.
-  if (has_begun && trained_rounds_ > 0 && phase_ != Phase::kWaiting)
+  if (has_begun && trained_rounds_ > 0 && !phase_.is(Phase::kWaiting))
     tell(events_, log::Level::kWarn, "job.short_of_workers",
          {{"round", job_.round.value},
           {"workers", here},
           {"keep_min_workers", kept},
           {"action", "no round begins until so many are here, or the setting is lowered"}});
-  set_phase(Phase::kWaiting, std::to_string(has_begun ? here : present) + " of " +
-                                 std::to_string(has_begun ? kept : needed) + " workers are here (" +
-                                 why + ")");
+  phase_.set(Phase::kWaiting, std::to_string(has_begun ? here : present) + " of " +
+                                  std::to_string(has_begun ? kept : needed) +
+                                  " workers are here (" + why + ")");
   co_await changed_.wait(is_over ? TimePoint::max() : members_until_.value_or(TimePoint::max()));
   co_return false;
 }
@@ -101,26 +102,26 @@ Task<Status> Cluster::run_rounds() {
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     // The state at the goal is only there when all servers are.
     const bool is_whole = !spread_.lost_since && !has_lost_server();
-    if (stop_requested_ || (goal_reached() && is_whole)) {
+    if (stopping_.is_requested || (goal_reached() && is_whole)) {
       if (goal_reached()) end_epochs(true);  // what is under way now is left out
       co_return Status();
     }
     dismiss_drained();
-    if (const auto why = held()) {
-      set_phase(Phase::kPaused, why->message());
-      CENTROID_CO_TRY(co_await may_commit());
+    if (const auto why = gate_.held()) {
+      phase_.set(Phase::kPaused, why->message());
+      CENTROID_CO_TRY(co_await gate_.may_commit());
       continue;
     }
     if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
     if (replay_) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (is_over) continue;
-      set_phase(Phase::kWaiting, replay_->why);
+      phase_.set(Phase::kWaiting, replay_->why);
       if (!co_await changed_.wait(TimePoint::max())) co_return Status();
       continue;
     }
-    if (pause_) {
-      set_phase(Phase::kPaused, pause_reason());
+    if (commands_.pause) {
+      phase_.set(Phase::kPaused, commands_.pause_reason());
       CENTROID_CO_TRY(co_await drain_while_paused());
       continue;
     }
@@ -137,9 +138,40 @@ Task<Status> Cluster::run_rounds() {
     if (config_.keeps_journal() && !journal_.is_on()) continue;
     skip_empty_epoch_end();
     if (goal_reached()) continue;
-    set_phase(Phase::kTraining, "");
+    phase_.set(Phase::kTraining, "");
     CENTROID_CO_TRY(co_await one_round());
   }
+}
+
+/// Between two rounds.
+Task<void> Cluster::apply_changes() {
+  is_changed_ = false;
+  policy_ = policy_of(config_);
+  open_.machine.set_policy(policy_);
+  if (!job_.store) co_return;
+  const OptimizerConfig& now = job_.store->optimizer().config();
+  if (now.learning_rate == config_.optimizer.learning_rate &&
+      now.schedule == config_.optimizer.schedule)
+    co_return;
+  auto optimizer = make_optimizer(config_.optimizer);
+  CENTROID_CHECK(optimizer.ok());  // `finish` has looked
+  job_.store->set_optimizer(std::move(optimizer).value());
+  journal_.begin_anew();  // each segment is replayed with its own
+  if (!spread_.has_others()) co_return;
+  proto::OptimizerChange change;
+  change.learning_rate = config_.optimizer.learning_rate;
+  change.schedule = config_.optimizer.schedule;
+  auto head = proto::encode(change);  // who does not take it is given up, and gets it anew
+  (void)co_await shards_.ask_all(spread_.others(), proto::ServersKind::kOptimizer, std::move(head));
+}
+
+/// What looks at settings when it is told to; the rest looks at them between two rounds.
+void Cluster::settings_changed() {
+  roster_.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
+  log::set_level(log::parse_level(config_.log_level).value());
+  is_changed_ = true;
+  changed_.notify_all();
+  if (told_of_change_) told_of_change_();
 }
 
 void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
@@ -235,7 +267,7 @@ void Cluster::decide(RoundDecision decision) {
           "aggregate " + aggregate_.to_string() + " needs " + std::to_string(aggregate_.least());
     else
       decision.text += "keep_min_workers is " + std::to_string(config_.keep_min_workers);
-    ++aborted_;
+    ++totals_.aborted;
     probe_.round_aborted();
     tell(events_, log::Level::kWarn, "round.aborted",
          {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
@@ -271,8 +303,8 @@ Task<Status> Cluster::one_round() {
   std::optional<TimePoint> give_up;
   for (;;) {
     while (!open_.decision) {
-      if (is_deposed()) co_return fence_->holds();
-      if (stop_requested_ && !give_up) give_up = clock_.now() + config_.drain_timeout;
+      if (gate_.is_deposed()) co_return gate_.holds();
+      if (stopping_.is_requested && !give_up) give_up = clock_.now() + config_.drain_timeout;
       TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
                                  open_.machine.deadline().value_or(TimePoint::max()));
       limit = std::min(limit, round_limit());
@@ -301,7 +333,7 @@ Task<Status> Cluster::one_round() {
       case RoundAction::kMerge:
         co_return co_await merge(std::move(decision));
       case RoundAction::kSkip: {
-        ++skipped_;
+        ++totals_.skipped;
         probe_.round_skipped();
         tell(events_, log::Level::kWarn, "round.skipped",
              {{"round", job_.round.value},
@@ -402,7 +434,7 @@ void Cluster::set_silent(Link& link) {
 
 /// Open the next attempt for those of the members that are left. False when nobody is, or too few.
 bool Cluster::retry(const RoundDecision& decision) {
-  ++aborted_;
+  ++totals_.aborted;
   probe_.round_aborted();
   log::warn(
       "round.attempt_aborted",

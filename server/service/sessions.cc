@@ -54,7 +54,8 @@ class Cluster::MemberSink final : public transport::FrameSink {
                                                frame.header.payload_bytes);
     // Who is to come again when the server is ready is answered; others are sent away.
     const bool is_join = kind == Kind::kJoin || frame.header.kind == kServerJoin;
-    if (!link_ && !(is_join && cluster_.is_beginning())) CENTROID_CO_TRY(cluster_.check_lead());
+    if (!link_ && !(is_join && cluster_.gate_.is_beginning()))
+      CENTROID_CO_TRY(cluster_.gate_.check_lead());
     if (shard_ || (!link_ && frame.header.kind == kServerJoin)) {
       CENTROID_CO_TRY(is_legal);
       co_return co_await serve_shard(session, std::move(frame));
@@ -295,14 +296,15 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   if (join.name.empty()) return refuse("it has no name (--name)");
   if (const std::string& run = session.peer().run_id; !run.empty() && run != job_.run_id)
     return refuse("it asks for run '" + run + "', the server's is '" + job_.run_id + "'");
-  if (!epilogue_ && (stop_requested_ || rounds_ended_))
-    return Error(ErrorCode::kUnavailable,
-                 "the server is stopping: " + (stop_requested_ ? stop_reason_ : phase_reason_));
-  CENTROID_TRY(check_evicted(join.name));
+  if (!epilogue_ && (stopping_.is_requested || rounds_ended_))
+    return Error(
+        ErrorCode::kUnavailable,
+        "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
+  CENTROID_TRY(commands_.check_evicted(join.name));
   if (is_loading_) return proto::not_yet_error("a checkpoint is being loaded: try again");
   if (spread_.lost_since && !epilogue_)
     return proto::not_yet_error("server '" + spread_.lost +
-                                "' is gone with its chunks: " + phase_reason_);
+                                "' is gone with its chunks: " + phase_.reason());
   if (replay_ && !epilogue_)
     return proto::not_yet_error("the journal is being replayed: " + replay_->why +
                                 " (`centroidctl waits`, GET /v1/waits)");
@@ -395,7 +397,7 @@ Round Cluster::counted_of(const std::string& name) const {
 }
 
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
-  CENTROID_TRY(check_lead());
+  CENTROID_TRY(gate_.check_lead());
   if (links_.empty() && job_.store && job_.store->version().value == 0 && !is_loading_) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_.reset();
@@ -477,7 +479,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
   reply.counted = counted;
-  reply.term = fence_ != nullptr ? fence_->term() : 0;
+  reply.term = gate_.term();
   reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
   reply.fragments = static_cast<std::uint32_t>(config_.fragments);
   if (config_.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;

@@ -37,7 +37,7 @@ const std::vector<Chunk>& Cluster::part() const {
 Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, TaskGroup& tasks,
                                                  const proto::ServerJoin& join,
                                                  std::shared_ptr<ShardGroup::Link>& link) {
-  CENTROID_TRY(check_lead());
+  CENTROID_TRY(gate_.check_lead());
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
     return Error(ErrorCode::kFailedPrecondition, who + why);
@@ -50,10 +50,10 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
                  who + "that is the leader's name: give each server its own --name");
   const bool is_awaited = rows_servers_ && rows_servers_->awaits(join.name);
   const bool has_rows = rows_servers_ && rows_servers_->serves(join.name);  // past the model's goal
-  if (!is_awaited && !has_rows && (phase_ == Phase::kFinished || phase_ == Phase::kHalted))
-    return Error(ErrorCode::kCancelled, "the job is over: " + phase_reason_);
-  if (!is_awaited && stop_requested_)
-    return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stop_reason_);
+  if (!is_awaited && !has_rows && (phase_.is(Phase::kFinished) || phase_.is(Phase::kHalted)))
+    return Error(ErrorCode::kCancelled, "the job is over: " + phase_.reason());
+  if (!is_awaited && stopping_.is_requested)
+    return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stopping_.reason);
   if (!join.run_id.empty() && join.run_id != job_.run_id)
     return Error(ErrorCode::kFailedPrecondition,
                  who + "it served run '" + join.run_id + "', this one is '" + job_.run_id +
@@ -66,7 +66,7 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   terms.run_id = job_.run_id;
   terms.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
   terms.credit_bytes = config_.credit_bytes;
-  terms.term = leadership_.term;
+  terms.term = gate_.leadership().term;
   return terms;
 }
 
@@ -96,8 +96,8 @@ Task<Result<bool>> Cluster::settle_servers() {
   }
   const std::size_t here = shards_.present().size() + 1;
   if (here < config_.servers && !spread_.were_here) {
-    set_phase(Phase::kWaiting, std::to_string(here) + " of " + std::to_string(config_.servers) +
-                                   " servers are here (servers)");
+    phase_.set(Phase::kWaiting, std::to_string(here) + " of " + std::to_string(config_.servers) +
+                                    " servers are here (servers)");
     co_await changed_.wait(TimePoint::max());
     co_return false;
   }
@@ -404,10 +404,10 @@ void Cluster::forget_servers() {
 Task<Result<bool>> Cluster::recover_servers() {
   const TimePoint limit = *spread_.lost_since + config_.servers_wait;
   if (!shards_.find(spread_.lost) && clock_.now() < limit) {
-    set_phase(Phase::kWaiting, "server '" + spread_.lost + "' is gone with its chunks; after " +
-                                   std::to_string(config_.servers_wait.count()) +
-                                   " ms (servers_wait) the others take them, from the newest "
-                                   "checkpoint");
+    phase_.set(Phase::kWaiting, "server '" + spread_.lost + "' is gone with its chunks; after " +
+                                    std::to_string(config_.servers_wait.count()) +
+                                    " ms (servers_wait) the others take them, from the newest "
+                                    "checkpoint");
     co_await changed_.wait(limit);
     co_return false;
   }

@@ -94,28 +94,29 @@ Task<Status> Cluster::prepare() {
   policy.is_in_use = [this](const CheckpointEntry& entry) {
     return fetched_.holds(entry.version, clock_.now());
   };
-  policy.is_sole = fence_ != nullptr;
-  if (fence_ != nullptr) policy.may_write = [fence = fence_] { return fence->check(); };
+  policy.is_sole = gate_.has_election();
+  policy.may_write = gate_.may_write();
   auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   checkpoints_ = std::move(opened).value();
   if (!config_.resume) CENTROID_CO_TRY(check_new_run(config_, *checkpoints_));
-  CENTROID_CO_TRY(take_operator_state());
+  CENTROID_CO_ASSIGN(const bool has_settings, commands_.load(*checkpoints_));
+  if (has_settings) settings_changed();
+  probe_.scale_hint(commands_.scale_hint.workers);
   if (rows_.has_tables()) CENTROID_CO_TRY(check_tables_room());
   if (config_.resume) {
     auto complete = [this] {
-      const auto may_write =
-          fence_ != nullptr ? [fence = fence_] { return fence->check(); } : RestoreMark::MayWrite();
+      const auto may_write = gate_.may_write();
       return complete_restore(config_.journal_dir, *checkpoints_, may_write);
     };
-    CENTROID_CO_TRY(co_await act_as_leader(std::move(complete)));
+    CENTROID_CO_TRY(co_await gate_.act(blocking(), std::move(complete)));
     CENTROID_CO_ASSIGN(JobState newest, co_await load_checkpoint());
     go_on_from(std::move(newest));
     CENTROID_CO_TRY(prepare_rows());
     if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
     CENTROID_CO_TRY(begin_replay());
     if (replay_) {  // what needs other servers goes on when they are here
-      if (is_beginning()) set_phase(phase_, "the journal is replayed");
+      if (gate_.is_beginning()) phase_.explain("the journal is replayed");
       const auto what = [this] { return present_round() + " is replayed from it"; };
       const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", what);
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
@@ -135,13 +136,12 @@ Task<Status> Cluster::prepare() {
     CENTROID_CO_ASSIGN(JobState initial, co_await load_initial_file());
     go_on_from(std::move(initial));
   }
-  if (phase_ == Phase::kWaiting) phase_reason_ = "no worker has joined yet";
-  phase_since_ = clock_.now();
-  is_prepared_ = true;
+  if (phase_.is(Phase::kWaiting)) phase_.explain("no worker has joined yet");
+  phase_.begin();
+  gate_.set_prepared();
   warn_if_not_durable(config_);
-  if (operator_kept_ < operator_revision_) {  // a setting was changed meanwhile
-    const Kept kept = keep();
-    (void)co_await save(kept.state, kept.revision);
+  if (!commands_.is_saved()) {  // a setting was changed meanwhile
+    co_await commands_.save_now();
   }
   co_return Status();
 }
@@ -309,7 +309,7 @@ bool Cluster::has_checkpoint() const {
 Task<Result<JobState>> Cluster::load_checkpoint() {
   const Raised loading(is_loading_, changed_);
   const std::string& folder = config_.checkpoint_dir;
-  if (is_beginning()) set_phase(phase_, "the checkpoints in " + folder + " are looked through");
+  if (gate_.is_beginning()) phase_.explain("the checkpoints in " + folder + " are looked through");
   auto look = [this]() -> Result<std::shared_ptr<const CheckpointEntry>> {
     const auto refused = [](const CheckpointEntry& entry) {
       log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
@@ -377,7 +377,7 @@ Task<Result<JobState>> Cluster::load_checkpoint(std::shared_ptr<const Checkpoint
   const Raised loading(is_loading_, changed_);
   const std::string what =
       entry->path.string() + " is read, " + std::to_string(entry->bytes) + " bytes";
-  if (is_beginning()) set_phase(phase_, "checkpoint " + what);
+  if (gate_.is_beginning()) phase_.explain("checkpoint " + what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
   const bool takes_residual = state.store->keeps_residual();
   auto read = [&directory = *checkpoints_, store = state.store.get(), entry, planes = slots.size(),

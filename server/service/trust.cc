@@ -53,19 +53,4 @@ Task<void> Cluster::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
   log::warn("tokens.not_told", {{"server", server->name}, {"why", told.error()}});
 }
 
-Task<std::vector<std::string>> Cluster::share_tokens() {
-  auto all = [](Cluster* self) -> Task<std::vector<std::string>> {
-    std::vector<std::string> unaware;
-    if (!self->joining_tokens_) co_return unaware;
-    TaskGroup group(self->executor_);
-    for (const auto& [name, server] : self->shards_.present())
-      group.spawn(self->send_tokens(server));
-    co_await group.join();
-    for (const auto& [name, server] : self->shards_.present())
-      if (!server->knows_tokens) unaware.push_back(name);
-    co_return unaware;
-  };
-  co_return co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
-}
-
 }  // namespace centroid::server

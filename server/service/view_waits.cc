@@ -114,7 +114,7 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
                  " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
                  std::to_string(policy_.count) + "; that one was heard " +
                  std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
-         .seconds = seconds(clock_.now() - link->contributed_at.value_or(phase_since_))});
+         .seconds = seconds(clock_.now() - link->contributed_at.value_or(phase_.since()))});
   }
 }
 
@@ -157,35 +157,34 @@ std::string Cluster::present_round(const Attempt* of) const {
          std::to_string(job_.fragments.count());
 }
 
-bool Cluster::waits_for_operator() const {
-  return phase_ == Phase::kPaused || phase_ == Phase::kStopped;
-}
-
 std::vector<WaitView> Cluster::present_waits() const {
   std::vector<WaitView> views;
-  const bool begins = is_beginning();  // then Guards say what is waited for
-  if (phase_ == Phase::kStandby && !begins)
-    views.push_back(
-        {.who = "this server",
-         .for_whom = leadership_.leader.empty() ? "etcd" : "leader " + leadership_.leader,
-         .what = phase_reason_,
-         .seconds = seconds(clock_.now() - phase_since_)});
-  else if (const auto why = held())
+  const bool begins = gate_.is_beginning();  // then Guards say what is waited for
+  if (phase_.is(Phase::kStandby) && !begins)
+    views.push_back({.who = "this server",
+                     .for_whom = gate_.leadership().leader.empty()
+                                     ? "etcd"
+                                     : "leader " + gate_.leadership().leader,
+                     .what = phase_.reason(),
+                     .seconds = seconds(clock_.now() - phase_.since())});
+  else if (const auto why = gate_.held())
     views.push_back(
         {.who = "job",
          .for_whom = "etcd",
-         .what = why->message() + (leadership_.trouble.empty() ? "" : ": " + leadership_.trouble),
+         .what = why->message() +
+                 (gate_.leadership().trouble.empty() ? "" : ": " + gate_.leadership().trouble),
          .seconds = seconds(clock_.now() - open_.opened)});
   else if (!begins &&
-           (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing || waits_for_operator()) &&
+           (phase_.is(Phase::kWaiting) || phase_.is(Phase::kInitializing) ||
+            phase_.waits_for_operator()) &&
            !waits_.has("job", "journal"))
     views.push_back({.who = "job",
-                     .for_whom = waits_for_operator()  ? "operator"
-                                 : is_loop_writing_    ? "checkpoint"
-                                 : waits_for_servers() ? "servers"
-                                                       : "workers",
-                     .what = phase_reason_,
-                     .seconds = seconds(clock_.now() - phase_since_)});
+                     .for_whom = phase_.waits_for_operator() ? "operator"
+                                 : is_loop_writing_          ? "checkpoint"
+                                 : waits_for_servers()       ? "servers"
+                                                             : "workers",
+                     .what = phase_.reason(),
+                     .seconds = seconds(clock_.now() - phase_.since())});
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open()) round_waits(views);
   pace_waits(views);
   epoch_waits(views);
@@ -218,9 +217,9 @@ std::vector<WaitView> Cluster::present_waits() const {
 std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
   std::array<std::size_t, kWaitCauses.size()> counts{};
   const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
-  if (!is_beginning() && (phase_ == Phase::kWaiting || phase_ == Phase::kInitializing))
+  if (!gate_.is_beginning() && (phase_.is(Phase::kWaiting) || phase_.is(Phase::kInitializing)))
     count(WaitCause::kWorkers);
-  if (waits_for_operator()) count(WaitCause::kOperator);
+  if (phase_.waits_for_operator()) count(WaitCause::kOperator);
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
     for (const MemberId member : open_.machine.missing()) {
       const auto link = find(member);
@@ -242,11 +241,6 @@ std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
     if (!link->session->waits().empty()) count(WaitCause::kCredit);
   }
   return counts;
-}
-
-Task<std::vector<WaitView>> Cluster::waits() {
-  auto read = [this] { return present_waits(); };
-  co_return co_await run_on(executor_, std::move(read));
 }
 
 /// Tell every worker that waits for others why, as long as it does: who has done its part, has none

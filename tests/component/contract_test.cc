@@ -379,7 +379,7 @@ TEST(Contract, TheShareOfWhoNeverGotTheStateIsTrainedByOthers) {
     open = first.round(open->round.next());
     ASSERT_TRUE(open);
     if (open->round != Round(4)) continue;  // what is of round 2 does not count any more
-    auto evicted = to_optional(server.cluster().evict(reply->member.value, 60, "by the test"));
+    auto evicted = to_optional(server.control().evict(reply->member.value, 60, "by the test"));
     const auto gone =
         boost::asio::co_spawn(server.executor(), std::move(evicted), boost::asio::use_future).get();
     ASSERT_TRUE(gone->ok()) << gone->error().to_string();

@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 std::vector<EpochView> epochs_of(TestServer& server) {
-  return boost::asio::co_spawn(server.executor(), server.cluster().epochs(1000, std::nullopt),
+  return boost::asio::co_spawn(server.executor(), server.control().epochs(1000, std::nullopt),
                                boost::asio::use_future)
       .get();
 }
@@ -29,7 +29,7 @@ struct Ended {
 /// In the order in which they were told.
 std::vector<Ended> ended(TestServer& server) {
   std::vector<Ended> out;
-  const auto page = server.cluster().events().read(
+  const auto page = server.control().events().read(
       0, 4096, [](std::string_view type) { return type == "epoch.ended"; });
   for (const auto& event : page.events) {
     Ended one;

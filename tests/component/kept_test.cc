@@ -23,7 +23,7 @@ struct NotKept {
 std::vector<NotKept> not_kept(TestServer& server) {
   std::vector<NotKept> found;
   const auto is_ours = [](std::string_view type) { return type == "checkpoint.state_not_kept"; };
-  for (const auto& event : server.cluster().events().read(0, 4096, is_ours).events) {
+  for (const auto& event : server.control().events().read(0, 4096, is_ours).events) {
     NotKept& one = found.emplace_back();
     for (const auto& [name, value] : event.fields) {
       if (name == "worker") one.worker = std::get<std::string>(value);

@@ -137,7 +137,7 @@ TEST(ServersWaits, ACallThatIsGivenUpLeavesCheckpointsPossible) {
   auto held = leader.hold_disk();
   boost::asio::cancellation_signal call;
   auto asked = boost::asio::co_spawn(
-      leader.executor(), to_optional(leader.cluster().make_checkpoint()),
+      leader.executor(), to_optional(leader.control().make_checkpoint()),
       boost::asio::bind_cancellation_slot(call.slot(), boost::asio::use_future));
   EXPECT_TRUE(leader.wait_for_wait("s1", "until the leader has written a checkpoint"));
   boost::asio::post(leader.executor(),

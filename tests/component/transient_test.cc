@@ -155,7 +155,7 @@ class ChangingServers : public testing::Test {
   }
   void go_on() {
     auto resumed = boost::asio::co_spawn(
-        leader_->executor(), to_optional(leader_->cluster().resume()), boost::asio::use_future);
+        leader_->executor(), to_optional(leader_->control().resume()), boost::asio::use_future);
     ASSERT_TRUE(resumed.get()->ok());
   }
   void expect_nothing_lost() {

@@ -111,7 +111,7 @@ void Job::drive() {
     for (ServerProgram& one : servers_) {
       if (!one.view()) continue;
       const auto waits =
-          one.ask<std::vector<server::WaitView>>([](server::Cluster& c) { return c.waits(); });
+          one.ask<std::vector<server::WaitView>>([](server::Control& c) { return c.waits(); });
       for (const server::WaitView& wait : waits.value_or(std::vector<server::WaitView>()))
         world.note(one.name() + " wait: " + wait.who + " for " + wait.for_whom + ": " + wait.what);
     }
@@ -209,7 +209,7 @@ void Job::watch() {
     }
     if (around_.world.time() - moved_ < kNamedWithin || present->state != "training") continue;
     const auto waits =
-        one.ask<std::vector<server::WaitView>>([](server::Cluster& c) { return c.waits(); });
+        one.ask<std::vector<server::WaitView>>([](server::Control& c) { return c.waits(); });
     if (!waits) continue;
     looks_ = waits->empty() ? looks_ + 1 : 0;
     if (looks_ == kMostLooks)
@@ -228,18 +228,18 @@ void Job::operate() {
     switch (random.below(6)) {
       case 0: {
         const auto made = primary().ask<Result<server::CheckpointView>>(
-            [](server::Cluster& cluster) { return cluster.make_checkpoint(); });
+            [](server::Control& control) { return control.make_checkpoint(); });
         if (made)
           world.note("checkpoint asked for: " +
                      (made->ok() ? "written" : std::string(to_string(made->error().code()))));
         break;
       }
       case 1: {
-        (void)primary().ask<Result<server::ActView>>([](server::Cluster& c) { return c.pause(); });
+        (void)primary().ask<Result<server::ActView>>([](server::Control& c) { return c.pause(); });
         world.let_pass(milliseconds(random.below(1000)));
         while (!around_.is_over) {
           const auto resumed =
-              primary().ask<Result<server::ActView>>([](server::Cluster& c) { return c.resume(); });
+              primary().ask<Result<server::ActView>>([](server::Control& c) { return c.resume(); });
           const bool is_done = resumed && (resumed->ok() || resumed->error().code() ==
                                                                 ErrorCode::kFailedPrecondition);
           if (is_done) break;
@@ -249,23 +249,23 @@ void Job::operate() {
       }
       case 2: {
         const auto members = primary().ask<std::vector<server::WorkerView>>(
-            [](server::Cluster& cluster) { return cluster.workers(); });
+            [](server::Control& control) { return control.workers(); });
         if (!members || members->empty()) break;
         const std::uint64_t member = (*members)[random.below(members->size())].member;
         world.note("drain member " + std::to_string(member));
         (void)primary().ask<Status>(
-            [member](server::Cluster& cluster) { return cluster.drain(member); });
+            [member](server::Control& control) { return control.drain(member); });
         break;
       }
       case 3:
         (void)primary().ask<Result<server::ParametersView>>(
-            [](server::Cluster& c) { return c.parameters(); });
+            [](server::Control& c) { return c.parameters(); });
         break;
       default:
         (void)primary().ask<std::vector<server::RoundView>>(
-            [](server::Cluster& cluster) { return cluster.rounds(100, std::nullopt); });
+            [](server::Control& control) { return control.rounds(100, std::nullopt); });
         (void)primary().ask<std::vector<server::ServerView>>(
-            [](server::Cluster& c) { return c.servers(); });
+            [](server::Control& c) { return c.servers(); });
     }
   }
 }

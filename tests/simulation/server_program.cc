@@ -59,7 +59,9 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
       verifies("verifies");
   const auto transport = around_.network.make_transport(service.executor(), {});
   server::Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
-  cluster.set_files(files.executor(), looks.executor(), verifies.executor());
+  server::Control control(cluster);
+  cluster.set_files(files.executor());
+  control.set_files(looks.executor(), verifies.executor());
   server::Fence fence(config.checkpoint_dir, config.name);
   const server::ElectionProbe probe(registry);
   if (config.has_election()) cluster.stand_by(fence);
@@ -67,6 +69,7 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   const auto mine = running_ = std::make_shared<Running>();
   mine->executor = service.executor();
   mine->cluster = &cluster;
+  mine->control = &control;
   std::unique_ptr<server::Candidacy> candidacy;
   if (config.has_election()) {
     server::Candidacy::Options options;
@@ -102,7 +105,7 @@ void ServerProgram::ask_to_end() {
 
 std::optional<server::ClusterView> ServerProgram::view() {
   if (!is_up() || process().frozen_until > around_.world.time()) return std::nullopt;
-  return ask<server::ClusterView>([](server::Cluster& cluster) { return cluster.cluster(); });
+  return ask<server::ClusterView>([](server::Control& control) { return control.cluster(); });
 }
 
 }  // namespace centroid::simulation

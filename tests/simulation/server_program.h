@@ -5,7 +5,7 @@
 
 #include "common/async/wait_on.h"
 #include "server/config.h"
-#include "server/service/cluster.h"
+#include "server/service/control.h"
 #include "tests/simulation/machine.h"
 
 namespace centroid::simulation {
@@ -17,11 +17,11 @@ class ServerProgram final : public Machine {
 
   /// Ask the control plane; nothing where none runs.
   template <class T>
-  std::optional<T> ask(const std::function<Task<T>(server::Cluster&)>& call) {
+  std::optional<T> ask(const std::function<Task<T>(server::Control&)>& call) {
     const auto life = running_;
     if (!life || life->cluster == nullptr) return std::nullopt;
     ++life->calls;
-    std::optional<T> answer = wait_on(life->executor, call(*life->cluster));
+    std::optional<T> answer = wait_on(life->executor, call(*life->control));
     --life->calls;
     return answer;
   }
@@ -34,6 +34,7 @@ class ServerProgram final : public Machine {
   /// One run of the service: a deposed leader has another one.
   struct Running {
     server::Cluster* cluster = nullptr;
+    server::Control* control = nullptr;
     Executor executor;
     std::size_t calls = 0;
   };

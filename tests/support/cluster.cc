@@ -47,6 +47,7 @@ TestServer::TestServer(server::ServerConfig config, const TransportFactory& make
   transport_ = make_transport(service_.executor());
   cluster_ = std::make_unique<server::Cluster>(service_.executor(), blocking_.executor(), config_,
                                                clock_, registry_);
+  control_ = std::make_unique<server::Control>(*cluster_);
   if (fence != nullptr) {  // `run` prepares
     cluster_->stand_by(*fence);
     server::Leadership leads;
@@ -86,15 +87,15 @@ void TestServer::stop() {
 Status TestServer::join() { return running_.get(); }
 
 server::ClusterView TestServer::view() {
-  return asio::co_spawn(service_.context(), cluster_->cluster(), asio::use_future).get();
+  return asio::co_spawn(service_.context(), control_->cluster(), asio::use_future).get();
 }
 
 std::vector<server::WorkerView> TestServer::workers() {
-  return asio::co_spawn(service_.context(), cluster_->workers(), asio::use_future).get();
+  return asio::co_spawn(service_.context(), control_->workers(), asio::use_future).get();
 }
 
 std::vector<server::RoundView> TestServer::rounds() {
-  return asio::co_spawn(service_.context(), cluster_->rounds(1000, std::nullopt), asio::use_future)
+  return asio::co_spawn(service_.context(), control_->rounds(1000, std::nullopt), asio::use_future)
       .get();
 }
 
@@ -107,35 +108,35 @@ std::size_t TestServer::present() {
 }
 
 Status TestServer::drain(std::uint64_t member) {
-  return *asio::co_spawn(service_.context(), to_optional(cluster_->drain(member)), asio::use_future)
+  return *asio::co_spawn(service_.context(), to_optional(control_->drain(member)), asio::use_future)
               .get();
 }
 
 std::vector<server::ServerView> TestServer::servers() {
-  return asio::co_spawn(service_.context(), cluster_->servers(), asio::use_future).get();
+  return asio::co_spawn(service_.context(), control_->servers(), asio::use_future).get();
 }
 
 Status TestServer::drain_server(const std::string& name) {
-  return *asio::co_spawn(service_.context(), to_optional(cluster_->drain_server(name)),
+  return *asio::co_spawn(service_.context(), to_optional(control_->drain_server(name)),
                          asio::use_future)
               .get();
 }
 
 Result<server::CheckpointView> TestServer::checkpoint() {
-  return *asio::co_spawn(service_.context(), to_optional(cluster_->make_checkpoint()),
+  return *asio::co_spawn(service_.context(), to_optional(control_->make_checkpoint()),
                          asio::use_future)
               .get();
 }
 
 Result<server::RestoreView> TestServer::restore(std::uint64_t version) {
   return *asio::co_spawn(service_.context(),
-                         to_optional(cluster_->restore_checkpoint(version, false)),
+                         to_optional(control_->restore_checkpoint(version, false)),
                          asio::use_future)
               .get();
 }
 
 std::vector<server::WaitView> TestServer::waits() {
-  return asio::co_spawn(service_.context(), cluster_->waits(), asio::use_future).get();
+  return asio::co_spawn(service_.context(), control_->waits(), asio::use_future).get();
 }
 
 bool TestServer::wait_for_wait(const std::string& for_whom, const std::string& what) {
@@ -149,7 +150,7 @@ bool TestServer::wait_for_wait(const std::string& for_whom, const std::string& w
 }
 
 Result<server::ActView> TestServer::pause() {
-  return *asio::co_spawn(service_.context(), to_optional(cluster_->pause()), asio::use_future)
+  return *asio::co_spawn(service_.context(), to_optional(control_->pause()), asio::use_future)
               .get();
 }
 

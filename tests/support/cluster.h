@@ -10,7 +10,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/metrics.h"
 #include "server/config.h"
-#include "server/service/cluster.h"
+#include "server/service/control.h"
 #include "transport/transport.h"
 #include "worker/data/data_source.h"
 #include "worker/exchange/cluster_exchange.h"
@@ -35,6 +35,7 @@ class TestServer {
   ~TestServer();
   transport::Endpoint endpoint() const { return listener_->endpoint(); }
   server::Cluster& cluster() { return *cluster_; }
+  server::Control& control() { return *control_; }
   metrics::Registry& registry() { return registry_; }
   /// Block until the view satisfies `condition`; false past 30 s.
   bool wait_until(const std::function<bool(const server::ClusterView&)>& condition);
@@ -66,6 +67,7 @@ class TestServer {
   IoThread service_{"test-service"}, blocking_{"test-blocking"};
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<server::Cluster> cluster_;
+  std::unique_ptr<server::Control> control_;
   std::unique_ptr<transport::Listener> listener_;
   std::future<Status> running_;
 };

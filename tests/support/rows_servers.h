@@ -80,10 +80,10 @@ class Servers {
   }
   std::map<std::string, server::TableView> tables() {
     std::map<std::string, server::TableView> tables;
-    for (const auto& view : io_.wait(leader->cluster().tables())) tables[view.name] = view;
+    for (const auto& view : io_.wait(leader->control().tables())) tables[view.name] = view;
     return tables;
   }
-  std::vector<server::WaitView> waits() { return io_.wait(leader->cluster().waits()); }
+  std::vector<server::WaitView> waits() { return io_.wait(leader->control().waits()); }
 
   std::unique_ptr<TestServer> leader;
   std::map<std::size_t, std::unique_ptr<TestShard>> shards;

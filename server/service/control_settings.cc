@@ -5,7 +5,7 @@
 
 #include "common/base/log_level.h"
 #include "server/service/buffers.h"
-#include "server/service/cluster.h"
+#include "server/service/control.h"
 #include "server/store/statistics.h"
 
 /// What an operator may do beside the job's course: settings, checkpoints on disk, a look at the
@@ -111,8 +111,10 @@ Task<void> surely_on(Executor where, Work work) {
 
 }  // namespace
 
-Task<std::string> Cluster::config_json() {
-  auto read = [this] { return schema_ == nullptr ? "{}" : schema_->effective_json(); };
+Task<std::string> Control::config_json() {
+  auto read = [this] {
+    return commands_.schema() == nullptr ? "{}" : commands_.schema()->effective_json();
+  };
   co_return co_await run_on(executor_, std::move(read));
 }
 
@@ -132,19 +134,19 @@ bool outlives_job(const std::string& name) {
 
 /// Whether what has changed since `before` may change now. What is changed in a halted job holds
 /// when it goes on.
-Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) const {
+Status Control::check_change(const ServerConfig& before, bool needs_rounds) const {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kFailedPrecondition, why);
   };
   ServerConfig trial = config_;
   CENTROID_TRY(finish(trial));
-  const bool is_halted = phase_ == Phase::kHalted;
-  if (needs_rounds && (phase_ == Phase::kFinished || (stop_requested_ && !is_halted)))
-    return refuse("the job is over: " + phase_reason_);
+  const bool is_halted = phase_.is(Phase::kHalted);
+  if (needs_rounds && (phase_.is(Phase::kFinished) || (stopping_.is_requested && !is_halted)))
+    return refuse("the job is over: " + phase_.reason());
   if (config_.lease < before.lease && !links_.empty())
     return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
                   std::to_string(before.lease.count()) + " ms: it can only grow");
-  if (policy_of(config_).kind != policy_.kind)
+  if (Cluster::policy_of(config_).kind != core_.policy_.kind)
     return refuse("policy: " + before.policy + " can get other numbers, but not become " +
                   config_.policy + " while the job runs");
   const bool is_other_rate = config_.optimizer.learning_rate != before.optimizer.learning_rate ||
@@ -158,80 +160,49 @@ Status Cluster::check_change(const ServerConfig& before, bool needs_rounds) cons
   return {};
 }
 
-/// Between two rounds.
-Task<void> Cluster::apply_changes() {
-  is_changed_ = false;
-  policy_ = policy_of(config_);
-  open_.machine.set_policy(policy_);
-  if (!job_.store) co_return;
-  const OptimizerConfig& now = job_.store->optimizer().config();
-  if (now.learning_rate == config_.optimizer.learning_rate &&
-      now.schedule == config_.optimizer.schedule)
-    co_return;
-  auto optimizer = make_optimizer(config_.optimizer);
-  CENTROID_CHECK(optimizer.ok());  // `finish` has looked
-  job_.store->set_optimizer(std::move(optimizer).value());
-  journal_.begin_anew();  // each segment is replayed with its own
-  if (!spread_.has_others()) co_return;
-  proto::OptimizerChange change;
-  change.learning_rate = config_.optimizer.learning_rate;
-  change.schedule = config_.optimizer.schedule;
-  auto head = proto::encode(change);  // who does not take it is given up, and gets it anew
-  (void)co_await shards_.ask_all(spread_.others(), proto::ServersKind::kOptimizer, std::move(head));
-}
-
-/// What looks at settings when it is told to; the rest looks at them between two rounds.
-void Cluster::settings_changed() {
-  roster_.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
-  log::set_level(log::parse_level(config_.log_level).value());
-  is_changed_ = true;
-  changed_.notify_all();
-  if (told_of_change_) told_of_change_();
-}
-
-Task<Result<std::string>> Cluster::change_config(std::string json) {
+Task<Result<std::string>> Control::change_config(std::string json) {
   struct Done {
     std::string settings;
-    Kept kept;
+    OperatorCommands::Copy kept;
   };
   auto change = [this, json = std::move(json)]() -> std::optional<Result<Done>> {
-    if (schema_ == nullptr)
+    if (commands_.schema() == nullptr)
       return Error(ErrorCode::kUnimplemented, "this server's settings cannot be changed");
     const ServerConfig before = config_;
     const auto check = [&](const std::vector<config::Schema::Change>& wanted) -> Status {
       bool needs_rounds = false;
       for (const auto& one : wanted) {
         // Where that is not read yet, what was kept would take the place of what is said now.
-        const bool is_early = is_beginning() && !checkpoints_;
-        if (is_early || !is_of_process(one.name)) CENTROID_TRY(check_lead());
+        const bool is_early = gate_.is_beginning() && !checkpoints_;
+        if (is_early || !is_of_process(one.name)) CENTROID_TRY(gate_.check_lead());
         if (!outlives_job(one.name)) needs_rounds = true;
       }
       return check_change(before, needs_rounds);
     };
-    auto changed = schema_->change(json, "PATCH /v1/config", check);
+    auto changed = commands_.schema()->change(json, "PATCH /v1/config", check);
     if (!changed.ok()) return std::move(changed).error();
     std::string text;
     for (const auto& one : *changed)
       text.append(text.empty() ? "" : ", ").append(one.name).append("=").append(one.to);
     tell(events_, log::Level::kInfo, "config.changed", {{"changes", text}});
-    settings_changed();
+    core_.settings_changed();
     Done done;
-    done.settings = schema_->effective_json();
-    if (is_beginning())
-      ++operator_revision_;  // kept by `prepare`: of which job it is will only be known then
-    else if (phase_ != Phase::kStandby)
-      done.kept = keep();
+    done.settings = commands_.schema()->effective_json();
+    if (gate_.is_beginning())
+      commands_.set_unsaved();  // kept by `prepare`: of which job it is will only be known then
+    else if (!phase_.is(Phase::kStandby))
+      done.kept = commands_.copy();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(change));
   if (!outcome->ok()) co_return outcome->error();
   const Done done = std::move(**outcome);
   if (done.kept.state != nullptr)
-    CENTROID_CO_TRY(co_await save(done.kept.state, done.kept.revision));
+    CENTROID_CO_TRY(co_await commands_.save(done.kept.state, done.kept.revision));
   co_return done.settings;
 }
 
-Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
+Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
   const auto directory = co_await checkpoint_reader();
   const auto is_begun = std::make_shared<std::atomic<bool>>(false);
   auto read = [this, directory, version, is_begun]() -> std::optional<Result<CheckpointView>> {
@@ -251,18 +222,18 @@ Task<Result<CheckpointView>> Cluster::verify_checkpoint(std::uint64_t version) {
   const std::string who = "verification of checkpoint " + std::to_string(version);
   auto outcome =
       co_await held_for(executor_, waits_, who, std::move(held), verifies_, std::move(read));
-  auto lost = [this, version] { checkpoint_lost(Version(version)); };
+  auto lost = [this, version] { core_.checkpoint_lost(Version(version)); };
   if (outcome->ok() && !(*outcome)->problem.empty()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
 
-Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
+Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
   auto may = [this, version]() -> Status {
-    CENTROID_TRY(check_lead());
-    if (!restore_ || restore_->outcome) return {};
+    CENTROID_TRY(gate_.check_lead());
+    if (!core_.restore_ || core_.restore_->outcome) return {};
     return Error(ErrorCode::kFailedPrecondition, "checkpoint " + std::to_string(version) +
                                                      ": the job is going back to checkpoint " +
-                                                     to_string(restore_->version) +
+                                                     to_string(core_.restore_->version) +
                                                      "; repeat when it has");
   };
   CENTROID_CO_TRY(co_await run_on(executor_, std::move(may)));
@@ -284,18 +255,18 @@ Task<Result<CheckpointView>> Cluster::delete_checkpoint(std::uint64_t version) {
     return checkpoint_view(*found);
   };
   Waits::Text held = [this] {
-    return std::string(checkpointing_ ? "the one that is written: one after the other"
-                                      : "its files, which are removed");
+    return std::string(core_.checkpointing_ ? "the one that is written: one after the other"
+                                            : "its files, which are removed");
   };
   const std::string who = "removal of checkpoint " + std::to_string(version);
   auto outcome =
-      co_await held_for(executor_, waits_, who, std::move(held), blocking(), std::move(act));
-  auto lost = [this, version] { checkpoint_lost(Version(version)); };
+      co_await held_for(executor_, waits_, who, std::move(held), core_.blocking(), std::move(act));
+  auto lost = [this, version] { core_.checkpoint_lost(Version(version)); };
   if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
 
-Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uint64_t version) {
+Task<Result<std::vector<CheckpointFileView>>> Control::checkpoint_files(std::uint64_t version) {
   const auto directory = co_await checkpoint_reader();
   auto read = [this, directory,
                version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
@@ -322,8 +293,8 @@ Task<Result<std::vector<CheckpointFileView>>> Cluster::checkpoint_files(std::uin
   co_return std::move(*outcome);
 }
 
-Task<Result<ParametersView>> Cluster::parameters() {
-  auto read = [](Cluster* self) -> Task<std::optional<Result<ParametersView>>> {
+Task<Result<ParametersView>> Control::parameters() {
+  auto read = [](Control* self) -> Task<std::optional<Result<ParametersView>>> {
     co_return co_await self->measure_parameters();
   };
   auto outcome = co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
@@ -333,12 +304,12 @@ Task<Result<ParametersView>> Cluster::parameters() {
 /// What the other servers tell of their chunks in this version; waits for them until `limit`.
 /// fails aborted: not now, for chunks move or a round is being committed; deadline_exceeded,
 /// unavailable: names the server
-Task<Result<Cluster::PartsElsewhere>> Cluster::measure_elsewhere(Version version, TimePoint limit) {
+Task<Result<Control::PartsElsewhere>> Control::measure_elsewhere(Version version, TimePoint limit) {
   PartsElsewhere parts;
   if (!spread_.has_others()) co_return parts;
   if (spread_.lost_since)
     co_return Error(ErrorCode::kUnavailable,
-                    "server '" + spread_.lost + "' is gone with its chunks: " + phase_reason_);
+                    "server '" + spread_.lost + "' is gone with its chunks: " + phase_.reason());
   if (!spread_.moving.empty())
     co_return Error(ErrorCode::kAborted, "chunks are on their way to other servers");
   const auto links = spread_.links;
@@ -369,16 +340,16 @@ Task<Result<Cluster::PartsElsewhere>> Cluster::measure_elsewhere(Version version
 }
 
 /// Statistics of a snapshot, made by the blocking thread and the other servers, while rounds go on.
-Task<Result<ParametersView>> Cluster::measure_parameters() {
+Task<Result<ParametersView>> Control::measure_parameters() {
   const TimePoint give_up = clock_.now() + kSnapshotPatience;
   Error why(ErrorCode::kUnavailable,
             "the parameters are being read by somebody else, such as a checkpoint: repeat");
-  (void)blocking();
+  (void)core_.blocking();
   std::string held = "another call, which reads them, or a checkpoint, which is written";
   const auto waits = waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
-                                  [this, &held] { return held + longest_silent(); });
+                                  [this, &held] { return held + core_.longest_silent(); });
   // With several servers one version is kept aside for a checkpoint, on all of them.
-  while (measuring_ || (checkpointing_ && spread_.has_others())) {
+  while (core_.measuring_ || (core_.checkpointing_ && spread_.has_others())) {
     if (clock_.now() > give_up) co_return why;
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
@@ -387,14 +358,14 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
       (job_.measured->version == job_.store->held().value ||
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
-  measuring_ = true;
-  const auto over = std::shared_ptr<void>(nullptr, [this](void*) { measuring_ = false; });
+  core_.measuring_ = true;
+  const auto over = std::shared_ptr<void>(nullptr, [this](void*) { core_.measuring_ = false; });
   ParametersView view;
   ChunkPlan plan;
   PartsElsewhere elsewhere;
   std::shared_ptr<Snapshot> snapshot;
   while (!snapshot) {
-    if (is_beginning() || is_loading_ || replay_)  // its values are being read
+    if (gate_.is_beginning() || core_.is_loading_ || replay_)  // its values are being read
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!job_.store || job_.store->held() == Version())
       co_return Error(ErrorCode::kUnavailable,
@@ -428,7 +399,7 @@ Task<Result<ParametersView>> Cluster::measure_parameters() {
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
-  auto outcome = co_await run_on(blocking(), std::move(work));
+  auto outcome = co_await run_on(core_.blocking(), std::move(work));
   if (!outcome->ok()) co_return std::move(*outcome);
   job_.measured = std::make_shared<ParametersView>(outcome->value());
   job_.measured_at = clock_.now();

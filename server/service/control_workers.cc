@@ -3,7 +3,7 @@
 #include "common/base/log.h"
 #include "common/proto/about.h"
 #include "common/proto/standby.h"
-#include "server/service/cluster.h"
+#include "server/service/control.h"
 #include "server/service/scale.h"
 #include "transport/echo.h"
 
@@ -22,180 +22,25 @@ constexpr std::chrono::milliseconds kLook{5};
 
 }  // namespace
 
-/// Forgets those whose time is over.
-Status Cluster::check_evicted(const std::string& name) {
-  std::erase_if(evicted_, [this](const auto& one) {
-    return one.second.until && *one.second.until <= clock_.now();
-  });
-  const auto found = evicted_.find(name);
-  if (found == evicted_.end()) return {};
-  const std::string who = "worker '" + name + "' was evicted by an operator (" + found->second.why;
-  if (!found->second.until)
-    return Error(ErrorCode::kFailedPrecondition,
-                 who + ") until it is allowed: `centroidctl workers allow " + name +
-                     "` (DELETE /v1/evictions/" + name + ")");
-  const auto left =
-      std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
-  return proto::not_yet_error(who + ") for another " + std::to_string(left.count() + 1) + " s");
-}
-
-/// Pause and settings hold for the job that they were said to: not for another one in the same
-/// folder, nor for one that begins anew because the checkpoints were moved away.
-bool Cluster::is_of_this_job(const OperatorState::Job& job) const {
-  if (!config_.resume) return false;
-  const std::vector<CheckpointEntry> found = checkpoints_->list(false);
-  if (found.empty() && job.version > 0) return false;
-  std::string run = config_.run_id;
-  if (run.empty() && !found.empty()) run = found.front().info.run_id;
-  return run.empty() || run == job.run_id;
-}
-
-/// What was changed while the job ran holds on, unless it has been configured otherwise since.
-void Cluster::take_settings(const std::vector<OperatorState::Setting>& settings) {
-  if (schema_ == nullptr) return;
-  std::vector<OperatorState::Setting> wanted;
-  for (const OperatorState::Setting& one : settings) {
-    const std::string now = schema_->configured(one.name);
-    if (now == one.instead_of) {
-      wanted.push_back(one);
-      continue;
-    }
-    const std::string why = now.empty()        ? "there is no such setting that can be changed live"
-                            : now == one.value ? "it is configured so"
-                                               : "it has been configured as " + now + " since";
-    log::write(now == one.value ? log::Level::kInfo : log::Level::kWarn, "config.change_forgotten",
-               {{"setting", one.name}, {"value", one.value}, {"why", why}});
-  }
-  const auto check = [this](const std::vector<config::Schema::Change>&) {
-    ServerConfig trial = config_;
-    return finish(trial);
-  };
-  const auto take = [&](std::span<const OperatorState::Setting> some) -> Status {
-    std::string text;
-    for (const OperatorState::Setting& one : some)  // names and values of our own making
-      text.append(text.empty() ? "{\"" : ", \"").append(one.name).append("\": ").append(one.value);
-    CENTROID_ASSIGN(
-        const auto changes,
-        schema_->change(text + "}", "PATCH /v1/config, " + std::string(kOperatorFile), check));
-    for (const auto& one : changes)
-      log::info("config.remembered",
-                {{"setting", one.name}, {"value", one.to}, {"configured", one.from}});
-    return {};
-  };
-  if (wanted.empty()) return;
-  if (const Status all = take(wanted); !all.ok()) {  // they may not go with what is configured now
-    for (const OperatorState::Setting& one : wanted)
-      if (const Status taken = take(std::span(&one, 1)); !taken.ok())
-        log::error("config.change_refused", {{"setting", one.name}, {"why", taken.error()}});
-  }
-  settings_changed();
-}
-
-/// What was said to an earlier life of this server, or to the leader before.
-Status Cluster::take_operator_state() {
-  CENTROID_ASSIGN(const OperatorState state, read_operator_state(config_.checkpoint_dir));
-  const double now = clock_.unix_seconds();
-  evicted_.clear();
-  for (const OperatorState::Eviction& one : state.evictions) {
-    Eviction eviction;
-    eviction.why = one.why;
-    eviction.since_unix_seconds = one.since_unix_seconds;
-    eviction.until_unix_seconds = one.until_unix_seconds;
-    if (one.until_unix_seconds > 0) {
-      const std::chrono::duration<double> left(one.until_unix_seconds - now);
-      if (left.count() <= 0) continue;
-      eviction.until = clock_.now() + std::chrono::duration_cast<Duration>(left);
-    }
-    evicted_[one.name] = std::move(eviction);
-  }
-  scale_hint_ = state.scale;
-  stop_ = state.stop;
-  pause_.reset();
-  if (state.has_job() && is_of_this_job(state.job)) {
-    pause_ = state.pause;
-    take_settings(state.settings);
-  } else if (state.has_job()) {
-    log::info("operator.forgotten",
-              {{"run_id", state.job.run_id}, {"why", "pause and settings were of another job"}});
-  }
-  probe_.scale_hint(scale_hint_.workers);
-  if (!evicted_.empty())
-    log::info("evictions.remembered",
-              {{"workers", evicted_.size()}, {"first", evicted_.begin()->first}});
-  return {};
-}
-
-OperatorState Cluster::operator_state() const {
-  OperatorState state;
-  for (const auto& [name, eviction] : evicted_)
-    state.evictions.push_back({.name = name,
-                               .why = eviction.why,
-                               .since_unix_seconds = eviction.since_unix_seconds,
-                               .until_unix_seconds = eviction.until_unix_seconds});
-  state.scale = scale_hint_;
-  state.stop = stop_;
-  state.pause = pause_;
-  if (schema_ != nullptr)
-    for (config::Schema::Live& one : schema_->live_changes())
-      state.settings.push_back({.name = std::move(one.name),
-                                .value = std::move(one.value),
-                                .instead_of = std::move(one.configured)});
-  if (state.has_job()) state.job = {.run_id = job_.run_id, .version = job_.checkpointed.value};
-  return state;
-}
-
-/// What is to be written now; on the executor.
-Cluster::Kept Cluster::keep() {
-  return {std::make_shared<const OperatorState>(operator_state()), ++operator_revision_};
-}
-
-/// A later revision may be on the disk already.
-Task<Status> Cluster::save(std::shared_ptr<const OperatorState> state, std::uint64_t revision) {
-  auto write = [this, state, revision]() -> Status {
-    if (revision <= operator_written_) return {};
-    std::function<Status()> may;
-    if (fence_ != nullptr) may = [fence = fence_] { return fence->check(); };
-    if (may) CENTROID_TRY(may());  // a leader that was deposed begins nothing
-    const std::string writer = fence_ != nullptr ? fence_->server() : "";
-    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state, may, writer));
-    operator_written_ = revision;
-    return {};
-  };
-  const Status written = co_await run_on(files_, std::move(write));
-  auto note = [this, is_kept = written.ok(), revision] {
-    if (is_kept) operator_kept_ = std::max(operator_kept_, revision);
-  };
-  co_await run_on(executor_, std::move(note));
-  if (!written.ok()) {
-    log::error("operator.not_saved", {{"error", written.error()}});
-    co_return Error(ErrorCode::kUnavailable,
-                    "done, but not kept on the disk, so a restart forgets "
-                    "it: " +
-                        written.error().message());
-  }
-  co_return Status();
-}
-
 namespace {
 
 /// What was done, and what is to be kept of it.
 template <class View>
 struct Act {
   View view{};
-  std::shared_ptr<const OperatorState> state;
-  std::uint64_t revision = 0;
+  OperatorCommands::Copy copy;
 };
 
 }  // namespace
 
-Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, std::string why) {
+Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, std::string why) {
   auto act = [this, member, seconds, why]() -> std::optional<Result<Act<EvictionView>>> {
-    CENTROID_TRY(check_lead());
+    CENTROID_TRY(gate_.check_lead());
     const Member* const found = roster_.find(MemberId(member));
     if (found == nullptr)
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + std::to_string(member));
-    if (evicted_.size() >= kMaxEvictions)
+    if (commands_.evicted().size() >= kMaxEvictions)
       return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
     const std::string name = found->name;
     for (const auto& [id, link] : links_)  // else the name is refused, and its worker trains on
@@ -211,34 +56,33 @@ Task<Result<EvictionView>> Cluster::evict(std::uint64_t member, double seconds, 
       eviction.until = clock_.now() + std::chrono::duration_cast<Duration>(span);
       eviction.until_unix_seconds = eviction.since_unix_seconds + seconds;
     }
-    evicted_[name] = eviction;
+    commands_.evict(name, eviction);
     const std::string reason = "evicted by an operator: " + eviction.why;
     tell(events_, log::Level::kWarn, "member.evicted",
          {{"worker", name}, {"member", member}, {"seconds", seconds}, {"why", eviction.why}});
     // Who is evicted for a while comes back by itself; who is not, ends.
     const auto code = eviction.until ? ErrorCode::kAborted : ErrorCode::kFailedPrecondition;
-    if (roster_.leave(MemberId(member), reason)) member_gone(MemberId(member), Error(code, reason));
+    if (roster_.leave(MemberId(member), reason))
+      core_.member_gone(MemberId(member), Error(code, reason));
     Act<EvictionView> done;
     done.view.name = name;
     done.view.why = eviction.why;
     done.view.since_unix_seconds = eviction.since_unix_seconds;
     done.view.until_unix_seconds = eviction.until_unix_seconds;
-    done.state = std::make_shared<const OperatorState>(operator_state());
-    done.revision = ++operator_revision_;
+    done.copy = commands_.copy();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(act));
   if (!outcome->ok()) co_return outcome->error();
   const Act<EvictionView> done = std::move(**outcome);
-  CENTROID_CO_TRY(co_await save(done.state, done.revision));
+  CENTROID_CO_TRY(co_await commands_.save(done.copy.state, done.copy.revision));
   co_return done.view;
 }
 
-Task<std::vector<EvictionView>> Cluster::evictions() {
+Task<std::vector<EvictionView>> Control::evictions() {
   auto read = [this] {
-    (void)check_evicted("");  // forgets those whose time is over
     std::vector<EvictionView> views;
-    for (const auto& [name, eviction] : evicted_)
+    for (const auto& [name, eviction] : commands_.evicted())
       views.push_back({.name = name,
                        .why = eviction.why,
                        .since_unix_seconds = eviction.since_unix_seconds,
@@ -248,23 +92,22 @@ Task<std::vector<EvictionView>> Cluster::evictions() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<Status> Cluster::allow(std::string name) {
+Task<Status> Control::allow(std::string name) {
   auto act = [this, name]() -> std::optional<Result<Act<bool>>> {
-    CENTROID_TRY(check_lead());
-    if (evicted_.erase(name) == 0)
+    CENTROID_TRY(gate_.check_lead());
+    if (!commands_.allow(name))
       return Error(ErrorCode::kNotFound, "no worker '" + name + "' is evicted");
     Act<bool> done;
-    done.state = std::make_shared<const OperatorState>(operator_state());
-    done.revision = ++operator_revision_;
+    done.copy = commands_.copy();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(act));
   if (!outcome->ok()) co_return outcome->error();
   const Act<bool> done = std::move(**outcome);
-  co_return co_await save(done.state, done.revision);
+  co_return co_await commands_.save(done.copy.state, done.copy.revision);
 }
 
-ScaleView Cluster::scale_view(double efficiency) const {
+ScaleView Control::scale_view(double efficiency) const {
   ScaleQuestion question;
   question.efficiency = efficiency;
   question.adds_at_server = !config_.is_peer_to_peer();
@@ -285,30 +128,31 @@ ScaleView Cluster::scale_view(double efficiency) const {
   const std::uint64_t useful =
       std::clamp(advice.useful_workers, std::max(config_.min_workers, config_.keep_min_workers),
                  config_.max_workers);
-  return ScaleView{.workers = advice.workers,
-                   .useful_workers = advice.useful_workers,
-                   .efficiency = advice.efficiency,
-                   .speedup = advice.speedup,
-                   .round_seconds = advice.round_seconds,
-                   .compute_seconds = advice.compute_seconds,
-                   .overhead_seconds = advice.overhead_seconds,
-                   .limited_by = advice.limited_by,
-                   .straggler = advice.straggler,
-                   .advice = advice.advice,
-                   .target_workers = scale_hint_.workers > 0 ? scale_hint_.workers : useful,
-                   .hint_workers = scale_hint_.workers,
-                   .hint_why = scale_hint_.why,
-                   .hint_since_unix_seconds = scale_hint_.since_unix_seconds};
+  return ScaleView{
+      .workers = advice.workers,
+      .useful_workers = advice.useful_workers,
+      .efficiency = advice.efficiency,
+      .speedup = advice.speedup,
+      .round_seconds = advice.round_seconds,
+      .compute_seconds = advice.compute_seconds,
+      .overhead_seconds = advice.overhead_seconds,
+      .limited_by = advice.limited_by,
+      .straggler = advice.straggler,
+      .advice = advice.advice,
+      .target_workers = commands_.scale_hint.workers > 0 ? commands_.scale_hint.workers : useful,
+      .hint_workers = commands_.scale_hint.workers,
+      .hint_why = commands_.scale_hint.why,
+      .hint_since_unix_seconds = commands_.scale_hint.since_unix_seconds};
 }
 
-Task<ScaleView> Cluster::scale(double efficiency) {
+Task<ScaleView> Control::scale(double efficiency) {
   auto read = [this, efficiency] { return scale_view(efficiency); };
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<Result<ScaleView>> Cluster::hint_scale(std::uint64_t workers, std::string why) {
+Task<Result<ScaleView>> Control::hint_scale(std::uint64_t workers, std::string why) {
   auto act = [this, workers, why]() -> std::optional<Result<Act<ScaleView>>> {
-    CENTROID_TRY(check_lead());
+    CENTROID_TRY(gate_.check_lead());
     const auto refuse = [&](const char* bound, std::uint64_t value, const char* action) {
       return Error(ErrorCode::kFailedPrecondition,
                    std::to_string(workers) + " workers are against " + bound + ", which is " +
@@ -320,24 +164,23 @@ Task<Result<ScaleView>> Cluster::hint_scale(std::uint64_t workers, std::string w
       return refuse("min_workers", config_.min_workers, "lower");
     if (workers > 0 && workers < config_.keep_min_workers)
       return refuse("keep_min_workers", config_.keep_min_workers, "lower");
-    scale_hint_ = {};
+    commands_.scale_hint = {};
     if (workers > 0) {
-      scale_hint_.workers = workers;
-      scale_hint_.why = why;
-      scale_hint_.since_unix_seconds = clock_.unix_seconds();
+      commands_.scale_hint.workers = workers;
+      commands_.scale_hint.why = why;
+      commands_.scale_hint.since_unix_seconds = clock_.unix_seconds();
     }
     probe_.scale_hint(workers);
     tell(events_, log::Level::kInfo, "scale.hinted", {{"workers", workers}, {"why", why}});
     Act<ScaleView> done;
     done.view = scale_view(kUsualEfficiency);
-    done.state = std::make_shared<const OperatorState>(operator_state());
-    done.revision = ++operator_revision_;
+    done.copy = commands_.copy();
     return done;
   };
   auto outcome = co_await run_on(executor_, std::move(act));
   if (!outcome->ok()) co_return outcome->error();
   const Act<ScaleView> done = std::move(**outcome);
-  CENTROID_CO_TRY(co_await save(done.state, done.revision));
+  CENTROID_CO_TRY(co_await commands_.save(done.copy.state, done.copy.revision));
   co_return done.view;
 }
 
@@ -378,16 +221,16 @@ Task<void> measure_between(transport::Session* session, std::vector<std::byte> h
 
 }  // namespace
 
-Task<Result<NetworkView>> Cluster::measure(std::uint64_t member, std::optional<std::uint64_t> to) {
-  auto ask = [](Cluster* self, MemberId id,
+Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<std::uint64_t> to) {
+  auto ask = [](Control* self, MemberId id,
                 std::optional<std::uint64_t> other) -> Task<std::optional<Result<NetworkView>>> {
     const auto nobody = [](MemberId whom) {
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + to_string(whom) + " here now");
     };
-    const auto link = self->find(id);
+    const auto link = self->core_.find(id);
     if (!link) co_return nobody(id);
-    const auto there = other ? self->find(MemberId(*other)) : nullptr;
+    const auto there = other ? self->core_.find(MemberId(*other)) : nullptr;
     if (other && !there) co_return nobody(MemberId(*other));
     if (other && (there == link || there->join.peer_endpoint.empty()))
       co_return Error(ErrorCode::kFailedPrecondition,

@@ -3,7 +3,8 @@
 
 #include "common/base/log.h"
 #include "common/base/version.h"
-#include "server/service/cluster.h"
+#include "server/service/control.h"
+#include "server/service/worker_view.h"
 #include "server/shard/placement.h"
 
 namespace centroid::server {
@@ -11,12 +12,6 @@ namespace centroid::server {
 namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
-/// NaN: none was shown.
-double certificate_end(transport::Session& session) {
-  const auto end = session.connection().peer_certificate_end();
-  return end.value_or(std::numeric_limits<double>::quiet_NaN());
-}
 
 /// Chunks that lie on one server, and how many are still to come or go.
 struct ChunkShare {
@@ -43,65 +38,23 @@ std::vector<ChunkShare> chunk_shares(const ChunkPlan& plan, const Spread& spread
 
 }  // namespace
 
-WorkerView Cluster::view_of(const Member& member, const Link* link) const {
-  WorkerView view;
-  view.member = member.id.value;
-  view.name = member.name;
-  view.address = member.address;
-  view.state = to_string(member.state);
-  view.rank = member.rank ? static_cast<std::int64_t>(member.rank->value) : -1;
-  view.joined_unix_seconds = member.joined_unix_seconds;
-  view.silent_seconds =
-      is_present(member.state) ? std::max(0.0, seconds(clock_.now() - member.heard)) : 0;
-  view.reason = member.reason;
-  if (link == nullptr) return view;
-  view.devices = link->join.devices;
-  view.samples = link->sums.samples;
-  view.rounds = link->sums.rounds;
-  const auto traffic = link->is_gone || link->session == nullptr
-                           ? link->traffic
-                           : link->session->connection().traffic();
-  view.bytes_in = traffic.bytes_in;
-  view.bytes_out = traffic.bytes_out;
-  view.step_seconds = link->step_seconds;
-  view.compute_seconds = link->sums.compute_seconds;
-  view.wait_seconds = link->sums.wait_seconds;
-  view.encode_seconds = link->sums.encode_seconds;
-  view.decode_seconds = link->sums.decode_seconds;
-  view.send_seconds = link->send_seconds;
-  view.exchange_seconds = link->addition_seconds;
-  view.apply_seconds = link->apply_seconds;
-  view.receive_seconds = link->receive_seconds;
-  view.last_loss = link->last_loss;
-  view.local_steps = link->local_steps;
-  view.pace_seconds = coordinator_.cadence().seconds_per_step(link->id);
-  view.share_ratio = link->share_ratio;
-  view.divergence = std::min(link->divergence, proto::kMaxLoss);
-  view.parameter_norm = link->parameter_norm;
-  view.scalars = link->scalars;
-  view.version = link->program;
-  view.clock_ahead_seconds = link->clock.ahead();
-  if (!link->is_gone && link->session != nullptr)
-    view.certificate_expires_unix_seconds = certificate_end(*link->session);
-  return view;
-}
-
-Task<ClusterView> Cluster::cluster() {
+Task<ClusterView> Control::cluster() {
   auto read = [this] {
     ClusterView view;
     view.run_id = job_.run_id;
-    view.state = kJobStates[static_cast<std::size_t>(phase_)];
-    view.state_reason = phase_reason_;
-    if (stop_requested_ && !rounds_ended_ && phase_ != Phase::kStandby) {
+    view.state = kJobStates[static_cast<std::size_t>(phase_.now())];
+    view.state_reason = phase_.reason();
+    if (stopping_.is_requested && !core_.rounds_ended_ && !phase_.is(Phase::kStandby)) {
       view.state = kJobStates[static_cast<std::size_t>(Phase::kStopping)];
-      view.state_reason = stop_reason_ + ": the open round is finished, then a checkpoint written";
+      view.state_reason =
+          stopping_.reason + ": the open round is finished, then a checkpoint written";
     }
     view.generation = roster_.generation().value;
     view.world = roster_.ranked().size();
     view.round = job_.round.value;
     view.epoch = job_.epoch;
     view.offset = job_.offset;
-    view.samples_total = samples_total_;
+    view.samples_total = totals_.samples;
     view.epochs = config_.epochs;
     view.rounds = config_.rounds;
     view.train_samples = job_.agreed ? job_.agreed->train_samples : 0;
@@ -114,13 +67,13 @@ Task<ClusterView> Cluster::cluster() {
       view.progress = std::min(
           1.0, static_cast<double>(job_.round.value - 1) / static_cast<double>(config_.rounds));
     }
-    view.samples_per_second = samples_per_second_;
-    view.loss = loss_;
-    view.train_accuracy = train_accuracy_;
+    view.samples_per_second = totals_.samples_per_second;
+    view.loss = totals_.loss;
+    view.train_accuracy = totals_.train_accuracy;
     view.test_accuracy = job_.evaluation.accuracy;
     view.test_loss = job_.evaluation.loss;
     view.test_version = job_.evaluation.version.value;
-    view.uptime_seconds = seconds(clock_.now() - started_);
+    view.uptime_seconds = seconds(clock_.now() - core_.started_);
     view.data_endpoint = data_endpoint_;
     view.api_endpoint = api_endpoint_;
     view.policy = config_.policy;
@@ -137,55 +90,55 @@ Task<ClusterView> Cluster::cluster() {
       view.chunks = job_.store->plan().chunks().size();
       view.learning_rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step() + 1);
     }
-    view.gradient_norm = gradient_norm_;
-    view.clipped_rounds = clipped_;
+    view.gradient_norm = totals_.gradient_norm;
+    view.clipped_rounds = totals_.clipped;
     const Cadence& cadence = coordinator_.cadence();
     view.cadence_steps = cadence.anchor();
     view.exchange_seconds = cadence.exchange_seconds();
     view.exchange_overhead = cadence.overhead();
     view.divergence = std::min(coordinator_.divergence(), proto::kMaxLoss);
     view.returned_samples = job_.returned.returned();
-    view.late_dropped = late_dropped_;
-    view.late_carried = late_carried_;
-    view.role = fence_ == nullptr           ? "alone"
-                : phase_ == Phase::kStandby ? "standby"
-                : held()                    ? "held"
-                                            : "leader";
-    view.leader = leadership_.leader;
-    view.leader_endpoint = leadership_.data;
-    view.leader_api = leadership_.api;
-    view.term = leadership_.term;
-    view.skipped_rounds = skipped_;
-    view.aborted_attempts = aborted_;
-    view.lost_contributions = lost_contributions_;
+    view.late_dropped = totals_.late_dropped;
+    view.late_carried = totals_.late_carried;
+    view.role = !gate_.has_election()        ? "alone"
+                : phase_.is(Phase::kStandby) ? "standby"
+                : gate_.held()               ? "held"
+                                             : "leader";
+    view.leader = gate_.leadership().leader;
+    view.leader_endpoint = gate_.leadership().data;
+    view.leader_api = gate_.leadership().api;
+    view.term = gate_.leadership().term;
+    view.skipped_rounds = totals_.skipped;
+    view.aborted_attempts = totals_.aborted;
+    view.lost_contributions = totals_.lost_contributions;
     return view;
   };
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<void> Cluster::ping() {
+Task<void> Control::ping() {
   auto answer = [] { return true; };
   (void)co_await run_on(executor_, std::move(answer));
 }
 
-Task<std::vector<WorkerView>> Cluster::workers() {
+Task<std::vector<WorkerView>> Control::workers() {
   auto read = [this] {
     std::vector<WorkerView> views;
     for (const auto& [id, member] : roster_.members()) {
-      const auto link = find(id);
+      const auto link = core_.find(id);
       if (link)
-        views.push_back(view_of(member, link.get()));
-      else if (const auto gone = gone_.find(id); gone != gone_.end())
+        views.push_back(worker_view(member, link.get(), coordinator_, clock_.now()));
+      else if (const auto gone = core_.gone_.find(id); gone != core_.gone_.end())
         views.push_back(gone->second);
       else
-        views.push_back(view_of(member, nullptr));
+        views.push_back(worker_view(member, nullptr, coordinator_, clock_.now()));
     }
     return views;
   };
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit, std::optional<RoundPlace> before) {
+Task<std::vector<RoundView>> Control::rounds(std::size_t limit, std::optional<RoundPlace> before) {
   auto read = [this, limit, before] {
     std::vector<RoundView> views;
     const auto is_wanted = [&](std::uint64_t round, std::uint64_t attempt) {
@@ -203,8 +156,9 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit, std::optional<Ro
       open.seconds = seconds(clock_.now() - open_.opened);
       open.opened_unix_seconds = clock_.unix_seconds() - open.seconds;
       for (const MemberId member : open_.machine.contributed())
-        open.contributors.push_back(name_of(member));
-      for (const MemberId member : open_.machine.missing()) open.missing.push_back(name_of(member));
+        open.contributors.push_back(core_.name_of(member));
+      for (const MemberId member : open_.machine.missing())
+        open.missing.push_back(core_.name_of(member));
       views.push_back(std::move(open));
     }
     for (const RoundView& view : job_.history) {
@@ -216,13 +170,13 @@ Task<std::vector<RoundView>> Cluster::rounds(std::size_t limit, std::optional<Ro
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<std::vector<ServerView>> Cluster::servers() {
+Task<std::vector<ServerView>> Control::servers() {
   auto read = [this] {
     std::vector<ServerView> views;
     std::vector<ChunkShare> shares;
     if (job_.store) shares = chunk_shares(job_.store->plan(), spread_);
     std::vector<std::byte> tokens;
-    if (joining_tokens_) tokens = proto::encode(joining_tokens_());
+    if (core_.joining_tokens_) tokens = proto::encode(core_.joining_tokens_());
     const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
       ServerView view;
       view.name = link == nullptr ? config_.leader_name() : link->name;
@@ -259,7 +213,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
         view.trouble = journal.trouble;
         view.version = kVersion;
         view.clock_ahead_seconds = 0;
-        view.api = leadership_.api.empty() ? api_endpoint_ : leadership_.api;
+        view.api = gate_.leadership().api.empty() ? api_endpoint_ : gate_.leadership().api;
         view.seen_unix_seconds = clock_.unix_seconds();
       } else {
         const proto::ServerReport& told = link->report;
@@ -284,7 +238,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
       }
       views.push_back(std::move(view));
     };
-    const bool stands_by = phase_ == Phase::kStandby;
+    const bool stands_by = phase_.is(Phase::kStandby);
     if (!stands_by) add(0, nullptr);
     for (const auto& [name, link] : shards_.present()) {
       const auto at = std::ranges::find(spread_.links, link);
@@ -300,16 +254,16 @@ Task<std::vector<ServerView>> Cluster::servers() {
       awaited.trouble = replay_->why;
       views.push_back(std::move(awaited));
     }
-    std::vector<Candidate> known = leadership_.servers;
-    const bool is_told = std::ranges::count(known, leadership_.leader, &Candidate::name) > 0;
-    if (!is_told && !leadership_.leader.empty()) {
+    std::vector<Candidate> known = gate_.leadership().servers;
+    const bool is_told = std::ranges::count(known, gate_.leadership().leader, &Candidate::name) > 0;
+    if (!is_told && !gate_.leadership().leader.empty()) {
       known.emplace_back();
-      known.back().name = leadership_.leader;
-      known.back().data = leadership_.data;
-      known.back().api = leadership_.api;
+      known.back().name = gate_.leadership().leader;
+      known.back().data = gate_.leadership().data;
+      known.back().api = gate_.leadership().api;
     }
     for (const Candidate& one : known) {
-      const bool leads = one.name == leadership_.leader;
+      const bool leads = one.name == gate_.leadership().leader;
       if (leads && !stands_by) continue;
       ServerView view;
       view.name = one.name;
@@ -325,7 +279,7 @@ Task<std::vector<ServerView>> Cluster::servers() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<std::vector<std::vector<PartView>>> Cluster::tensor_parts(std::size_t first,
+Task<std::vector<std::vector<PartView>>> Control::tensor_parts(std::size_t first,
                                                                std::size_t count) {
   auto read = [this, first, count] {
     std::vector<std::vector<PartView>> tensors;
@@ -353,9 +307,9 @@ Task<std::vector<std::vector<PartView>>> Cluster::tensor_parts(std::size_t first
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<Status> Cluster::drain_server(const std::string& name) {
-  auto act = [](Cluster* self, std::string server) -> Task<std::optional<Status>> {
-    if (self->closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+Task<Status> Control::drain_server(const std::string& name) {
+  auto act = [](Control* self, std::string server) -> Task<std::optional<Status>> {
+    if (self->core_.closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (server == self->config_.leader_name())
       co_return Error(ErrorCode::kFailedPrecondition,
                       "server '" + server + "' is the leader: the job ends with it (job stop)");
@@ -366,7 +320,7 @@ Task<Status> Cluster::drain_server(const std::string& name) {
     }
     const auto link = self->shards_.find(server);
     if (!link) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
-    co_return co_await self->drain(link);
+    co_return co_await self->core_.drain(link);
   };
   auto task = act(this, name);
   auto done =
@@ -394,7 +348,7 @@ std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
 
 /// For threads that read: with the one that writes they share only what is known of damage. Nothing
 /// while the server starts.
-Task<std::optional<CheckpointDirectory>> Cluster::checkpoint_reader() {
+Task<std::optional<CheckpointDirectory>> Control::checkpoint_reader() {
   auto read = [this]() -> std::optional<CheckpointDirectory> {
     if (!checkpoints_) return std::nullopt;
     return checkpoints_->reader();
@@ -402,7 +356,7 @@ Task<std::optional<CheckpointDirectory>> Cluster::checkpoint_reader() {
   co_return co_await run_on(executor_, std::move(read));
 }
 
-Task<std::vector<CheckpointView>> Cluster::checkpoints() {
+Task<std::vector<CheckpointView>> Control::checkpoints() {
   const auto directory = co_await checkpoint_reader();
   auto list = [directory] {
     return directory ? views_of(*directory) : std::vector<CheckpointView>();
@@ -410,15 +364,15 @@ Task<std::vector<CheckpointView>> Cluster::checkpoints() {
   co_return co_await run_on(looks_, std::move(list));
 }
 
-Task<std::vector<TableView>> Cluster::tables() {
-  auto read = [](Cluster* self) -> Task<std::vector<TableView>> {
+Task<std::vector<TableView>> Control::tables() {
+  auto read = [](Control* self) -> Task<std::vector<TableView>> {
     const auto waits = self->waits_.begin(WaitCause::kServers, "GET /v1/tables", "servers", [self] {
-      return "what each has of the tables" + self->longest_silent();
+      return "what each has of the tables" + self->core_.longest_silent();
     });
     if (self->rows_servers_) co_await self->rows_servers_->refresh();
     std::vector<TableView> views = self->rows_.views();
     for (TableView& view : views) {
-      if (self->phase_ == Phase::kStandby) break;
+      if (self->phase_.is(Phase::kStandby)) break;
       PartView& part = view.servers.emplace_back();
       part.server = self->config_.leader_name();
       part.bytes = view.bytes;
@@ -430,14 +384,14 @@ Task<std::vector<TableView>> Cluster::tables() {
   co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
 }
 
-Task<Result<CheckpointView>> Cluster::make_checkpoint() {
-  auto write = [](Cluster* self) -> Task<CheckpointOutcome> {
-    if (self->closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    if (const Status lead = self->check_lead(); !lead.ok()) co_return lead.error();
-    const auto outcome = std::make_shared<CheckpointOutcome>();
-    self->tasks_.spawn(self->checkpoint_for(outcome));
+Task<Result<CheckpointView>> Control::make_checkpoint() {
+  auto write = [](Control* self) -> Task<Cluster::CheckpointOutcome> {
+    if (self->core_.closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (const Status lead = self->gate_.check_lead(); !lead.ok()) co_return lead.error();
+    const auto outcome = std::make_shared<Cluster::CheckpointOutcome>();
+    self->core_.tasks_.spawn(self->core_.checkpoint_for(outcome));
     while (!*outcome) {
-      const bool goes_on = co_await self->checkpoint_done_.wait(TimePoint::max());
+      const bool goes_on = co_await self->core_.checkpoint_done_.wait(TimePoint::max());
       if (!goes_on)
         co_return Error(ErrorCode::kCancelled,
                         "the call was cancelled; the checkpoint goes on being written");
@@ -448,7 +402,7 @@ Task<Result<CheckpointView>> Cluster::make_checkpoint() {
   co_return std::move(*written);
 }
 
-Task<Status> Cluster::drain(std::uint64_t member) {
+Task<Status> Control::drain(std::uint64_t member) {
   auto act = [this, member]() -> Status {
     const Member* const found = roster_.find(MemberId(member));
     if (found == nullptr)
@@ -465,13 +419,13 @@ Task<Status> Cluster::drain(std::uint64_t member) {
   co_return co_await run_on(executor_, std::move(act));
 }
 
-Task<Status> Cluster::is_ready() {
+Task<Status> Control::is_ready() {
   auto read = [this]() -> Status {
     const auto refuse = [](const std::string& why) { return Error(ErrorCode::kUnavailable, why); };
-    if (is_beginning()) return refuse("not ready: " + phase_reason_);
-    if (phase_ == Phase::kStandby) return refuse("not ready: " + leadership_.to_string());
-    if (const auto why = held()) return refuse("not ready: " + why->message());
-    if (stop_requested_) return refuse("not ready: the server takes no members now");
+    if (gate_.is_beginning()) return refuse("not ready: " + phase_.reason());
+    if (phase_.is(Phase::kStandby)) return refuse("not ready: " + gate_.leadership().to_string());
+    if (const auto why = gate_.held()) return refuse("not ready: " + why->message());
+    if (stopping_.is_requested) return refuse("not ready: the server takes no members now");
     return {};
   };
   co_return co_await run_on(executor_, std::move(read));

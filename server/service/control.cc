@@ -1,0 +1,272 @@
+#include "server/service/control.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+
+/// The job's course as operators steer it, and what is short to tell.
+namespace centroid::server {
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{1};  ///< with the disk, before an act is answered
+constexpr std::chrono::milliseconds kLook{2};
+
+}  // namespace
+
+Control::Control(Cluster& core)
+    : core_(core),
+      executor_(core.executor_),
+      looks_(core.blocking_),
+      verifies_(core.blocking_),
+      config_(core.config_),
+      clock_(core.clock_),
+      job_(core.job_),
+      open_(core.open_),
+      phase_(core.phase_),
+      stopping_(core.stopping_),
+      gate_(core.gate_),
+      commands_(core.commands_),
+      waits_(core.waits_),
+      events_(core.events_),
+      probe_(core.probe_),
+      roster_(core.roster_),
+      links_(core.links_),
+      shards_(core.shards_),
+      spread_(core.spread_),
+      rows_(core.rows_),
+      rows_servers_(core.rows_servers_),
+      journal_(core.journal_),
+      replay_(core.replay_),
+      coordinator_(core.coordinator_),
+      checkpoints_(core.checkpoints_),
+      fetched_(core.fetched_),
+      totals_(core.totals_),
+      changed_(core.changed_) {}
+
+Task<void> Control::save_for(std::shared_ptr<const Copy> kept,
+                             std::shared_ptr<std::optional<Status>> outcome) {
+  const Status saved = co_await commands_.save(kept->state, kept->revision);
+  *outcome = saved;
+}
+
+/// What is done takes effect at once. The answer says whether it is on the disk, too, for which it
+/// waits a moment only: a disk that hangs keeps nobody from steering.
+Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
+                                                      Result<Copy> (*act)(Control&)) {
+  const Result<Copy> done = act(*self);
+  if (!done.ok()) co_return done.error();
+  ActView view;
+  if (done->state == nullptr) co_return view;
+  const auto kept = std::make_shared<const Copy>(*done);
+  const auto outcome = std::make_shared<std::optional<Status>>();
+  if (self->core_.closing_)
+    co_await self->save_for(kept, outcome);
+  else
+    self->core_.tasks_.spawn(self->save_for(kept, outcome));
+  const TimePoint limit = self->clock_.now() + kPatience;
+  bool goes_on = true;
+  while (!*outcome && goes_on && self->clock_.now() < limit)
+    goes_on = co_await sleep_until(self->clock_.now() + kLook);
+  if (*outcome && !(*outcome)->ok()) co_return (*outcome)->error();
+  view.is_kept = outcome->has_value();
+  co_return view;
+}
+
+Task<Result<ActView>> Control::pause() {
+  const auto act = [](Control& self) -> Result<Copy> {
+    CENTROID_TRY(self.gate_.check_lead());
+    if (self.phase_.is(Phase::kFinished) || self.phase_.is(Phase::kHalted) ||
+        self.stopping_.is_requested || self.commands_.stop)
+      return Error(ErrorCode::kFailedPrecondition, "the job is over: " + self.phase_.reason());
+    if (!self.commands_.pause)
+      self.commands_.pause.emplace().since_unix_seconds = self.clock_.unix_seconds();
+    self.changed_.notify_all();
+    return self.commands_.copy();
+  };
+  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
+                                                boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+Task<Result<ActView>> Control::resume() {
+  const auto act = [](Control& self) -> Result<Copy> {
+    CENTROID_TRY(self.gate_.check_lead());
+    if (self.stopping_.is_requested)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "the server is stopping: " + self.stopping_.reason);
+    const bool is_halted = self.commands_.stop && self.phase_.is(Phase::kHalted);
+    if (self.commands_.stop && self.core_.rounds_ended_ && !is_halted)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "the server is ending: start it again with resume, then say it again");
+    const bool is_stopped = is_halted || (self.commands_.stop && self.phase_.is(Phase::kStopped));
+    if (!is_stopped && !self.commands_.pause)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "the job is neither paused nor stopped nor halted: `centroidctl status` (GET "
+                   "/v1/cluster) says what it does");
+    if (is_stopped) self.commands_.stop.reset();
+    self.commands_.pause.reset();
+    log::info("job.resumed", {{"round", self.job_.round.value}});
+    self.changed_.notify_all();
+    return self.commands_.copy();
+  };
+  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
+                                                boost::asio::use_awaitable);
+  // Of a job that halted in this life of the server the rounds have ended: the next life goes on.
+  auto end = [this]() -> Status {
+    if (phase_.is(Phase::kHalted) && core_.rounds_ended_ && !commands_.stop)
+      core_.request_stop("POST /v1/job:resume of a halted job: started again, the server goes on");
+    return {};
+  };
+  if (outcome->ok()) (void)co_await run_on(executor_, std::move(end));
+  co_return std::move(*outcome);
+}
+
+/// Whoever starts the server again finds it on the disk, however this one ends: its end waits until
+/// it is there.
+Task<Result<ActView>> Control::stop() {
+  const auto act = [](Control& self) -> Result<Copy> {
+    CENTROID_TRY(self.gate_.check_lead());
+    const bool is_over = self.phase_.is(Phase::kFinished) || self.phase_.is(Phase::kHalted);
+    Copy kept;
+    if (!is_over && !self.commands_.stop) {
+      OperatorState::Stop& stop = self.commands_.stop.emplace();
+      stop.run_id = self.job_.run_id;
+      stop.version = self.job_.checkpointed.value;
+      stop.since_unix_seconds = self.clock_.unix_seconds();
+      self.commands_.pause.reset();  // whoever lets it go on means both
+      kept = self.commands_.copy();
+    } else if (self.commands_.stop && !self.commands_.is_saved()) {
+      kept = self.commands_.copy();  // said again, for the disk did not take it
+    }
+    self.core_.request_stop("POST /v1/job:stop");
+    return kept;
+  };
+  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
+                                                boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, bool delete_newer) {
+  auto ask = [](Control* self, Version wanted,
+                bool deletes) -> Task<std::optional<Result<RestoreView>>> {
+    const auto refuse = [](const std::string& why) {
+      return Error(ErrorCode::kFailedPrecondition, "restore: " + why);
+    };
+    if (self->gate_.is_beginning()) co_return self->gate_.check_lead().error();
+    if (self->phase_.is(Phase::kStandby))
+      co_return refuse("this server is a " + self->gate_.leadership().to_string() +
+                       ": ask the leader");
+    if (self->core_.rounds_ended_ || self->stopping_.is_requested || self->commands_.stop)
+      co_return refuse("the job is over: " + self->phase_.reason());
+    const bool has_others =
+        self->config_.servers > 1 || self->spread_.has_others() || !self->shards_.present().empty();
+    if (self->config_.keeps_journal() && has_others)
+      co_return refuse(
+          "each of the servers has rounds behind the checkpoint in its journal: stop them, move "
+          "the journals and the newer checkpoints away, and start them with `resume`");
+    if (self->core_.restore_) co_return refuse("another one is under way");
+    const auto mine = std::make_shared<RestoreWanted>();
+    mine->version = wanted;
+    mine->deletes_newer = deletes;
+    self->core_.restore_ = mine;
+    self->changed_.notify_all();
+    const auto what = [self, mine] {
+      return mine->is_begun ? mine->doing : "the end of " + self->core_.present_round();
+    };
+    const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
+    while (!mine->outcome && !self->core_.rounds_ended_) {
+      const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
+      if (goes_on) continue;
+      mine->is_abandoned = true;
+      if (mine->is_begun)
+        co_return Error(ErrorCode::kCancelled,
+                        "the call was cancelled; the job goes back to the checkpoint all the same");
+      if (self->core_.restore_ == mine) self->core_.restore_.reset();
+      co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+    }
+    if (self->core_.restore_ == mine) self->core_.restore_.reset();
+    if (!mine->outcome) co_return refuse("the job ended first");
+    co_return *mine->outcome;
+  };
+  auto outcome = co_await boost::asio::co_spawn(
+      executor_, ask(this, Version(version), delete_newer), boost::asio::use_awaitable);
+  co_return std::move(*outcome);
+}
+
+Task<std::vector<std::string>> Control::share_tokens() {
+  auto all = [](Control* self) -> Task<std::vector<std::string>> {
+    std::vector<std::string> unaware;
+    if (!self->core_.joining_tokens_) co_return unaware;
+    TaskGroup group(self->executor_);
+    for (const auto& [name, server] : self->shards_.present())
+      group.spawn(self->core_.send_tokens(server));
+    co_await group.join();
+    for (const auto& [name, server] : self->shards_.present())
+      if (!server->knows_tokens) unaware.push_back(name);
+    co_return unaware;
+  };
+  co_return co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
+}
+
+namespace {
+
+EpochView view_of_epoch(const EpochTally& tally, std::uint64_t samples, double now) {
+  EpochView view;
+  const bool is_over = tally.ended_unix_seconds > 0;
+  view.epoch = tally.epoch;
+  view.samples = tally.all.samples;
+  view.trained =
+      samples > 0 ? static_cast<double>(tally.trained) / static_cast<double>(samples) : 0;
+  view.state = is_over ? "ended" : "open";
+  view.begun_unix_seconds = tally.begun_unix_seconds;
+  view.seconds = (is_over ? tally.ended_unix_seconds : now) - tally.begun_unix_seconds;
+  view.loss = tally.all.loss();
+  view.accuracy = tally.all.accuracy();
+  view.scalars = tally.all.scalars;
+  for (const auto& [name, member] : tally.members) {
+    EpochWorkerView one;
+    one.name = name;
+    one.devices = member.devices;
+    one.contributions = member.contributions;
+    one.samples = member.tally.samples;
+    one.loss = member.tally.loss();
+    one.accuracy = member.tally.accuracy();
+    one.compute_seconds = member.compute_seconds;
+    one.samples_per_second = member.samples_per_second();
+    one.share = tally.share_of(member);
+    one.scalars = member.tally.scalars;
+    view.workers.push_back(std::move(one));
+  }
+  return view;
+}
+
+}  // namespace
+
+Task<std::vector<EpochView>> Control::epochs(std::size_t limit, std::optional<EpochPlace> before) {
+  auto read = [this, limit, before] {
+    std::vector<EpochView> views;
+    const std::uint64_t samples = job_.agreed ? job_.agreed->train_samples : 0;
+    const auto add = [&](const EpochTally& tally) {
+      if (views.size() < limit && (!before || EpochPlace(tally.epoch, 0) < *before))
+        views.push_back(view_of_epoch(tally, samples, clock_.unix_seconds()));
+    };
+    for (auto at = job_.epochs.open().rbegin(); at != job_.epochs.open().rend(); ++at)
+      add(at->second);
+    // Those that a job which has gone back trains again are open.
+    const std::uint64_t limit_of =
+        job_.epochs.has_open() ? job_.epochs.open().begin()->first : UINT64_MAX;
+    for (const EpochTally& tally : job_.epochs.ended())
+      if (tally.epoch < limit_of) add(tally);
+    return views;
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+Task<std::vector<WaitView>> Control::waits() {
+  auto read = [this] { return core_.present_waits(); };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,109 @@
+#include "server/service/leader_gate.h"
+
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/proto/standby.h"
+
+namespace centroid::server {
+
+namespace {
+/// Between two looks at the fence while it is closed.
+constexpr std::chrono::milliseconds kLook{50};
+/// Of what fails as if the lease were late although it is not: its file cannot be read.
+constexpr int kTries = 5;
+}  // namespace
+
+void LeaderGate::stand_by(Fence& fence) {
+  fence_ = &fence;
+  thread_ = std::make_unique<IoThread>("fence");
+  phase_.set(Phase::kStandby, leadership_.to_string());
+}
+
+void LeaderGate::set_leadership(Leadership present) {
+  if (!fence_) return;
+  const auto old = leadership_.role;
+  leadership_ = std::move(present);
+  if (leadership_.role == Election::Role::kHeld && old == Election::Role::kLeader)
+    log::error("leader.held",
+               {{"term", leadership_.term},
+                {"why", "the lease could not be renewed in etcd: " + leadership_.trouble},
+                {"action", "no round is committed until it can"}});
+  if (leadership_.role == Election::Role::kLeader && old == Election::Role::kHeld)
+    log::info("leader.goes_on", {{"term", leadership_.term}});
+  if (phase_.is(Phase::kStandby) && !is_beginning()) phase_.explain(leadership_.to_string());
+  changed_.notify_all();
+}
+
+Task<void> LeaderGate::await_lead() {
+  while (leadership_.role == Election::Role::kStandby && !stop_.is_requested) {
+    const bool goes_on = co_await changed_.wait(TimePoint::max());
+    if (!goes_on) co_return;
+  }
+  if (stop_.is_requested) co_return;
+  has_led_ = true;
+  log::info("leader.elected", {{"term", leadership_.term}});
+}
+
+bool LeaderGate::is_deposed() const {
+  const Status open = holds();
+  return !open.ok() && open.error().code() == ErrorCode::kAborted;
+}
+
+std::optional<Error> LeaderGate::held() const {
+  if (fence_ == nullptr || phase_.is(Phase::kStandby)) return std::nullopt;
+  const Status open = fence_->holds();
+  if (open.ok()) return std::nullopt;
+  return open.error();
+}
+
+Status LeaderGate::check_lead() const {
+  if (is_beginning()) return proto::not_yet_error("the server begins: " + phase_.reason());
+  if (!phase_.is(Phase::kStandby)) return {};
+  return proto::standby_error(leadership_.leader, leadership_.data);
+}
+
+Task<Status> LeaderGate::may_commit() {
+  while (fence_) {
+    const Status open = fence_->holds();
+    if (open.ok()) co_return open;
+    if (open.error().code() == ErrorCode::kAborted) co_return open;
+    if (stop_.is_requested)
+      co_return Error(ErrorCode::kAborted, "stopping, and " + open.error().message());
+    co_await changed_.wait(clock_.now() + kLook);
+  }
+  co_return Status();
+}
+
+Task<Status> LeaderGate::take_folder(Executor on) {
+  auto take = [fence = fence_] { return fence->take(); };
+  co_return co_await act(std::move(on), std::move(take));
+}
+
+Task<Status> LeaderGate::act(Executor on, std::function<Status()> act) {
+  for (int tries = 0;;) {
+    CENTROID_CO_TRY(co_await may_commit());
+    auto next = act;
+    Status done = co_await run_on(on, std::move(next));
+    const bool is_held = !done.ok() && is_late(done.error());
+    if (!is_held || stop_.is_requested) co_return done;
+    if (fence_->holds().ok() && ++tries > kTries) co_return done;
+    if (is_beginning()) phase_.explain(done.error().message());
+    if (!co_await sleep_until(clock_.now() + kLook)) co_return done;
+  }
+}
+
+std::function<Status()> LeaderGate::may_write() const {
+  if (fence_ == nullptr) return {};
+  return [fence = fence_] { return fence->check(); };
+}
+
+Task<void> LeaderGate::look() {
+  if (std::exchange(is_looking_, true)) co_return;
+  auto look = [fence = fence_] { fence->look(); };
+  co_await run_on(thread_->executor(), std::move(look));
+  is_looking_ = false;
+  if (is_deposed()) changed_.notify_all();
+}
+
+}  // namespace centroid::server
