@@ -51,4 +51,14 @@ Status check_aggregate(const ServerConfig& c) {
   return {};
 }
 
+RoundPolicy policy_of(const ServerConfig& config) {
+  RoundPolicy policy;
+  CENTROID_CHECK(parse_policy(config.policy, config.late, policy).ok());  // `finish` has looked
+  policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
+                     : config.nonfinite == "skip" ? NonFinitePolicy::kSkip
+                                                  : NonFinitePolicy::kPropagate;
+  policy.is_joint = config.is_peer_to_peer();
+  return policy;
+}
+
 }  // namespace centroid::server

@@ -53,7 +53,7 @@ void Cluster::checkpoint_behind_round() {
   const std::uint64_t every = config_.checkpoint_every_rounds;
   if (epoch_checkpoint_due_) (void)blocking();
   const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
-  if (is_due && needs_checkpoint() && !checkpointing_ && !goal_reached())
+  if (is_due && needs_checkpoint() && !checkpointing_ && !data_.goal_reached())
     tasks_.spawn(checkpoint_in_background());
 }
 
@@ -75,7 +75,7 @@ Task<void> Cluster::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
 bool Cluster::announces_checkpoint() const {
   if (rounds_ended_ || job_.store->version().value == 0 || job_.announced == job_.store->version())
     return false;
-  return std::any_of(links_.begin(), links_.end(),
+  return std::any_of(members_.links.begin(), members_.links.end(),
                      [](const auto& entry) { return entry.second->keeps_state; });
 }
 
@@ -84,7 +84,7 @@ bool Cluster::announces_checkpoint() const {
 void Cluster::announce_checkpoint() {
   announcement_wanted_ = false;
   job_.announced = job_.store->version();
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     if (link->keeps_state) link->keep = Round(job_.round.value - 1);
   outgoing_.notify_all();
   if (!spread_.has_others()) return state_fetched_.notify_all();
@@ -107,7 +107,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   }
   if (replay_)
     co_return Error(ErrorCode::kUnavailable,
-                    "the journal is being replayed: " + replay_->why + "; repeat");
+                    "the journal is being replayed: " + replay_->reason() + "; repeat");
   for (;;) {
     if (checkpointing_) {
       const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "checkpoint",
@@ -134,7 +134,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     changed_.notify_all();
     const auto waits =
         waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this, announces] {
-          return "the end of " + present_round() +
+          return "the end of " + present_round(job_) +
                  (announces ? ": the workers are told of it" : ", and the state of a worker");
         });
     const bool goes_on = co_await state_fetched_.wait(TimePoint::max());
@@ -150,7 +150,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
                     "there are no parameters yet: no worker has sent the initial ones");
   // Nothing has changed: it would be the same once more.
   if (rows_.has_tables() && job_.last_written && !needs_checkpoint()) {
-    if (snapshot) co_await thaw_servers(Round());
+    if (snapshot) co_await round_servers_.thaw_servers(Round());
     co_return *job_.last_written;
   }
   const Raised writing(checkpointing_, checkpoint_done_);
@@ -158,7 +158,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   std::optional<Waits::Guard> being_written;  // nobody waits for the others
   if (!is_beside_rounds)
     waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
-                 [this, &written_what] { return written_what + longest_silent(); });
+                 [this, &written_what] { return written_what + servers_.longest_silent(); });
   duty_->begin();  // who waits from here on is heeded
   epoch_checkpoint_due_ = false;
   checkpoint_begun_ = clock_.now();
@@ -167,7 +167,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
     auto kept = co_await rows_servers_->freeze();
     if (!kept.ok()) {
       co_await rows_servers_->thaw(false);
-      if (snapshot) co_await thaw_servers(Round());
+      if (snapshot) co_await round_servers_.thaw_servers(Round());
       probe_.checkpoint_failed();
       co_return kept.error();
     }
@@ -178,14 +178,15 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   while (has_model && !snapshot) {
     if (!spread_.has_others()) snapshot = job_.store->begin_snapshot(snapshot_budget_);
     if (spread_.has_others()) snapshot = co_await frozen_servers();
-    if (snapshot || spread_.lost_since || has_lost_server()) break;
+    if (snapshot || spread_.lost_since || servers_.has_lost_server()) break;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
   }
   if (has_model && !snapshot) {
     rows.reset();
     if (rows_servers_) co_await rows_servers_->thaw(false);
-    co_return Error(ErrorCode::kCancelled, has_lost_server() ? "a server is gone with its chunks"
-                                                             : "the server is stopping");
+    co_return Error(ErrorCode::kCancelled, servers_.has_lost_server()
+                                               ? "a server is gone with its chunks"
+                                               : "the server is stopping");
   }
   const TimePoint begin = clock_.now();
   const bool is_spread = spread_.has_others();
@@ -234,7 +235,7 @@ Task<Result<CheckpointView>> Cluster::write_checkpoint(bool may_announce, bool i
   // The blocking thread works on the snapshot to its end, whatever happens to this task.
   auto outcome = co_await run_on(blocking_, std::move(write));
   Result<CheckpointEntry>& written = *outcome;
-  if (is_spread) co_await thaw_servers(written.ok() ? info.round : Round());
+  if (is_spread) co_await round_servers_.thaw_servers(written.ok() ? info.round : Round());
   if (rows_servers_) co_await rows_servers_->thaw(written.ok());
   if (!written.ok()) {
     probe_.checkpoint_failed();

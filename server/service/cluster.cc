@@ -21,22 +21,6 @@ constexpr std::uint64_t kMoving = 64 << 10;
 constexpr std::chrono::milliseconds kLook{500};
 }  // namespace
 
-std::optional<std::uint32_t> Attempt::rank_of(MemberId member) const {
-  const auto it = std::find(members.begin(), members.end(), member);
-  if (it == members.end()) return std::nullopt;
-  return static_cast<std::uint32_t>(it - members.begin());
-}
-
-RoundPolicy Cluster::policy_of(const ServerConfig& config) {
-  RoundPolicy policy;
-  CENTROID_CHECK(parse_policy(config.policy, config.late, policy).ok());  // `finish` has looked
-  policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
-                     : config.nonfinite == "skip" ? NonFinitePolicy::kSkip
-                                                  : NonFinitePolicy::kPropagate;
-  policy.is_joint = config.is_peer_to_peer();
-  return policy;
-}
-
 Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& config,
                  const Clock& clock, metrics::Registry& registry)
     : executor_(executor),
@@ -51,21 +35,18 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       changed_(executor),
       gate_(clock, changed_, phase_, stopping_),
       commands_(executor, blocking_, config, clock, gate_, job_),
-      roster_({.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
+      members_(
+          {.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
       policy_(policy_of(config)),
       aggregate_(AggregateRule::parse(config.aggregate).value()),
       open_(policy_),
-      outgoing_(executor),
-      checkpoint_done_(executor),
-      state_fetched_(executor),
-      coordinator_(config.coordination()),
       shards_(
           executor, clock, 2 * config.stall_timeout,
           {.changed = [this] { changed_.notify_all(); },
            .reported =
                [this](ShardGroup::Link& server) {
                  probe_.shard(server.name, server.report);
-                 tell_tokens(server);
+                 servers_.tell_tokens(server);
                },
            .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
            .whole = [this](const ShardGroup::Link& server,
@@ -75,11 +56,25 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
            .leaving =
                [this](const ShardGroup::Link& server) {
                  if (auto link = shards_.find(server.name))
-                   tasks_.spawn(drain_leaving(std::move(link)));
+                   tasks_.spawn(servers_.drain_leaving(std::move(link)));
                }}),
       waits_(clock),
-      pulls_(std::make_unique<Pulls>(*this)),
       journal_(executor),
+      data_(config, clock, policy_, aggregate_, job_, open_, members_, probe_, events_, totals_),
+      local_(executor, config, job_, open_, spread_, probe_, totals_),
+      round_servers_(config, policy_, job_, open_, members_, shards_, spread_, local_),
+      servers_(executor, config, clock, policy_, job_, members_, shards_, spread_, round_servers_,
+               journal_, rows_servers_, epilogue_, waits_, changed_, tasks_),
+      round_journal_(config, clock, job_, open_, members_, data_, local_, gate_, journal_, waits_,
+                     probe_),
+      images_(executor, config, clock, policy_, job_, open_, servers_, waits_, probe_, changed_),
+      wait_report_(config, clock, policy_, job_, open_, members_, phase_, gate_, waits_, journal_,
+                   shards_, spread_, round_servers_, data_, rows_, rows_servers_, replay_, upload_,
+                   is_loop_writing_, closing_, events_, outgoing_),
+      outgoing_(executor),
+      checkpoint_done_(executor),
+      state_fetched_(executor),
+      pulls_(std::make_unique<Pulls>(*this)),
       duty_(std::make_shared<DutyCycle>(config.checkpoint_processor_share * core_count())),
       tasks_(executor) {
   job_.run_id = config.run_id;
@@ -88,20 +83,11 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
 
 void Cluster::set_tokens(std::function<bool(std::string_view)> accepts,
                          std::function<proto::Tokens()> told) {
-  accepts_token_ = std::move(accepts), joining_tokens_ = std::move(told);
+  accepts_token_ = std::move(accepts);
+  servers_.set_tokens(std::move(told));
 }
 
 Cluster::~Cluster() = default;
-
-std::shared_ptr<Link> Cluster::find(MemberId member) const {
-  const auto it = links_.find(member);
-  return it == links_.end() ? nullptr : it->second;
-}
-
-std::string Cluster::name_of(MemberId member) const {
-  const Member* const m = roster_.find(member);
-  return m == nullptr ? "member " + to_string(member) : m->name;
-}
 
 transport::Greeting Cluster::greeting() const {
   transport::Greeting greeting;
@@ -123,7 +109,7 @@ transport::Greeting Cluster::greeting() const {
 Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(accept_loop(listener));
   tasks_.spawn(watch_leases());
-  tasks_.spawn(watch_waits());
+  tasks_.spawn(wait_report_.watch_waits());
   Status result = co_await take_the_lead();
   if (!result.ok()) {  // nobody is here yet, nothing has begun
     closing_ = true;
@@ -138,7 +124,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (commands_.stop) co_await stay_stopped();
   if (leads && !commands_.stop) result = co_await run_rounds();
   if (rows_failure_ && result.ok()) result = *rows_failure_;
-  if (commands_.stop && result.ok() && goal_reached())
+  if (commands_.stop && result.ok() && data_.goal_reached())
     co_await heed_stop();  // a larger goal may be set
   rounds_ended_ = true;
   state_fetched_.notify_all();
@@ -180,8 +166,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
                           {"round", job_.round.value - 1},
                           {"version", job_.store ? job_.store->version().value : 0}});
   const bool is_coming_back =
-      is_over_here || (stopping_.leaves_workers && !halted && !goal_reached());
-  if (is_coming_back) log::info("server.leaves_workers", {{"workers", links_.size()}});
+      is_over_here || (stopping_.leaves_workers && !halted && !data_.goal_reached());
+  if (is_coming_back) log::info("server.leaves_workers", {{"workers", members_.links.size()}});
   if (!is_coming_back)
     co_await finish_everybody(halted       ? proto::FinishReason::kHalted
                               : is_stopped ? proto::FinishReason::kStopped
@@ -216,7 +202,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   co_await shards_.dismiss_all(dismissal);
   closing_ = true;
   listener.close();
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
   outgoing_.notify_all();
   tasks_.cancel();
@@ -261,17 +247,18 @@ Task<void> Cluster::accept_loop(transport::Listener& listener) {
 Task<void> Cluster::watch_leases() {
   while (!closing_) {
     if (!co_await sleep_until(clock_.now() + config_.lease / 8)) co_return;
-    for (const auto& [id, link] : links_) {
-      roster_.heard(id, link->session->connection().last_received());
+    for (const auto& [id, link] : members_.links) {
+      members_.roster.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();
     }
     if (gate_.held()) tasks_.spawn(gate_.look());
-    for (const MemberId dead : roster_.tick(clock_.now())) {
-      const std::string reason = roster_.find(dead)->reason;
+    for (const MemberId dead : members_.roster.tick(clock_.now())) {
+      const std::string reason = members_.roster.find(dead)->reason;
       log::warn("member.lease_expired",
-                {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
-      events_.publish("member.lost",
-                      {{"worker", name_of(dead)}, {"member", dead.value}, {"why", reason}});
+                {{"worker", members_.name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      events_.publish(
+          "member.lost",
+          {{"worker", members_.name_of(dead)}, {"member", dead.value}, {"why", reason}});
       probe_.member_dead();
       member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
@@ -289,8 +276,8 @@ Task<void> Cluster::watch_leases() {
       probe_.buffers(job_.pool->in_use(), job_.pool->capacity(), job_.aggregator->waiting());
     Duration silence{};
     std::size_t unsent = 0;
-    for (const auto& [id, link] : links_) {
-      if (const Member* const member = roster_.find(id))
+    for (const auto& [id, link] : members_.links) {
+      if (const Member* const member = members_.roster.find(id))
         silence = std::max(silence, clock_.now() - member->heard);
       unsent += link->unsent();
     }
@@ -301,30 +288,31 @@ Task<void> Cluster::watch_leases() {
     probe_.round_is_open(
         is_open ? std::chrono::duration<double>(clock_.now() - open_.opened).count() : 0);
     std::array<std::size_t, kWorkerStates.size()> states{};
-    for (const auto& [id, member] : roster_.members())
+    for (const auto& [id, member] : members_.roster.members())
       ++states[static_cast<std::size_t>(member.state)];
     probe_.workers(states);
-    probe_.waits(count_waits());
-    probe_.members(roster_.present(), open_.attempt ? open_.attempt->members.size() : 0,
-                   roster_.generation().value);
+    probe_.waits(wait_report_.count_waits());
+    probe_.members(members_.roster.present(), open_.attempt ? open_.attempt->members.size() : 0,
+                   members_.roster.generation().value);
   }
 }
 
 void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
-  const auto link = find(id);
+  const auto link = members_.find(id);
   if (!link) return;
-  links_.erase(id);
+  members_.links.erase(id);
   link->is_gone = true;
-  if (const Member* const member = roster_.find(id))
+  if (const Member* const member = members_.roster.find(id))
     keep_unanswered(events_, *link, "the worker is gone: " + member->reason);
-  departed_.push_back(id);
-  if (!open_.attempt || open_.attempt->closed) forget_departed();
+  round_servers_.departed(id);
+  if (!open_.attempt || open_.attempt->closed) round_servers_.forget_departed();
   link->traffic = link->session->connection().traffic();
-  if (const Member* const member = roster_.find(id))
-    gone_[id] = worker_view(*member, link.get(), coordinator_, clock_.now());
-  std::erase_if(gone_, [this](const auto& gone) { return roster_.find(gone.first) == nullptr; });
+  if (const Member* const member = members_.roster.find(id))
+    members_.gone[id] = worker_view(*member, link.get(), data_.coordinator(), clock_.now());
+  std::erase_if(members_.gone,
+                [this](const auto& gone) { return members_.roster.find(gone.first) == nullptr; });
   if (tell) link->tasks->spawn(link->session->goodbye(*tell));
-  part_lost(*link);
+  data_.part_lost(*link);
 
   if (policy_.is_elastic()) {
     if (open_.attempt && open_.machine.expects(id)) {
@@ -350,12 +338,12 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
 
 Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string text) {
   MemberId evaluator;
-  const auto ranked = roster_.ranked();
+  const auto ranked = members_.roster.ranked();
   if (!ranked.empty()) evaluator = ranked.front();
   if (policy_.is_elastic())
     for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
-      if (const auto link = find(*it); link && holds_newest(*link)) evaluator = *it;
-  for (const auto& [id, link] : links_) {
+      if (const auto link = members_.find(*it); link && holds_newest(*link)) evaluator = *it;
+  for (const auto& [id, link] : members_.links) {
     if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
     const bool evaluate =
         id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
@@ -370,19 +358,20 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   outgoing_.notify_all();
   const auto sent = [this] {
     std::uint64_t bytes = 0;
-    for (const auto& [id, link] : links_) bytes += link->session->connection().traffic().bytes_out;
+    for (const auto& [id, link] : members_.links)
+      bytes += link->session->connection().traffic().bytes_out;
     return bytes;
   };
   std::uint64_t seen = sent();
   TimePoint deadline = clock_.now() + config_.drain_timeout;
-  while (!links_.empty() && clock_.now() < deadline) {
+  while (!members_.links.empty() && clock_.now() < deadline) {
     co_await changed_.wait(std::min(deadline, clock_.now() + kLook));
     seen = std::min(seen, sent());  // somebody may have left
     if (sent() < seen + kMoving) continue;
     seen = sent();
     deadline = clock_.now() + config_.drain_timeout;  // the last state is on its way
   }
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     log::warn("member.did_not_leave", {{"worker", link->join.name}});
 }
 

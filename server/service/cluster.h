@@ -25,18 +25,14 @@
 #include "server/coordinate/coordinator.h"
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
-#include "server/service/attempt.h"
-#include "server/service/chunk_fetcher.h"
 #include "server/service/cluster_parts.h"
 #include "server/service/leader_gate.h"
 #include "server/service/link.h"
+#include "server/service/members.h"
 #include "server/service/open_round.h"
 #include "server/service/operator_commands.h"
-#include "server/service/probe.h"
-#include "server/service/replay.h"
-#include "server/service/rows_servers.h"
-#include "server/service/spread.h"
-#include "server/service/waits.h"
+#include "server/service/state_images.h"
+#include "server/service/wait_report.h"
 #include "server/shard/reply_reader.h"
 #include "server/shard/shard_group.h"
 #include "server/state/job_state.h"
@@ -85,7 +81,7 @@ class Cluster final {
   /// Whether the job halted itself; asked when `run` has ended.
   bool is_halted() const { return phase_.is(Phase::kHalted); }
   /// Whether `run` ended before the job was over, to be gone on with; asked when `run` has ended.
-  bool goes_on() const { return phase_.is(Phase::kStopping) && !commands_.stop && !goal_reached(); }
+  bool goes_on() const { return phase_.is(Phase::kStopping) && !commands_.stop && !data_.goal_reached(); }
 
   /// Where what operators said is written, so that it does not wait for other files. Before
   /// `prepare`.
@@ -109,9 +105,6 @@ class Cluster final {
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> watch_leases();
   void member_gone(MemberId member, std::optional<Error> tell);
-  Task<void> watch_waits();
-  void tell_waits(const std::vector<WaitView>& lasting);
-  std::optional<Aggregator::Queued> held_up(const Link& link) const;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
 
   // leading.cc
@@ -142,13 +135,11 @@ class Cluster final {
   Status check_weight(const Link& link, const std::string& where, double weight) const;
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
-  bool is_short(const proto::PushEnd& end) const;
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);
   ToldShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
   Status take_push_end(Link& link, const proto::PushEnd& end);
-  Status check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const;
   Status take_report(Link& link, const proto::Report& report);
 
   // outbox.cc
@@ -165,59 +156,22 @@ class Cluster final {
   void dismiss_drained();
   void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
                     bool resend);
-  /// Whose turn it is, until the round is committed.
-  const FragmentPlan::Fragment& fragment() const;
-  bool has_turn(const Chunk& chunk) const;
   bool retry(const RoundDecision& decision);
   TimePoint round_limit() const;
   void leave_silent_out();
   void set_silent(Link& link);
   Task<Status> merge(RoundDecision decision);
-  Task<void> clip(double total_weight);
-  Task<void> measure_mean(double total_weight);
-  float clip_measured();
-  float clip_to(double norm);
   Task<void> snapshot_room();
   void chunk_complete(ChunkId chunk, double total_weight);
   void emit(const Chunk& chunk);
-  bool goal_reached() const;
-  bool is_last_round() const;
   void decide(RoundDecision decision);
   void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
                      std::string reason);
   void round_over();
 
-  // shares.cc: who trains what
-  std::optional<std::size_t> evaluator(std::span<const MemberId> members) const;
-  std::vector<std::uint64_t> wanted_samples(std::span<const MemberId> members);
-  std::uint64_t round_room(std::span<const MemberId> members);
-  std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members);
-  void fit_to_epoch(std::vector<std::uint64_t>& wanted) const;
-  std::uint64_t samples_left() const;
-  void take_part(proto::RoundOpen& open, std::uint64_t samples);
-  void hand_out(Link& link, const proto::RoundOpen& open) const;
-  void part_lost(Link& link);
-  void return_part(const DataPart& part, Round of);
-  std::string untrained(bool is_over) const;
-  void coordinate();
-  void skip_empty_epoch_end();
-
-  // epochs.cc: what belongs to an epoch, and who may not run ahead of it
-  std::uint64_t oldest_epoch(MemberId* whose = nullptr) const;
-  void end_epochs(bool are_all = false);
-  void count_told(ToldShare told);
-  bool is_epoch_ahead() const;
-  void epoch_waits(std::vector<WaitView>& views) const;
-
   // replies.cc
   Status make_replies(JobState& into) const;
-  void begin_replies();
   void encode_reply(ChunkId chunk);
-  /// A generation has begun without what the codec left out before, and no round of it counts yet.
-  bool is_residual_cleared() const;
-  Status apply_reply(const Attempt::Piece& piece);
-  Task<Status> measure_replies();
-  void commit_replies();
 
   // handover.cc: the state of a peer-to-peer exchange is with the workers
   bool holds_newest(const Link& link) const;
@@ -234,7 +188,6 @@ class Cluster final {
 
   // elastic.cc: policies that close a round without some members
   std::vector<MemberId> seated(std::vector<MemberId> members);
-  std::vector<MemberId> unseated() const;
   void seat(Link& link);
   void seat_waiting();
   void leave_out(const RoundDecision& decision);
@@ -245,22 +198,6 @@ class Cluster final {
   Task<void> sum_parts(double total_weight);
   void member_ready(Link& link, const proto::Computed& done);
   void late_counted(const RoundDecision& decision);
-
-  // images.cc: the state, sent from copies
-  bool needs_last_state(const Link& link) const;
-  bool is_of_use(const Link& link, const Attempt::Key& key) const;
-  std::size_t images();
-  Task<Result<std::shared_ptr<const StateImage>>> state_image(std::shared_ptr<Link> link,
-                                                              std::optional<Attempt::Key> key);
-  Task<Status> fill_image(StateImage& image);
-  Task<Status> copy_image(StateImage& image);
-  Task<Status> fetch_image(StateImage& image);
-  Task<Result<bool>> bring_state(std::shared_ptr<Link> link, transport::Session& session,
-                                 Attempt::Key key);
-  Task<Status> bring_last_state(std::shared_ptr<Link> link, transport::Session& session);
-  Task<Result<bool>> send_image(std::shared_ptr<Link> link, transport::Session& session,
-                                std::shared_ptr<const StateImage> image,
-                                std::optional<Attempt::Key> key);
 
   // state.cc
   Status check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
@@ -275,7 +212,6 @@ class Cluster final {
   Task<Result<JobState>> load_initial_file();
   bool has_checkpoint() const;
   MemoryQuestion memory_question() const;
-  std::uint64_t expected_workers(bool keeps_whole, std::size_t more = 1) const;
   Status check_tables_room();
   Task<Status> load_rows();
   Status prepare_rows();
@@ -295,7 +231,6 @@ class Cluster final {
   std::optional<DataIdentity> agreed_data() const;
 
   // operations.cc, restore.cc: what an operator may do
-  static RoundPolicy policy_of(const ServerConfig& config);
   Task<void> apply_changes();
   void settings_changed();
   Task<Status> restore_wanted();
@@ -305,101 +240,36 @@ class Cluster final {
   // spread.cc, spread_room.cc: several servers
   class SpreadReader;
   class Pulls;
-  const std::vector<Chunk>& part() const;
   Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
                                           const proto::ServerJoin& join,
                                           std::shared_ptr<ShardGroup::Link>& link);
   Task<Result<bool>> settle_servers();
   bool is_first_placement() const;
-  Task<Status> adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
-                           std::vector<std::uint16_t> owners);
-  Task<Status> add_server(std::shared_ptr<ShardGroup::Link> link);
-  Task<Status> drop_server(std::size_t index);
-  void plan_moves();
-  void let_go(ShardGroup::Link& server);
   Task<Status> drain_while_paused();
-  bool holds_rows(const std::string& server) const;
-  bool is_mine(ChunkId chunk) const;
-  Result<std::uint32_t> workers_to_reckon(const proto::Join* joining, std::size_t more) const;
-  Task<Status> reckon_worker(const proto::Join& join);
-  Task<Status> drain(std::shared_ptr<ShardGroup::Link> server);
-  Task<void> drain_leaving(std::shared_ptr<ShardGroup::Link> server);
 
   // spread_moves.cc: chunks that change their server while rounds go on
   Task<bool> may_move();
   Task<Status> move_some();
-  Task<void> copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks);
-  Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
-                          std::shared_ptr<ShardGroup::Link> to);
   Task<Status> finish_moves();
-  Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
-  std::unique_ptr<ChunkFetcher> fetch_elsewhere(TaskGroup& tasks, Version, std::size_t planes);
-  bool waits_for_servers() const;
-  std::string names_of_missing_holders(const Link& link) const;
-  void tell_opened();
-  void forget_departed();
   void lose_server();
-  void forget_servers();
-  bool has_lost_server() const;
   Task<Result<bool>> recover_servers();
-  Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
-  double weight_elsewhere(const proto::ContributionKey& key) const;
-  void tell_tokens(ShardGroup::Link& server);
-  Task<void> send_tokens(std::shared_ptr<ShardGroup::Link> server);
   void whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole);
   void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
-  Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
-  Task<Status> step_elsewhere(float factor);
-  Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);
-  Task<void> prepare_elsewhere(float factor, Status* done);
   Task<Status> give_up_merge(Error why);
-  Task<void> commit_elsewhere();
   Task<Status> freeze_servers();
   Task<std::shared_ptr<Snapshot>> frozen_servers();
   Task<Status> freeze_for_checkpoint();
-  Task<void> thaw_servers(Round written);
   std::function<Status(std::size_t, std::uint64_t, std::span<float>)> snapshot_reader(
       std::shared_ptr<Snapshot> snapshot);
 
   // durability.cc: the journal of rounds
-  DataPosition next_position() const;
-  std::string journal_terms() const;
-  journal::Base journal_base() const;
   Task<Status> start_journal();
-  journal::Form journal_form() const;
-  void journal_chunk(const Chunk& chunk);
-  std::uint64_t journal_end(journal::Kind kind, const RoundDecision& decision);
-  Task<Status> commit_in_journal(const RoundDecision& decision);
-  Task<Status> written_in_journal(std::uint64_t number);
-  Waits::Guard journal_wait();
-  journal::Route journal_route() const;
 
   // replay.cc: the journal read again
-  struct Recalls;
   Status begin_replay();
   Task<Result<bool>> replay_on();
-  Status read_round();
-  Result<bool> read_chunk(const journal::Head& head);
-  Task<Result<bool>> replay_end();
-  Task<Result<bool>> recall_all(std::vector<Chunk> chunks);
-  Task<void> recall_some(Recalls* all);
-  Task<Status> recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link, Chunk chunk);
-  void cut_replay(const std::string& server);
-  Task<Status> finish_replay();
-  Status check_replay(const journal::Base& base) const;
-  Task<Status> replay_round(journal::Form form, journal::Commit commit);
-  Task<Status> replay_replies(Generation generation);
 
-  std::shared_ptr<Link> find(MemberId member) const;
   void checkpoint_lost(Version version);
-  std::vector<WaitView> present_waits() const;
-  void round_waits(std::vector<WaitView>& views) const;
-  void pace_waits(std::vector<WaitView>& views) const;
-  void shard_waits(std::vector<WaitView>& views) const;
-  std::string longest_silent() const;
-  std::string present_round(const Attempt* of = nullptr) const;
-  std::array<std::size_t, kWaitCauses.size()> count_waits() const;
-  std::string name_of(MemberId member) const;
   transport::Greeting greeting() const;
 
   Executor executor_, blocking_;
@@ -413,7 +283,6 @@ class Cluster final {
   bool is_changed_ = false;  ///< settings that are looked at between rounds
   std::function<void()> told_of_change_;
   std::function<bool(std::string_view)> accepts_token_;
-  std::function<proto::Tokens()> joining_tokens_;
   const std::string node_ = transport::this_node();
   TimePoint started_;
   JobPhase phase_;
@@ -422,19 +291,30 @@ class Cluster final {
   LeaderGate gate_;
   OperatorCommands commands_;
 
-  Roster roster_;
-  std::map<MemberId, std::shared_ptr<Link>> links_;  ///< present members
+  Members members_;
   RoundPolicy policy_;
   const AggregateRule aggregate_;
   JobState job_;
   OpenRound open_;
+  JobTotals totals_;
+  ShardGroup shards_;
+  Spread spread_;
+  Waits waits_;
+  Journal journal_;
+  std::unique_ptr<Replay> replay_;         ///< until it is over
+  std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
+  DataShares data_;
+  LocalShard local_;
+  RoundServers round_servers_;
+  ModelServers servers_;
+  RoundJournal round_journal_;
+  StateImages images_;
+  WaitReport wait_report_;
 
   Event outgoing_;  ///< wakes the outboxes
   Event checkpoint_done_;
   Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
 
-  std::optional<Overshoot> overshoot_;
-  Coordinator coordinator_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
   TimePoint checkpoint_begun_;
   bool epoch_checkpoint_due_ = false;  ///< since the end of an epoch that calls for one
@@ -442,11 +322,6 @@ class Cluster final {
 
   // policies that close a round without some members
   using Part = KeptPart;
-  std::vector<MemberId> departed_;         ///< of whom other servers may keep something that counts
-  std::weak_ptr<const StateImage> image_;  ///< the newest
-  std::vector<std::weak_ptr<const StateImage>> images_;
-  std::size_t image_limit_ = 2;  ///< so many may be in memory at once
-  bool is_imaging_ = false;      ///< all servers' state is copied: no other version may come
   std::optional<Initial> initial_;
 
   // peer-to-peer exchange
@@ -454,27 +329,19 @@ class Cluster final {
   std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
   bool announcement_wanted_ = false, rounds_ended_ = false;
   // what operators asked for
-  std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
   using Restore = RestoreWanted;
   std::shared_ptr<Restore> restore_;
   bool measuring_ = false;
-  ShardGroup shards_;
-  Spread spread_;
-  Waits waits_;
   std::unique_ptr<Pulls> pulls_;
-  Journal journal_;
-  std::unique_ptr<Replay> replay_;  ///< until it is over
-  bool is_loop_writing_ = false;    ///< the round loop itself waits for a checkpoint
+  bool is_loop_writing_ = false;  ///< the round loop itself waits for a checkpoint
   KnownScalars known_scalars_;
   Generation generation_told_;
-  JobTotals totals_;
   std::optional<CheckpointDirectory> checkpoints_;
   const std::shared_ptr<DutyCycle> duty_;  ///< of a checkpoint that is written beside rounds
   FetchedVersions fetched_;
   bool checkpointing_ = false, is_loading_ = false, closing_ = false;
-  std::map<MemberId, WorkerView> gone_;  // last view of absent members
-  std::uint64_t trained_rounds_ = 0;     // by this process, of the state that it has
-  bool was_restored_ = false;            // while it ran
+  std::uint64_t trained_rounds_ = 0;  // by this process, of the state that it has
+  bool was_restored_ = false;         // while it ran
   std::optional<TimePoint> members_until_;
   TaskGroup tasks_;
 };

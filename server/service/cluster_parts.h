@@ -12,6 +12,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/proto/messages.h"
 #include "common/proto/servers.h"
+#include "server/config.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/api/view.h"
 #include "server/coordinate/epoch_tallies.h"
@@ -67,6 +68,9 @@ struct DataIdentity {
 struct DataPosition {
   std::uint64_t epoch = 0, offset = 0;
 };
+
+/// As the settings say, which `finish` has checked.
+RoundPolicy policy_of(const ServerConfig& config);
 
 /// For GET /v1/waits, of a worker.
 std::string state_on_its_way(Version version, std::size_t piece, std::size_t pieces);

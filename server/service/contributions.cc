@@ -18,7 +18,7 @@ constexpr int kForgets = 10;
 Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
   const auto open = open_.attempt ? open_.attempt->key() : Attempt::Key();
   const bool is_known =
-      key.generation <= roster_.generation() &&
+      key.generation <= members_.roster.generation() &&
       (key.round < open.round || (key.round == open.round && key.number <= open.number));
   if (is_known) return {};
   const auto text = [](const Attempt::Key& one) {
@@ -76,9 +76,9 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
                             " in round " + to_string(head.round);
   if (head.chunk.value >= job_.store->plan().chunks().size())
     co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
-  if (!has_turn(job_.store->plan().chunk(head.chunk)))
+  if (!local_.has_turn(job_.store->plan().chunk(head.chunk)))
     co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
-  if (!is_mine(head.chunk))
+  if (!local_.is_mine(head.chunk))
     co_return Error(ErrorCode::kAborted, where + ": by route " +
                                              std::to_string(spread_.route.version) +
                                              " it lies on another server (join again)");
@@ -142,11 +142,6 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   co_return Status();
 }
 
-/// Its chunks may be missing, for it is not to be added.
-bool Cluster::is_short(const proto::PushEnd& end) const {
-  return end.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
-}
-
 /// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
 Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                           double weight, std::uint64_t chunks) const {
@@ -157,7 +152,8 @@ Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint
                                                   ", its chunks gave " + std::to_string(weight));
   if (link.part.samples() > 0 || end.weight > 0)
     CENTROID_TRY(check_weight(link, where, end.weight));
-  if (!(end.weight >= 0) || (!is_short(end) && received != (end.weight > 0 ? chunks : 0)))
+  if (!(end.weight >= 0) ||
+      (!round_servers_.is_short(end) && received != (end.weight > 0 ? chunks : 0)))
     return Error(ErrorCode::kInvalidArgument,
                  where + ": " + std::to_string(received) + " of " + std::to_string(chunks) +
                      " chunks came with weight " + std::to_string(end.weight));
@@ -203,12 +199,12 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
   const auto counted = job_.counted.find(link.join.name);
   const bool is_next = counted != job_.counted.end() && counted->second == last;
   const double told = link.steps_told.contributed(steps, link.overlap, is_next);
-  coordinator_.contributed(link.id, {.steps = told,
-                                     .compute_seconds = end.compute_seconds,
-                                     .part = link.wanted > 0 ? steps / link.wanted : 1,
-                                     .exchange_seconds = end.exchange_seconds,
-                                     .divergence = end.divergence,
-                                     .fragment = link.before});
+  data_.coordinator().contributed(link.id, {.steps = told,
+                                            .compute_seconds = end.compute_seconds,
+                                            .part = link.wanted > 0 ? steps / link.wanted : 1,
+                                            .exchange_seconds = end.exchange_seconds,
+                                            .divergence = end.divergence,
+                                            .fragment = link.before});
 }
 
 Scalars KnownScalars::of(const proto::PushEnd& end) {
@@ -249,19 +245,19 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : part().size();
+  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : local_.part().size();
   const std::uint64_t received = job_.aggregator->received(*rank);
   CENTROID_TRY(check_end(link, end, received, job_.aggregator->weight(*rank), chunks));
-  CENTROID_ASSIGN(const bool is_whole, is_whole_elsewhere(link, end));
+  CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
   if (!is_whole) {
     link.pending_end = end;
     return {};
   }
-  CENTROID_TRY(check_norm(link, end, received > 0 ? link.squares : 0));
+  CENTROID_TRY(round_servers_.check_norm(link, end, received > 0 ? link.squares : 0));
   link.pending_end.reset();
   const DataPart share = link.part;
   count_end(link, end);
-  count_told(told_of(link, end, share));
+  data_.count_told(told_of(link, end, share));
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
     job_.aggregator->absent(*rank);
   Contribution contribution{
@@ -281,7 +277,7 @@ void Cluster::tell_codecs(Link& link, const proto::PushEnd& end) {
       .decoded(end.decode_seconds);
   link.residual_norm = end.residual_norm;
   double largest = 0;
-  for (const auto& [id, other] : links_) largest = std::max(largest, other->residual_norm);
+  for (const auto& [id, other] : members_.links) largest = std::max(largest, other->residual_norm);
   probe_.residual_up(largest);
 }
 

@@ -31,15 +31,14 @@ Control::Control(Cluster& core)
       waits_(core.waits_),
       events_(core.events_),
       probe_(core.probe_),
-      roster_(core.roster_),
-      links_(core.links_),
+      members_(core.members_),
       shards_(core.shards_),
       spread_(core.spread_),
       rows_(core.rows_),
       rows_servers_(core.rows_servers_),
       journal_(core.journal_),
       replay_(core.replay_),
-      coordinator_(core.coordinator_),
+      coordinator_(core.data_.coordinator()),
       checkpoints_(core.checkpoints_),
       fetched_(core.fetched_),
       totals_(core.totals_),
@@ -173,7 +172,7 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
     self->core_.restore_ = mine;
     self->changed_.notify_all();
     const auto what = [self, mine] {
-      return mine->is_begun ? mine->doing : "the end of " + self->core_.present_round();
+      return mine->is_begun ? mine->doing : "the end of " + present_round(self->job_);
     };
     const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
     while (!mine->outcome && !self->core_.rounds_ended_) {
@@ -198,10 +197,10 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
 Task<std::vector<std::string>> Control::share_tokens() {
   auto all = [](Control* self) -> Task<std::vector<std::string>> {
     std::vector<std::string> unaware;
-    if (!self->core_.joining_tokens_) co_return unaware;
+    if (!self->core_.servers_.tokens()) co_return unaware;
     TaskGroup group(self->executor_);
     for (const auto& [name, server] : self->shards_.present())
-      group.spawn(self->core_.send_tokens(server));
+      group.spawn(self->core_.servers_.send_tokens(server));
     co_await group.join();
     for (const auto& [name, server] : self->shards_.present())
       if (!server->knows_tokens) unaware.push_back(name);
@@ -265,7 +264,7 @@ Task<std::vector<EpochView>> Control::epochs(std::size_t limit, std::optional<Ep
 }
 
 Task<std::vector<WaitView>> Control::waits() {
-  auto read = [this] { return core_.present_waits(); };
+  auto read = [this] { return core_.wait_report_.present_waits(); };
   co_return co_await run_on(executor_, std::move(read));
 }
 

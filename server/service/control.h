@@ -83,8 +83,7 @@ class Control final : public ControlPlane {
   Waits& waits_;
   EventLog& events_;
   Probe& probe_;
-  Roster& roster_;
-  const std::map<MemberId, std::shared_ptr<Link>>& links_;
+  Members& members_;
   ShardGroup& shards_;
   const Spread& spread_;
   RowsService& rows_;

@@ -143,10 +143,10 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
   const bool is_halted = phase_.is(Phase::kHalted);
   if (needs_rounds && (phase_.is(Phase::kFinished) || (stopping_.is_requested && !is_halted)))
     return refuse("the job is over: " + phase_.reason());
-  if (config_.lease < before.lease && !links_.empty())
+  if (config_.lease < before.lease && !members_.links.empty())
     return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
                   std::to_string(before.lease.count()) + " ms: it can only grow");
-  if (Cluster::policy_of(config_).kind != core_.policy_.kind)
+  if (policy_of(config_).kind != core_.policy_.kind)
     return refuse("policy: " + before.policy + " can get other numbers, but not become " +
                   config_.policy + " while the job runs");
   const bool is_other_rate = config_.optimizer.learning_rate != before.optimizer.learning_rate ||
@@ -347,7 +347,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   (void)core_.blocking();
   std::string held = "another call, which reads them, or a checkpoint, which is written";
   const auto waits = waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
-                                  [this, &held] { return held + core_.longest_silent(); });
+                                  [this, &held] { return held + core_.servers_.longest_silent(); });
   // With several servers one version is kept aside for a checkpoint, on all of them.
   while (core_.measuring_ || (core_.checkpointing_ && spread_.has_others())) {
     if (clock_.now() > give_up) co_return why;

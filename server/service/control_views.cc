@@ -49,8 +49,8 @@ Task<ClusterView> Control::cluster() {
       view.state_reason =
           stopping_.reason + ": the open round is finished, then a checkpoint written";
     }
-    view.generation = roster_.generation().value;
-    view.world = roster_.ranked().size();
+    view.generation = members_.roster.generation().value;
+    view.world = members_.roster.ranked().size();
     view.round = job_.round.value;
     view.epoch = job_.epoch;
     view.offset = job_.offset;
@@ -124,11 +124,11 @@ Task<void> Control::ping() {
 Task<std::vector<WorkerView>> Control::workers() {
   auto read = [this] {
     std::vector<WorkerView> views;
-    for (const auto& [id, member] : roster_.members()) {
-      const auto link = core_.find(id);
+    for (const auto& [id, member] : members_.roster.members()) {
+      const auto link = members_.find(id);
       if (link)
         views.push_back(worker_view(member, link.get(), coordinator_, clock_.now()));
-      else if (const auto gone = core_.gone_.find(id); gone != core_.gone_.end())
+      else if (const auto gone = members_.gone.find(id); gone != members_.gone.end())
         views.push_back(gone->second);
       else
         views.push_back(worker_view(member, nullptr, coordinator_, clock_.now()));
@@ -156,9 +156,9 @@ Task<std::vector<RoundView>> Control::rounds(std::size_t limit, std::optional<Ro
       open.seconds = seconds(clock_.now() - open_.opened);
       open.opened_unix_seconds = clock_.unix_seconds() - open.seconds;
       for (const MemberId member : open_.machine.contributed())
-        open.contributors.push_back(core_.name_of(member));
+        open.contributors.push_back(members_.name_of(member));
       for (const MemberId member : open_.machine.missing())
-        open.missing.push_back(core_.name_of(member));
+        open.missing.push_back(members_.name_of(member));
       views.push_back(std::move(open));
     }
     for (const RoundView& view : job_.history) {
@@ -176,7 +176,7 @@ Task<std::vector<ServerView>> Control::servers() {
     std::vector<ChunkShare> shares;
     if (job_.store) shares = chunk_shares(job_.store->plan(), spread_);
     std::vector<std::byte> tokens;
-    if (core_.joining_tokens_) tokens = proto::encode(core_.joining_tokens_());
+    if (core_.servers_.tokens()) tokens = proto::encode(core_.servers_.tokens()());
     const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
       ServerView view;
       view.name = link == nullptr ? config_.leader_name() : link->name;
@@ -246,12 +246,12 @@ Task<std::vector<ServerView>> Control::servers() {
                                     : static_cast<std::size_t>(at - spread_.links.begin()),
           link.get());
     }
-    if (replay_ && !replay_->waits_for.empty() && !shards_.find(replay_->waits_for)) {
+    if (replay_ && !replay_->waited_for().empty() && !shards_.find(replay_->waited_for())) {
       ServerView awaited;
-      awaited.name = replay_->waits_for;
+      awaited.name = replay_->waited_for();
       awaited.state = "awaited";
       awaited.knows_tokens = false;
-      awaited.trouble = replay_->why;
+      awaited.trouble = replay_->reason();
       views.push_back(std::move(awaited));
     }
     std::vector<Candidate> known = gate_.leadership().servers;
@@ -313,14 +313,14 @@ Task<Status> Control::drain_server(const std::string& name) {
     if (server == self->config_.leader_name())
       co_return Error(ErrorCode::kFailedPrecondition,
                       "server '" + server + "' is the leader: the job ends with it (job stop)");
-    if (self->replay_ && self->replay_->waits_for == server) {  // go on without its journal's
-      self->replay_->given_up.insert(server);
+    if (self->replay_ && self->replay_->waited_for() == server) {  // go on without its journal's
+      self->replay_->give_up(server);
       self->changed_.notify_all();
       co_return Status();
     }
     const auto link = self->shards_.find(server);
     if (!link) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
-    co_return co_await self->core_.drain(link);
+    co_return co_await self->core_.servers_.drain(link);
   };
   auto task = act(this, name);
   auto done =
@@ -367,7 +367,7 @@ Task<std::vector<CheckpointView>> Control::checkpoints() {
 Task<std::vector<TableView>> Control::tables() {
   auto read = [](Control* self) -> Task<std::vector<TableView>> {
     const auto waits = self->waits_.begin(WaitCause::kServers, "GET /v1/tables", "servers", [self] {
-      return "what each has of the tables" + self->core_.longest_silent();
+      return "what each has of the tables" + self->core_.servers_.longest_silent();
     });
     if (self->rows_servers_) co_await self->rows_servers_->refresh();
     std::vector<TableView> views = self->rows_.views();
@@ -404,14 +404,14 @@ Task<Result<CheckpointView>> Control::make_checkpoint() {
 
 Task<Status> Control::drain(std::uint64_t member) {
   auto act = [this, member]() -> Status {
-    const Member* const found = roster_.find(MemberId(member));
+    const Member* const found = members_.roster.find(MemberId(member));
     if (found == nullptr)
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + std::to_string(member));
     if (!is_present(found->state))
       return Error(ErrorCode::kFailedPrecondition, "worker '" + found->name + "' is not present: " +
                                                        std::string(to_string(found->state)));
-    roster_.drain(MemberId(member));
+    members_.roster.drain(MemberId(member));
     events_.publish("member.drain_asked", {{"worker", found->name}, {"member", member}});
     changed_.notify_all();
     return {};

@@ -36,14 +36,15 @@ struct Act {
 Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, std::string why) {
   auto act = [this, member, seconds, why]() -> std::optional<Result<Act<EvictionView>>> {
     CENTROID_TRY(gate_.check_lead());
-    const Member* const found = roster_.find(MemberId(member));
+    const Member* const found = members_.roster.find(MemberId(member));
     if (found == nullptr)
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + std::to_string(member));
     if (commands_.evicted().size() >= kMaxEvictions)
       return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
     const std::string name = found->name;
-    for (const auto& [id, link] : links_)  // else the name is refused, and its worker trains on
+    for (const auto& [id, link] :
+         members_.links)  // else the name is refused, and its worker trains on
       if (id != found->id && link->join.name == name)
         return Error(ErrorCode::kFailedPrecondition,
                      "membership " + std::to_string(member) + " of '" + name +
@@ -62,7 +63,7 @@ Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, 
          {{"worker", name}, {"member", member}, {"seconds", seconds}, {"why", eviction.why}});
     // Who is evicted for a while comes back by itself; who is not, ends.
     const auto code = eviction.until ? ErrorCode::kAborted : ErrorCode::kFailedPrecondition;
-    if (roster_.leave(MemberId(member), reason))
+    if (members_.roster.leave(MemberId(member), reason))
       core_.member_gone(MemberId(member), Error(code, reason));
     Act<EvictionView> done;
     done.view.name = name;
@@ -112,11 +113,12 @@ ScaleView Control::scale_view(double efficiency) const {
   question.efficiency = efficiency;
   question.adds_at_server = !config_.is_peer_to_peer();
   question.max_workers = config_.max_workers;
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     if (link->sums.rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
   double first = 0, last = 0;
   for (const RoundView& round : job_.history) {  // newest first
-    if (round.outcome != "committed" || round.generation != roster_.generation().value) continue;
+    if (round.outcome != "committed" || round.generation != members_.roster.generation().value)
+      continue;
     const double end = round.opened_unix_seconds + round.seconds;
     if (question.rounds == 0) last = end;
     first = end;
@@ -228,9 +230,9 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + to_string(whom) + " here now");
     };
-    const auto link = self->core_.find(id);
+    const auto link = self->members_.find(id);
     if (!link) co_return nobody(id);
-    const auto there = other ? self->core_.find(MemberId(*other)) : nullptr;
+    const auto there = other ? self->members_.find(MemberId(*other)) : nullptr;
     if (other && !there) co_return nobody(MemberId(*other));
     if (other && (there == link || there->join.peer_endpoint.empty()))
       co_return Error(ErrorCode::kFailedPrecondition,

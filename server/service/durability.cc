@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdio>
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
@@ -24,49 +23,7 @@ bool is_of_disk(const Error& why) {
          why.code() == ErrorCode::kInternal;
 }
 
-std::string exact(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
-
 }  // namespace
-
-DataPosition Cluster::next_position() const {
-  const std::uint64_t end = job_.offset + open_.samples, samples = job_.agreed->train_samples;
-  // An epoch is over when the shares of lost workers are trained, too.
-  const bool is_over = end > samples || (end == samples && job_.returned.will_be_empty());
-  if (!is_over) return {.epoch = job_.epoch, .offset = end};
-  return {.epoch = job_.epoch + 1, .offset = end - samples};
-}
-
-/// Everything that the bits of a replay depend on, beside the journal and the checkpoint.
-std::string Cluster::journal_terms() const {
-  const OptimizerConfig& o = config_.optimizer;
-  // The rate is the one of the rounds, which may not be the one that is wanted from the next on.
-  const OptimizerConfig& used = job_.store ? job_.store->optimizer().config() : o;
-  return "apply=" + std::string(config_.applies_on_worker() ? "worker" : "server") +
-         " codec_down=" + config_.codec_down + " seed=" + std::to_string(config_.seed) +
-         " optimizer=" + o.name + " learning_rate=" + exact(used.learning_rate) +
-         " schedule=" + used.schedule + " clip_norm=" + exact(o.clip_norm) +
-         " momentum=" + exact(o.momentum) + " beta1=" + exact(o.beta1) +
-         " beta2=" + exact(o.beta2) + " epsilon=" + exact(o.epsilon) +
-         " weight_decay=" + exact(o.weight_decay) + " l1=" + exact(o.l1) +
-         " ftrl_beta=" + exact(o.ftrl_beta) +
-         (config_.fragments > 1 ? " fragments=" + std::to_string(config_.fragments) : "");
-}
-
-journal::Base Cluster::journal_base() const {
-  journal::Base base;
-  if (!journal_.is_on() && !config_.keeps_journal()) return base;
-  base.run_id = job_.run_id;
-  base.terms = journal_terms();
-  base.round = Round(job_.round.value - 1);
-  base.version = job_.store->version();
-  base.optimizer_step = job_.store->optimizer_step();
-  base.plan_hash = job_.store->plan().hash();
-  return base;
-}
 
 /// Once there are parameters. A journal goes on from a checkpoint, so the first one comes before.
 Task<Status> Cluster::start_journal() {
@@ -97,7 +54,8 @@ Task<Status> Cluster::start_journal() {
       const std::uint64_t before = losses();  // one that was lost may be back already
       const auto written = co_await write_checkpoint(false);
       is_loop_writing_ = false;
-      if (!written.ok() && (has_lost_server() || !unsettled().empty() || losses() != before))
+      if (!written.ok() &&
+          (servers_.has_lost_server() || !unsettled().empty() || losses() != before))
         co_return Status();  // again when it is settled
       if (!written.ok() && gate_.has_election() &&
           written.error().code() == ErrorCode::kUnavailable) {
@@ -117,7 +75,7 @@ Task<Status> Cluster::start_journal() {
       options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
       options.may_write = gate_.may_write();
       journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
-      begun = journal_.start(std::move(options), journal_base(), journal_route());
+      begun = journal_.start(std::move(options), round_journal_.base(), servers_.journal_route());
     }
     if (begun.ok()) break;
     if (config_.journal_full != "wait" || !is_of_disk(begun.error())) co_return begun;
@@ -130,7 +88,7 @@ Task<Status> Cluster::start_journal() {
     told.trouble = trouble;
     probe_.journal(told);
     (void)co_await changed_.wait(clock_.now() + kAgain);
-    if (stopping_.is_requested || commands_.pause || restore_ || has_lost_server() ||
+    if (stopping_.is_requested || commands_.pause || restore_ || servers_.has_lost_server() ||
         checkpointing_)
       co_return Status();  // again
   }
@@ -140,87 +98,27 @@ Task<Status> Cluster::start_journal() {
   co_return Status();
 }
 
-/// Where the chunks lie, for whoever reads the journal; without servers: all were always here.
-journal::Route Cluster::journal_route() const {
-  journal::Route route;
-  if (spread_.route.version == 0 || !job_.store) return route;
-  if (!spread_.has_others()) {
-    route.servers.push_back(config_.leader_name());
-    route.owners.assign(job_.store->plan().chunks().size(), 0);
-    return route;
-  }
-  for (const proto::RouteServer& server : spread_.route.servers)
-    route.servers.push_back(server.name);
-  route.owners = spread_.route.owners;
-  return route;
+/// After a state was loaded, with all chunks on this server: the rounds behind its checkpoint. They
+/// are read as settings are now, which may be changed meanwhile.
+Status Cluster::begin_replay() {
+  replay_.reset();
+  auto replay = std::make_unique<Replay>(executor_, blocking_, config_, clock_,
+                                         round_journal_.terms(), round_journal_.form(), job_, open_,
+                                         members_, shards_, local_, waits_);
+  if (replay->is_empty()) return {};
+  if (!job_.store)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "journal " + config_.journal_dir +
+                     ": there is no checkpoint to which its rounds could be added");
+  replay_ = std::move(replay);
+  return {};
 }
 
-/// What the numbers of a complete chunk are when `chunk_complete` hands them over.
-Form Cluster::journal_form() const {
-  if (config_.applies_on_worker()) return Form::kMean;
-  return job_.is_early ? Form::kParameters : Form::kSum;
-}
-
-void Cluster::journal_chunk(const Chunk& chunk) {
-  const Bytes numbers = std::as_bytes(std::as_const(*job_.store).spare(chunk));
-  if (job_.replies)  // the codec's residual grows in this memory
-    journal_.chunk_copy(chunk.id, journal_form(), numbers);
-  else
-    journal_.chunk(chunk.id, journal_form(), numbers);
-}
-
-std::uint64_t Cluster::journal_end(Kind kind, const RoundDecision& decision) {
-  if (!journal_.is_on()) return 0;
-  const bool counts = kind == Kind::kCommit;
-  const DataPosition next = next_position();
-  journal::Commit commit;
-  commit.version = counts ? job_.store->version().next() : job_.store->version();
-  commit.optimizer_step = job_.store->optimizer_step() + (counts ? 1 : 0);
-  commit.epoch = next.epoch;
-  commit.offset = next.offset;
-  commit.generation = open_.attempt->generation;
-  commit.weight = counts ? decision.total_weight : 0;
-  commit.chunks = counts ? static_cast<std::uint32_t>(part().size()) : 0;
-  commit.unix_seconds = clock_.unix_seconds();
-  commit.steps = job_.steps_before + (counts ? open_.tally.steps : 0);
-  if (counts) {
-    for (const MemberId member : decision.contributors) {
-      commit.contributors.push_back(name_of(member));
-      commit.rounds.push_back(job_.round);
-    }
-    for (const LateContribution& late : decision.late) {
-      commit.contributors.push_back(name_of(late.member));
-      commit.rounds.push_back(late.round);
-    }
-  }
-  commit.returned = untrained(true);
-  if (counts) commit.rate_factor = job_.store->optimizer().rate_factor();
-  return journal_.end_round(kind, std::move(commit));
-}
-
-/// A name for waiting until the journal's disk has taken what it was asked to.
-Waits::Guard Cluster::journal_wait() {
-  return waits_.begin(WaitCause::kJournal, present_round(), "journal", [this] {
-    const auto state = journal_.state();
-    return state.trouble.empty() ? "its disk, at " + config_.journal_dir : state.trouble;
-  });
-}
-
-/// With several servers, when all have prepared the round: this is what commits it.
-Task<Status> Cluster::commit_in_journal(const RoundDecision& decision) {
-  fault::point("servers.prepared");
-  const std::uint64_t number = journal_end(Kind::kCommit, decision);
-  co_return co_await written_in_journal(number);
-}
-
-/// Once the journal has what `number` stands for, the round may be told to the workers.
-Task<Status> Cluster::written_in_journal(std::uint64_t number) {
-  const auto waits = journal_wait();
-  const TimePoint begin = clock_.now();
-  co_await journal_.done(number);
-  static const trace::Lane kLane("journal");
-  if (journal_.is_on()) probe_.journal_stage().ended(kLane, begin, clock_.now(), job_.round.value);
-  co_return co_await gate_.may_commit();
+/// True: the job goes on from its end; false: a server must come first.
+Task<Result<bool>> Cluster::replay_on() {
+  CENTROID_CO_ASSIGN(const bool is_over, co_await replay_->run());
+  if (is_over) replay_.reset();
+  co_return is_over;
 }
 
 }  // namespace centroid::server

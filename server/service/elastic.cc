@@ -22,28 +22,21 @@ constexpr std::size_t kChunksPerTurn = 4;
 std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
   const bool is_elastic = policy_.is_elastic();
   std::erase_if(members, [&](MemberId id) {
-    return find(id)->is_away || (is_elastic && !open_.machine.may_begin(id));
+    return members_.find(id)->is_away || (is_elastic && !open_.machine.may_begin(id));
   });
-  if (!is_epoch_ahead()) return members;
+  if (!data_.is_epoch_ahead()) return members;
   // What a lost worker had of the older epoch is for one of them, the others take what it leaves.
   const auto held = members.begin() + (job_.returned.will_be_empty() || members.empty() ? 0 : 1);
-  for (auto at = held; at != members.end(); ++at) find(*at)->hold(clock_.now());
+  for (auto at = held; at != members.end(); ++at) members_.find(*at)->hold(clock_.now());
   members.erase(held, members.end());
   return members;
-}
-
-/// Members without a seat in the attempt.
-std::vector<MemberId> Cluster::unseated() const {
-  std::vector<MemberId> out = roster_.ranked();
-  std::erase_if(out, [this](MemberId id) { return open_.attempt->rank_of(id).has_value(); });
-  return out;
 }
 
 /// Who had to wait for slower members, or for an older epoch, may begin, for one of those has come,
 /// or is gone.
 void Cluster::seat_waiting() {
   if (!policy_.applies_each() || !open_.attempt) return;
-  for (const auto& [id, link] : links_) {
+  for (const auto& [id, link] : members_.links) {
     const bool waits = policy_.kind == PolicyKind::kSsp || link->held_since;
     if (waits && !link->is_away && !open_.attempt->rank_of(id)) seat(*link);
   }
@@ -57,27 +50,29 @@ void Cluster::seat(Link& link) {
   if (!policy_.is_elastic() || !open_.attempt || open_.attempt->closed) return;
   // What was lost in this round is handed out when it closes, for which somebody has to contribute.
   const bool may_close = job_.returned.will_be_empty() || !open_.machine.missing().empty();
-  if (job_.returned.is_empty() && may_close && is_epoch_ahead()) {
+  if (job_.returned.is_empty() && may_close && data_.is_epoch_ahead()) {
     link.hold(clock_.now());
     return;
   }
   if (!open_.machine.admit(link.id)) return;
   proto::RoundOpen open = open_.attempt->opens.front();
-  const std::uint64_t wanted = wanted_samples(std::span(&link.id, 1)).front();
+  const std::uint64_t wanted = data_.wanted_samples(std::span(&link.id, 1)).front();
   std::vector<MemberId> members = open_.attempt->members;
-  std::erase_if(members, [this](MemberId id) { return !find(id); });
+  std::erase_if(members, [this](MemberId id) { return !members_.find(id); });
   members.push_back(link.id);
-  const std::uint64_t room = round_room(members);
-  take_part(open, job_.returned.is_empty() ? std::min(wanted, room - std::min(room, open_.samples))
-                                           : wanted);
-  hand_out(link, open);
+  const std::uint64_t room = data_.round_room(members);
+  data_.take_part(open, job_.returned.is_empty()
+                            ? std::min(wanted, room - std::min(room, open_.samples))
+                            : wanted);
+  data_.hand_out(link, open);
   open.rank = Rank(static_cast<std::uint32_t>(open_.attempt->members.size()));
-  open.world = std::max(static_cast<std::uint32_t>(roster_.ranked().size()), open.rank.value + 1);
+  open.world =
+      std::max(static_cast<std::uint32_t>(members_.roster.ranked().size()), open.rank.value + 1);
   open.evaluate = std::exchange(job_.evaluate_next, false);
   open_.attempt->members.push_back(link.id);
   open_.attempt->opens.push_back(open);
   open_.staged.push_back(
-      std::make_unique<StagedContribution>(job_.store->plan(), link.codec, part().size()));
+      std::make_unique<StagedContribution>(job_.store->plan(), link.codec, local_.part().size()));
 }
 
 /// A decision has been made: who has not contributed is not waited for any more.
@@ -86,7 +81,7 @@ void Cluster::leave_out(const RoundDecision& decision) {
   const auto done = open_.machine.contributed();
   for (std::size_t rank = 0; rank < open_.attempt->members.size(); ++rank) {
     const MemberId id = open_.attempt->members[rank];
-    const auto link = find(id);
+    const auto link = members_.find(id);
     if (!link || std::find(done.begin(), done.end(), id) != done.end()) continue;
     open_.attempt->left_out.insert(id);
     if (!policy_.applies_each())  // there everybody but one is left out of every round
@@ -95,7 +90,7 @@ void Cluster::leave_out(const RoundDecision& decision) {
           {{"worker", link->join.name}, {"member", id.value}, {"round", job_.round.value}});
     link->is_away = true;
     if (link->opened != open_.attempt->key()) {  // it did not come to begin
-      return_part(link->part, job_.round);
+      data_.return_part(link->part, job_.round);
       link->part = {};
       continue;
     }
@@ -106,15 +101,15 @@ void Cluster::leave_out(const RoundDecision& decision) {
     else
       settle_late(*link, proto::Outcome::kLate);
   }
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     if (link->late && link->late->staged && !open_.machine.may_come_late(link->late->key.round))
       settle_late(*link, proto::Outcome::kLate);
   open_.parts.clear();
   for (const LateContribution& one : decision.late) {
-    open_.attempt->late.push_back(name_of(one.member));
+    open_.attempt->late.push_back(members_.name_of(one.member));
     open_.parts.push_back(std::move(open_.late_staged.front()));
     open_.parts.back().counts.weight = one.weight;
-    count_told(std::move(open_.parts.back().told));
+    data_.count_told(std::move(open_.parts.back().told));
     open_.late_staged.pop_front();
   }
   CENTROID_CHECK(open_.late_staged.size() == open_.machine.late_waiting());
@@ -123,10 +118,11 @@ void Cluster::leave_out(const RoundDecision& decision) {
 /// A round is committed: its late contributions count, whatever becomes of this server.
 void Cluster::late_counted(const RoundDecision& decision) {
   for (const LateContribution& late : decision.late) {
-    Round& last = job_.counted[name_of(late.member)];  // it may have contributed to this one, too
+    Round& last =
+        job_.counted[members_.name_of(late.member)];  // it may have contributed to this one, too
     last = std::max(last, late.round);
     probe_.staleness(job_.round.value - late.round.value);
-    const auto link = find(late.member);
+    const auto link = members_.find(late.member);
     if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
       settle_late(*link, proto::Outcome::kCarried);
   }
@@ -138,7 +134,7 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
   const bool has_begun = !link.is_brought || link.late->key != link.opened;
-  if (!has_begun) return_part(link.part, link.late->key.round);  // others train it
+  if (!has_begun) data_.return_part(link.part, link.late->key.round);  // others train it
   link.part = {};  // it counts, or is left out of this epoch
   if (!is_carried) link.steps_told = {};
   if (const auto& end = link.pending_end;
@@ -171,14 +167,14 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = part().size(), received = staged->received();
+  const std::uint64_t chunks = local_.part().size(), received = staged->received();
   CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
-  CENTROID_ASSIGN(const bool is_whole, is_whole_elsewhere(link, end));
+  CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
   if (!is_whole) {
     link.pending_end = end;
     return {};
   }
-  CENTROID_TRY(check_norm(link, end, staged->squares()));
+  CENTROID_TRY(round_servers_.check_norm(link, end, staged->squares()));
   link.pending_end.reset();
   const DataPart share = link.part;
   count_end(link, end);
@@ -186,7 +182,7 @@ Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   if (!staged->is_whole()) contribution.weight = 0;
   if (!link.late || link.late->key != key) {
-    count_told(told_of(link, end, share));
+    data_.count_told(told_of(link, end, share));
     CENTROID_ASSIGN(auto decision,
                     open_.machine.contribute(link.id, std::move(contribution), clock_.now()));
     decide(std::move(decision));
@@ -221,7 +217,8 @@ void Cluster::collect_parts(const RoundDecision& decision) {
     part.counts.key = {member, open_.attempt->generation, open_.attempt->round,
                        open_.attempt->number};
     part.counts.weight = part.staged->weight();
-    if (part.counts.weight == 0) part.counts.weight = weight_elsewhere(part.counts.key);
+    if (part.counts.weight == 0)
+      part.counts.weight = round_servers_.weight_elsewhere(part.counts.key);
     parts.push_back(std::move(part));
   }
   for (Part& late : open_.parts) parts.push_back(std::move(late));
@@ -231,9 +228,9 @@ void Cluster::collect_parts(const RoundDecision& decision) {
 /// All parts of a chunk at once, while its sum is in the cache.
 Task<void> Cluster::sum_parts(double total_weight) {
   std::size_t turn = 0;
-  for (const Chunk& chunk : part()) {
+  for (const Chunk& chunk : local_.part()) {
     if (job_.replies && !journal_.has_room()) {
-      const auto waits = journal_wait();
+      const auto waits = round_journal_.begin_wait();
       co_await journal_.room();
     }
     const std::span<float> sum = job_.store->spare(chunk);

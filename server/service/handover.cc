@@ -24,10 +24,10 @@ bool Cluster::holds_newest(const Link& link) const {
 
 bool Cluster::state_is_wanted() const {
   if (!job_.store || job_.store->is_current()) return false;
-  if (stopping_.is_requested || goal_reached() || state_waiters_ > 0) return true;
-  return std::any_of(links_.begin(), links_.end(), [this](const auto& entry) {
+  if (stopping_.is_requested || data_.goal_reached() || state_waiters_ > 0) return true;
+  return std::any_of(members_.links.begin(), members_.links.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
-           roster_.find(entry.first)->state == MemberState::kDraining;
+           members_.roster.find(entry.first)->state == MemberState::kDraining;
   });
 }
 
@@ -44,10 +44,10 @@ Task<Status> Cluster::fetch_state() {
       }
     }
     std::shared_ptr<Link> holder;
-    for (const auto& [id, link] : links_) {
-      const auto rank = roster_.find(id)->rank;
+    for (const auto& [id, link] : members_.links) {
+      const auto rank = members_.roster.find(id)->rank;
       if (!holds_newest(*link)) continue;
-      if (!holder || rank < roster_.find(holder->id)->rank) holder = link;
+      if (!holder || rank < members_.roster.find(holder->id)->rank) holder = link;
     }
     if (!holder) {
       CENTROID_CO_TRY(co_await go_back());
@@ -60,14 +60,14 @@ Task<Status> Cluster::fetch_state() {
                      .chunks = job_.store->plan().chunks().size(),
                      .planes = 1 + job_.store->optimizer().slots()};
     outgoing_.notify_all();
-    while (!job_.store->is_current() && find(holder->id)) {
+    while (!job_.store->is_current() && members_.find(holder->id)) {
       const TimePoint limit = upload_->moved + config_.stall_timeout;
       if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
       const std::string why = "it was asked for the state and sent nothing for " +
                               std::to_string(config_.stall_timeout.count()) + " ms (stall_timeout)";
       tell(events_, log::Level::kWarn, "member.lost",
            {{"worker", holder->join.name}, {"member", holder->id.value}, {"why", why}});
-      roster_.lost(holder->id, why);
+      members_.roster.lost(holder->id, why);
       member_gone(holder->id, Error(ErrorCode::kAborted, why));
     }
     upload_.reset();
@@ -186,17 +186,17 @@ Status Cluster::heed_failures() {
   std::uint64_t votes = 0;
   for (const MemberId member : open_.attempt->members) {  // of equals the one of highest rank
     const auto blame = open_.blamed.find(member);
-    if (blame == open_.blamed.end() || blame->second < votes || !find(member)) continue;
+    if (blame == open_.blamed.end() || blame->second < votes || !members_.find(member)) continue;
     culprit = member;
     votes = blame->second;
   }
   if (votes > 0) {
     const std::string why = "the other workers could not exchange with it at " +
-                            find(culprit)->join.peer_endpoint + " in " +
+                            members_.find(culprit)->join.peer_endpoint + " in " +
                             std::to_string(open_.exchange_failures) +
                             " attempts: is that address reachable from them?";
-    log::error("member.unreachable", {{"worker", name_of(culprit)}, {"why", why}});
-    roster_.lost(culprit, why);
+    log::error("member.unreachable", {{"worker", members_.name_of(culprit)}, {"why", why}});
+    members_.roster.lost(culprit, why);
     member_gone(culprit, Error(ErrorCode::kFailedPrecondition, why));
     open_.exchange_failures = 0;
     open_.blamed.clear();

@@ -43,18 +43,18 @@ Task<Result<JobState>> Cluster::load_initial_file() {
 /// Have rank 0 send its initial values; true when the store is initialised.
 Task<bool> Cluster::initialize() {
   phase_.set(Phase::kInitializing, "the first worker sends the initial parameters");
-  roster_.form(true);
-  const auto ranked = roster_.ranked();
+  members_.roster.form(true);
+  const auto ranked = members_.roster.ranked();
   if (ranked.empty()) co_return false;
   const MemberId first = ranked.front();
-  find(first)->init_requested = find(first)->sends_init = true;
+  members_.find(first)->init_requested = members_.find(first)->sends_init = true;
   initial_.emplace();
   initial_->from = first;
   initial_->is_here.resize(job_.store->plan().chunks().size());
   outgoing_.notify_all();
   // The store goes with its last member, when another one comes.
-  while (job_.store && job_.store->version().value == 0 && find(first) && !stopping_.is_requested &&
-         !gate_.is_deposed())
+  while (job_.store && job_.store->version().value == 0 && members_.find(first) &&
+         !stopping_.is_requested && !gate_.is_deposed())
     if (!co_await changed_.wait(TimePoint::max())) break;
   initial_.reset();
   co_return job_.store&& job_.store->version().value != 0;

@@ -34,7 +34,7 @@ Task<void> Cluster::heed_stop() {
                 : !config_.run_id.empty() && config_.run_id != commands_.stop->run_id;
   const bool is_gone = commands_.stop->version > 0 && !has_model && !replay_;
   const bool is_meant = !commands_.stop->halted.empty() && !keeps_halts();
-  if (config_.resume && !is_other_run && !is_gone && !goal_reached() && !is_meant) {
+  if (config_.resume && !is_other_run && !is_gone && !data_.goal_reached() && !is_meant) {
     if (!has_model)
       job_.run_id = commands_.stop->run_id;  // by which workers that were away look for it
     co_return;
@@ -42,9 +42,9 @@ Task<void> Cluster::heed_stop() {
   log::info("job.stop_forgotten",
             {{"run_id", commands_.stop->run_id},
              {"since", utc(commands_.stop->since_unix_seconds)},
-             {"why", goal_reached() ? "the job is at its goal"
-                     : is_meant     ? "exit_when_finished: who starts this server means to go on"
-                                    : "this is another job"}});
+             {"why", data_.goal_reached() ? "the job is at its goal"
+                     : is_meant ? "exit_when_finished: who starts this server means to go on"
+                                : "this is another job"}});
   commands_.stop.reset();
   co_await commands_.save_now();
 }
@@ -83,9 +83,9 @@ Task<void> Cluster::stay_stopped() {
   epilogue_.reset();
   const auto was_told = [](const auto& one) { return one.second->finish.has_value(); };
   const TimePoint limit = clock_.now() + config_.drain_timeout;
-  while (std::ranges::any_of(links_, was_told) && clock_.now() < limit)
+  while (std::ranges::any_of(members_.links, was_told) && clock_.now() < limit)
     co_await changed_.wait(limit);
-  for (const auto& one : links_)
+  for (const auto& one : members_.links)
     if (was_told(one))
       one.second->session->close(Error(ErrorCode::kAborted, "the job goes on: join again"));
 }

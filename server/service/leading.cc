@@ -51,9 +51,9 @@ Task<void> Cluster::send_workers_away() {
   const bool is_known = present.role == Election::Role::kDeposed;
   const Error where =
       proto::standby_error(is_known ? present.leader : "", is_known ? present.data : "");
-  for (const auto& [id, link] : links_) link->tasks->spawn(link->session->goodbye(where));
+  for (const auto& [id, link] : members_.links) link->tasks->spawn(link->session->goodbye(where));
   const TimePoint limit = clock_.now() + kGoodbye;
-  while (!links_.empty() && clock_.now() < limit) co_await changed_.wait(limit);
+  while (!members_.links.empty() && clock_.now() < limit) co_await changed_.wait(limit);
 }
 
 /// Where the lease is late it is waited for, after a stop not for long.

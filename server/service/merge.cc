@@ -38,12 +38,12 @@ void Cluster::chunk_complete(ChunkId id, double total_weight) {
   }
   if (job_.replies || job_.is_early) job_.store->scale(chunk, total_weight);
   if (job_.is_early && !config_.applies_on_worker()) job_.store->apply(chunk);
-  if (journal_.is_on()) journal_chunk(chunk);
+  if (journal_.is_on()) round_journal_.write_chunk(chunk);
   if (job_.replies)
     encode_reply(id);
   else if (job_.is_early)
     emit(chunk);
-  if (++open_.complete_chunks == part().size()) changed_.notify_all();
+  if (++open_.complete_chunks == local_.part().size()) changed_.notify_all();
 }
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
@@ -52,7 +52,7 @@ void Cluster::emit(const Chunk& chunk) {
   Bytes values = std::as_bytes(std::as_const(*job_.store).spare(chunk));
   const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
-  if (std::any_of(links_.begin(), links_.end(), is_summed)) crc = crc32c(values);
+  if (std::any_of(members_.links.begin(), members_.links.end(), is_summed)) crc = crc32c(values);
   if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
     open_.attempt->payloads.emplace_back(values.begin(), values.end());
     values = open_.attempt->payloads.back();
@@ -69,59 +69,13 @@ Task<void> Cluster::snapshot_room() {
   // A checkpoint that is still being written keeps copies of what changes; past its budget the
   // round waits for it.
   if (!job_.store->snapshot_is_full()) co_return;
-  const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(), "checkpoint",
+  const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(job_), "checkpoint",
                                   "its files: there is no memory for more copies of what they "
                                   "still lack, and run_dir's disk is slower than the rounds");
   while (job_.store->snapshot_is_full()) {
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
     if (!goes_on) co_return;
   }
-}
-
-/// Norm clipping needs the whole mean before the first step. `total_weight`: the sums in spare are
-/// to be made means first; 0: they are means.
-Task<void> Cluster::clip(double total_weight) {
-  if (config_.optimizer.clip_norm == 0) co_return;
-  co_await measure_mean(total_weight);
-  clip_measured();
-}
-
-/// What of the norm lies here.
-Task<void> Cluster::measure_mean(double total_weight) {
-  open_.squares.resize(job_.store->plan().chunks().size());
-  PlaneNorm norm;
-  std::size_t turn = 0;
-  for (const Chunk& chunk : part()) {
-    if (total_weight > 0) job_.store->scale(chunk, total_weight);
-    if (!job_.store->plan().is_buffer(chunk))
-      norm.add(chunk.position, std::as_const(*job_.store).spare(chunk));
-    open_.squares[chunk.id.value] = norm.end_chunk();
-    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-  }
-}
-
-float Cluster::clip_measured() {
-  PlaneNorm norm;
-  for (const Chunk& chunk : fragment().chunks) norm.add_chunk(open_.squares[chunk.id.value]);
-  return clip_to(norm.value());
-}
-
-float Cluster::clip_to(double norm) {
-  totals_.gradient_norm = norm;
-  const float factor = clip_factor(norm, config_.optimizer.clip_norm);
-  job_.store->set_gradient_factor(factor);
-  if (factor != 1) ++totals_.clipped;
-  probe_.gradient_norm(totals_.gradient_norm, factor != 1);
-  return factor;
-}
-
-const FragmentPlan::Fragment& Cluster::fragment() const {
-  return job_.fragments[job_.fragments.turn(job_.store->optimizer_step())];
-}
-
-bool Cluster::has_turn(const Chunk& chunk) const {
-  return job_.fragments.number_of(chunk.tensor) ==
-         job_.fragments.turn(job_.store->optimizer_step());
 }
 
 Task<Status> Cluster::merge(RoundDecision decision) {
@@ -134,7 +88,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     collect_parts(decision);
     co_await sum_parts(decision.total_weight);
   }
-  const std::vector<Chunk>& mine = part();
+  const std::vector<Chunk>& mine = local_.part();
   const std::size_t chunks = config_.is_peer_to_peer() ? 0 : mine.size();
   if (open_.complete_chunks < chunks) {
     const auto missing = [this, chunks] {
@@ -142,7 +96,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
              " chunks wait for memory: until slower workers have read the results before, or the "
              "journal's disk has taken what came";
     };
-    const auto waits = waits_.begin(WaitCause::kCredit, present_round(), "workers", missing);
+    const auto waits = waits_.begin(WaitCause::kCredit, present_round(job_), "workers", missing);
     while (open_.complete_chunks < chunks) {
       if (!co_await changed_.wait(TimePoint::max()))
         co_return Error(ErrorCode::kCancelled, "the server is stopping");
@@ -151,14 +105,14 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   }
   if (job_.reply_failure) co_return *job_.reply_failure;
   if (!job_.is_early && !job_.replies) {  // the sums change now
-    const auto waits = journal_wait();
+    const auto waits = round_journal_.begin_wait();
     co_await journal_.drained();
   }
   const bool is_spread = spread_.has_others();
   std::uint64_t written = 0;
-  if (!is_spread) written = journal_end(journal::Kind::kCommit, decision);
+  if (!is_spread) written = round_journal_.end_round(journal::Kind::kCommit, decision);
   if (config_.applies_on_worker() && !is_spread)
-    CENTROID_CO_TRY(co_await written_in_journal(written));
+    CENTROID_CO_TRY(co_await round_journal_.written(written));
   const TimePoint begin = clock_.now();
   const auto outcome = proto::Outcome::kCommitted;
   const auto contributors =
@@ -166,14 +120,16 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   const bool clips = config_.optimizer.clip_norm > 0;
   TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
   Status prepared;
-  if (is_imaging_) {
-    const auto waits = waits_.begin(WaitCause::kState, present_round(), kStateCopy,
+  if (images_.is_copying()) {
+    const auto waits = waits_.begin(WaitCause::kState, present_round(job_), kStateCopy,
                                     "it is made for a reader or a worker, of one version");
-    while (is_imaging_) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+    while (images_.is_copying())
+      co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   if (is_spread) {
     open_.squares.resize(job_.store->plan().chunks().size());
-    elsewhere.spawn(prepare_elsewhere(std::make_shared<const RoundDecision>(decision), &prepared));
+    elsewhere.spawn(round_servers_.prepare_elsewhere(
+        std::make_shared<const RoundDecision>(decision), &prepared));
   }
   if (config_.is_peer_to_peer()) {
     close_attempt(outcome, decision.total_weight, contributors, "");
@@ -182,38 +138,38 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     co_await elsewhere.join();
     if (is_spread && prepared.ok() && clips) {
       if (job_.replies)
-        CENTROID_CO_TRY(co_await measure_replies());
+        CENTROID_CO_TRY(co_await local_.measure_replies());
       else
-        co_await measure_mean(0);
-      prepared = co_await step_elsewhere(clip_measured());
+        co_await local_.measure_mean(0);
+      prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
     }
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-    if (is_spread) CENTROID_CO_TRY(co_await commit_in_journal(decision));
+    if (is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(decision));
     close_attempt(outcome, decision.total_weight, contributors, "");
     if (job_.replies && clips && !is_spread) {
-      CENTROID_CO_TRY(co_await measure_replies());
-      clip_measured();
+      CENTROID_CO_TRY(co_await local_.measure_replies());
+      local_.clip_measured();
     } else if (!is_spread) {
-      co_await clip(0);
+      co_await local_.clip(0);
     }
     const auto attempt = open_.attempt;
     for (std::size_t turn = 0; turn < chunks; ++turn) {
       if (job_.replies)
-        CENTROID_CO_TRY(apply_reply(attempt->pieces[turn]));
+        CENTROID_CO_TRY(local_.apply_reply(attempt->pieces[turn]));
       else
         job_.store->shadow_apply(mine[turn]);
       if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
     }
     job_.store->commit_in_place(mine);
-    if (job_.replies) commit_replies();
+    if (job_.replies) local_.commit_replies();
   } else {
     std::size_t turn = 0;
     if (clips) {
-      co_await measure_mean(decision.total_weight);
+      co_await local_.measure_mean(decision.total_weight);
       co_await elsewhere.join();
       if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
-      const float factor = clip_measured();
-      if (is_spread) elsewhere.spawn(prepare_elsewhere(factor, &prepared));
+      const float factor = local_.clip_measured();
+      if (is_spread) elsewhere.spawn(round_servers_.prepare_elsewhere(factor, &prepared));
     }
     for (const Chunk& chunk : mine) {
       if (job_.is_early) break;  // applied and sent when it was complete
@@ -225,15 +181,15 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     co_await elsewhere.join();
     if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
     if (is_spread)
-      CENTROID_CO_TRY(co_await commit_in_journal(decision));
+      CENTROID_CO_TRY(co_await round_journal_.commit(decision));
     else
-      CENTROID_CO_TRY(co_await written_in_journal(written));
+      CENTROID_CO_TRY(co_await round_journal_.written(written));
     job_.store->commit_swap(mine);
     fault::point("round.before_close");
     close_attempt(outcome, decision.total_weight, contributors, "");
   }
   if (is_spread) fault::point("servers.committed");
-  if (is_spread) co_await commit_elsewhere();
+  if (is_spread) co_await round_servers_.commit_elsewhere();
   static const trace::Lane kLane("rounds");
   probe_.apply().ended(kLane, begin, clock_.now(), job_.round.value);
   static const trace::EventLane kRounds("periods");
@@ -259,7 +215,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     totals_.round_told = clock_.now();
     events_.publish("round.committed", {{"round", job_.round.value},
                                         {"version", job_.store->version().value},
-                                        {"generation", roster_.generation().value},
+                                        {"generation", members_.roster.generation().value},
                                         {"contributors", contributors},
                                         {"samples", open_.tally.samples},
                                         {"seconds", elapsed},
@@ -267,7 +223,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
                                         {"rounds", std::exchange(totals_.rounds_untold, 0)}});
   }
   for (const MemberId member : decision.contributors) {
-    job_.counted[name_of(member)] = job_.round;
+    job_.counted[members_.name_of(member)] = job_.round;
     probe_.staleness(0);
   }
   late_counted(decision);

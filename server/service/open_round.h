@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "server/aggregate/round_machine.h"
 #include "server/service/attempt.h"
 #include "server/service/cluster_parts.h"
+#include "server/state/job_state.h"
 
 namespace centroid::server {
 
@@ -39,5 +41,9 @@ struct OpenRound {
   std::map<MemberId, std::uint64_t> blamed;  ///< by members that failed, in this round
   std::set<MemberId> failed;                 ///< who could not complete this attempt
 };
+
+/// Its name in waits, with the fragment whose turn it is, where there are several. `of`: of this
+/// attempt's round.
+std::string present_round(const JobState& job, const Attempt* of = nullptr);
 
 }  // namespace centroid::server

@@ -65,7 +65,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       if (policy_.is_elastic()) {
         const Attempt::Key key = open_.attempt->key();
         if (link->version != open_.attempt->version) {
-          CENTROID_CO_ASSIGN(const bool is_there, co_await bring_state(link, session, key));
+          CENTROID_CO_ASSIGN(const bool is_there, co_await images_.bring_state(link, session, key));
           if (!is_there) continue;
         }
         if (!link->late) {
@@ -91,7 +91,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       }
       if (link->route != spread_.route.version && !spread_.route.servers.empty()) {
         link->route = spread_.route.version;
-        if (!link->is_told_of) tell_opened();  // it goes there next
+        if (!link->is_told_of) round_servers_.tell_opened();  // it goes there next
         const proto::Route route = spread_.route;
         const auto head = proto::encode(route);
         const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
@@ -148,9 +148,9 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       proto::StateMark mark;
       mark.version = job_.store->version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
-    } else if (!attempt && link->finish && needs_last_state(*link)) {
+    } else if (!attempt && link->finish && images_.needs_last_state(*link)) {
       if (!link->behind)
-        CENTROID_CO_TRY(co_await bring_last_state(link, session));
+        CENTROID_CO_TRY(co_await images_.bring_last_state(link, session));
       else if (!co_await outgoing_.wait(TimePoint::max()))
         co_return Status();
     } else if (!attempt && link->finish) {
@@ -177,7 +177,7 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
   const auto what = [&] { return state_on_its_way(version, piece, pieces); };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
-  const auto elsewhere = fetch_elsewhere(*link->tasks, version, planes);
+  const auto elsewhere = servers_.fetch_elsewhere(*link->tasks, version, planes);
   for (std::size_t plane = 0; plane < planes; ++plane) {
     for (const Chunk& chunk : job_.store->plan().chunks()) {
       ++piece;
@@ -195,7 +195,7 @@ Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, V
         wanted.version = version;
         wanted.plane = message.plane;
         wanted.chunk = chunk.id;
-        CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(wanted));
+        CENTROID_CO_ASSIGN(fetched, co_await servers_.fetch_chunk(wanted));
         values = fetched;
       } else {
         values = std::as_bytes(plane == 0 ? job_.store->params(chunk)

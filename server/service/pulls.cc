@@ -74,7 +74,7 @@ Task<void> Cluster::Pulls::serve(Session& session, TaskGroup& tasks,
 /// The store has the values of a version, and keeps them while no round is merged.
 Status Cluster::Pulls::may_copy() const {
   if (cluster_.is_loading_ || cluster_.replay_ || cluster_.spread_.lost_since ||
-      cluster_.has_lost_server())
+      cluster_.servers_.has_lost_server())
     return Error(ErrorCode::kUnavailable,
                  "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
   if (!cluster_.job_.store || cluster_.job_.store->version().value == 0)
@@ -180,7 +180,7 @@ Task<void> Cluster::Pulls::tell(Session& session, std::shared_ptr<const bool> is
   }
 }
 
-/// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may
+/// No round is merged meanwhile (`begin_copy`); one that was being merged when this began may
 /// commit.
 Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who) {
   bool is_making = false;
@@ -190,7 +190,7 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, 
   const auto waits = cluster_.waits_.begin(WaitCause::kState, std::move(who), kStateCopy, what);
   const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
   for (;;) {
-    while (cluster_.is_imaging_) {
+    while (cluster_.images_.is_copying()) {
       const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
       if (cluster_.clock_.now() >= limit)
@@ -200,7 +200,7 @@ Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, 
     }
     Status copied;
     {
-      const Raised imaging(cluster_.is_imaging_, cluster_.changed_);
+      const Raised imaging = cluster_.images_.begin_copy();
       is_making = true;
       copied = co_await fill_once(copy, tasks);
     }
@@ -233,7 +233,9 @@ Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& ta
     one.head.chunk = place.chunk.id;
     one.bytes = place.chunk.elements * sizeof(float);
   }
-  const auto fetch = [&cluster](proto::ServerChunk head) { return cluster.fetch_chunk(head); };
+  const auto fetch = [&cluster](proto::ServerChunk head) {
+    return cluster.servers_.fetch_chunk(head);
+  };
   ChunkFetcher elsewhere(cluster.executor_, tasks, fetch, std::move(wanted));
   const std::span<float> into = copy->values.as<float>();
   std::size_t turn = 0;

@@ -105,7 +105,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   };
   if (!is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(remove_newer)));
   if (is_marked) {
-    const auto waits = journal_wait();
+    const auto waits = round_journal_.begin_wait();
     co_await journal_.drop_attempt();  // from here on nothing is written to it
   }
   const auto mark = std::make_shared<RestoreMark>();
@@ -150,7 +150,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   CENTROID_CO_ASSIGN(JobState next, co_await load_checkpoint(chosen));
   go_on_from(std::move(next));
   fault::point("restore.loaded");
-  forget_servers();  // the chunks are here, and are placed anew
+  servers_.forget_servers();  // the chunks are here, and are placed anew
   await_members_again();
   tell(events_, log::Level::kWarn, "checkpoint.restored",
        {{"path", view.path},
@@ -164,12 +164,12 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
 Task<void> Cluster::dismiss_everybody(std::string why) {
   std::vector<std::weak_ptr<Link>> leaving;
   std::vector<MemberId> members;
-  for (const auto& [id, link] : links_) {
+  for (const auto& [id, link] : members_.links) {
     leaving.push_back(link);
     members.push_back(id);
   }
   for (const MemberId id : members)
-    if (roster_.leave(id, why))
+    if (members_.roster.leave(id, why))
       member_gone(id, Error(ErrorCode::kAborted, "fenced: " + why + "; join again"));
   const TimePoint limit = clock_.now() + config_.drain_timeout;
   const auto is_there = [](const std::weak_ptr<Link>& one) { return !one.expired(); };

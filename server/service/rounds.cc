@@ -25,18 +25,6 @@ std::uint64_t workers_here(const Roster& roster) {
 
 }  // namespace
 
-bool Cluster::goal_reached() const {
-  return (config_.epochs > 0 && job_.epoch >= config_.epochs) ||
-         (config_.rounds > 0 && job_.round.value > config_.rounds);
-}
-
-/// The open round reaches the goal when it is committed.
-bool Cluster::is_last_round() const {
-  return (config_.rounds > 0 && job_.round.value >= config_.rounds) ||
-         (config_.epochs > 0 && job_.epoch + 1 >= config_.epochs &&
-          job_.offset + open_.samples >= job_.agreed->train_samples && job_.returned.is_empty());
-}
-
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
 /// for a worker may have gone with what was lost. `keep_min_workers` always are.
 Task<bool> Cluster::wait_for_members() {
@@ -46,12 +34,12 @@ Task<bool> Cluster::wait_for_members() {
   const bool is_start = trained_rounds_ == 0 && !is_over;
   const std::uint64_t needed = is_start ? config_.min_workers : aggregate_.least();
   std::uint64_t present = 0;
-  for (const auto& [id, link] : links_)
-    present += roster_.find(id)->state != MemberState::kDraining &&
+  for (const auto& [id, link] : members_.links)
+    present += members_.roster.find(id)->state != MemberState::kDraining &&
                        !(link->is_away && !policy_.is_elastic())
                    ? 1
                    : 0;
-  const std::uint64_t here = workers_here(roster_), kept = config_.keep_min_workers;
+  const std::uint64_t here = workers_here(members_.roster), kept = config_.keep_min_workers;
   const bool has_begun = present >= needed;
   if (has_begun && here >= kept) co_return true;
   std::string why("min_workers");
@@ -81,8 +69,8 @@ void Cluster::await_members_again() {
 
 /// Tell drained members that no round follows for them, whether or not the others go on.
 void Cluster::dismiss_drained() {
-  for (const auto& [id, link] : links_) {
-    if (roster_.find(id)->state != MemberState::kDraining || link->finish) continue;
+  for (const auto& [id, link] : members_.links) {
+    if (members_.roster.find(id)->state != MemberState::kDraining || link->finish) continue;
     link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
                                  .version = job_.store->version(),
                                  .text = "drained by an operator"};
@@ -101,9 +89,9 @@ Task<Status> Cluster::run_rounds() {
     if (is_changed_) co_await apply_changes();
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     // The state at the goal is only there when all servers are.
-    const bool is_whole = !spread_.lost_since && !has_lost_server();
-    if (stopping_.is_requested || (goal_reached() && is_whole)) {
-      if (goal_reached()) end_epochs(true);  // what is under way now is left out
+    const bool is_whole = !spread_.lost_since && !servers_.has_lost_server();
+    if (stopping_.is_requested || (data_.goal_reached() && is_whole)) {
+      if (data_.goal_reached()) data_.end_epochs(true);  // what is under way now is left out
       co_return Status();
     }
     dismiss_drained();
@@ -116,7 +104,7 @@ Task<Status> Cluster::run_rounds() {
     if (replay_) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (is_over) continue;
-      phase_.set(Phase::kWaiting, replay_->why);
+      phase_.set(Phase::kWaiting, replay_->reason());
       if (!co_await changed_.wait(TimePoint::max())) co_return Status();
       continue;
     }
@@ -136,8 +124,8 @@ Task<Status> Cluster::run_rounds() {
     }
     CENTROID_CO_TRY(co_await start_journal());
     if (config_.keeps_journal() && !journal_.is_on()) continue;
-    skip_empty_epoch_end();
-    if (goal_reached()) continue;
+    data_.skip_empty_epoch_end();
+    if (data_.goal_reached()) continue;
     phase_.set(Phase::kTraining, "");
     CENTROID_CO_TRY(co_await one_round());
   }
@@ -167,7 +155,7 @@ Task<void> Cluster::apply_changes() {
 
 /// What looks at settings when it is told to; the rest looks at them between two rounds.
 void Cluster::settings_changed() {
-  roster_.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
+  members_.roster.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
   log::set_level(log::parse_level(config_.log_level).value());
   is_changed_ = true;
   changed_.notify_all();
@@ -179,7 +167,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   open_.looked_at = clock_.now();
   job_.aggregator->begin({});  // gives credit back by the ranks of the attempt before
   open_.attempt = std::make_shared<Attempt>();
-  open_.attempt->generation = roster_.generation();
+  open_.attempt->generation = members_.roster.generation();
   open_.attempt->round = job_.round;
   open_.attempt->number = job_.attempts++;
   open_.attempt->resend = resend;
@@ -194,12 +182,13 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   open_.attempt->opens = std::move(shares);
   open_.attempt->peers.generation = open_.attempt->generation;
   for (const MemberId member : open_.attempt->members) {
-    const proto::Join& join = find(member)->join;
+    const proto::Join& join = members_.find(member)->join;
     open_.attempt->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
   }
   // Who begins at another time, with a policy that lets them, is one of the workers all the same.
   const std::size_t seats = open_.attempt->members.size(),
-                    world = policy_.is_elastic() ? std::max(roster_.ranked().size(), seats) : seats;
+                    world = policy_.is_elastic() ? std::max(members_.roster.ranked().size(), seats)
+                                                 : seats;
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < seats; ++rank) {
     proto::RoundOpen& open = open_.attempt->opens[rank];
@@ -213,12 +202,12 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
     open.resend = resend;
     open.steps_before = config_.local_steps > 1 ? job_.steps_before : 0;
     // What is made after a contribution goes into the next one: there is none behind the last.
-    open.overlap = is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
-    open.evaluate = evaluator(open_.attempt->members) == rank;
+    open.overlap = data_.is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
+    open.evaluate = data_.evaluator(open_.attempt->members) == rank;
     if (open.evaluate) job_.evaluate_next = false;
-    hand_out(*find(open_.attempt->members[rank]), open);
-    if (!policy_.is_elastic()) find(open_.attempt->members[rank])->pending_end.reset();
-    codecs.push_back(find(open_.attempt->members[rank])->codec);
+    data_.hand_out(*members_.find(open_.attempt->members[rank]), open);
+    if (!policy_.is_elastic()) members_.find(open_.attempt->members[rank])->pending_end.reset();
+    codecs.push_back(members_.find(open_.attempt->members[rank])->codec);
   }
   if (generation_told_ != open_.attempt->generation) {
     generation_told_ = open_.attempt->generation;
@@ -226,7 +215,7 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
                                           {"world", open_.attempt->members.size()},
                                           {"round", job_.round.value}});
   }
-  if (job_.replies) begin_replies();
+  if (job_.replies) local_.begin_replies();
   open_.complete_chunks = 0;
   open_.failed.clear();
   open_.tally = {};
@@ -240,11 +229,12 @@ void Cluster::open_attempt(std::vector<MemberId> members, std::vector<proto::Rou
   if (policy_.is_elastic())
     for (const auto& codec : codecs)
       open_.staged.push_back(
-          std::make_unique<StagedContribution>(job_.store->plan(), codec, part().size()));
+          std::make_unique<StagedContribution>(job_.store->plan(), codec, local_.part().size()));
   job_.aggregator->begin(std::move(codecs));
   open_.machine.open(job_.round, open_.attempt->number, open_.attempt->members,
-                     policy_.is_elastic() ? unseated() : std::vector<MemberId>(), clock_.now());
-  tell_opened();
+                     policy_.is_elastic() ? wait_report_.unseated() : std::vector<MemberId>(),
+                     clock_.now());
+  round_servers_.tell_opened();
   outgoing_.notify_all();
 }
 
@@ -258,7 +248,7 @@ void Cluster::decide(RoundDecision decision) {
   // Of one that closes without some, or whose members are here but had no samples, that is not
   // said.
   const bool has_lost = !policy_.is_elastic() && contributors < config_.keep_min_workers &&
-                        workers_here(roster_) < config_.keep_min_workers;
+                        workers_here(members_.roster) < config_.keep_min_workers;
   if (decision.action == RoundAction::kMerge && (is_short || has_lost)) {
     decision.action = RoundAction::kDeserted;
     decision.text = std::to_string(contributors) + " contributions, ";
@@ -280,21 +270,21 @@ void Cluster::decide(RoundDecision decision) {
 Task<Status> Cluster::one_round() {
   co_await snapshot_room();
   {
-    const auto waits = journal_wait();
-    co_await journal_.begin_attempt(journal_base());
+    const auto waits = round_journal_.begin_wait();
+    co_await journal_.begin_attempt(round_journal_.base());
   }
-  roster_.form(true);
-  end_epochs();  // a late share may have been dropped while no round was open
-  auto members = seated(roster_.ranked());
+  members_.roster.form(true);
+  data_.end_epochs();  // a late share may have been dropped while no round was open
+  auto members = seated(members_.roster.ranked());
   // What has come late with asp or ssp takes a round each, before anybody begins anew.
   const bool is_for_late = policy_.applies_each() && open_.machine.has_late();
   if (is_for_late) members.clear();
   if (members.empty() && !is_for_late) {
-    const bool waits = policy_.is_elastic() || !links_.empty();
+    const bool waits = policy_.is_elastic() || !members_.links.empty();
     if (waits) co_await changed_.wait(TimePoint::max());
     co_return Status();
   }
-  auto shares = make_shares(members);
+  auto shares = data_.make_shares(members);
   open_.opened = clock_.now();
   probe_.position(job_.round.value, job_.store->version().value, job_.epoch);
   open_attempt(std::move(members), std::move(shares), false);
@@ -313,7 +303,7 @@ Task<Status> Cluster::one_round() {
       if (!open_.decision) leave_silent_out();
       if (!open_.decision) seat_waiting();
       results_taken();
-      if (has_lost_server()) {
+      if (servers_.has_lost_server()) {
         close_attempt(proto::Outcome::kAborted, 0, 0, "a server is gone");
         co_return Status();
       }
@@ -337,10 +327,10 @@ Task<Status> Cluster::one_round() {
         probe_.round_skipped();
         tell(events_, log::Level::kWarn, "round.skipped",
              {{"round", job_.round.value},
-              {"worker", name_of(decision.culprit)},
+              {"worker", members_.name_of(decision.culprit)},
               {"why", decision.text}});
-        const std::uint64_t number = journal_end(journal::Kind::kSkip, decision);
-        CENTROID_CO_TRY(co_await written_in_journal(number));
+        const std::uint64_t number = round_journal_.end_round(journal::Kind::kSkip, decision);
+        CENTROID_CO_TRY(co_await round_journal_.written(number));
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
         checkpoint_behind_round();
@@ -350,15 +340,15 @@ Task<Status> Cluster::one_round() {
         const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
         Error halt(ErrorCode::kFailedPrecondition,
                    "JIDOKA HALT: worker " + (rank ? std::to_string(*rank) + " " : std::string()) +
-                       "(" + name_of(decision.culprit) + "): " + decision.text);
+                       "(" + members_.name_of(decision.culprit) + "): " + decision.text);
         close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
         co_return halt;
       }
       case RoundAction::kRetry:
         CENTROID_CO_TRY(heed_failures());
         {
-          const auto waits = journal_wait();
-          co_await journal_.begin_attempt(journal_base());
+          const auto waits = round_journal_.begin_wait();
+          co_await journal_.begin_attempt(round_journal_.base());
         }
         if (retry(decision)) break;
         co_return Status();
@@ -385,7 +375,7 @@ void Cluster::leave_silent_out() {
   open_.looked_at = now;  // from where the next look is counted, where nobody can be left out
   std::vector<MemberId> silent;
   for (const MemberId member : open_.machine.missing()) {
-    const auto link = find(member);
+    const auto link = members_.find(member);
     const bool was_told = link && link->opened == open_.attempt->key();
     // A median takes chunks when all are there, and holds nobody up meanwhile.
     const bool awaits_others = aggregate_.is_mean() && was_told &&
@@ -407,14 +397,14 @@ void Cluster::leave_silent_out() {
   if (silent.empty()) return;
   std::string names;
   for (const MemberId member : silent)
-    names.append(names.empty() ? "" : ", ").append(name_of(member));
+    names.append(names.empty() ? "" : ", ").append(members_.name_of(member));
   if (decision.action == RoundAction::kRetry)
     decision.text = names + ": no contribution within round_timeout, " +
                     std::to_string(config_.round_timeout.count()) + " ms (at most " +
                     std::to_string(kMostRoundTimeouts) + " times that of who came late)";
   else
     for (const MemberId member : silent) job_.aggregator->absent(*open_.attempt->rank_of(member));
-  for (const MemberId member : silent) set_silent(*find(member));
+  for (const MemberId member : silent) set_silent(*members_.find(member));
   decide(std::move(decision));
 }
 
@@ -425,7 +415,7 @@ void Cluster::set_silent(Link& link) {
   events_.publish(
       "member.left_out",
       {{"worker", link.join.name}, {"member", link.id.value}, {"round", job_.round.value}});
-  part_lost(link);
+  data_.part_lost(link);
   link.is_away = true;
   link.late.emplace();
   link.late->key = open_.attempt->key();
@@ -444,25 +434,25 @@ bool Cluster::retry(const RoundDecision& decision) {
       {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
   const auto old = open_.attempt;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
-  if (config_.is_peer_to_peer()) roster_.renew();
-  roster_.form(false);
+  if (config_.is_peer_to_peer()) members_.roster.renew();
+  members_.roster.form(false);
   std::vector<MemberId> members;
   std::vector<proto::RoundOpen> shares;
   for (std::size_t rank = 0; rank < old->members.size(); ++rank) {
-    const auto link = find(old->members[rank]);
+    const auto link = members_.find(old->members[rank]);
     if (!link || link->is_away) continue;  // away: silent
     members.push_back(old->members[rank]);
     shares.push_back(old->opens[rank]);
   }
-  const bool is_short =
-      std::max<std::uint64_t>(members.size(), workers_here(roster_)) < config_.keep_min_workers;
+  const bool is_short = std::max<std::uint64_t>(members.size(), workers_here(members_.roster)) <
+                        config_.keep_min_workers;
   if (members.empty() || is_short) return false;
   // The sum begins anew: a whole contribution of one that has gone was in it, and cannot be had
   // again. Whose was not whole has given its share back when it went.
   for (const MemberId member : open_.machine.contributed())
-    if (!find(member)) {
+    if (!members_.find(member)) {
       const proto::RoundOpen& open = old->opens[*old->rank_of(member)];
-      return_part({open.epoch, open.begin, open.end}, job_.round);
+      data_.return_part({open.epoch, open.begin, open.end}, job_.round);
     }
   open_attempt(std::move(members), std::move(shares), true);
   return true;
@@ -482,7 +472,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   closed.contributors = contributors;
   closed.reason = reason;
   open_.attempt->closed = closed;
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     if (link->late && link->late->key == open_.attempt->key()) link->late->closed = closed;
 
   RoundView view;
@@ -501,7 +491,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
   for (const MemberId member : open_.attempt->members) {
     const auto done = open_.machine.contributed();
     const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
-    (is_in ? view.contributors : view.missing).push_back(name_of(member));
+    (is_in ? view.contributors : view.missing).push_back(members_.name_of(member));
   }
   view.late = open_.attempt->late;
   view.scalars = open_.tally.scalars;
@@ -510,7 +500,7 @@ void Cluster::close_attempt(proto::Outcome outcome, double weight, std::uint32_t
       std::clamp(kHistoryNames / std::max<std::size_t>(1, names), kLeastHistory, kHistory);
   job_.history.push_front(std::move(view));
   while (job_.history.size() > most) job_.history.pop_back();
-  forget_departed();
+  round_servers_.forget_departed();
   outgoing_.notify_all();
 }
 
@@ -520,16 +510,16 @@ void Cluster::round_over() {
   open_.exchange_failures = 0;
   open_.blamed.clear();
   ++trained_rounds_;
-  const DataPosition next = next_position();
+  const DataPosition next = data_.next_position();
   job_.returned.commit();
-  coordinate();
+  data_.coordinate();
   const bool is_epoch_over = next.epoch != job_.epoch;
   if (const std::uint64_t every = config_.checkpoint_every_epochs; every > 0)
     epoch_checkpoint_due_ = epoch_checkpoint_due_ || next.epoch / every != job_.epoch / every;
   job_.epoch = next.epoch;
   job_.offset = next.offset;
   if (is_epoch_over) job_.evaluate_next = true;
-  end_epochs();
+  data_.end_epochs();
 }
 
 }  // namespace centroid::server

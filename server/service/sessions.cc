@@ -144,7 +144,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
       }
       case Kind::kLeave: {
         CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
-        if (cluster_.roster_.leave(link_->id, leave.reason)) {
+        if (cluster_.members_.roster.leave(link_->id, leave.reason)) {
           tell(cluster_.events_, log::Level::kInfo, "member.left",
                {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
           cluster_.probe_.member_left();
@@ -180,7 +180,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
     shard_ = std::move(admitted);
     const auto reply = proto::encode(terms.value());
     CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
-    cluster_.tell_tokens(*shard_);
+    cluster_.servers_.tell_tokens(*shard_);
     co_return Status();
   }
 
@@ -204,7 +204,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
     Result<proto::JoinReply> admitted = proto::JoinReply();
     Status fits;
     const bool is_valid = cluster_.check_join(session, *message).ok();  // else `admit` says why
-    if (is_valid) fits = co_await cluster_.reckon_worker(*message);
+    if (is_valid) fits = co_await cluster_.servers_.reckon_worker(*message);
     if (fits.ok())
       admitted = cluster_.admit(session, std::move(message).value());
     else
@@ -217,7 +217,7 @@ class Cluster::MemberSink final : public transport::FrameSink {
       CENTROID_CO_TRY(co_await session.respond_error(frame.header, admitted.error()));
       co_return std::move(admitted).error();
     }
-    link_ = cluster_.find(admitted->member);
+    link_ = cluster_.members_.find(admitted->member);
     link_->tasks = &tasks_;
     const auto reply = proto::encode(admitted.value());
     CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
@@ -277,7 +277,7 @@ Task<void> Cluster::serve(std::unique_ptr<transport::Connection> connection) {
   session->close(cause);
   if (sink.shard()) shards_.left(sink.shard(), cause);
   if (const auto& link = sink.link(); link && !link->is_gone) {
-    if (roster_.lost(link->id, cause.to_string())) {
+    if (members_.roster.lost(link->id, cause.to_string())) {
       tell(events_, log::Level::kWarn, "member.lost",
            {{"worker", link->join.name}, {"member", link->id.value}, {"why", cause}});
       probe_.member_dead();
@@ -306,7 +306,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
     return proto::not_yet_error("server '" + spread_.lost +
                                 "' is gone with its chunks: " + phase_.reason());
   if (replay_ && !epilogue_)
-    return proto::not_yet_error("the journal is being replayed: " + replay_->why +
+    return proto::not_yet_error("the journal is being replayed: " + replay_->reason() +
                                 " (`centroidctl waits`, GET /v1/waits)");
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
@@ -341,7 +341,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   if (config_.is_peer_to_peer()) {
     CENTROID_ASSIGN(const CodecSpec theirs,
                     CodecSpec::parse(job_.agreed ? job_.agreed->codec : join.codec));
-    if (!links_.empty() && codec != theirs)
+    if (!members_.links.empty() && codec != theirs)
       return refuse("its codec is '" + codec.to_string() + "', the other workers' is '" +
                     theirs.to_string() + "'; with exchange " + config_.exchange +
                     " they decode each other's: give all the same (--codec)");
@@ -385,20 +385,21 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
 Round Cluster::counted_of(const std::string& name) const {
   if (open_.attempt && !open_.attempt->closed)
     for (const MemberId member : open_.machine.contributed())
-      if (name_of(member) == name) return open_.attempt->round;
+      if (members_.name_of(member) == name) return open_.attempt->round;
   Round late;
   for (const Part& part : open_.late_staged)  // they count in one of the next
-    if (name_of(part.counts.key.member) == name) late = std::max(late, part.counts.key.round);
+    if (members_.name_of(part.counts.key.member) == name)
+      late = std::max(late, part.counts.key.round);
   if (late != Round()) return late;
   for (const Part& part : open_.parts)  // of the round that is being merged
-    if (name_of(part.counts.key.member) == name) return part.counts.key.round;
+    if (members_.name_of(part.counts.key.member) == name) return part.counts.key.round;
   const auto found = job_.counted.find(name);
   return found == job_.counted.end() ? Round() : found->second;
 }
 
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   CENTROID_TRY(gate_.check_lead());
-  if (links_.empty() && job_.store && job_.store->version().value == 0 && !is_loading_) {
+  if (members_.links.empty() && job_.store && job_.store->version().value == 0 && !is_loading_) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_.reset();
     go_on_from(JobState());
@@ -414,19 +415,20 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   }
   join.manifest = {};  // the store has it
   if (!job_.agreed && !epilogue_) job_.agreed = join;
-  if (links_.empty() && job_.agreed) job_.agreed->codec = join.codec;
+  if (members_.links.empty() && job_.agreed) job_.agreed->codec = join.codec;
   const Round counted = counted_of(join.name);
-  CENTROID_ASSIGN(const auto joined, roster_.join(join.name, session.peer().address, clock_.now(),
-                                                  clock_.unix_seconds()));
+  CENTROID_ASSIGN(const auto joined, members_.roster.join(join.name, session.peer().address,
+                                                          clock_.now(), clock_.unix_seconds()));
   if (joined.fenced) {
     log::warn(
         "member.fenced",
         {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
     events_.publish("member.lost", {{"worker", join.name},
                                     {"member", joined.fenced->value},
-                                    {"why", roster_.find(*joined.fenced)->reason}});
-    member_gone(*joined.fenced, Error(ErrorCode::kFailedPrecondition,
-                                      "superseded: " + roster_.find(*joined.fenced)->reason));
+                                    {"why", members_.roster.find(*joined.fenced)->reason}});
+    member_gone(*joined.fenced,
+                Error(ErrorCode::kFailedPrecondition,
+                      "superseded: " + members_.roster.find(*joined.fenced)->reason));
   }
   auto link = std::make_shared<Link>();
   link->id = joined.member;
@@ -439,7 +441,7 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   link->join = std::move(join);
   link->finish = epilogue_;
   if (epilogue_) link->version = epilogue_->version;  // it needs none of the state
-  links_[link->id] = link;
+  members_.links[link->id] = link;
   probe_.member_joined();
   tell(events_, log::Level::kInfo, "member.joined",
        {{"worker", link->join.name},
@@ -448,7 +450,8 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
         {"devices", link->join.devices},
         {"batch", link->join.batch}});
   changed_.notify_all();
-  for (const auto& [name, server] : shards_.present()) tell_tokens(*server);  // it goes there next
+  for (const auto& [name, server] : shards_.present())
+    servers_.tell_tokens(*server);  // it goes there next
 
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::JoinReply reply;

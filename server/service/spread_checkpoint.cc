@@ -46,7 +46,8 @@ Task<std::shared_ptr<Snapshot>> Cluster::frozen_servers() {
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
   } else {
     const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this] {
-      return "the end of " + present_round() + ": a version is kept on all servers between rounds";
+      return "the end of " + present_round(job_) +
+             ": a version is kept on all servers between rounds";
     });
     ++spread_.freezes;
     changed_.notify_all();
@@ -66,14 +67,6 @@ Task<Status> Cluster::freeze_for_checkpoint() {
   spread_.freezes = 0;
   state_fetched_.notify_all();
   co_return Status();
-}
-
-/// `written`: the rounds that are in a checkpoint now; 0: it failed.
-Task<void> Cluster::thaw_servers(Round written) {
-  proto::ServerState nothing;
-  nothing.round = written;
-  auto head = proto::encode(nothing);
-  (void)co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
 }
 
 /// The kept version, chunk by chunk wherever it lies. Runs on the blocking thread.
@@ -115,7 +108,7 @@ class Cluster::SpreadReader {
     head.plane = static_cast<std::uint8_t>(plane);
     head.chunk = chunk.id;
     head.frozen = true;
-    auto fetched = wait_on(cluster_.executor_, cluster_.fetch_chunk(head));
+    auto fetched = wait_on(cluster_.executor_, cluster_.servers_.fetch_chunk(head));
     if (!fetched.ok()) return fetched.error();
     values_ = std::move(fetched).value();
     held_ = std::pair(plane, chunk.id);

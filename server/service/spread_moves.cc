@@ -39,7 +39,7 @@ Task<bool> Cluster::may_move() {
 /// that a round may make, and begin to copy them.
 Task<Status> Cluster::move_some() {
   const TimePoint begin = clock_.now();
-  for (const auto& [id, link] : links_)  // what is under way was cut by the route that ends
+  for (const auto& [id, link] : members_.links)  // what is under way was cut by the route that ends
     if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
   spread_.whole.clear();
   const bool is_first = is_first_placement();
@@ -63,68 +63,16 @@ Task<Status> Cluster::move_some() {
     }
   }
   auto links = spread_.links;
-  const Status told = co_await adopt_route(std::move(links), std::move(owners));
+  const Status told = co_await servers_.adopt_route(std::move(links), std::move(owners));
   if (!told.ok()) spread_.copy_failure = told.error();
   spread_.moving_since = clock_.now();
   spread_.held = clock_.now() - begin;
   std::ranges::reverse(*chunks);  // taken from the back
   const std::size_t copiers = told.ok() ? kCopiers : 0;
   spread_.copiers = copiers;  // who finds nothing to do ends before the next begins
-  for (std::size_t i = 0; i < copiers; ++i) tasks_.spawn(copy_chunks(chunks));
+  for (std::size_t i = 0; i < copiers; ++i) tasks_.spawn(servers_.copy_chunks(chunks));
   if (is_first) co_return co_await finish_moves();
   co_return told;
-}
-
-/// One of the tasks that copy what is left of `chunks`.
-Task<void> Cluster::copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks) {
-  while (!chunks->empty() && !spread_.copy_failure) {
-    const Chunk chunk = chunks->back();
-    chunks->pop_back();
-    const auto from = spread_.moving.at(chunk.id);
-    const auto to = spread_.links[spread_.route.owners[chunk.id.value]];
-    const Status copied = co_await copy_chunk(chunk, from, to);
-    if (copied.ok() || spread_.copy_failure) continue;
-    spread_.copy_failure = copied.error();
-    // What a server answers nothing or something else for is not what its leader takes it to have.
-    for (const auto& link : {from, to})
-      if (link && !link->is_gone()) shards_.give_up(link, copied.error());
-  }
-  if (--spread_.copiers == 0) spread_.copy_time = clock_.now() - spread_.moving_since;
-  changed_.notify_all();
-}
-
-/// All planes; nullptr: the leader.
-Task<Status> Cluster::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
-                                 std::shared_ptr<ShardGroup::Link> to) {
-  const std::size_t planes = job_.store->planes();
-  for (std::size_t plane = 0; plane < planes; ++plane) {
-    proto::ServerChunk head;
-    head.version = job_.store->version();
-    head.plane = static_cast<std::uint8_t>(plane);
-    head.chunk = chunk.id;
-    std::vector<std::byte> fetched;
-    Bytes values;
-    if (from == nullptr) {
-      values = std::as_bytes(job_.store->values(plane, chunk));  // stay as they are until this ends
-      const bool is_residual =
-          plane > job_.store->optimizer().slots();  // a new generation clears it
-      if (is_residual) fetched.assign(values.begin(), values.end());
-      if (is_residual) values = fetched;
-    } else {
-      CENTROID_CO_ASSIGN(fetched, co_await fetch_chunk(head));
-      values = fetched;
-    }
-    if (to == nullptr) {
-      const std::span<const float> floats(reinterpret_cast<const float*>(values.data()),
-                                          chunk.elements);
-      CENTROID_CO_TRY(job_.store->load(plane, chunk.position, floats));
-      continue;
-    }
-    auto encoded = proto::encode(head);
-    const auto loaded = co_await shards_.ask(to, ServersKind::kLoad, std::move(encoded), values);
-    if (!loaded.ok()) co_return loaded.error();
-  }
-  co_return Status();
 }
 
 /// Before a round is merged, or the route or the servers change: all chunks are where the route
@@ -136,7 +84,7 @@ Task<Status> Cluster::finish_moves() {
            std::to_string(spread_.moving_bytes) + " bytes, of which " +
            std::to_string(spread_.copiers) + " are being copied";
   };
-  const auto waits = waits_.begin(WaitCause::kServers, present_round(), "servers", what);
+  const auto waits = waits_.begin(WaitCause::kServers, present_round(job_), "servers", what);
   while (spread_.copiers > 0) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(20));
   if (spread_.copy_failure) co_return *spread_.copy_failure;
   if (spread_.moving.empty()) co_return Status();
@@ -151,12 +99,12 @@ Task<Status> Cluster::finish_moves() {
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
-  while (is_imaging_)  // a copy of the state reads chunks wherever they lie
+  while (images_.is_copying())  // a copy of the state reads chunks wherever they lie
     co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
   job_.store->place(spread_.is_here);
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
-  if (is_residual_cleared()) job_.store->clear_residual();  // of what has come, too
+  if (local_.is_residual_cleared()) job_.store->clear_residual();  // of what has come, too
   const auto waiting = std::exchange(spread_.summed, {});
   const bool counts = !open_.attempt || !open_.attempt->closed ||
                       open_.attempt->closed->outcome == proto::Outcome::kCommitted;

@@ -117,10 +117,10 @@ Task<Status> Cluster::prepare() {
     CENTROID_CO_TRY(begin_replay());
     if (replay_) {  // what needs other servers goes on when they are here
       if (gate_.is_beginning()) phase_.explain("the journal is replayed");
-      const auto what = [this] { return present_round() + " is replayed from it"; };
+      const auto what = [this] { return present_round(job_) + " is replayed from it"; };
       const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", what);
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
-      if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->why}});
+      if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->reason()}});
     }
   }
   if (job_.run_id.empty()) {
@@ -156,19 +156,6 @@ MemoryQuestion Cluster::memory_question() const {
   return question;
 }
 
-/// That may bring contributions at once: those that are here and one `more`, in any case so many as
-/// a job often has. Where each has a model's size (`keeps_whole`), as the settings say: each one
-/// beyond is looked at when it comes.
-std::uint64_t Cluster::expected_workers(bool keeps_whole, std::size_t more) const {
-  constexpr std::uint64_t kOften = 8;
-  const RoundPolicy policy = policy_of(config_);
-  std::uint64_t named = keeps_whole ? 1 : kOften;
-  if (keeps_whole && policy.kind == PolicyKind::kQuorum) named = policy.count;
-  if (keeps_whole && policy.kind == PolicyKind::kBackup) named = policy.count + 1;
-  return std::min(std::max({config_.min_workers, named, links_.size() + more}),
-                  config_.max_workers);
-}
-
 /// Before anything is taken for a model. `codec`: of a worker that comes, or
 /// as it was known last.
 Status Cluster::check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
@@ -180,7 +167,7 @@ Status Cluster::check_room(const ChunkPlan& plan, const FragmentPlan& fragments,
   question.chunks = plan.chunks().size();
   CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(fragments, codec));
   std::set<std::string> others;
-  for (const auto& [id, link] : links_) others.insert(link->join.codec);
+  for (const auto& [id, link] : members_.links) others.insert(link->join.codec);
   for (const std::string& one : others) {
     CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments, one));
     question.contribution_bytes = std::max(question.contribution_bytes, bytes);
@@ -192,7 +179,7 @@ Status Cluster::check_room(const ChunkPlan& plan, const FragmentPlan& fragments,
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
   question.waits_for_all = !aggregate_.is_mean();
-  question.workers = expected_workers(question.is_elastic || question.waits_for_all);
+  question.workers = servers_.expected_workers(question.is_elastic || question.waits_for_all);
   question.credit_bytes = question.workers * config_.credit_bytes;
   question.journal_copies =
       config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
@@ -207,9 +194,9 @@ Status Cluster::check_room(const ChunkPlan& plan, const FragmentPlan& fragments,
   std::uint64_t taken = quarter + (snapshot_budget_ - kSnapshotBudgetBytes);
   // Copies of the state for who was left out: of one plane each has its receiver's own room.
   if (need.image > 0 && (!config_.applies_on_worker() || slots == 0)) {
-    image_limit_ = std::max<std::size_t>(MemoryQuestion::kImages, config_.max_workers);
+    images_.set_limit(std::max<std::size_t>(MemoryQuestion::kImages, config_.max_workers));
   } else if (need.image > 0) {
-    image_limit_ = MemoryQuestion::kImages + quarter / need.image;
+    images_.set_limit(MemoryQuestion::kImages + quarter / need.image);
     taken += quarter / need.image * need.image;
   }
   rows_.set_room(rows_.reserved_bytes() + free - taken, limit.source + " beside the model");
@@ -221,9 +208,11 @@ Status Cluster::check_room(const ChunkPlan& plan, const FragmentPlan& fragments,
 Status Cluster::check_another(const proto::Join& join) {
   const auto is_it = [&](const auto& entry) { return entry.second->join.name == join.name; };
   const auto is_alike = [&](const auto& entry) { return entry.second->join.codec == join.codec; };
-  const std::uint64_t count = expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
-  const bool is_reckoned = count > links_.size() + 1 || std::ranges::any_of(links_, is_it);
-  if (is_reckoned && std::ranges::any_of(links_, is_alike)) return {};
+  const std::uint64_t count =
+      servers_.expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
+  const bool is_reckoned =
+      count > members_.links.size() + 1 || std::ranges::any_of(members_.links, is_it);
+  if (is_reckoned && std::ranges::any_of(members_.links, is_alike)) return {};
   const Status fits =
       check_room(job_.store->plan(), job_.fragments, job_.store->optimizer().slots(), join.codec);
   if (fits.ok()) return {};
@@ -268,7 +257,7 @@ Status Cluster::make_store(JobState& into, const Manifest& manifest, const std::
   const std::uint64_t buffer_bytes = into.store->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
       std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
-      expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
+      servers_.expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
   into.pool = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return job_.store->spare(chunk); };
@@ -279,7 +268,7 @@ Status Cluster::make_store(JobState& into, const Manifest& manifest, const std::
   hooks.on_complete = [this](ChunkId chunk, double weight) { chunk_complete(chunk, weight); };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
     if (const auto link = open_.attempt && rank < open_.attempt->members.size()
-                              ? find(open_.attempt->members[rank])
+                              ? members_.find(open_.attempt->members[rank])
                               : nullptr)
       link->session->release_credit(bytes);
   };
@@ -294,8 +283,8 @@ Status Cluster::make_store(JobState& into, const Manifest& manifest, const std::
 /// From another version than the next one; the round that was open does not count.
 void Cluster::go_on_from(JobState next) {
   open_ = OpenRound(policy_);
-  image_.reset();
-  roster_.restore(std::max(roster_.generation(), next.least_generation));
+  images_.forget_newest();
+  members_.roster.restore(std::max(members_.roster.generation(), next.least_generation));
   job_.replace(std::move(next));
 }
 
@@ -465,9 +454,9 @@ CheckpointInfo Cluster::checkpoint_info() const {
   }
   if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
   if (job_.steps_before > 0) info.extra["local_steps"] = std::to_string(job_.steps_before);
-  if (const std::string returned = untrained(false); !returned.empty())
+  if (const std::string returned = data_.untrained(false); !returned.empty())
     info.extra["returned"] = returned;
-  info.extra["generation"] = to_string(roster_.generation());
+  info.extra["generation"] = to_string(members_.roster.generation());
   for (const auto& [name, round] : job_.counted)  // who may still ask: its round is one of the last
     if (round.value + kCountedRounds >= job_.round.value)
       info.extra[kCountedPrefix + name] = to_string(round);

@@ -1,7 +1,10 @@
+#include "server/service/wait_report.h"
+
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "common/base/log.h"
-#include "server/service/cluster.h"
 
 namespace centroid::server {
 
@@ -20,7 +23,7 @@ Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head, Ti
 
 /// What of a member's contribution waits here in the order of the sum, where that has taken its
 /// credit: it can send nothing more until others have sent theirs, or there is memory.
-std::optional<Aggregator::Queued> Cluster::held_up(const Link& link) const {
+std::optional<Aggregator::Queued> WaitReport::held_up(const Link& link) const {
   if (policy_.is_elastic() || config_.is_peer_to_peer() || !job_.store) return std::nullopt;
   const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
   if (!rank || !open_.machine.is_missing(link.id)) return std::nullopt;
@@ -30,14 +33,28 @@ std::optional<Aggregator::Queued> Cluster::held_up(const Link& link) const {
   return queued;
 }
 
+/// Members without a seat in the attempt.
+std::vector<MemberId> WaitReport::unseated() const {
+  std::vector<MemberId> out = members_.roster.ranked();
+  std::erase_if(out, [this](MemberId id) { return open_.attempt->rank_of(id).has_value(); });
+  return out;
+}
+
+/// Before the first round, or for one that is gone.
+bool WaitReport::waits_for_servers() const {
+  return spread_.lost_since || replay_ ||
+         (!spread_.were_here && config_.servers > 1 && job_.store &&
+          job_.store->version().value > 0);
+}
+
 /// For whom the open round waits, and why each of them has not contributed.
-void Cluster::round_waits(std::vector<WaitView>& views) const {
+void WaitReport::round_waits(std::vector<WaitView>& views) const {
   constexpr double kLong = 2;  // seconds from which on the whole cause is told
-  const std::string round = present_round();
+  const std::string round = present_round(job_);
   const double open = seconds(clock_.now() - open_.opened);
   const std::size_t done = open_.machine.contributed().size(), needed = open_.machine.needed();
   const auto add = [&](MemberId member, std::string what) {
-    const Duration silent = clock_.now() - roster_.find(member)->heard;
+    const Duration silent = clock_.now() - members_.roster.find(member)->heard;
     if (open > kLong)
       what += "; the round has " + std::to_string(done) + " of the " + std::to_string(needed) +
               " contributions that it needs, of " + std::to_string(open_.attempt->members.size()) +
@@ -46,11 +63,13 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
       what += ", silent for " + milliseconds(silent) + " ms";
     else if (open > kLong)
       what += ", last heard " + milliseconds(silent) + " ms ago";
-    views.push_back(
-        {.who = round, .for_whom = name_of(member), .what = std::move(what), .seconds = open});
+    views.push_back({.who = round,
+                     .for_whom = members_.name_of(member),
+                     .what = std::move(what),
+                     .seconds = open});
   };
   for (const MemberId member : open_.machine.missing()) {
-    const auto link = find(member);
+    const auto link = members_.find(member);
     if (link && link->version != open_.attempt->version) {
       add(member, "contribution, for which it has not got the state yet");
       continue;
@@ -62,7 +81,7 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
       const double since = seconds(clock_.now() - link->opened_at);  // its last chunk
       for (const std::uint32_t rank : queued->behind)
         views.push_back({.who = "worker " + link->join.name,
-                         .for_whom = name_of(open_.attempt->members[rank]),
+                         .for_whom = members_.name_of(open_.attempt->members[rank]),
                          .what = what + "which are added behind those of that one",
                          .seconds = since});
       if (queued->behind.empty())
@@ -74,7 +93,7 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
       continue;
     }
     if (link && link->pending_end) {
-      add(member, "its chunks on server" + names_of_missing_holders(*link));
+      add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*link));
       continue;
     }
     const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
@@ -83,7 +102,7 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
   if (!policy_.is_elastic()) return;
   if (done < needed)
     for (const MemberId member : unseated()) {
-      const auto link = find(member);
+      const auto link = members_.find(member);
       const auto late = link->late     ? link->late->key.round
                         : link->behind ? link->behind->round
                                        : link->opened.round;
@@ -100,16 +119,16 @@ void Cluster::round_waits(std::vector<WaitView>& views) const {
 }
 
 /// Who is held back for slower members, whether or not a round is open.
-void Cluster::pace_waits(std::vector<WaitView>& views) const {
-  for (const auto& [id, link] : links_) {
+void WaitReport::pace_waits(std::vector<WaitView>& views) const {
+  for (const auto& [id, link] : members_.links) {
     if (link->is_away || open_.machine.may_begin(id)) continue;
     const MemberId slowest = open_.machine.slowest();
-    const Member* const member = roster_.find(slowest);
+    const Member* const member = members_.roster.find(slowest);
     if (member == nullptr) continue;
     const double silent = seconds(clock_.now() - member->heard);
     views.push_back(
         {.who = "worker " + link->join.name,
-         .for_whom = name_of(slowest),
+         .for_whom = members_.name_of(slowest),
          .what = "it is " + std::to_string(open_.machine.steps_ahead(id)) +
                  " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
                  std::to_string(policy_.count) + "; that one was heard " +
@@ -119,7 +138,7 @@ void Cluster::pace_waits(std::vector<WaitView>& views) const {
 }
 
 /// For which servers the round, or chunks that go to them, wait.
-void Cluster::shard_waits(std::vector<WaitView>& views) const {
+void WaitReport::shard_waits(std::vector<WaitView>& views) const {
   for (const auto& [name, link] : shards_.present()) {
     if (link->work.empty()) continue;
     const bool is_move = link->work.front().kind == proto::ServersKind::kLoad;
@@ -127,37 +146,14 @@ void Cluster::shard_waits(std::vector<WaitView>& views) const {
     const Duration silent = clock_.now() - link->session->connection().last_received();
     std::string told = link->report.busy.empty() ? what : what + ": " + link->report.busy;
     told += ", last heard " + milliseconds(silent) + " ms ago";
-    views.push_back({.who = is_move ? "chunks that move" : present_round(),
+    views.push_back({.who = is_move ? "chunks that move" : present_round(job_),
                      .for_whom = "server '" + name + "'",
                      .what = std::move(told),
                      .seconds = seconds(clock_.now() - link->work.front().since)});
   }
 }
 
-/// Behind what is asked of all servers: which of them has said nothing for the longest time. Empty:
-/// there are no others.
-std::string Cluster::longest_silent() const {
-  const ShardGroup::Link* silent = nullptr;
-  const auto heard = [](const ShardGroup::Link& link) {
-    return link.session->connection().last_received();
-  };
-  for (const auto& [name, link] : shards_.present())
-    if (silent == nullptr || heard(*link) < heard(*silent)) silent = link.get();
-  if (silent == nullptr) return "";
-  return "; server '" + silent->name + "' was heard last " +
-         milliseconds(clock_.now() - heard(*silent)) + " ms ago";
-}
-
-/// With the fragment whose turn it is, where there are several. `of`: of this attempt's round.
-std::string Cluster::present_round(const Attempt* of) const {
-  std::string text = "round " + to_string(of != nullptr ? of->round : job_.round);
-  if (!job_.store || job_.fragments.count() <= 1) return text;
-  const std::uint64_t step = of != nullptr ? of->optimizer_step : job_.store->optimizer_step();
-  return text + ", fragment " + std::to_string(job_.fragments.turn(step) + 1) + " of " +
-         std::to_string(job_.fragments.count());
-}
-
-std::vector<WaitView> Cluster::present_waits() const {
+std::vector<WaitView> WaitReport::present_waits() const {
   std::vector<WaitView> views;
   const bool begins = gate_.is_beginning();  // then Guards say what is waited for
   if (phase_.is(Phase::kStandby) && !begins)
@@ -187,68 +183,38 @@ std::vector<WaitView> Cluster::present_waits() const {
                      .seconds = seconds(clock_.now() - phase_.since())});
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open()) round_waits(views);
   pace_waits(views);
-  epoch_waits(views);
+  data_.epoch_waits(views);
   waits_.list(views);
   if (const auto journal = journal_.state();
       !journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
-    views.push_back({.who = present_round(),
+    views.push_back({.who = present_round(job_),
                      .for_whom = "journal",
                      .what = journal.trouble,
                      .seconds = seconds(clock_.now() - open_.opened)});
   shard_waits(views);
   if (upload_)
     views.push_back({.who = "server",
-                     .for_whom = name_of(upload_->from),
+                     .for_whom = members_.name_of(upload_->from),
                      .what = "the state, piece " + std::to_string(upload_->received) + " of " +
                              std::to_string(upload_->pieces()),
                      .seconds = seconds(clock_.now() - upload_->begun)});
   rows_.waits(views);
   if (rows_servers_) rows_servers_->waits(views);
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     for (const transport::Session::Wait& wait : link->session->waits())
       views.push_back({.who = "session of " + link->join.name,
                        .for_whom = link->join.name,
-                       .what = wait.what + ", " + present_round(link->sending.lock().get()),
+                       .what = wait.what + ", " + present_round(job_, link->sending.lock().get()),
                        .seconds = seconds(clock_.now() - wait.since)});
   return views;
 }
 
-/// The waits of `waits`, counted by cause.
-std::array<std::size_t, kWaitCauses.size()> Cluster::count_waits() const {
-  std::array<std::size_t, kWaitCauses.size()> counts{};
-  const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
-  if (!gate_.is_beginning() && (phase_.is(Phase::kWaiting) || phase_.is(Phase::kInitializing)))
-    count(WaitCause::kWorkers);
-  if (phase_.waits_for_operator()) count(WaitCause::kOperator);
-  if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
-    for (const MemberId member : open_.machine.missing()) {
-      const auto link = find(member);
-      const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
-      count(adds                     ? WaitCause::kAddition
-            : link && held_up(*link) ? WaitCause::kCredit
-                                     : WaitCause::kContribution);
-    }
-  const auto journal = journal_.state();
-  if (!journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
-    count(WaitCause::kJournal);
-  waits_.count(count);
-  for (const auto& [name, link] : shards_.present())
-    if (!link->work.empty()) count(WaitCause::kServers);
-  if (upload_) count(WaitCause::kState);
-  for (const auto& [id, link] : links_) {
-    if (link->held_since || (!link->is_away && !open_.machine.may_begin(id)))
-      count(WaitCause::kPace);
-    if (!link->session->waits().empty()) count(WaitCause::kCredit);
-  }
-  return counts;
-}
-
 /// Tell every worker that waits for others why, as long as it does: who has done its part, has none
 /// at the moment, or cannot go on with it.
-void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
+void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
   constexpr std::chrono::seconds kEvery{2};
   bool has_news = false;
-  for (const auto& [id, link] : links_) {
+  for (const auto& [id, link] : members_.links) {
     if (clock_.now() - link->wait_told < kEvery || link->finish) continue;
     const bool is_for_copy = waits_.has("worker " + link->join.name, kStateCopy);
     const bool has_part = open_.attempt && !open_.attempt->closed && open_.machine.is_missing(id);
@@ -278,7 +244,7 @@ void Cluster::tell_waits(const std::vector<WaitView>& lasting) {
 }
 
 /// An event for each wait that lasts: once, when it has.
-Task<void> Cluster::watch_waits() {
+Task<void> WaitReport::watch_waits() {
   constexpr double kLasting = 2;
   std::set<std::pair<std::string, std::string>> told;
   while (!closing_) {
@@ -298,6 +264,36 @@ Task<void> Cluster::watch_waits() {
     }
     told = std::move(lasting);
   }
+}
+
+/// The waits of `waits`, counted by cause.
+std::array<std::size_t, kWaitCauses.size()> WaitReport::count_waits() const {
+  std::array<std::size_t, kWaitCauses.size()> counts{};
+  const auto count = [&](WaitCause cause) { ++counts[static_cast<std::size_t>(cause)]; };
+  if (!gate_.is_beginning() && (phase_.is(Phase::kWaiting) || phase_.is(Phase::kInitializing)))
+    count(WaitCause::kWorkers);
+  if (phase_.waits_for_operator()) count(WaitCause::kOperator);
+  if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
+    for (const MemberId member : open_.machine.missing()) {
+      const auto link = members_.find(member);
+      const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
+      count(adds                     ? WaitCause::kAddition
+            : link && held_up(*link) ? WaitCause::kCredit
+                                     : WaitCause::kContribution);
+    }
+  const auto journal = journal_.state();
+  if (!journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
+    count(WaitCause::kJournal);
+  waits_.count(count);
+  for (const auto& [name, link] : shards_.present())
+    if (!link->work.empty()) count(WaitCause::kServers);
+  if (upload_) count(WaitCause::kState);
+  for (const auto& [id, link] : members_.links) {
+    if (link->held_since || (!link->is_away && !open_.machine.may_begin(id)))
+      count(WaitCause::kPace);
+    if (!link->session->waits().empty()) count(WaitCause::kCredit);
+  }
+  return counts;
 }
 
 }  // namespace centroid::server

@@ -1,13 +1,12 @@
+#include "server/service/state_images.h"
+
 #include <algorithm>
-#include <new>
+#include <utility>
 
 #include <boost/asio/post.hpp>
 
 #include "common/base/log.h"
-#include "server/service/cluster.h"
 
-/// The state as policies that close a round without some members send it: from copies, so that who
-/// reads slowly holds up no round.
 namespace centroid::server {
 
 namespace {
@@ -17,7 +16,7 @@ constexpr std::chrono::milliseconds kLook{5};
 }  // namespace
 
 /// At the end everybody is to hold the last parameters, also who was left out of the last round.
-bool Cluster::needs_last_state(const Link& link) const {
+bool StateImages::needs_last_state(const Link& link) const {
   if (!policy_.is_elastic() || !job_.store || job_.store->version().value == 0) return false;
   const auto reason = link.finish->reason;
   const bool is_end =
@@ -26,7 +25,7 @@ bool Cluster::needs_last_state(const Link& link) const {
 }
 
 /// What the member would make of the state before this attempt may still count.
-bool Cluster::is_of_use(const Link& link, const Attempt::Key& key) const {
+bool StateImages::is_of_use(const Link& link, const Attempt::Key& key) const {
   if (open_.attempt && open_.attempt->key() == key && !open_.attempt->closed &&
       open_.attempt->left_out.count(link.id) == 0)
     return true;
@@ -34,47 +33,47 @@ bool Cluster::is_of_use(const Link& link, const Attempt::Key& key) const {
 }
 
 /// Copies of the state that are being sent or made.
-std::size_t Cluster::images() {
-  std::erase_if(images_, [](const auto& image) { return image.expired(); });
-  return images_.size();
+std::size_t StateImages::count() {
+  std::erase_if(copies_, [](const auto& image) { return image.expired(); });
+  return copies_.size();
 }
 
 /// A copy of the present state, shared by all who need it: they may read it slowly while rounds
 /// commit. Who finds as many as there is memory for waits until one has been sent; nullptr: its
 /// attempt has closed meanwhile.
-Task<Result<std::shared_ptr<const StateImage>>> Cluster::state_image(
+Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
     std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
   bool is_making = false;
   const auto what = [this, &is_making] {
     return is_making ? "version " + to_string(job_.store->version()) + " is copied"
-                     : std::to_string(images()) + " of at most " + std::to_string(image_limit_) +
+                     : std::to_string(count()) + " of at most " + std::to_string(limit_) +
                            " copies are made, or sent to others";
   };
   const auto waits = waits_.begin(WaitCause::kState, "worker " + link->join.name, kStateCopy, what);
   for (;;) {
     if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
-    auto present = image_.lock();
+    auto present = newest_.lock();
     const bool is_present = present && present->version == job_.store->version();
-    if (!is_imaging_ && is_present) co_return present;
+    if (!is_copying_ && is_present) co_return present;
     present.reset();
-    if (!is_imaging_ && images() < image_limit_) break;
+    if (!is_copying_ && count() < limit_) break;
     if (!co_await sleep_until(clock_.now() + kLook))
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
   auto image = std::make_shared<StateImage>();
-  images_.push_back(image);
+  copies_.push_back(image);
   {
-    const Raised imaging(is_imaging_, changed_);
+    const Raised imaging(is_copying_, changed_);
     is_making = true;
     CENTROID_CO_TRY(co_await fill_image(*image));
   }
-  image_ = image;
+  newest_ = image;
   co_return std::shared_ptr<const StateImage>(image);
 }
 
-/// No round is merged meanwhile (`is_imaging_`); one that was being merged when this began may
+/// No round is merged meanwhile (`is_copying_`); one that was being merged when this began may
 /// commit.
-Task<Status> Cluster::fill_image(StateImage& image) {
+Task<Status> StateImages::fill_image(StateImage& image) {
   const std::size_t planes =
       1 + (config_.applies_on_worker() ? job_.store->optimizer().slots() : 0);
   const std::size_t elements = job_.store->plan().total_elements();
@@ -96,8 +95,8 @@ Task<Status> Cluster::fill_image(StateImage& image) {
   }
 }
 
-Task<Status> Cluster::copy_image(StateImage& image) {
-  CENTROID_CO_TRY(co_await fetch_image(image));
+Task<Status> StateImages::copy_image(StateImage& image) {
+  CENTROID_CO_TRY(co_await servers_.fetch_image(image));
   std::size_t turn = 0;
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
     for (const Chunk& chunk : job_.store->plan().chunks()) {
@@ -116,8 +115,8 @@ Task<Status> Cluster::copy_image(StateImage& image) {
 /// is ended though the round closes meanwhile, as long as a contribution made from it may count
 /// late: else a link on which it takes longer than a round would never be done. False: it could not
 /// count, the member is to have a newer state.
-Task<Result<bool>> Cluster::bring_state(std::shared_ptr<Link> link, transport::Session& session,
-                                        Attempt::Key key) {
+Task<Result<bool>> StateImages::bring_state(std::shared_ptr<Link> link, transport::Session& session,
+                                            Attempt::Key key) {
   open_.machine.forgive(link->id);  // it never began an earlier round that it owes
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
   if (!image || !is_of_use(*link, key)) co_return false;
@@ -137,7 +136,8 @@ Task<Result<bool>> Cluster::bring_state(std::shared_ptr<Link> link, transport::S
 }
 
 /// At the end of the job.
-Task<Status> Cluster::bring_last_state(std::shared_ptr<Link> link, transport::Session& session) {
+Task<Status> StateImages::bring_last_state(std::shared_ptr<Link> link,
+                                           transport::Session& session) {
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, std::nullopt));
   const auto sent = co_await send_image(link, session, image, std::nullopt);
   if (!sent.ok()) co_return sent.error();
@@ -145,9 +145,9 @@ Task<Status> Cluster::bring_last_state(std::shared_ptr<Link> link, transport::Se
 }
 
 /// False: it broke off, for the attempt for which it is closed and what is late does not count.
-Task<Result<bool>> Cluster::send_image(std::shared_ptr<Link> link, transport::Session& session,
-                                       std::shared_ptr<const StateImage> image,
-                                       std::optional<Attempt::Key> key) {
+Task<Result<bool>> StateImages::send_image(std::shared_ptr<Link> link, transport::Session& session,
+                                           std::shared_ptr<const StateImage> image,
+                                           std::optional<Attempt::Key> key) {
   link->version = Version();  // it holds neither until all is there
   std::size_t piece = 0;
   const std::size_t pieces = image->planes.size() * job_.store->plan().chunks().size();

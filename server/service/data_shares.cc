@@ -1,3 +1,5 @@
+#include "server/service/data_shares.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -5,32 +7,49 @@
 #include "common/base/log.h"
 #include "common/base/trace_events.h"
 #include "server/coordinate/partition.h"
-#include "server/service/cluster.h"
 
-/// Who trains what: the data of a round, in the order of the epoch, divided among its members, and
-/// what the coordinator makes of their speed.
 namespace centroid::server {
 
+bool DataShares::goal_reached() const {
+  return (config_.epochs > 0 && job_.epoch >= config_.epochs) ||
+         (config_.rounds > 0 && job_.round.value > config_.rounds);
+}
+
+/// The open round reaches the goal when it is committed.
+bool DataShares::is_last_round() const {
+  return (config_.rounds > 0 && job_.round.value >= config_.rounds) ||
+         (config_.epochs > 0 && job_.epoch + 1 >= config_.epochs &&
+          job_.offset + open_.samples >= job_.agreed->train_samples && job_.returned.is_empty());
+}
+
+DataPosition DataShares::next_position() const {
+  const std::uint64_t end = job_.offset + open_.samples, samples = job_.agreed->train_samples;
+  // An epoch is over when the shares of lost workers are trained, too.
+  const bool is_over = end > samples || (end == samples && job_.returned.will_be_empty());
+  if (!is_over) return {.epoch = job_.epoch, .offset = end};
+  return {.epoch = job_.epoch + 1, .offset = end - samples};
+}
+
 /// Who of the members of a round evaluates first, if that is to be done; none: nobody can.
-std::optional<std::size_t> Cluster::evaluator(std::span<const MemberId> members) const {
+std::optional<std::size_t> DataShares::evaluator(std::span<const MemberId> members) const {
   if (!job_.evaluate_next) return std::nullopt;
   const auto first =
-      std::ranges::find_if(members, [this](MemberId id) { return !find(id)->behind; });
+      std::ranges::find_if(members, [this](MemberId id) { return !members_.find(id)->behind; });
   if (first == members.end()) return std::nullopt;
   return static_cast<std::size_t>(first - members.begin());
 }
 
 /// Samples that each of the members is to have in a round, where there are so many. Who begins at
 /// another time, with a policy that lets them, shares the data with these all the same.
-std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> members) {
+std::vector<std::uint64_t> DataShares::wanted_samples(std::span<const MemberId> members) {
   const std::vector<MemberId> all = policy_.is_elastic()
-                                        ? roster_.ranked()
+                                        ? members_.roster.ranked()
                                         : std::vector<MemberId>(members.begin(), members.end());
   const auto rank_of = [&](MemberId id) {
     return static_cast<std::size_t>(std::ranges::find(all, id) - all.begin());
   };
   std::vector<std::uint64_t> batches;
-  for (const MemberId id : all) batches.push_back(find(id)->join.batch);
+  for (const MemberId id : all) batches.push_back(members_.find(id)->join.batch);
   const bool is_one_gradient = coordinator_.is_on() && config_.local_steps == 1;
   std::vector<double> planned;  // of all
   if (is_one_gradient) {        // its size stays
@@ -40,7 +59,7 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
   } else {
     std::vector<double> busy(all.size(), 0);
     if (const auto first = evaluator(members); first && all.size() > 1 && config_.local_steps > 1)
-      busy[rank_of(members[*first])] = find(members[*first])->evaluation.seconds();
+      busy[rank_of(members[*first])] = members_.find(members[*first])->evaluation.seconds();
     // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
     const RoundData data{.batches = batches, .samples = job_.agreed->train_samples};
     const auto steps = coordinator_.plan(all, busy, data, members);
@@ -58,13 +77,13 @@ std::vector<std::uint64_t> Cluster::wanted_samples(std::span<const MemberId> mem
     const double mine = std::max(std::round(planned[rank_of(id)] * scale), 1.0);
     samples.push_back(static_cast<std::uint64_t>(mine));
     if (!is_one_gradient)
-      find(id)->wanted = mine * part / static_cast<double>(batches[rank_of(id)]);
+      members_.find(id)->wanted = mine * part / static_cast<double>(batches[rank_of(id)]);
   }
   return samples;
 }
 
 /// Samples that a round of these members may have: what is left of the epoch, and some of the next.
-std::uint64_t Cluster::round_room(std::span<const MemberId> members) {
+std::uint64_t DataShares::round_room(std::span<const MemberId> members) {
   const std::uint64_t samples = job_.agreed->train_samples, left = samples - job_.offset;
   const bool is_last = config_.epochs > 0 && job_.epoch + 1 >= config_.epochs;
   if (!coordinator_.is_on() || config_.local_steps == 1 || is_last || left == 0) return left;
@@ -74,44 +93,14 @@ std::uint64_t Cluster::round_room(std::span<const MemberId> members) {
                      : Overshoot(samples / std::max<std::uint64_t>(job_.agreed->batch, 1));
   std::uint64_t sum = 0;
   for (const MemberId id : members) {
-    const std::uint64_t batch = find(id)->join.batch, steps = overshoot_->steps();
+    const std::uint64_t batch = members_.find(id)->join.batch, steps = overshoot_->steps();
     sum += std::min(batch > samples / steps ? samples : batch * steps, samples - sum);
   }
   // Not all of it: a round that ended with the next epoch would step over that one's end.
   return left + std::min(sum, samples - 1);
 }
 
-/// The next part of the data: what lost workers had first, then what nobody has had.
-void Cluster::take_part(proto::RoundOpen& open, std::uint64_t samples) {
-  DataPart part = job_.returned.take(samples);
-  if (part.samples() == 0) {
-    part = {.epoch = job_.epoch, .begin = job_.offset + open_.samples, .end = 0};
-    part.end = part.begin + samples;
-    open_.samples += samples;
-  }
-  open.epoch = part.epoch;
-  open.begin = part.begin;
-  open.end = part.end;
-}
-
-/// A round needs so many contributions that those of false workers do no harm: what is left of an
-/// epoch is divided among all, and a rest that would be too few for a round goes into this one.
-void Cluster::fit_to_epoch(std::vector<std::uint64_t>& wanted) const {
-  const std::uint64_t left = samples_left();
-  const std::uint64_t sum = std::accumulate(wanted.begin(), wanted.end(), std::uint64_t{0});
-  if (left < sum)
-    wanted = partition(left, std::vector<double>(wanted.size(), 1.0));
-  else if (left - sum < aggregate_.least())
-    wanted.front() += left - sum;
-}
-
-/// Of the epoch, with the shares of lost workers.
-std::uint64_t Cluster::samples_left() const {
-  return job_.agreed->train_samples - std::min(job_.offset, job_.agreed->train_samples) +
-         job_.returned.samples();
-}
-
-std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& members) {
+std::vector<proto::RoundOpen> DataShares::make_shares(const std::vector<MemberId>& members) {
   job_.returned.give_up();  // of a round that came to nothing
   open_.samples = 0;
   std::vector<proto::RoundOpen> shares(members.size());
@@ -139,8 +128,38 @@ std::vector<proto::RoundOpen> Cluster::make_shares(const std::vector<MemberId>& 
   return shares;
 }
 
+/// A round needs so many contributions that those of false workers do no harm: what is left of an
+/// epoch is divided among all, and a rest that would be too few for a round goes into this one.
+void DataShares::fit_to_epoch(std::vector<std::uint64_t>& wanted) const {
+  const std::uint64_t left = samples_left();
+  const std::uint64_t sum = std::accumulate(wanted.begin(), wanted.end(), std::uint64_t{0});
+  if (left < sum)
+    wanted = partition(left, std::vector<double>(wanted.size(), 1.0));
+  else if (left - sum < aggregate_.least())
+    wanted.front() += left - sum;
+}
+
+/// Of the epoch, with the shares of lost workers.
+std::uint64_t DataShares::samples_left() const {
+  return job_.agreed->train_samples - std::min(job_.offset, job_.agreed->train_samples) +
+         job_.returned.samples();
+}
+
+/// The next part of the data: what lost workers had first, then what nobody has had.
+void DataShares::take_part(proto::RoundOpen& open, std::uint64_t samples) {
+  DataPart part = job_.returned.take(samples);
+  if (part.samples() == 0) {
+    part = {.epoch = job_.epoch, .begin = job_.offset + open_.samples, .end = 0};
+    part.end = part.begin + samples;
+    open_.samples += samples;
+  }
+  open.epoch = part.epoch;
+  open.begin = part.begin;
+  open.end = part.end;
+}
+
 /// A member has its share now.
-void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
+void DataShares::hand_out(Link& link, const proto::RoundOpen& open) const {
   const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
   link.part = {open.epoch, open.begin, open.end};
   link.part_of = job_.round;
@@ -149,18 +168,8 @@ void Cluster::hand_out(Link& link, const proto::RoundOpen& open) const {
   link.local_steps = link.part.samples() / batch + (link.part.samples() % batch > 0 ? 1 : 0);
 }
 
-/// What a member of round `of` has not trained is for others.
-void Cluster::return_part(const DataPart& part, Round of) {
-  if (part.samples() == 0) return;
-  probe_.share_returned(part.samples());
-  if (of == job_.round)
-    job_.returned.lost(part);
-  else
-    job_.returned.give_back(part);
-}
-
 /// A member is gone: what it had not contributed is for others.
-void Cluster::part_lost(Link& link) {
+void DataShares::part_lost(Link& link) {
   coordinator_.gone(link.id);
   if (link.part.samples() == 0) return;
   return_part(link.part, link.part_of);
@@ -172,26 +181,36 @@ void Cluster::part_lost(Link& link) {
   link.part = {};
 }
 
+/// What a member of round `of` has not trained is for others.
+void DataShares::return_part(const DataPart& part, Round of) {
+  if (part.samples() == 0) return;
+  probe_.share_returned(part.samples());
+  if (of == job_.round)
+    job_.returned.lost(part);
+  else
+    job_.returned.give_back(part);
+}
+
 /// Shares behind the position of the state that nobody may be training when a server takes it up:
 /// those of lost workers, and those whose contributions have not counted yet. `is_over`: of the
 /// state with the open round, else of the one before.
-std::string Cluster::untrained(bool is_over) const {
+std::string DataShares::untrained(bool is_over) const {
   ReturnedShares shares = job_.returned;
   if (is_over)
     shares.commit();
   else
     shares.give_up();
-  for (const auto& [id, link] : links_)
+  for (const auto& [id, link] : members_.links)
     if (policy_.is_elastic() && (is_over || link->part_of != job_.round))
       shares.give_back(link->part);
-  for (const Part& late : open_.late_staged) shares.give_back(late.share);
+  for (const KeptPart& late : open_.late_staged) shares.give_back(late.share);
   if (!is_over)
-    for (const Part& late : open_.parts) shares.give_back(late.share);
+    for (const KeptPart& late : open_.parts) shares.give_back(late.share);
   return shares.to_text();
 }
 
 /// The round is over: what its members said decides on the next ones.
-void Cluster::coordinate() {
+void DataShares::coordinate() {
   const std::uint64_t before = coordinator_.cadence().anchor(), nudges = coordinator_.nudges();
   coordinator_.round_over();
   if (overshoot_ && !coordinator_.holds_growth()) overshoot_->stable();
@@ -214,7 +233,7 @@ void Cluster::coordinate() {
 
 /// A restart may find the end of an epoch of which only the shares of lost workers were left. With
 /// an aggregate that needs several contributions a rest that is too few for them is left out.
-void Cluster::skip_empty_epoch_end() {
+void DataShares::skip_empty_epoch_end() {
   const std::uint64_t left = samples_left();
   if (left >= aggregate_.least()) return;
   if (left > 0) log::warn("samples.left_out", {{"epoch", job_.epoch}, {"samples", left}});
@@ -224,6 +243,82 @@ void Cluster::skip_empty_epoch_end() {
   job_.offset = 0;
   job_.evaluate_next = true;
   end_epochs();
+}
+
+/// The oldest epoch of which samples are not handed out, are being trained, have come and do not
+/// count yet, or are to be given to others. `whose`: of the member that trains them, where one
+/// does.
+std::uint64_t DataShares::oldest_epoch(MemberId* whose) const {
+  std::uint64_t oldest = job_.epoch;
+  const auto first = [this](const DataPart& part) {
+    return part.epoch +
+           (job_.agreed ? part.begin / std::max<std::uint64_t>(job_.agreed->train_samples, 1) : 0);
+  };
+  const auto look = [&](const DataPart& part, MemberId member) {
+    if (part.samples() == 0 || first(part) >= oldest) return;
+    oldest = first(part);
+    if (whose != nullptr) *whose = member;
+  };
+  for (const auto& [id, link] : members_.links) look(link->part, id);
+  for (const KeptPart& late : open_.late_staged) look(late.share, late.counts.key.member);
+  for (const KeptPart& late : open_.parts) look(late.share, late.counts.key.member);
+  if (const auto returned = job_.returned.oldest_epoch(); returned && *returned < oldest) {
+    oldest = *returned;
+    if (whose != nullptr) *whose = {};
+  }
+  return oldest;
+}
+
+/// Tell of the epochs of which nothing is outstanding, one after the other; with `are_all` of all
+/// whose samples are handed out.
+void DataShares::end_epochs(bool are_all) {
+  if (!job_.epochs.has_open() || job_.epochs.open().begin()->first >= job_.epoch) return;
+  const std::uint64_t oldest = are_all ? job_.epoch : oldest_epoch();
+  while (const EpochTally* const over = job_.epochs.end(oldest, clock_.unix_seconds())) {
+    if (over->all.samples == 0) continue;
+    totals_.train_accuracy = over->all.accuracy();
+    tell(events_, log::Level::kInfo, "epoch.ended",
+         {{"epoch", over->epoch + 1},
+          {"loss", over->all.loss()},
+          {"accuracy", totals_.train_accuracy},
+          {"samples", over->all.samples},
+          {"seconds", over->ended_unix_seconds - over->begun_unix_seconds},
+          {"workers", over->members.size()}});
+  }
+}
+
+/// Of the open round.
+void DataShares::count_told(ToldShare told) {
+  open_.tally.add(told.tally);
+  open_.shares.push_back(std::move(told));
+}
+
+/// With asp and ssp, who begins now is at most one epoch ahead of the oldest that is not done.
+bool DataShares::is_epoch_ahead() const {
+  if (!policy_.applies_each() || !job_.agreed) return false;
+  const bool is_open = open_.attempt && !open_.attempt->closed;
+  const std::uint64_t at = job_.offset + (is_open ? open_.samples : 0);
+  const std::uint64_t begins = job_.epoch + (at >= job_.agreed->train_samples ? 1 : 0);
+  return begins >= oldest_epoch() + 2;
+}
+
+/// Who may not begin an epoch, for an older one is not done.
+void DataShares::epoch_waits(std::vector<WaitView>& views) const {
+  const bool waits = std::ranges::any_of(
+      members_.links, [](const auto& one) { return one.second->held_since.has_value(); });
+  if (!waits) return;
+  MemberId whose;
+  const std::uint64_t oldest = oldest_epoch(&whose);
+  const Member* const member = members_.roster.find(whose);
+  for (const auto& [id, link] : members_.links)
+    if (link->held_since && id != whose)
+      views.push_back(
+          {.who = "worker " + link->join.name,
+           .for_whom = member == nullptr ? "other workers" : members_.name_of(whose),
+           .what = "samples of epoch " + std::to_string(oldest) +
+                   " are not trained yet; until they are, nobody begins epoch " +
+                   std::to_string(oldest + 2),
+           .seconds = std::chrono::duration<double>(clock_.now() - *link->held_since).count()});
 }
 
 }  // namespace centroid::server

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/api/view.h"
+#include "server/membership/roster.h"
+#include "server/service/link.h"
+
+namespace centroid::server {
+
+/// The workers: the roster decides who is one, `links` has what is known of those that are here.
+struct Members {
+  explicit Members(Roster::Options options) : roster(options) {}
+
+  Roster roster;
+  std::map<MemberId, std::shared_ptr<Link>> links;  ///< of present members
+  std::map<MemberId, WorkerView> gone;              ///< the last view of absent ones
+
+  /// nullptr: it is not here.
+  std::shared_ptr<Link> find(MemberId member) const {
+    const auto it = links.find(member);
+    return it == links.end() ? nullptr : it->second;
+  }
+  std::string name_of(MemberId member) const {
+    const Member* const found = roster.find(member);
+    return found == nullptr ? "member " + to_string(member) : found->name;
+  }
+};
+
+}  // namespace centroid::server

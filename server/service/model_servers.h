@@ -1,0 +1,100 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/service/chunk_fetcher.h"
+#include "server/service/round_servers.h"
+#include "server/service/rows_servers.h"
+#include "server/service/waits.h"
+#include "server/store/journal.h"
+
+namespace centroid::server {
+
+/// The servers on which the model lies, and the route: which chunk is where. The route changes
+/// between rounds only, so that within a round every server is of one version and one route. Of one
+/// thread.
+class ModelServers {
+ public:
+  ModelServers(Executor executor, const ServerConfig& config, const Clock& clock,
+               const RoundPolicy& policy, JobState& job, Members& members, ShardGroup& shards,
+               Spread& spread, RoundServers& round_servers, Journal& journal,
+               const std::unique_ptr<RowsServers>& rows_servers,
+               const std::optional<proto::Finish>& epilogue, Waits& waits, Event& changed,
+               TaskGroup& tasks)
+      : executor_(std::move(executor)),
+        config_(config),
+        clock_(clock),
+        policy_(policy),
+        job_(job),
+        members_(members),
+        shards_(shards),
+        spread_(spread),
+        round_servers_(round_servers),
+        journal_(journal),
+        rows_servers_(rows_servers),
+        epilogue_(epilogue),
+        waits_(waits),
+        changed_(changed),
+        tasks_(tasks) {}
+
+  // the route
+  Task<Status> adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
+                           std::vector<std::uint16_t> owners);
+  journal::Route journal_route() const;
+  Task<Status> add_server(std::shared_ptr<ShardGroup::Link> link);
+  Task<Status> drop_server(std::size_t index);
+  void plan_moves();
+  void forget_servers();
+  bool has_lost_server() const;
+  bool holds_rows(const std::string& server) const;
+  Task<Status> drain(std::shared_ptr<ShardGroup::Link> server);
+  Task<void> drain_leaving(std::shared_ptr<ShardGroup::Link> server);
+
+  /// For waits: which of the others has said nothing for the longest time; empty: there are none.
+  std::string longest_silent() const;
+
+  // memory
+  std::uint64_t expected_workers(bool keeps_whole, std::size_t more = 1) const;
+  Task<Status> reckon_worker(const proto::Join& join);
+
+  // values that lie elsewhere
+  Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
+  std::unique_ptr<ChunkFetcher> fetch_elsewhere(TaskGroup& tasks, Version, std::size_t planes);
+  Task<Status> fetch_image(StateImage& image);
+  Task<void> copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks);
+
+  // who may come there
+  void set_tokens(std::function<proto::Tokens()> tokens) { joining_tokens_ = std::move(tokens); }
+  const std::function<proto::Tokens()>& tokens() const { return joining_tokens_; }
+  void tell_tokens(ShardGroup::Link& server);
+  Task<void> send_tokens(std::shared_ptr<ShardGroup::Link> server);
+
+ private:
+  void let_go(ShardGroup::Link& server);
+  Result<std::uint32_t> workers_to_reckon(const proto::Join* joining, std::size_t more) const;
+  Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
+                          std::shared_ptr<ShardGroup::Link> to);
+
+  const Executor executor_;
+  const ServerConfig& config_;
+  const Clock& clock_;
+  const RoundPolicy& policy_;
+  JobState& job_;
+  Members& members_;
+  ShardGroup& shards_;
+  Spread& spread_;
+  RoundServers& round_servers_;
+  Journal& journal_;
+  const std::unique_ptr<RowsServers>& rows_servers_;
+  const std::optional<proto::Finish>& epilogue_;
+  Waits& waits_;
+  Event& changed_;
+  TaskGroup& tasks_;
+  std::function<proto::Tokens()> joining_tokens_;  ///< named tokens that let workers in
+};
+
+}  // namespace centroid::server

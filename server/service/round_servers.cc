@@ -1,0 +1,207 @@
+#include "server/service/round_servers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/base/crc32c.h"
+#include "common/base/log.h"
+#include "common/tensor/squares.h"
+
+namespace centroid::server {
+
+using proto::ServersKind;
+
+/// Before any worker hears of it: other servers take contributions by this.
+void RoundServers::tell_opened() {
+  if (shards_.present().empty()) return;
+  proto::Opened& opened = spread_.opened;
+  if (open_.attempt) {  // between two, what was opened last stays so
+    const Attempt::Key newest = open_.attempt->key();
+    opened.generation = newest.generation;
+    opened.round = newest.round;
+    opened.attempt = newest.number;
+  }
+  opened.members.clear();
+  opened.members.reserve(members_.links.size());
+  for (const auto& [id, link] : members_.links) {
+    const auto name = std::as_bytes(std::span(link->join.name));
+    opened.members.push_back({.member = id, .name_crc = crc32c(name)});
+    link->is_told_of = true;
+  }
+  shards_.tell_opened(opened);
+}
+
+/// Other servers drop what they keep of members that are gone, unless it is to count in a round
+/// that is open or follows.
+void RoundServers::forget_departed() {
+  const auto may_count = [this](MemberId id) {
+    return std::any_of(open_.late_staged.begin(), open_.late_staged.end(),
+                       [id](const KeptPart& late) { return late.counts.key.member == id; });
+  };
+  bool is_any = false;
+  for (const MemberId id : std::exchange(departed_, {})) {
+    if (may_count(id)) {
+      departed_.push_back(id);
+      continue;
+    }
+    shards_.forget(id, "its leader has given it up or heard that it left");
+    is_any = true;
+  }
+  if (is_any) tell_opened();  // in place of a word that waits to be sent and still names it
+}
+
+/// On which servers a contribution, complete for its worker, is not whole.
+std::string RoundServers::names_of_missing_holders(const Link& link) const {
+  const proto::PushEnd& end = *link.pending_end;
+  const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
+  std::string names;
+  for (const ShardGroup::Link* holder :
+       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
+    if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
+  return names;
+}
+
+/// Its chunks may be missing, for it is not to be added.
+bool RoundServers::is_short(const proto::PushEnd& end) const {
+  return end.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
+}
+
+/// All chunks of the contribution that lie elsewhere have come there, with its weight.
+Result<bool> RoundServers::is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const {
+  if (!spread_.has_others() || end.weight == 0 || is_short(end)) return true;
+  const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
+  for (const ShardGroup::Link* holder :
+       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())]) {
+    const auto found = spread_.whole.find({key, holder});
+    if (found == spread_.whole.end()) return false;
+    if (found->second.weight != end.weight)
+      return Error(ErrorCode::kInvalidArgument,
+                   "PushEnd of " + link.join.name + " in round " + to_string(end.round) +
+                       " gives weight " + std::to_string(end.weight) + ", its chunks on server '" +
+                       holder->name + "' gave " + std::to_string(found->second.weight));
+  }
+  return true;
+}
+
+/// What PushEnd says of the norm is what came, here and elsewhere. Who says nothing is believed.
+Status RoundServers::check_norm(const Link& link, const proto::PushEnd& end,
+                                double squares_here) const {
+  if (end.norm < 0 || end.weight == 0 || is_short(end)) return {};
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate) return {};  // nothing was looked at
+  double squares = squares_here;
+  if (spread_.has_others()) {
+    const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
+    for (const ShardGroup::Link* holder :
+         spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
+      squares += spread_.whole.at({key, holder}).squares;
+  }
+  // Numbers that are not finite are checked one by one where they may not be.
+  if (!std::isfinite(squares) || is_norm_of(end.norm, squares)) return {};
+  return Error(ErrorCode::kInvalidArgument, "PushEnd of " + link.join.name + " in round " +
+                                                to_string(end.round) + " claims norm " +
+                                                std::to_string(end.norm) + ", its chunks have " +
+                                                std::to_string(std::sqrt(squares)));
+}
+
+/// With which its chunks came there; 0: none did.
+double RoundServers::weight_elsewhere(const proto::ContributionKey& key) const {
+  if (!spread_.has_others()) return 0;
+  for (const ShardGroup::Link* holder :
+       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
+    if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
+      return found->second.weight;
+  return 0;
+}
+
+/// First phase on the other servers: they sum what the decision names, and make the step unless the
+/// norm of all is needed for it. Then their sums of squares go to `open_.squares`.
+Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> decision) {
+  proto::Merge merge;
+  merge.round = open_.attempt->round;
+  merge.attempt = open_.attempt->number;
+  merge.version = job_.store->version();
+  merge.total_weight = decision->total_weight;
+  merge.wants_norm = config_.optimizer.clip_norm > 0;
+  merge.reply_rounds = job_.replies ? job_.replies->rounds() : 0;
+  merge.clears_residual = local_.is_residual_cleared();
+  merge.rate_factor = job_.store->optimizer().rate_factor();
+  for (const MemberId member : open_.attempt->members)
+    if (open_.attempt->left_out.count(member) == 0) merge.members.push_back(member);
+  if (policy_.is_elastic()) {
+    for (const KeptPart& counted : open_.parts) merge.parts.push_back(counted.counts);
+    for (const KeptPart& late : open_.late_staged) merge.keeps.push_back(late.counts.key);
+    for (const auto& [id, link] : members_.links) {
+      if (!link->late || !link->late->staged || link->late->outcome) continue;
+      const Attempt::Key& key = link->late->key;
+      merge.keeps.push_back({id, key.generation, key.round, key.number});
+    }
+  } else {
+    for (const MemberId member : decision->contributors) {
+      proto::WeighedContribution part;
+      part.key = {member, open_.attempt->generation, open_.attempt->round, open_.attempt->number};
+      part.weight = weight_elsewhere(part.key);  // 0: it takes part without a share
+      if (part.weight > 0) merge.parts.push_back(part);
+    }
+  }
+  const auto links = spread_.others();
+  auto head = proto::encode(merge);
+  auto answers = co_await shards_.ask_all(links, ServersKind::kMerge, std::move(head));
+  if (!answers.ok()) co_return std::move(answers).error();
+  if (!merge.wants_norm) co_return Status();
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>((*answers)[i].head));
+    std::size_t next = 0;
+    for (const Chunk& chunk : local_.fragment().chunks) {
+      if (spread_.links[spread_.route.owners[chunk.id.value]] != links[i]) continue;
+      if (next == reply.squares.size()) break;
+      open_.squares[chunk.id.value] = reply.squares[next++];
+    }
+  }
+  co_return Status();
+}
+
+/// The step that waited for the norm.
+Task<Status> RoundServers::step_elsewhere(float factor) {
+  proto::Step step;
+  step.round = open_.attempt->round;
+  step.attempt = open_.attempt->number;
+  step.factor = factor;
+  auto head = proto::encode(step);
+  const auto done = co_await shards_.ask_all(spread_.others(), ServersKind::kStep, std::move(head));
+  if (!done.ok()) co_return done.error();
+  co_return Status();
+}
+
+Task<void> RoundServers::prepare_elsewhere(std::shared_ptr<const RoundDecision> decision,
+                                           Status* done) {
+  *done = co_await merge_elsewhere(std::move(decision));
+}
+
+Task<void> RoundServers::prepare_elsewhere(float factor, Status* done) {
+  *done = co_await step_elsewhere(factor);
+}
+
+/// Second phase: the round is committed here; no other begins before all servers say so.
+Task<void> RoundServers::commit_elsewhere() {
+  proto::ServerState state;
+  state.version = job_.store->version();
+  state.optimizer_step = job_.store->optimizer_step();
+  state.round = job_.round;
+  auto head = proto::encode(state);
+  const auto done =
+      co_await shards_.ask_all(spread_.others(), ServersKind::kCommit, std::move(head));
+  // What a lost server has prepared is lost with it: the next look at the servers finds it gone.
+  if (!done.ok())
+    log::error("round.commit_incomplete", {{"round", job_.round.value}, {"why", done.error()}});
+}
+
+/// `written`: the rounds that are in a checkpoint now; 0: it failed.
+Task<void> RoundServers::thaw_servers(Round written) {
+  proto::ServerState nothing;
+  nothing.round = written;
+  auto head = proto::encode(nothing);
+  (void)co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/config.h"
+#include "server/service/local_shard.h"
+#include "server/service/members.h"
+#include "server/service/spread.h"
+#include "server/shard/shard_group.h"
+
+namespace centroid::server {
+
+/// A round of a model on several servers, as its leader makes it with the others: they sum, step and
+/// commit what lies on them. Does nothing where all chunks are here. Of one thread.
+class RoundServers {
+ public:
+  RoundServers(const ServerConfig& config, const RoundPolicy& policy, JobState& job,
+               OpenRound& open, Members& members, ShardGroup& shards, Spread& spread,
+               const LocalShard& local)
+      : config_(config),
+        policy_(policy),
+        job_(job),
+        open_(open),
+        members_(members),
+        shards_(shards),
+        spread_(spread),
+        local_(local) {}
+
+  void tell_opened();
+  /// A member is gone, of whom other servers may keep something that counts.
+  void departed(MemberId member) { departed_.push_back(member); }
+  void forget_departed();
+
+  std::string names_of_missing_holders(const Link& link) const;
+  bool is_short(const proto::PushEnd& end) const;
+  Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
+  Status check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const;
+  double weight_elsewhere(const proto::ContributionKey& key) const;
+
+  /// The first phase, into `done`.
+  Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);
+  /// Its second half, where that waited for the norm.
+  Task<void> prepare_elsewhere(float factor, Status* done);
+  Task<Status> step_elsewhere(float factor);
+  Task<void> commit_elsewhere();
+  Task<void> thaw_servers(Round written);
+
+ private:
+  Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
+
+  const ServerConfig& config_;
+  const RoundPolicy& policy_;
+  JobState& job_;
+  OpenRound& open_;
+  Members& members_;
+  ShardGroup& shards_;
+  Spread& spread_;
+  const LocalShard& local_;
+  std::vector<MemberId> departed_;
+};
+
+}  // namespace centroid::server
