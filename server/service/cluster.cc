@@ -24,7 +24,9 @@ constexpr std::chrono::milliseconds kLook{500};
 Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& config,
                  const Clock& clock, metrics::Registry& registry)
     : executor_(executor),
-      blocking_(std::move(blocking)),
+      disk_{std::move(blocking),
+            std::make_shared<DutyCycle>(config.checkpoint_processor_share * core_count())},
+      use_(executor),
       config_(config),
       clock_(clock),
       probe_(registry),
@@ -34,7 +36,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       phase_(clock, events_, probe_),
       changed_(executor),
       gate_(clock, changed_, phase_, stopping_),
-      commands_(executor, blocking_, config, clock, gate_, job_),
+      commands_(executor, disk_.executor, config, clock, gate_, job_),
       members_(
           {.lease = config.lease, .max_members = static_cast<std::size_t>(config.max_workers)}),
       policy_(policy_of(config)),
@@ -49,8 +51,10 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                  servers_.tell_tokens(server);
                },
            .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
-           .whole = [this](const ShardGroup::Link& server,
-                           const proto::Whole& whole) { whole_elsewhere(server, whole); },
+           .whole =
+               [this](const ShardGroup::Link& server, const proto::Whole& whole) {
+                 contributions_.whole_elsewhere(server, whole);
+               },
            .refused = [this](const ShardGroup::Link& server,
                              const proto::Refused& refused) { refused_elsewhere(server, refused); },
            .leaving =
@@ -60,6 +64,7 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
                }}),
       waits_(clock),
       journal_(executor),
+      outgoing_(executor),
       data_(config, clock, policy_, aggregate_, job_, open_, members_, probe_, events_, totals_),
       local_(executor, config, job_, open_, spread_, probe_, totals_),
       round_servers_(config, policy_, job_, open_, members_, shards_, spread_, local_),
@@ -68,14 +73,26 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       round_journal_(config, clock, job_, open_, members_, data_, local_, gate_, journal_, waits_,
                      probe_),
       images_(executor, config, clock, policy_, job_, open_, servers_, waits_, probe_, changed_),
+      elastic_(config, clock, policy_, job_, open_, members_, data_, local_, round_servers_,
+               totals_, probe_, events_, changed_, outgoing_),
+      contributions_(config, clock, policy_, aggregate_, job_, open_, members_, spread_, data_,
+                     local_, round_servers_, elastic_, *this, probe_, events_, changed_),
+      initial_values_(policy_, job_, members_, phase_, stopping_, gate_, probe_, changed_,
+                      outgoing_),
+      moves_(clock, job_, open_, members_, spread_, local_, servers_, elastic_, images_, *this,
+             waits_, changed_, tasks_),
+      loader_(config, policy_, aggregate_, job_, open_, members_, servers_, images_, rows_,
+              journal_, phase_, gate_, *this, checkpoints_, disk_, use_, waits_, changed_),
+      checkpointer_(executor, config, clock, job_, members_, data_, shards_, spread_, servers_,
+                    round_servers_, moves_, loader_, rows_, rows_servers_, replay_, journal_, gate_,
+                    stopping_, checkpoints_, disk_, use_, probe_, events_, waits_, changed_,
+                    outgoing_, tasks_),
+      exchange_(config, clock, job_, open_, members_, data_, checkpointer_, loader_, *this,
+                stopping_, disk_, use_, probe_, events_, waits_, changed_, outgoing_, tasks_),
       wait_report_(config, clock, policy_, job_, open_, members_, phase_, gate_, waits_, journal_,
-                   shards_, spread_, round_servers_, data_, rows_, rows_servers_, replay_, upload_,
-                   is_loop_writing_, closing_, events_, outgoing_),
-      outgoing_(executor),
-      checkpoint_done_(executor),
-      state_fetched_(executor),
+                   shards_, spread_, round_servers_, data_, rows_, rows_servers_, replay_,
+                   exchange_.upload(), use_, stopping_, events_, outgoing_),
       pulls_(std::make_unique<Pulls>(*this)),
-      duty_(std::make_shared<DutyCycle>(config.checkpoint_processor_share * core_count())),
       tasks_(executor) {
   job_.run_id = config.run_id;
   rows_.bound_payload(2 * config.chunk_bytes);
@@ -112,7 +129,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   tasks_.spawn(wait_report_.watch_waits());
   Status result = co_await take_the_lead();
   if (!result.ok()) {  // nobody is here yet, nothing has begun
-    closing_ = true;
+    stopping_.is_closing = true;
     listener.close();
     tasks_.cancel();
     co_await tasks_.join();
@@ -126,8 +143,8 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (rows_failure_ && result.ok()) result = *rows_failure_;
   if (commands_.stop && result.ok() && data_.goal_reached())
     co_await heed_stop();  // a larger goal may be set
-  rounds_ended_ = true;
-  state_fetched_.notify_all();
+  stopping_.rounds_ended = true;
+  use_.fetched.notify_all();
 
   // Another server has the job, or may: nothing is written, nobody is told that it is over.
   const auto is_elsewhere = [&] {
@@ -136,11 +153,11 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   };
   const bool is_remembered =
       result.ok() && !is_elsewhere() && commands_.stop && !commands_.stop->halted.empty();
-  (void)blocking();  // the end waits for a checkpoint that is being written
+  (void)disk_.hurried();  // the end waits for a checkpoint that is being written
   if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, commands_.stop->halted);
   bool halted = !result.ok() && !is_elsewhere();
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
-  if (halted && job_.store && !job_.store->is_current()) (void)co_await fetch_state();
+  if (halted && job_.store && !job_.store->is_current()) (void)co_await exchange_.fetch_state();
   if (!is_elsewhere() && !phase_.is(Phase::kStandby)) co_await write_last_checkpoint();
   const bool is_over_here = is_elsewhere();
   halted = halted && !is_over_here;
@@ -191,7 +208,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   }
   // A checkpoint asked for in the meantime may have kept it after all.
   if (!writes_nothing) co_await write_last_checkpoint();  // of rows that were pushed since
-  if (result.ok() && !writes_nothing && needs_checkpoint())
+  if (result.ok() && !writes_nothing && checkpointer_.needs_checkpoint())
     result = Error(ErrorCode::kResourceExhausted,
                    "the final state, version " +
                        std::to_string(job_.store ? job_.store->version().value : 0) +
@@ -200,7 +217,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   Error dismissal(ErrorCode::kCancelled, "the job is over");
   if (is_coming_back) dismissal = Error(ErrorCode::kUnavailable, "the leader is coming back");
   co_await shards_.dismiss_all(dismissal);
-  closing_ = true;
+  stopping_.is_closing = true;
   listener.close();
   for (const auto& [id, link] : members_.links)
     link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
@@ -219,12 +236,12 @@ void Cluster::request_stop(const std::string& why, bool leave_workers) {
   stopping_.reason = why;
   journal_.give_up();
   rows_.give_up();
-  (void)blocking();
+  (void)disk_.hurried();
   changed_.notify_all();
 }
 
 Task<void> Cluster::accept_loop(transport::Listener& listener) {
-  while (!closing_) {
+  while (!stopping_.is_closing) {
     auto connection = co_await listener.accept();
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
@@ -245,7 +262,7 @@ Task<void> Cluster::accept_loop(transport::Listener& listener) {
 }
 
 Task<void> Cluster::watch_leases() {
-  while (!closing_) {
+  while (!stopping_.is_closing) {
     if (!co_await sleep_until(clock_.now() + config_.lease / 8)) co_return;
     for (const auto& [id, link] : members_.links) {
       members_.roster.heard(id, link->session->connection().last_received());
@@ -269,9 +286,10 @@ Task<void> Cluster::watch_leases() {
     probe_.shards(here - 1, wanted - std::min(wanted, here));
     if (const auto rows = rows_.journal(); journal_.is_on() || rows)
       probe_.journal(journal_.state(rows));
-    if (is_checkpoint_due()) tasks_.spawn(checkpoint_in_background());
-    if (!checkpointing_ && journal_.wants_checkpoint()) tasks_.spawn(checkpoint_in_background());
-    if (checkpointing_ && journal_.state().is_broken) (void)blocking();
+    if (checkpointer_.is_checkpoint_due()) tasks_.spawn(checkpointer_.checkpoint_in_background());
+    if (!use_.is_writing && journal_.wants_checkpoint())
+      tasks_.spawn(checkpointer_.checkpoint_in_background());
+    if (use_.is_writing && journal_.state().is_broken) (void)disk_.hurried();
     if (job_.pool && job_.aggregator)
       probe_.buffers(job_.pool->in_use(), job_.pool->capacity(), job_.aggregator->waiting());
     Duration silence{};
@@ -342,11 +360,12 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   if (!ranked.empty()) evaluator = ranked.front();
   if (policy_.is_elastic())
     for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
-      if (const auto link = members_.find(*it); link && holds_newest(*link)) evaluator = *it;
+      if (const auto link = members_.find(*it); link && exchange_.holds_newest(*link))
+        evaluator = *it;
   for (const auto& [id, link] : members_.links) {
-    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
+    if (link->late && !link->late->outcome) elastic_.settle_late(*link, proto::Outcome::kLate);
     const bool evaluate =
-        id == evaluator && reason != proto::FinishReason::kHalted && holds_newest(*link);
+        id == evaluator && reason != proto::FinishReason::kHalted && exchange_.holds_newest(*link);
     link->finish = proto::Finish{.reason = reason,
                                  .evaluate = evaluate,
                                  .version = job_.store ? job_.store->version() : Version(),

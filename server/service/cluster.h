@@ -26,11 +26,14 @@
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
 #include "server/service/cluster_parts.h"
+#include "server/service/contributions.h"
+#include "server/service/initial_values.h"
 #include "server/service/leader_gate.h"
 #include "server/service/link.h"
 #include "server/service/members.h"
 #include "server/service/open_round.h"
 #include "server/service/operator_commands.h"
+#include "server/service/peer_exchange.h"
 #include "server/service/state_images.h"
 #include "server/service/wait_report.h"
 #include "server/shard/reply_reader.h"
@@ -55,11 +58,11 @@ namespace centroid::server {
 /// spread_moves.cc, spread_checkpoint.cc (a model on several servers), pulls.cc (readers),
 /// operations.cc, operators.cc, restore.cc (acts of operators), leading.cc (standby), view.cc,
 /// view_waits.cc (what REST sees).
-class Cluster final {
+class Cluster final : private RoundControl {
  public:
   Cluster(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
           metrics::Registry& registry);
-  ~Cluster();
+  ~Cluster() override;
 
   /// Open the checkpoint folder, load what `resume` or `init` ask for; `run` does it first if need
   /// be.
@@ -81,7 +84,9 @@ class Cluster final {
   /// Whether the job halted itself; asked when `run` has ended.
   bool is_halted() const { return phase_.is(Phase::kHalted); }
   /// Whether `run` ended before the job was over, to be gone on with; asked when `run` has ended.
-  bool goes_on() const { return phase_.is(Phase::kStopping) && !commands_.stop && !data_.goal_reached(); }
+  bool goes_on() const {
+    return phase_.is(Phase::kStopping) && !commands_.stop && !data_.goal_reached();
+  }
 
   /// Where what operators said is written, so that it does not wait for other files. Before
   /// `prepare`.
@@ -104,7 +109,7 @@ class Cluster final {
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> watch_leases();
-  void member_gone(MemberId member, std::optional<Error> tell);
+  void member_gone(MemberId member, std::optional<Error> tell) override;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
 
   // leading.cc
@@ -119,28 +124,11 @@ class Cluster final {
   Task<void> keep_halt(const Error& why);
 
   // sessions.cc
-  void tell_codecs(Link& link, const proto::PushEnd& end);
-  Round counted_of(const std::string& name) const;
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
   Status check_join(const transport::Session& session, const proto::Join& join);
   Task<void> expect_join(transport::Session& session, const MemberSink& sink);
-  Task<Result<Buffer>> read_numbers(transport::Session& session, std::string where,
-                                    std::uint64_t elements, std::uint64_t bytes);
-  Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
-                               proto::InitChunk head, std::uint64_t bytes);
-  Status init_done(Link& link);
 
   // contributions.cc
-  Status check_key(const Link& link, const char* what, const Attempt::Key& key) const;
-  Status check_weight(const Link& link, const std::string& where, double weight) const;
-  Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
-                         std::uint64_t bytes);
-  Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
-                   double weight, std::uint64_t chunks) const;
-  void count_end(Link& link, const proto::PushEnd& end);
-  ToldShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
-  Status take_push_end(Link& link, const proto::PushEnd& end);
-  Status take_report(Link& link, const proto::Report& report);
 
   // outbox.cc
   Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);
@@ -162,73 +150,27 @@ class Cluster final {
   void set_silent(Link& link);
   Task<Status> merge(RoundDecision decision);
   Task<void> snapshot_room();
-  void chunk_complete(ChunkId chunk, double total_weight);
+  void chunk_complete(ChunkId chunk, double total_weight) override;
   void emit(const Chunk& chunk);
-  void decide(RoundDecision decision);
+  void decide(RoundDecision decision) override;
   void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
                      std::string reason);
   void round_over();
 
   // replies.cc
-  Status make_replies(JobState& into) const;
   void encode_reply(ChunkId chunk);
 
   // handover.cc: the state of a peer-to-peer exchange is with the workers
-  bool holds_newest(const Link& link) const;
-  bool state_is_wanted() const;
-  Task<Status> fetch_state();
-  Task<Status> go_back();
-  Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
-                                proto::StateChunk head, std::uint64_t bytes);
-  Status state_done(Link& link, const proto::StateMark& mark);
-  void exchange_failed(Link& link, const proto::ExchangeFailed& failed);
-  Task<void> hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first, std::string why);
-  void give_up_attempt(MemberId reporter, const std::string& why);
-  Status heed_failures();
 
   // elastic.cc: policies that close a round without some members
-  std::vector<MemberId> seated(std::vector<MemberId> members);
-  void seat(Link& link);
-  void seat_waiting();
-  void leave_out(const RoundDecision& decision);
-  void settle_late(Link& link, proto::Outcome outcome, bool has_samples = true);
-  StagedContribution* stage_for(Link& link, const Attempt::Key& key);
-  Status stage_end(Link& link, const proto::PushEnd& end);
-  void collect_parts(const RoundDecision& decision);
   Task<void> sum_parts(double total_weight);
-  void member_ready(Link& link, const proto::Computed& done);
-  void late_counted(const RoundDecision& decision);
 
   // state.cc
-  Status check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
-                    const std::string& codec);
-  Status check_another(const proto::Join& join);
-  Status make_store(JobState& into, const Manifest& manifest, const std::string& codec);
   void go_on_from(JobState next);
-  Task<bool> initialize();
-  bool is_initial_from(const Link& link) const;
-  Task<Result<JobState>> load_checkpoint();
-  Task<Result<JobState>> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
-  Task<Result<JobState>> load_initial_file();
-  bool has_checkpoint() const;
-  MemoryQuestion memory_question() const;
-  Status check_tables_room();
   Task<Status> load_rows();
   Status prepare_rows();
   Task<Status> checkpoint_of_rows();
   Status start_rows_journal();
-  bool needs_checkpoint() const;
-  bool is_checkpoint_due() const;
-  void checkpoint_behind_round();
-  Task<Result<CheckpointView>> write_checkpoint(bool may_announce, bool is_beside_rounds = false);
-  const Executor& blocking();
-  bool announces_checkpoint() const;
-  void announce_checkpoint();
-  Task<void> checkpoint_in_background(bool may_rest = true);
-  using CheckpointOutcome = std::optional<Result<CheckpointView>>;
-  Task<void> checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome);
-  CheckpointInfo checkpoint_info() const;
-  std::optional<DataIdentity> agreed_data() const;
 
   // operations.cc, restore.cc: what an operator may do
   Task<void> apply_changes();
@@ -238,7 +180,6 @@ class Cluster final {
   Task<void> dismiss_everybody(std::string why);
 
   // spread.cc, spread_room.cc: several servers
-  class SpreadReader;
   class Pulls;
   Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
                                           const proto::ServerJoin& join,
@@ -249,18 +190,10 @@ class Cluster final {
 
   // spread_moves.cc: chunks that change their server while rounds go on
   Task<bool> may_move();
-  Task<Status> move_some();
-  Task<Status> finish_moves();
   void lose_server();
   Task<Result<bool>> recover_servers();
-  void whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole);
   void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
   Task<Status> give_up_merge(Error why);
-  Task<Status> freeze_servers();
-  Task<std::shared_ptr<Snapshot>> frozen_servers();
-  Task<Status> freeze_for_checkpoint();
-  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> snapshot_reader(
-      std::shared_ptr<Snapshot> snapshot);
 
   // durability.cc: the journal of rounds
   Task<Status> start_journal();
@@ -269,10 +202,11 @@ class Cluster final {
   Status begin_replay();
   Task<Result<bool>> replay_on();
 
-  void checkpoint_lost(Version version);
   transport::Greeting greeting() const;
 
-  Executor executor_, blocking_;
+  Executor executor_;
+  FileThread disk_;
+  StateUse use_;
   const ServerConfig& config_;
   const Clock& clock_;
   Probe probe_;
@@ -303,43 +237,29 @@ class Cluster final {
   Journal journal_;
   std::unique_ptr<Replay> replay_;         ///< until it is over
   std::optional<proto::Finish> epilogue_;  ///< what members hear that come when the rounds are over
+  Event outgoing_;                         ///< wakes the outboxes
+  std::optional<CheckpointDirectory> checkpoints_;
   DataShares data_;
   LocalShard local_;
   RoundServers round_servers_;
   ModelServers servers_;
   RoundJournal round_journal_;
   StateImages images_;
+  ElasticRound elastic_;
+  Contributions contributions_;
+  InitialValues initial_values_;
+  ChunkMoves moves_;
+  StateLoader loader_;
+  Checkpointer checkpointer_;
+  PeerExchange exchange_;
   WaitReport wait_report_;
 
-  Event outgoing_;  ///< wakes the outboxes
-  Event checkpoint_done_;
-  Event state_fetched_;  ///< or a checkpoint announced, or the rounds are at an end
-
-  std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
-  TimePoint checkpoint_begun_;
-  bool epoch_checkpoint_due_ = false;  ///< since the end of an epoch that calls for one
-  std::size_t snapshot_budget_ = 0;    ///< bytes of copies
-
-  // policies that close a round without some members
-  using Part = KeptPart;
-  std::optional<Initial> initial_;
-
-  // peer-to-peer exchange
-  std::optional<Upload> upload_;
-  std::uint64_t state_waiters_ = 0;  ///< checkpoints that need the newest values
-  bool announcement_wanted_ = false, rounds_ended_ = false;
   // what operators asked for
   using Restore = RestoreWanted;
   std::shared_ptr<Restore> restore_;
-  bool measuring_ = false;
   std::unique_ptr<Pulls> pulls_;
-  bool is_loop_writing_ = false;  ///< the round loop itself waits for a checkpoint
-  KnownScalars known_scalars_;
   Generation generation_told_;
-  std::optional<CheckpointDirectory> checkpoints_;
-  const std::shared_ptr<DutyCycle> duty_;  ///< of a checkpoint that is written beside rounds
   FetchedVersions fetched_;
-  bool checkpointing_ = false, is_loading_ = false, closing_ = false;
   std::uint64_t trained_rounds_ = 0;  // by this process, of the state that it has
   bool was_restored_ = false;         // while it ran
   std::optional<TimePoint> members_until_;

@@ -8,27 +8,10 @@
 /// The tables of sparse rows of a job: how they begin, here or on several servers.
 namespace centroid::server {
 
-/// Before tables take memory.
-Status Cluster::check_tables_room() {
-  // Only a share is to lie here; `prepare_rows` says where the rest does.
-  if (config_.servers > 1) {
-    proto::Route route;
-    route.servers.resize(config_.servers);
-    route.owners = place_buckets(proto::kRowBuckets, config_.servers);
-    rows_.hold("the tables wait for their servers");
-    CENTROID_TRY(rows_.set_route(std::move(route), 0));
-  }
-  const MemoryNeed need = memory_need(memory_question());
-  const MemoryLimit limit = memory_limit(config_.memory_limit);
-  CENTROID_TRY(check_memory(need, limit));
-  rows_.set_room(rows_.reserved_bytes() + limit.bytes - need.total(), limit.source);
-  return {};
-}
-
 /// After `load_checkpoint`. Files are read by the blocking thread, which has the tables while it
 /// does: this one answers meanwhile, and takes nobody in.
 Task<Status> Cluster::load_rows() {
-  const Raised loading(is_loading_, changed_);
+  const Raised loading(use_.is_loading, changed_);
   const char* const what = "the tables of sparse rows are read";
   if (gate_.is_beginning() && rows_.has_tables()) phase_.explain(what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what);
@@ -41,12 +24,13 @@ Task<Status> Cluster::load_rows() {
     return rows_.replay(config_.journal_dir, *run_id);
   };
   rows_.begin_reading();
-  const Status done = co_await run_on(blocking_, std::move(read));
+  const Status done = co_await run_on(disk_.executor, std::move(read));
   rows_.end_reading();
   CENTROID_CO_TRY(done);
   job_.run_id = *run_id;
   if (!rows_.has_tables()) co_return Status();
-  co_return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
+  co_return check_memory(memory_need(loader_.memory_question()),
+                         memory_limit(config_.memory_limit));
 }
 
 /// With `servers` above 1 they lie on all of them.
@@ -75,7 +59,7 @@ Status Cluster::prepare_rows() {
     if (std::ranges::none_of(spread_.links, is_it))
       shards_.dismiss(*link, Error(ErrorCode::kCancelled, "drained: its rows have moved"));
   };
-  rows_servers_ = std::make_unique<RowsServers>(executor_, blocking_, clock_, rows_, shards_,
+  rows_servers_ = std::make_unique<RowsServers>(executor_, disk_.executor, clock_, rows_, shards_,
                                                 std::move(options), std::move(hooks));
   CENTROID_ASSIGN(const bool is_spread,
                   rows_servers_->prepare(*checkpoints_, config_.resume, job_.run_id));
@@ -84,11 +68,11 @@ Status Cluster::prepare_rows() {
   proto::Route alone;
   alone.servers.emplace_back();
   CENTROID_TRY(rows_.set_route(std::move(alone), 0));
-  return check_memory(memory_need(memory_question()), memory_limit(config_.memory_limit));
+  return check_memory(memory_need(loader_.memory_question()), memory_limit(config_.memory_limit));
 }
 
 Task<Status> Cluster::checkpoint_of_rows() {
-  const auto written = co_await write_checkpoint(false);
+  const auto written = co_await checkpointer_.write_checkpoint(false);
   if (!written.ok()) co_return written.error();
   co_return Status();
 }

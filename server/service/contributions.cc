@@ -1,21 +1,37 @@
+#include "server/service/contributions.h"
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "common/base/log.h"
-#include "server/service/cluster.h"
+#include "common/tensor/finite.h"
 
-/// What workers bring to a round: fenced, looked at, and given to the sums.
 namespace centroid::server {
 
 using transport::Session;
 
+namespace {
 /// Of what it knows of one that was too slow, a round in time takes away one part in so many.
 constexpr int kForgets = 10;
+}  // namespace
+
+Scalars KnownScalars::of(const proto::PushEnd& end) {
+  Scalars out;
+  for (const proto::Scalar& one : end.scalars) {
+    if (names_.size() < Scalars::kMaxNames) names_.insert(one.name);
+    if (names_.contains(one.name))
+      (void)out.add(one.name, {one.sum, one.count});
+    else if (!std::exchange(is_told_, true))
+      log::warn("scalar.left_out",
+                {{"name", one.name}, {"why", "workers have recorded 16 other names"}});
+  }
+  return out;
+}
 
 /// What is older than the open attempt was on its way when that closed. What was never opened
 /// nobody can have been told of.
-Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
+Status Contributions::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
   const auto open = open_.attempt ? open_.attempt->key() : Attempt::Key();
   const bool is_known =
       key.generation <= members_.roster.generation() &&
@@ -32,7 +48,8 @@ Status Cluster::check_key(const Link& link, const char* what, const Attempt::Key
 
 /// A weight is that of the share which the worker was given, else one worker could be the mean. How
 /// many tokens the share has the worker alone knows: there are no more than it may have.
-Status Cluster::check_weight(const Link& link, const std::string& where, double weight) const {
+Status Contributions::check_weight(const Link& link, const std::string& where,
+                                   double weight) const {
   const std::uint64_t samples = link.part.samples();
   if (config_.weight_by == "tokens" && samples > 0) {
     const double most = static_cast<double>(samples) * static_cast<double>(link.join.sample_tokens);
@@ -53,8 +70,8 @@ Status Cluster::check_weight(const Link& link, const std::string& where, double 
                                                 " (weight_by " + config_.weight_by + ")");
 }
 
-Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, proto::Push head,
-                                std::uint64_t bytes) {
+Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> link,
+                                      proto::Push head, std::uint64_t bytes) {
   const auto attempt = open_.attempt;
   const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
   if (config_.is_peer_to_peer())
@@ -64,7 +81,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   const Attempt::Key key{head.generation, head.round, head.attempt};
   const bool is_elastic = policy_.is_elastic();
   bool current = rank && key == attempt->key() && open_.machine.expects(link->id);
-  if (is_elastic) current = stage_for(*link, key) != nullptr;
+  if (is_elastic) current = elastic_.stage_for(*link, key) != nullptr;
   probe_.payload_received(bytes);
   if (!current) {
     CENTROID_CO_TRY(check_key(*link, "Push", key));
@@ -113,7 +130,7 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
   }
   if (is_elastic) {
     session.release_credit(bytes);
-    StagedContribution* const staged = stage_for(*link, key);
+    StagedContribution* const staged = elastic_.stage_for(*link, key);
     if (staged == nullptr) {
       probe_.stale_frame();
       co_return Status();
@@ -143,8 +160,8 @@ Task<Status> Cluster::take_push(Session& session, std::shared_ptr<Link> link, pr
 }
 
 /// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
-Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
-                          double weight, std::uint64_t chunks) const {
+Status Contributions::check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
+                                double weight, std::uint64_t chunks) const {
   const std::string where = "PushEnd of " + link.join.name + " in round " + to_string(end.round);
   if (received > 0 && end.weight != weight)
     return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
@@ -160,7 +177,7 @@ Status Cluster::check_end(const Link& link, const proto::PushEnd& end, std::uint
   return {};
 }
 
-void Cluster::count_end(Link& link, const proto::PushEnd& end) {
+void Contributions::count_end(Link& link, const proto::PushEnd& end) {
   // A round that is repeated gets the contribution again.
   const Round last = std::exchange(link.counted, end.round);
   const bool is_again = last == end.round;
@@ -207,21 +224,8 @@ void Cluster::count_end(Link& link, const proto::PushEnd& end) {
                                             .fragment = link.before});
 }
 
-Scalars KnownScalars::of(const proto::PushEnd& end) {
-  Scalars out;
-  for (const proto::Scalar& one : end.scalars) {
-    if (names_.size() < Scalars::kMaxNames) names_.insert(one.name);
-    if (names_.contains(one.name))
-      (void)out.add(one.name, {one.sum, one.count});
-    else if (!std::exchange(is_told_, true))
-      log::warn("scalar.left_out",
-                {{"name", one.name}, {"why", "workers have recorded 16 other names"}});
-  }
-  return out;
-}
-
 /// What it told of `share`, which the link may have no more.
-ToldShare Cluster::told_of(Link& link, const proto::PushEnd& end, const DataPart& share) {
+ToldShare Contributions::told_of(Link& link, const proto::PushEnd& end, const DataPart& share) {
   ToldShare told;
   told.part = share;
   told.worker = link.join.name;
@@ -236,7 +240,7 @@ ToldShare Cluster::told_of(Link& link, const proto::PushEnd& end, const DataPart
   return told;
 }
 
-Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
+Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   if (policy_.is_elastic()) return stage_end(link, end);
   const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
   if (!rank || end.generation != open_.attempt->generation || end.round != open_.attempt->round ||
@@ -263,12 +267,61 @@ Status Cluster::take_push_end(Link& link, const proto::PushEnd& end) {
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   CENTROID_ASSIGN(auto decision, open_.machine.contribute(link.id, std::move(contribution)));
-  decide(std::move(decision));
+  control_.decide(std::move(decision));
+  return {};
+}
+
+Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
+  const Attempt::Key key{end.generation, end.round, end.attempt};
+  const StagedContribution* const staged = elastic_.stage_for(link, key);
+  if (staged == nullptr) {
+    CENTROID_TRY(check_key(link, "PushEnd", key));
+    probe_.stale_frame();
+    return {};
+  }
+  const std::uint64_t chunks = local_.part().size(), received = staged->received();
+  CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
+  CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
+  if (!is_whole) {
+    link.pending_end = end;
+    return {};
+  }
+  CENTROID_TRY(round_servers_.check_norm(link, end, staged->squares()));
+  link.pending_end.reset();
+  const DataPart share = link.part;
+  count_end(link, end);
+  Contribution contribution{
+      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  if (!staged->is_whole()) contribution.weight = 0;
+  if (!link.late || link.late->key != key) {
+    data_.count_told(told_of(link, end, share));
+    CENTROID_ASSIGN(auto decision,
+                    open_.machine.contribute(link.id, std::move(contribution), clock_.now()));
+    control_.decide(std::move(decision));
+    return {};
+  }
+  CENTROID_ASSIGN(const double weight,
+                  open_.machine.late(link.id, key.round, contribution, clock_.now()));
+  if (weight > 0) {
+    KeptPart part;
+    part.staged = std::move(link.late->staged);
+    part.counts.key = {link.id, key.generation, key.round, key.number};
+    part.told = told_of(link, end, share);
+    part.share = share;
+    open_.late_staged.push_back(std::move(part));
+  }
+  // With asp and ssp it gets a round at once, and is told when that is committed. Else the round
+  // that counts it may wait for this very member.
+  if (weight == 0 || !policy_.applies_each())
+    elastic_.settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
+                         end.weight > 0);
+  changed_.notify_all();  // a round may have to be opened for it
+  if (!open_.decision) control_.decide(open_.machine.tick(clock_.now()));
   return {};
 }
 
 /// What the worker says of its codecs.
-void Cluster::tell_codecs(Link& link, const proto::PushEnd& end) {
+void Contributions::tell_codecs(Link& link, const proto::PushEnd& end) {
   const CodecProbe& up = probe_.up(link.codec_kind);
   up.encoded(end.encode_seconds);
   up.chunks(end.chunks, end.dense_chunks);
@@ -279,6 +332,56 @@ void Cluster::tell_codecs(Link& link, const proto::PushEnd& end) {
   double largest = 0;
   for (const auto& [id, other] : members_.links) largest = std::max(largest, other->residual_norm);
   probe_.residual_up(largest);
+}
+
+Status Contributions::take_report(Link& link, const proto::Report& report) {
+  const auto asked = std::find(link.asked.begin(), link.asked.end(), report.version);
+  if (asked == link.asked.end())
+    return Error(ErrorCode::kInvalidArgument,
+                 "Report.version of " + link.join.name + " is " + to_string(report.version) +
+                     ", which nobody asked it to evaluate" +
+                     (link.asked.empty() ? "" : "; asked was " + to_string(link.asked.front())));
+  link.asked.erase(asked);
+  if (report.samples == 0) return {};
+  if (!link.finish)
+    link.evaluation.observe(std::chrono::duration<double>(clock_.now() - link.asked_at).count());
+  const double samples = static_cast<double>(report.samples);
+  job_.evaluation.accuracy = static_cast<double>(report.correct) / samples;
+  job_.evaluation.loss = report.loss_sum / samples;
+  job_.evaluation.version = report.version;
+  probe_.evaluated(job_.evaluation.accuracy, job_.evaluation.loss);
+  tell(events_, log::Level::kInfo, "model.evaluated",
+       {{"worker", link.join.name},
+        {"version", report.version.value},
+        {"samples", report.samples},
+        {"accuracy", job_.evaluation.accuracy},
+        {"loss", job_.evaluation.loss}});
+  return {};
+}
+
+void Contributions::whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole) {
+  spread_.whole[{whole.key, &server}] = whole;
+  const auto link = members_.find(whole.key.member);
+  if (!link || !link->pending_end) return;
+  const proto::PushEnd end = *link->pending_end;
+  const Status taken = take_push_end(*link, end);
+  if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
+}
+
+/// The last round in which a contribution of this name counted, or will when the round closes.
+Round Contributions::counted_of(const std::string& name) const {
+  if (open_.attempt && !open_.attempt->closed)
+    for (const MemberId member : open_.machine.contributed())
+      if (members_.name_of(member) == name) return open_.attempt->round;
+  Round late;
+  for (const KeptPart& part : open_.late_staged)  // they count in one of the next
+    if (members_.name_of(part.counts.key.member) == name)
+      late = std::max(late, part.counts.key.round);
+  if (late != Round()) return late;
+  for (const KeptPart& part : open_.parts)  // of the round that is being merged
+    if (members_.name_of(part.counts.key.member) == name) return part.counts.key.round;
+  const auto found = job_.counted.find(name);
+  return found == job_.counted.end() ? Round() : found->second;
 }
 
 }  // namespace centroid::server

@@ -18,8 +18,8 @@ constexpr std::chrono::milliseconds kLook{2};
 Control::Control(Cluster& core)
     : core_(core),
       executor_(core.executor_),
-      looks_(core.blocking_),
-      verifies_(core.blocking_),
+      looks_(core.disk_.executor),
+      verifies_(core.disk_.executor),
       config_(core.config_),
       clock_(core.clock_),
       job_(core.job_),
@@ -60,7 +60,7 @@ Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
   if (done->state == nullptr) co_return view;
   const auto kept = std::make_shared<const Copy>(*done);
   const auto outcome = std::make_shared<std::optional<Status>>();
-  if (self->core_.closing_)
+  if (self->stopping_.is_closing)
     co_await self->save_for(kept, outcome);
   else
     self->core_.tasks_.spawn(self->save_for(kept, outcome));
@@ -96,7 +96,7 @@ Task<Result<ActView>> Control::resume() {
       return Error(ErrorCode::kFailedPrecondition,
                    "the server is stopping: " + self.stopping_.reason);
     const bool is_halted = self.commands_.stop && self.phase_.is(Phase::kHalted);
-    if (self.commands_.stop && self.core_.rounds_ended_ && !is_halted)
+    if (self.commands_.stop && self.stopping_.rounds_ended && !is_halted)
       return Error(ErrorCode::kFailedPrecondition,
                    "the server is ending: start it again with resume, then say it again");
     const bool is_stopped = is_halted || (self.commands_.stop && self.phase_.is(Phase::kStopped));
@@ -114,7 +114,7 @@ Task<Result<ActView>> Control::resume() {
                                                 boost::asio::use_awaitable);
   // Of a job that halted in this life of the server the rounds have ended: the next life goes on.
   auto end = [this]() -> Status {
-    if (phase_.is(Phase::kHalted) && core_.rounds_ended_ && !commands_.stop)
+    if (phase_.is(Phase::kHalted) && stopping_.rounds_ended && !commands_.stop)
       core_.request_stop("POST /v1/job:resume of a halted job: started again, the server goes on");
     return {};
   };
@@ -157,7 +157,7 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
     if (self->phase_.is(Phase::kStandby))
       co_return refuse("this server is a " + self->gate_.leadership().to_string() +
                        ": ask the leader");
-    if (self->core_.rounds_ended_ || self->stopping_.is_requested || self->commands_.stop)
+    if (self->stopping_.rounds_ended || self->stopping_.is_requested || self->commands_.stop)
       co_return refuse("the job is over: " + self->phase_.reason());
     const bool has_others =
         self->config_.servers > 1 || self->spread_.has_others() || !self->shards_.present().empty();
@@ -175,7 +175,7 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
       return mine->is_begun ? mine->doing : "the end of " + present_round(self->job_);
     };
     const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
-    while (!mine->outcome && !self->core_.rounds_ended_) {
+    while (!mine->outcome && !self->stopping_.rounds_ended) {
       const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
       if (goes_on) continue;
       mine->is_abandoned = true;

@@ -222,7 +222,7 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
   const std::string who = "verification of checkpoint " + std::to_string(version);
   auto outcome =
       co_await held_for(executor_, waits_, who, std::move(held), verifies_, std::move(read));
-  auto lost = [this, version] { core_.checkpoint_lost(Version(version)); };
+  auto lost = [this, version] { core_.checkpointer_.checkpoint_lost(Version(version)); };
   if (outcome->ok() && !(*outcome)->problem.empty()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
@@ -255,13 +255,13 @@ Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
     return checkpoint_view(*found);
   };
   Waits::Text held = [this] {
-    return std::string(core_.checkpointing_ ? "the one that is written: one after the other"
-                                            : "its files, which are removed");
+    return std::string(core_.use_.is_writing ? "the one that is written: one after the other"
+                                             : "its files, which are removed");
   };
   const std::string who = "removal of checkpoint " + std::to_string(version);
-  auto outcome =
-      co_await held_for(executor_, waits_, who, std::move(held), core_.blocking(), std::move(act));
-  auto lost = [this, version] { core_.checkpoint_lost(Version(version)); };
+  auto outcome = co_await held_for(executor_, waits_, who, std::move(held), core_.disk_.hurried(),
+                                   std::move(act));
+  auto lost = [this, version] { core_.checkpointer_.checkpoint_lost(Version(version)); };
   if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
@@ -344,12 +344,12 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   const TimePoint give_up = clock_.now() + kSnapshotPatience;
   Error why(ErrorCode::kUnavailable,
             "the parameters are being read by somebody else, such as a checkpoint: repeat");
-  (void)core_.blocking();
+  (void)core_.disk_.hurried();
   std::string held = "another call, which reads them, or a checkpoint, which is written";
   const auto waits = waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
                                   [this, &held] { return held + core_.servers_.longest_silent(); });
   // With several servers one version is kept aside for a checkpoint, on all of them.
-  while (core_.measuring_ || (core_.checkpointing_ && spread_.has_others())) {
+  while (core_.use_.is_measured || (core_.use_.is_writing && spread_.has_others())) {
     if (clock_.now() > give_up) co_return why;
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
@@ -358,14 +358,15 @@ Task<Result<ParametersView>> Control::measure_parameters() {
       (job_.measured->version == job_.store->held().value ||
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
-  core_.measuring_ = true;
-  const auto over = std::shared_ptr<void>(nullptr, [this](void*) { core_.measuring_ = false; });
+  core_.use_.is_measured = true;
+  const auto over =
+      std::shared_ptr<void>(nullptr, [this](void*) { core_.use_.is_measured = false; });
   ParametersView view;
   ChunkPlan plan;
   PartsElsewhere elsewhere;
   std::shared_ptr<Snapshot> snapshot;
   while (!snapshot) {
-    if (gate_.is_beginning() || core_.is_loading_ || replay_)  // its values are being read
+    if (gate_.is_beginning() || core_.use_.is_loading || replay_)  // its values are being read
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!job_.store || job_.store->held() == Version())
       co_return Error(ErrorCode::kUnavailable,
@@ -399,7 +400,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
-  auto outcome = co_await run_on(core_.blocking(), std::move(work));
+  auto outcome = co_await run_on(core_.disk_.hurried(), std::move(work));
   if (!outcome->ok()) co_return std::move(*outcome);
   job_.measured = std::make_shared<ParametersView>(outcome->value());
   job_.measured_at = clock_.now();

@@ -44,7 +44,7 @@ Task<ClusterView> Control::cluster() {
     view.run_id = job_.run_id;
     view.state = kJobStates[static_cast<std::size_t>(phase_.now())];
     view.state_reason = phase_.reason();
-    if (stopping_.is_requested && !core_.rounds_ended_ && !phase_.is(Phase::kStandby)) {
+    if (stopping_.is_requested && !stopping_.rounds_ended && !phase_.is(Phase::kStandby)) {
       view.state = kJobStates[static_cast<std::size_t>(Phase::kStopping)];
       view.state_reason =
           stopping_.reason + ": the open round is finished, then a checkpoint written";
@@ -309,7 +309,8 @@ Task<std::vector<std::vector<PartView>>> Control::tensor_parts(std::size_t first
 
 Task<Status> Control::drain_server(const std::string& name) {
   auto act = [](Control* self, std::string server) -> Task<std::optional<Status>> {
-    if (self->core_.closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (self->stopping_.is_closing)
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (server == self->config_.leader_name())
       co_return Error(ErrorCode::kFailedPrecondition,
                       "server '" + server + "' is the leader: the job ends with it (job stop)");
@@ -385,13 +386,14 @@ Task<std::vector<TableView>> Control::tables() {
 }
 
 Task<Result<CheckpointView>> Control::make_checkpoint() {
-  auto write = [](Control* self) -> Task<Cluster::CheckpointOutcome> {
-    if (self->core_.closing_) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  auto write = [](Control* self) -> Task<CheckpointOutcome> {
+    if (self->stopping_.is_closing)
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (const Status lead = self->gate_.check_lead(); !lead.ok()) co_return lead.error();
-    const auto outcome = std::make_shared<Cluster::CheckpointOutcome>();
-    self->core_.tasks_.spawn(self->core_.checkpoint_for(outcome));
+    const auto outcome = std::make_shared<CheckpointOutcome>();
+    self->core_.tasks_.spawn(self->core_.checkpointer_.checkpoint_for(outcome));
     while (!*outcome) {
-      const bool goes_on = co_await self->core_.checkpoint_done_.wait(TimePoint::max());
+      const bool goes_on = co_await self->core_.use_.written.wait(TimePoint::max());
       if (!goes_on)
         co_return Error(ErrorCode::kCancelled,
                         "the call was cancelled; the checkpoint goes on being written");

@@ -29,11 +29,11 @@ bool is_of_disk(const Error& why) {
 Task<Status> Cluster::start_journal() {
   if (!config_.keeps_journal() || journal_.is_on()) co_return Status();
   while (
-      checkpointing_ &&
+      use_.is_writing &&
       spread_.has_others()) {  // one that is yet to begin waits for this loop, with several servers
-    (void)blocking();
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
-    co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
+    (void)disk_.hurried();
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
+    co_await use_.written.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   std::optional<Waits::Guard> full;
   std::string trouble;
@@ -49,11 +49,11 @@ Task<Status> Cluster::start_journal() {
       const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
                                       "the first one, with which the journal begins");
       phase_.set(Phase::kInitializing, "the checkpoint with which the journal begins is written");
-      is_loop_writing_ = true;
+      use_.is_loop_writing = true;
       const auto losses = [&] { return rows_servers_ ? rows_servers_->losses() : 0; };
       const std::uint64_t before = losses();  // one that was lost may be back already
-      const auto written = co_await write_checkpoint(false);
-      is_loop_writing_ = false;
+      const auto written = co_await checkpointer_.write_checkpoint(false);
+      use_.is_loop_writing = false;
       if (!written.ok() &&
           (servers_.has_lost_server() || !unsettled().empty() || losses() != before))
         co_return Status();  // again when it is settled
@@ -89,7 +89,7 @@ Task<Status> Cluster::start_journal() {
     probe_.journal(told);
     (void)co_await changed_.wait(clock_.now() + kAgain);
     if (stopping_.is_requested || commands_.pause || restore_ || servers_.has_lost_server() ||
-        checkpointing_)
+        use_.is_writing)
       co_return Status();  // again
   }
   log::info("journal.begun", {{"dir", config_.journal_dir},
@@ -102,7 +102,7 @@ Task<Status> Cluster::start_journal() {
 /// are read as settings are now, which may be changed meanwhile.
 Status Cluster::begin_replay() {
   replay_.reset();
-  auto replay = std::make_unique<Replay>(executor_, blocking_, config_, clock_,
+  auto replay = std::make_unique<Replay>(executor_, disk_.executor, config_, clock_,
                                          round_journal_.terms(), round_journal_.form(), job_, open_,
                                          members_, shards_, local_, waits_);
   if (replay->is_empty()) return {};

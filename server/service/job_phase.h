@@ -49,11 +49,13 @@ class JobPhase {
   TimePoint since_;
 };
 
-/// The process is to end.
+/// The process is to end, and how far that is.
 struct StopRequest {
   bool is_requested = false;
   bool leaves_workers = false;  ///< nobody is told: workers wait for a server to come back
   std::string reason;
+  bool rounds_ended = false;  ///< no round follows
+  bool is_closing = false;    ///< the server takes nobody any more
 };
 
 }  // namespace centroid::server

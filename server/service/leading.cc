@@ -33,7 +33,7 @@ Task<Status> Cluster::take_the_lead() {
   if (!gate_.has_led()) co_return Status();
   const TimePoint begin = clock_.now();
   phase_.explain("the state of the leader before is taken up");
-  Status taken = co_await gate_.take_folder(blocking());
+  Status taken = co_await gate_.take_folder(disk_.hurried());
   if (!taken.ok() && stopping_.is_requested && !gate_.is_deposed()) co_return Status();
   CENTROID_CO_TRY(std::move(taken));
   CENTROID_CO_TRY(co_await prepare());
@@ -64,8 +64,8 @@ Task<void> Cluster::write_last_checkpoint() {
     return clock_.now() < limit.value_or(TimePoint::max());
   };
   int tries = 0;
-  while (needs_checkpoint() && !gate_.is_deposed()) {
-    const auto written = co_await write_checkpoint(false);
+  while (checkpointer_.needs_checkpoint() && !gate_.is_deposed()) {
+    const auto written = co_await checkpointer_.write_checkpoint(false);
     if (written.ok()) co_return;
     if (!gate_.is_late(written.error()) || !may_wait() ||
         (gate_.holds().ok() && ++tries > kTries)) {

@@ -80,12 +80,12 @@ Task<void> Cluster::snapshot_room() {
 
 Task<Status> Cluster::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
-  const Status copied = co_await finish_moves();
+  const Status copied = co_await moves_.finish_moves();
   if (!copied.ok()) co_return co_await give_up_merge(copied.error());
   job_.store->set_rate_factor(rate_factor_of(decision.contributors.size() + decision.late.size(),
                                              config_.optimizer_scale_ratio));
   if (policy_.is_elastic()) {
-    collect_parts(decision);
+    elastic_.collect_parts(decision);
     co_await sum_parts(decision.total_weight);
   }
   const std::vector<Chunk>& mine = local_.part();
@@ -226,11 +226,49 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     job_.counted[members_.name_of(member)] = job_.round;
     probe_.staleness(0);
   }
-  late_counted(decision);
+  elastic_.late_counted(decision);
   fault::point("round.committed");
   round_over();
-  checkpoint_behind_round();
+  checkpointer_.checkpoint_behind_round();
   co_return Status();
+}
+
+/// All parts of a chunk at once, while its sum is in the cache.
+Task<void> Cluster::sum_parts(double total_weight) {
+  std::size_t turn = 0;
+  for (const Chunk& chunk : local_.part()) {
+    if (job_.replies && !journal_.has_room()) {
+      const auto waits = round_journal_.begin_wait();
+      co_await journal_.room();
+    }
+    const std::span<float> sum = job_.store->spare(chunk);
+    for (std::size_t i = 0; i < open_.parts.size(); ++i)
+      open_.parts[i].staged->add_to(sum, chunk.id, open_.parts[i].counts.weight, i == 0);
+    chunk_complete(chunk.id, total_weight);
+    if (++turn % kChunksPerTurn == 0)
+      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+  }
+  for (KeptPart& part : open_.parts)
+    part.staged.reset();  // what counts is still to be told to other servers
+}
+
+/// A chunk's mean is in the spare plane: hand what can be sent now to the outboxes.
+void Cluster::encode_reply(ChunkId chunk) {
+  ReplyEncoder::Memory memory;
+  memory.means = job_.store->all_spare();
+  if (job_.store->keeps_residual()) memory.residual = job_.store->residual();
+  const auto emit = [this](const Chunk& of, std::vector<std::byte> payload) {
+    open_.attempt->payloads.push_back(std::move(payload));
+    const Bytes bytes = open_.attempt->payloads.back();
+    open_.attempt->pieces.push_back({of.id, bytes, crc32c(bytes)});
+  };
+  const TimePoint begin = clock_.now();
+  const Status encoded = job_.replies->complete(chunk, memory, emit);
+  static const trace::Lane kLane("replies");
+  const double took = probe_.encode().ended(kLane, begin, clock_.now(), job_.round.value);
+  probe_.down(job_.replies->kind()).encoded(took);
+  if (!encoded.ok()) job_.reply_failure = encoded.error().with_context("codec_down");
+  outgoing_.notify_all();
 }
 
 }  // namespace centroid::server

@@ -160,7 +160,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       co_return Status();
     } else {
       if (!attempt && !link->behind && link->is_away) {
-        seat(*link);
+        elastic_.seat(*link);
         continue;
       }
       if (!co_await outgoing_.wait(TimePoint::max())) co_return Status();

@@ -73,7 +73,7 @@ Task<void> Cluster::Pulls::serve(Session& session, TaskGroup& tasks,
 
 /// The store has the values of a version, and keeps them while no round is merged.
 Status Cluster::Pulls::may_copy() const {
-  if (cluster_.is_loading_ || cluster_.replay_ || cluster_.spread_.lost_since ||
+  if (cluster_.use_.is_loading || cluster_.replay_ || cluster_.spread_.lost_since ||
       cluster_.servers_.has_lost_server())
     return Error(ErrorCode::kUnavailable,
                  "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
@@ -114,15 +114,16 @@ Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
   }
   const std::uint64_t bytes = copy->elements * sizeof(float);
   const std::string need = "the tensors take " + std::to_string(bytes) + " bytes, ";
-  if (bytes > room_)
+  if (bytes > cluster_.loader_.readers_room())
     return Error(ErrorCode::kResourceExhausted,
-                 need + "copies for readers may take " + std::to_string(room_) +
+                 need + "copies for readers may take " +
+                     std::to_string(cluster_.loader_.readers_room()) +
                      ": a quarter of what is free (memory_limit). Pull fewer at once");
-  if (readers_ >= kReaders || taken_ + bytes > room_)
-    return Error(ErrorCode::kUnavailable, need + std::to_string(readers_) + " of " +
-                                              std::to_string(kReaders) + " readers hold " +
-                                              std::to_string(taken_) + " of " +
-                                              std::to_string(room_) + ": try again");
+  if (readers_ >= kReaders || taken_ + bytes > cluster_.loader_.readers_room())
+    return Error(ErrorCode::kUnavailable,
+                 need + std::to_string(readers_) + " of " + std::to_string(kReaders) +
+                     " readers hold " + std::to_string(taken_) + " of " +
+                     std::to_string(cluster_.loader_.readers_room()) + ": try again");
   for (const Chunk& chunk : store->plan().chunks())
     if (const std::uint64_t begin = begins[chunk.tensor.value]; begin != ~std::uint64_t{0})
       copy->places.push_back({chunk, begin + chunk.offset});

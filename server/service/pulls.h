@@ -27,8 +27,6 @@ class Cluster::Pulls {
   static bool opens(std::uint16_t kind) {
     return kind == static_cast<std::uint16_t>(proto::PullKind::kPull);
   }
-  /// Bytes that all copies together may take.
-  void set_room(std::uint64_t bytes) { room_ = bytes; }
   /// Answer a session's only request, and end the session when the client does not.
   Task<void> serve(transport::Session& session, TaskGroup& tasks,
                    std::shared_ptr<const Request> request);
@@ -48,7 +46,7 @@ class Cluster::Pulls {
 
   Cluster& cluster_;
   std::size_t readers_ = 0;
-  std::uint64_t room_ = 0, taken_ = 0;
+  std::uint64_t taken_ = 0;
 };
 
 }  // namespace centroid::server

@@ -20,15 +20,15 @@ Task<Status> Cluster::restore_wanted() {
   const auto wanted = restore_;
   wanted->is_begun = true;
   wanted->doing = "the checkpoint that is being written comes first";
-  while (checkpointing_) {  // one that is yet to begin waits for this loop, with several servers
-    (void)blocking();
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
-    co_await checkpoint_done_.wait(clock_.now() + std::chrono::milliseconds(10));
+  while (use_.is_writing) {  // one that is yet to begin waits for this loop, with several servers
+    (void)disk_.hurried();
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
+    co_await use_.written.wait(clock_.now() + std::chrono::milliseconds(10));
   }
   // A checkpoint of the state that is given up would undo this.
-  const Raised none(checkpointing_, checkpoint_done_);
+  const Raised none(use_.is_writing, use_.written);
   wanted->doing = "the files of checkpoint " + to_string(wanted->version) + " are looked at";
-  (void)co_await finish_moves();  // where they are does not matter: they are placed anew
+  (void)co_await moves_.finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
   if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
   const bool is_half = wanted->is_half && !outcome.ok();
@@ -54,10 +54,10 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
     folder.has_journal = !journal::segments_of(config_.journal_dir).empty();
     return std::make_shared<Folder>(std::move(folder));
   };
-  const auto folder = co_await run_on(blocking(), std::move(look));
+  const auto folder = co_await run_on(disk_.hurried(), std::move(look));
   if (!folder->found->ok()) co_return folder->found->error();
   const CheckpointEntry entry = **folder->found;
-  if (!entry.problem.empty()) checkpoint_lost(version);
+  if (!entry.problem.empty()) checkpointer_.checkpoint_lost(version);
   if (!entry.problem.empty())
     co_return Error(ErrorCode::kDataLoss,
                     "checkpoint " + entry.path.string() + " is damaged: " + entry.problem);
@@ -93,7 +93,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   view.round = entry.info.round.value;
   view.from_version = job_.store ? job_.store->version().value : 0;
   restore_->doing = "the workers leave, to come back to checkpoint " + to_string(version);
-  const Raised loading(is_loading_, changed_);  // nobody joins the state that is given up
+  const Raised loading(use_.is_loading, changed_);  // nobody joins the state that is given up
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
   const auto may_write = gate_.may_write();
   auto remove_newer = [this, folder, may_write]() -> Status {
@@ -103,7 +103,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
     }
     return {};
   };
-  if (!is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(remove_newer)));
+  if (!is_marked) CENTROID_CO_TRY(co_await run_on(disk_.hurried(), std::move(remove_newer)));
   if (is_marked) {
     const auto waits = round_journal_.begin_wait();
     co_await journal_.drop_attempt();  // from here on nothing is written to it
@@ -119,7 +119,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
     return mark->write(config_.journal_dir, may_write, writer);
   };
   // When it fails the job goes on with the state that it has: nothing of that has been touched.
-  if (is_marked) CENTROID_CO_TRY(co_await run_on(blocking(), std::move(decide)));
+  if (is_marked) CENTROID_CO_TRY(co_await run_on(disk_.hurried(), std::move(decide)));
   restore_->is_half = true;
   journal_.stop();  // it begins anew behind the rounds of the checkpoint
   replay_.reset();
@@ -131,7 +131,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
     auto complete = [this, mark, may_write] {
       return mark->complete(config_.journal_dir, *checkpoints_, may_write);
     };
-    const Status completed = co_await run_on(blocking(), std::move(complete));
+    const Status completed = co_await run_on(disk_.hurried(), std::move(complete));
     if (completed.ok()) break;
     const bool is_held =
         gate_.has_election() && completed.error().code() == ErrorCode::kUnavailable;
@@ -147,7 +147,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   }
   restore_->doing = "the files of checkpoint " + to_string(version) + " are read";
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
-  CENTROID_CO_ASSIGN(JobState next, co_await load_checkpoint(chosen));
+  CENTROID_CO_ASSIGN(JobState next, co_await loader_.load_checkpoint(chosen));
   go_on_from(std::move(next));
   fault::point("restore.loaded");
   servers_.forget_servers();  // the chunks are here, and are placed anew

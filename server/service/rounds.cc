@@ -80,12 +80,13 @@ void Cluster::dismiss_drained() {
 
 Task<Status> Cluster::run_rounds() {
   for (;;) {
-    if (state_is_wanted()) {
-      CENTROID_CO_TRY(co_await fetch_state());
+    if (exchange_.state_is_wanted()) {
+      CENTROID_CO_TRY(co_await exchange_.fetch_state());
       continue;
     }
     // On several servers a version is kept for statistics too, until their deadline.
-    if (announcement_wanted_ && !(measuring_ && spread_.has_others())) announce_checkpoint();
+    if (checkpointer_.is_announcement_wanted() && !(use_.is_measured && spread_.has_others()))
+      checkpointer_.announce_checkpoint();
     if (is_changed_) co_await apply_changes();
     if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restore_wanted());
     // The state at the goal is only there when all servers are.
@@ -100,7 +101,7 @@ Task<Status> Cluster::run_rounds() {
       CENTROID_CO_TRY(co_await gate_.may_commit());
       continue;
     }
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
     if (replay_) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
       if (is_over) continue;
@@ -119,7 +120,7 @@ Task<Status> Cluster::run_rounds() {
     }
     if (!co_await wait_for_members()) continue;
     if (job_.store->version().value == 0) {
-      (void)co_await initialize();
+      (void)co_await initial_values_.initialize();
       continue;
     }
     CENTROID_CO_TRY(co_await start_journal());
@@ -262,7 +263,7 @@ void Cluster::decide(RoundDecision decision) {
     tell(events_, log::Level::kWarn, "round.aborted",
          {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
   }
-  if (policy_.is_elastic()) leave_out(decision);
+  if (policy_.is_elastic()) elastic_.leave_out(decision);
   open_.decision = std::move(decision);
   changed_.notify_all();
 }
@@ -275,7 +276,7 @@ Task<Status> Cluster::one_round() {
   }
   members_.roster.form(true);
   data_.end_epochs();  // a late share may have been dropped while no round was open
-  auto members = seated(members_.roster.ranked());
+  auto members = elastic_.seated(members_.roster.ranked());
   // What has come late with asp or ssp takes a round each, before anybody begins anew.
   const bool is_for_late = policy_.applies_each() && open_.machine.has_late();
   if (is_for_late) members.clear();
@@ -301,7 +302,7 @@ Task<Status> Cluster::one_round() {
       const bool woken = co_await changed_.wait(limit);
       if (!open_.decision) decide(open_.machine.tick(clock_.now()));
       if (!open_.decision) leave_silent_out();
-      if (!open_.decision) seat_waiting();
+      if (!open_.decision) elastic_.seat_waiting();
       results_taken();
       if (servers_.has_lost_server()) {
         close_attempt(proto::Outcome::kAborted, 0, 0, "a server is gone");
@@ -333,7 +334,7 @@ Task<Status> Cluster::one_round() {
         CENTROID_CO_TRY(co_await round_journal_.written(number));
         close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
         round_over();
-        checkpoint_behind_round();
+        checkpointer_.checkpoint_behind_round();
         co_return Status();
       }
       case RoundAction::kHalt: {
@@ -345,7 +346,7 @@ Task<Status> Cluster::one_round() {
         co_return halt;
       }
       case RoundAction::kRetry:
-        CENTROID_CO_TRY(heed_failures());
+        CENTROID_CO_TRY(exchange_.heed_failures());
         {
           const auto waits = round_journal_.begin_wait();
           co_await journal_.begin_attempt(round_journal_.base());
@@ -515,7 +516,7 @@ void Cluster::round_over() {
   data_.coordinate();
   const bool is_epoch_over = next.epoch != job_.epoch;
   if (const std::uint64_t every = config_.checkpoint_every_epochs; every > 0)
-    epoch_checkpoint_due_ = epoch_checkpoint_due_ || next.epoch / every != job_.epoch / every;
+    if (next.epoch / every != job_.epoch / every) checkpointer_.set_epoch_due();
   job_.epoch = next.epoch;
   job_.offset = next.offset;
   if (is_epoch_over) job_.evaluate_next = true;

@@ -89,11 +89,12 @@ class Cluster::MemberSink final : public transport::FrameSink {
     switch (kind) {
       case Kind::kPush: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Push>(frame.head));
-        co_return co_await cluster_.take_push(session, link_, head, frame.header.payload_bytes);
+        co_return co_await cluster_.contributions_.take_push(session, link_, head,
+                                                             frame.header.payload_bytes);
       }
       case Kind::kPushEnd: {
         CENTROID_CO_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
-        co_return cluster_.take_push_end(*link_, end);
+        co_return cluster_.contributions_.take_push_end(*link_, end);
       }
       case Kind::kHeartbeat: {
         if (!frame.head.empty()) {
@@ -109,19 +110,19 @@ class Cluster::MemberSink final : public transport::FrameSink {
       }
       case Kind::kInitChunk: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::InitChunk>(frame.head));
-        co_return co_await cluster_.take_init_chunk(session, link_, head,
-                                                    frame.header.payload_bytes);
+        co_return co_await cluster_.initial_values_.take_init_chunk(session, link_, head,
+                                                                    frame.header.payload_bytes);
       }
       case Kind::kInitDone:
-        co_return cluster_.init_done(*link_);
+        co_return cluster_.initial_values_.init_done(*link_);
       case Kind::kStateChunk: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::StateChunk>(frame.head));
-        co_return co_await cluster_.take_state_chunk(session, link_, head,
-                                                     frame.header.payload_bytes);
+        co_return co_await cluster_.exchange_.take_state_chunk(session, link_, head,
+                                                               frame.header.payload_bytes);
       }
       case Kind::kStateDone: {
         CENTROID_CO_ASSIGN(const auto mark, proto::decode<proto::StateMark>(frame.head));
-        co_return cluster_.state_done(*link_, mark);
+        co_return cluster_.exchange_.state_done(*link_, mark);
       }
       case Kind::kComputed: {
         CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::Computed>(frame.head));
@@ -130,17 +131,17 @@ class Cluster::MemberSink final : public transport::FrameSink {
       }
       case Kind::kReady: {
         CENTROID_CO_ASSIGN(const auto done, proto::decode<proto::Computed>(frame.head));
-        cluster_.member_ready(*link_, done);
+        cluster_.elastic_.member_ready(*link_, done);
         co_return Status();
       }
       case Kind::kExchangeFailed: {
         CENTROID_CO_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
-        cluster_.exchange_failed(*link_, failed);
+        cluster_.exchange_.exchange_failed(*link_, failed);
         co_return Status();
       }
       case Kind::kReport: {
         CENTROID_CO_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
-        co_return cluster_.take_report(*link_, report);
+        co_return cluster_.contributions_.take_report(*link_, report);
       }
       case Kind::kLeave: {
         CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
@@ -296,12 +297,12 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   if (join.name.empty()) return refuse("it has no name (--name)");
   if (const std::string& run = session.peer().run_id; !run.empty() && run != job_.run_id)
     return refuse("it asks for run '" + run + "', the server's is '" + job_.run_id + "'");
-  if (!epilogue_ && (stopping_.is_requested || rounds_ended_))
+  if (!epilogue_ && (stopping_.is_requested || stopping_.rounds_ended))
     return Error(
         ErrorCode::kUnavailable,
         "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
   CENTROID_TRY(commands_.check_evicted(join.name));
-  if (is_loading_) return proto::not_yet_error("a checkpoint is being loaded: try again");
+  if (use_.is_loading) return proto::not_yet_error("a checkpoint is being loaded: try again");
   if (spread_.lost_since && !epilogue_)
     return proto::not_yet_error("server '" + spread_.lost +
                                 "' is gone with its chunks: " + phase_.reason());
@@ -371,7 +372,7 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   if (announced != 0 && announced != hash)
     return refuse("its Hello said manifest hash " + std::to_string(announced) +
                   ", the manifest in its Join has " + std::to_string(hash));
-  if (const auto data = agreed_data();
+  if (const auto data = loader_.agreed_data();
       data && (data->samples != join.train_samples || data->fingerprint != join.data_fingerprint))
     return refuse("its training data differs from the cluster's (" +
                   std::to_string(join.train_samples) + " samples with fingerprint " +
@@ -381,27 +382,12 @@ Status Cluster::check_join(const Session& session, const proto::Join& join) {
   return {};
 }
 
-/// The last round in which a contribution of this name counted, or will when the round closes.
-Round Cluster::counted_of(const std::string& name) const {
-  if (open_.attempt && !open_.attempt->closed)
-    for (const MemberId member : open_.machine.contributed())
-      if (members_.name_of(member) == name) return open_.attempt->round;
-  Round late;
-  for (const Part& part : open_.late_staged)  // they count in one of the next
-    if (members_.name_of(part.counts.key.member) == name)
-      late = std::max(late, part.counts.key.round);
-  if (late != Round()) return late;
-  for (const Part& part : open_.parts)  // of the round that is being merged
-    if (members_.name_of(part.counts.key.member) == name) return part.counts.key.round;
-  const auto found = job_.counted.find(name);
-  return found == job_.counted.end() ? Round() : found->second;
-}
-
 Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   CENTROID_TRY(gate_.check_lead());
-  if (members_.links.empty() && job_.store && job_.store->version().value == 0 && !is_loading_) {
+  if (members_.links.empty() && job_.store && job_.store->version().value == 0 &&
+      !use_.is_loading) {
     // Who brought this model left before giving its parameters: the next one may bring another.
-    initial_.reset();
+    initial_values_.forget();
     go_on_from(JobState());
   }
   CENTROID_TRY(check_join(session, join));
@@ -409,14 +395,14 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
   if (!job_.store && epilogue_) {
     CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
   } else if (!job_.store) {
-    CENTROID_TRY(make_store(job_, join.manifest, join.codec));
+    CENTROID_TRY(loader_.make_store(job_, join.manifest, join.codec));
   } else if (!epilogue_) {
-    CENTROID_TRY(check_another(join));
+    CENTROID_TRY(loader_.check_another(join));
   }
   join.manifest = {};  // the store has it
   if (!job_.agreed && !epilogue_) job_.agreed = join;
   if (members_.links.empty() && job_.agreed) job_.agreed->codec = join.codec;
-  const Round counted = counted_of(join.name);
+  const Round counted = contributions_.counted_of(join.name);
   CENTROID_ASSIGN(const auto joined, members_.roster.join(join.name, session.peer().address,
                                                           clock_.now(), clock_.unix_seconds()));
   if (joined.fenced) {
@@ -494,31 +480,6 @@ Result<proto::JoinReply> Cluster::admit(Session& session, proto::Join join) {
     session.send_unsummed();
   }
   return reply;
-}
-
-Status Cluster::take_report(Link& link, const proto::Report& report) {
-  const auto asked = std::find(link.asked.begin(), link.asked.end(), report.version);
-  if (asked == link.asked.end())
-    return Error(ErrorCode::kInvalidArgument,
-                 "Report.version of " + link.join.name + " is " + to_string(report.version) +
-                     ", which nobody asked it to evaluate" +
-                     (link.asked.empty() ? "" : "; asked was " + to_string(link.asked.front())));
-  link.asked.erase(asked);
-  if (report.samples == 0) return {};
-  if (!link.finish)
-    link.evaluation.observe(std::chrono::duration<double>(clock_.now() - link.asked_at).count());
-  const double samples = static_cast<double>(report.samples);
-  job_.evaluation.accuracy = static_cast<double>(report.correct) / samples;
-  job_.evaluation.loss = report.loss_sum / samples;
-  job_.evaluation.version = report.version;
-  probe_.evaluated(job_.evaluation.accuracy, job_.evaluation.loss);
-  tell(events_, log::Level::kInfo, "model.evaluated",
-       {{"worker", link.join.name},
-        {"version", report.version.value},
-        {"samples", report.samples},
-        {"accuracy", job_.evaluation.accuracy},
-        {"loss", job_.evaluation.loss}});
-  return {};
 }
 
 }  // namespace centroid::server

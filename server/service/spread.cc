@@ -64,7 +64,7 @@ Task<Result<bool>> Cluster::settle_servers() {
       !spread_.lost_since)
     co_return true;
   if (spread_.lost_since) co_return co_await recover_servers();
-  const Status copied = co_await finish_moves();
+  const Status copied = co_await moves_.finish_moves();
   if (!copied.ok()) {
     (void)co_await give_up_merge(copied.error());
     co_return false;
@@ -108,7 +108,7 @@ Task<Result<bool>> Cluster::settle_servers() {
     if (!has_room && !changes)  // one does not answer, or its session has ended
       co_await changed_.wait(clock_.now() + kAskAgain);
     if (!has_room) co_return false;
-    const Status moved = co_await move_some();
+    const Status moved = co_await moves_.move_some(is_first_placement());
     if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
     if (!moved.ok() || is_first_placement()) co_return false;
   }
@@ -123,8 +123,8 @@ Task<Result<bool>> Cluster::settle_servers() {
       shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
     CENTROID_CO_TRY(dropped);
     // Rounds behind the newest checkpoint are in its journal, which goes with it.
-    if (journal_.is_on() && !checkpointing_ && needs_checkpoint())
-      tasks_.spawn(checkpoint_in_background(false));
+    if (journal_.is_on() && !use_.is_writing && checkpointer_.needs_checkpoint())
+      tasks_.spawn(checkpointer_.checkpoint_in_background(false));
     co_return false;
   }
   co_return true;
@@ -180,30 +180,30 @@ Task<Result<bool>> Cluster::recover_servers() {
   }
   std::optional<Waits::Guard> waits;
   while (!members_.links.empty() || (open_.attempt && open_.attempt.use_count() > 1) ||
-         checkpointing_ || spread_.copiers > 0) {
+         use_.is_writing || spread_.copiers > 0) {
     if (!waits)
       waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
         return "server '" + spread_.lost +
                "' is gone with its chunks: the end of the workers' connections, and of what reads "
                "the state that is given up";
       });
-    state_fetched_.notify_all();  // no version is kept for a checkpoint now
+    use_.fetched.notify_all();  // no version is kept for a checkpoint now
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
   }
   const Version lost = job_.version();
   const std::uint64_t lost_round = job_.round.value - 1;
   open_ = OpenRound(policy_);
   co_await journal_.drop_attempt();
-  journal_.stop();                              // read, it begins anew behind the rounds it has
-  const Raised loading(is_loading_, changed_);  // what is left of the store is of no version
+  journal_.stop();                                  // read, it begins anew behind the rounds it has
+  const Raised loading(use_.is_loading, changed_);  // what is left of the store is of no version
   servers_.forget_servers();
   job_.drop_model();  // chunks of it are lost
-  if (has_checkpoint()) {
-    CENTROID_CO_ASSIGN(JobState newest, co_await load_checkpoint());
+  if (loader_.has_checkpoint()) {
+    CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
     go_on_from(std::move(newest));
     CENTROID_CO_TRY(begin_replay());
   } else if (config_.init != "first-worker") {
-    CENTROID_CO_ASSIGN(JobState initial, co_await load_initial_file());
+    CENTROID_CO_ASSIGN(JobState initial, co_await loader_.load_initial_file());
     go_on_from(std::move(initial));
   } else {
     go_on_from(JobState());
@@ -218,6 +218,18 @@ Task<Result<bool>> Cluster::recover_servers() {
          {{"lost_round", lost_round},
           {"why", "a server was lost with its chunks, and there is no checkpoint"}});
   co_return false;
+}
+
+/// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
+Task<bool> Cluster::may_move() {
+  bool may = !open_.machine.has_late();
+  while (may && (use_.is_writing || spread_.frozen)) {
+    (void)disk_.hurried();
+    if (spread_.freezes > 0) (void)co_await checkpointer_.freeze_for_checkpoint();
+    may = is_first_placement();  // else rounds go on, and so does this when it is over
+    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+  }
+  co_return may;
 }
 
 }  // namespace centroid::server

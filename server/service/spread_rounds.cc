@@ -9,15 +9,6 @@ namespace centroid::server {
 
 using proto::ServersKind;
 
-void Cluster::whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole) {
-  spread_.whole[{whole.key, &server}] = whole;
-  const auto link = members_.find(whole.key.member);
-  if (!link || !link->pending_end) return;
-  const proto::PushEnd end = *link->pending_end;
-  const Status taken = take_push_end(*link, end);
-  if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
-}
-
 /// Nothing more of a worker comes to one of the servers: nobody is to wait for its contribution,
 /// whatever it says of itself here.
 void Cluster::refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused) {

@@ -176,7 +176,7 @@ std::vector<WaitView> WaitReport::present_waits() const {
            !waits_.has("job", "journal"))
     views.push_back({.who = "job",
                      .for_whom = phase_.waits_for_operator() ? "operator"
-                                 : is_loop_writing_          ? "checkpoint"
+                                 : use_.is_loop_writing      ? "checkpoint"
                                  : waits_for_servers()       ? "servers"
                                                              : "workers",
                      .what = phase_.reason(),
@@ -247,7 +247,7 @@ void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
 Task<void> WaitReport::watch_waits() {
   constexpr double kLasting = 2;
   std::set<std::pair<std::string, std::string>> told;
-  while (!closing_) {
+  while (!stopping_.is_closing) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(500))) co_return;
     std::set<std::pair<std::string, std::string>> lasting;
     std::vector<WaitView> waits = present_waits();

@@ -8,6 +8,7 @@
 #include "server/service/model_servers.h"
 #include "server/service/replay.h"
 #include "server/service/round_journal.h"
+#include "server/service/state_use.h"
 #include "server/tables/rows_service.h"
 
 namespace centroid::server {
@@ -23,7 +24,7 @@ class WaitReport {
              const RoundServers& round_servers, const DataShares& data, RowsService& rows,
              const std::unique_ptr<RowsServers>& rows_servers,
              const std::unique_ptr<Replay>& replay, const std::optional<Upload>& upload,
-             const bool& is_loop_writing, const bool& closing, EventLog& events, Event& outgoing)
+             const StateUse& use, const StopRequest& stopping, EventLog& events, Event& outgoing)
       : config_(config),
         clock_(clock),
         policy_(policy),
@@ -42,8 +43,8 @@ class WaitReport {
         rows_servers_(rows_servers),
         replay_(replay),
         upload_(upload),
-        is_loop_writing_(is_loop_writing),
-        closing_(closing),
+        use_(use),
+        stopping_(stopping),
         events_(events),
         outgoing_(outgoing) {}
 
@@ -81,8 +82,8 @@ class WaitReport {
   const std::unique_ptr<RowsServers>& rows_servers_;
   const std::unique_ptr<Replay>& replay_;
   const std::optional<Upload>& upload_;
-  const bool& is_loop_writing_;
-  const bool& closing_;
+  const StateUse& use_;
+  const StopRequest& stopping_;
   EventLog& events_;
   Event& outgoing_;
 };

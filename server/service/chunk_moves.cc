@@ -1,12 +1,10 @@
+#include "server/service/chunk_moves.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "common/base/log.h"
-#include "server/service/cluster.h"
 
-/// Chunks that go to another server while rounds go on. Between two rounds they get their new owner
-/// in the route, some at a time; workers push there from then on. Their values are copied while the
-/// round is open, for until it is merged they do not change, and nobody but the merge needs them at
-/// the new place. So a round waits only for what is not copied when all contributions are there.
 namespace centroid::server {
 
 using proto::ServersKind;
@@ -23,26 +21,13 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
 
-/// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
-Task<bool> Cluster::may_move() {
-  bool may = !open_.machine.has_late();
-  while (may && (checkpointing_ || spread_.frozen)) {
-    (void)blocking();
-    if (spread_.freezes > 0) (void)co_await freeze_for_checkpoint();
-    may = is_first_placement();  // else rounds go on, and so does this when it is over
-    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
-  }
-  co_return may;
-}
-
 /// Give some chunks to the servers that are to have them, as many as can be copied in the pause
 /// that a round may make, and begin to copy them.
-Task<Status> Cluster::move_some() {
+Task<Status> ChunkMoves::move_some(bool is_first) {
   const TimePoint begin = clock_.now();
   for (const auto& [id, link] : members_.links)  // what is under way was cut by the route that ends
-    if (link->late && !link->late->outcome) settle_late(*link, proto::Outcome::kLate);
+    if (link->late && !link->late->outcome) elastic_.settle_late(*link, proto::Outcome::kLate);
   spread_.whole.clear();
-  const bool is_first = is_first_placement();
   const auto budget = static_cast<std::uint64_t>(spread_.copy_rate * seconds(kMovePause));
   auto owners = spread_.route.owners;
   const auto chunks = std::make_shared<std::vector<Chunk>>();
@@ -77,7 +62,7 @@ Task<Status> Cluster::move_some() {
 
 /// Before a round is merged, or the route or the servers change: all chunks are where the route
 /// says. fails with what the copies failed with: a server is gone then.
-Task<Status> Cluster::finish_moves() {
+Task<Status> ChunkMoves::finish_moves() {
   const TimePoint begin = clock_.now();
   const auto what = [this] {
     return std::to_string(spread_.moving.size()) + " chunks that move, with " +
@@ -109,7 +94,7 @@ Task<Status> Cluster::finish_moves() {
   const bool counts = !open_.attempt || !open_.attempt->closed ||
                       open_.attempt->closed->outcome == proto::Outcome::kCommitted;
   for (const auto& [chunk, weight] : waiting)
-    if (counts) chunk_complete(chunk, weight);  // else the round was skipped or given up
+    if (counts) control_.chunk_complete(chunk, weight);  // else the round was skipped or given up
   std::size_t left = 0;
   for (std::size_t i = 0; i < spread_.target.size(); ++i)
     left += spread_.target[i] != spread_.route.owners[i] ? 1 : 0;

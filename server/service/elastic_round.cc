@@ -1,25 +1,16 @@
-#include <algorithm>
+#include "server/service/elastic_round.h"
 
-#include <boost/asio/post.hpp>
+#include <algorithm>
+#include <utility>
 
 #include "common/base/log.h"
 #include "server/aggregate/round_timeout.h"
-#include "server/service/cluster.h"
 
-/// Rounds that close without some of their members (policies backup, quorum, asp, ssp).
-/// Contributions are kept as they come and summed when the round has closed, so what is left out
-/// has left no trace, and results are sent from copies, so a member that does not take them holds
-/// nobody up. Who was left out is told so, says Ready when its own work on the round has ended, and
-/// gets the newest state with its next RoundOpen.
 namespace centroid::server {
-
-namespace {
-constexpr std::size_t kChunksPerTurn = 4;
-}
 
 /// Members that are free to begin a round, or about to be. The others get no part of the data until
 /// they are.
-std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
+std::vector<MemberId> ElasticRound::seated(std::vector<MemberId> members) {
   const bool is_elastic = policy_.is_elastic();
   std::erase_if(members, [&](MemberId id) {
     return members_.find(id)->is_away || (is_elastic && !open_.machine.may_begin(id));
@@ -32,19 +23,9 @@ std::vector<MemberId> Cluster::seated(std::vector<MemberId> members) {
   return members;
 }
 
-/// Who had to wait for slower members, or for an older epoch, may begin, for one of those has come,
-/// or is gone.
-void Cluster::seat_waiting() {
-  if (!policy_.applies_each() || !open_.attempt) return;
-  for (const auto& [id, link] : members_.links) {
-    const bool waits = policy_.kind == PolicyKind::kSsp || link->held_since;
-    if (waits && !link->is_away && !open_.attempt->rank_of(id)) seat(*link);
-  }
-}
-
 /// A member that was away is free: it takes a part in the round that is open, with the data behind
 /// the parts there are, as far as a round of them all goes; none when that is at its end.
-void Cluster::seat(Link& link) {
+void ElasticRound::seat(Link& link) {
   if (link.is_away) changed_.notify_all();
   link.is_away = false;
   if (!policy_.is_elastic() || !open_.attempt || open_.attempt->closed) return;
@@ -75,8 +56,18 @@ void Cluster::seat(Link& link) {
       std::make_unique<StagedContribution>(job_.store->plan(), link.codec, local_.part().size()));
 }
 
+/// Who had to wait for slower members, or for an older epoch, may begin, for one of those has come,
+/// or is gone.
+void ElasticRound::seat_waiting() {
+  if (!policy_.applies_each() || !open_.attempt) return;
+  for (const auto& [id, link] : members_.links) {
+    const bool waits = policy_.kind == PolicyKind::kSsp || link->held_since;
+    if (waits && !link->is_away && !open_.attempt->rank_of(id)) seat(*link);
+  }
+}
+
 /// A decision has been made: who has not contributed is not waited for any more.
-void Cluster::leave_out(const RoundDecision& decision) {
+void ElasticRound::leave_out(const RoundDecision& decision) {
   if (decision.action != RoundAction::kMerge && decision.action != RoundAction::kSkip) return;
   const auto done = open_.machine.contributed();
   for (std::size_t rank = 0; rank < open_.attempt->members.size(); ++rank) {
@@ -115,22 +106,8 @@ void Cluster::leave_out(const RoundDecision& decision) {
   CENTROID_CHECK(open_.late_staged.size() == open_.machine.late_waiting());
 }
 
-/// A round is committed: its late contributions count, whatever becomes of this server.
-void Cluster::late_counted(const RoundDecision& decision) {
-  for (const LateContribution& late : decision.late) {
-    Round& last =
-        job_.counted[members_.name_of(late.member)];  // it may have contributed to this one, too
-    last = std::max(last, late.round);
-    probe_.staleness(job_.round.value - late.round.value);
-    const auto link = members_.find(late.member);
-    if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
-      settle_late(*link, proto::Outcome::kCarried);
-  }
-  for (Part& part : open_.parts) part.share = {};
-}
-
 /// It is known what becomes of a late contribution.
-void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
+void ElasticRound::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
   const bool has_begun = !link.is_brought || link.late->key != link.opened;
@@ -152,67 +129,18 @@ void Cluster::settle_late(Link& link, proto::Outcome outcome, bool has_samples) 
 }
 
 /// Where a chunk or the end with this key belongs; nullptr: nowhere any more.
-StagedContribution* Cluster::stage_for(Link& link, const Attempt::Key& key) {
+StagedContribution* ElasticRound::stage_for(Link& link, const Attempt::Key& key) {
   if (open_.attempt && open_.attempt->key() == key && open_.machine.expects(link.id))
     return open_.staged[*open_.attempt->rank_of(link.id)].get();
   if (link.late && link.late->key == key && !link.late->outcome) return link.late->staged.get();
   return nullptr;
 }
 
-Status Cluster::stage_end(Link& link, const proto::PushEnd& end) {
-  const Attempt::Key key{end.generation, end.round, end.attempt};
-  const StagedContribution* const staged = stage_for(link, key);
-  if (staged == nullptr) {
-    CENTROID_TRY(check_key(link, "PushEnd", key));
-    probe_.stale_frame();
-    return {};
-  }
-  const std::uint64_t chunks = local_.part().size(), received = staged->received();
-  CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
-  CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
-  if (!is_whole) {
-    link.pending_end = end;
-    return {};
-  }
-  CENTROID_TRY(round_servers_.check_norm(link, end, staged->squares()));
-  link.pending_end.reset();
-  const DataPart share = link.part;
-  count_end(link, end);
-  Contribution contribution{
-      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
-  if (!staged->is_whole()) contribution.weight = 0;
-  if (!link.late || link.late->key != key) {
-    data_.count_told(told_of(link, end, share));
-    CENTROID_ASSIGN(auto decision,
-                    open_.machine.contribute(link.id, std::move(contribution), clock_.now()));
-    decide(std::move(decision));
-    return {};
-  }
-  CENTROID_ASSIGN(const double weight,
-                  open_.machine.late(link.id, key.round, contribution, clock_.now()));
-  if (weight > 0) {
-    Part part;
-    part.staged = std::move(link.late->staged);
-    part.counts.key = {link.id, key.generation, key.round, key.number};
-    part.told = told_of(link, end, share);
-    part.share = share;
-    open_.late_staged.push_back(std::move(part));
-  }
-  // With asp and ssp it gets a round at once, and is told when that is committed. Else the round
-  // that counts it may wait for this very member.
-  if (weight == 0 || !policy_.applies_each())
-    settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
-                end.weight > 0);
-  changed_.notify_all();  // a round may have to be opened for it
-  if (!open_.decision) decide(open_.machine.tick(clock_.now()));
-  return {};
-}
-
 /// What the decision counts, in the order of the sum: by rank, then the late ones as they came.
-void Cluster::collect_parts(const RoundDecision& decision) {
-  std::vector<Part> parts;
+void ElasticRound::collect_parts(const RoundDecision& decision) {
+  std::vector<KeptPart> parts;
   for (const MemberId member : decision.contributors) {
-    Part part;
+    KeptPart part;
     part.staged = std::move(open_.staged[*open_.attempt->rank_of(member)]);
     part.counts.key = {member, open_.attempt->generation, open_.attempt->round,
                        open_.attempt->number};
@@ -221,31 +149,12 @@ void Cluster::collect_parts(const RoundDecision& decision) {
       part.counts.weight = round_servers_.weight_elsewhere(part.counts.key);
     parts.push_back(std::move(part));
   }
-  for (Part& late : open_.parts) parts.push_back(std::move(late));
+  for (KeptPart& late : open_.parts) parts.push_back(std::move(late));
   open_.parts = std::move(parts);
 }
 
-/// All parts of a chunk at once, while its sum is in the cache.
-Task<void> Cluster::sum_parts(double total_weight) {
-  std::size_t turn = 0;
-  for (const Chunk& chunk : local_.part()) {
-    if (job_.replies && !journal_.has_room()) {
-      const auto waits = round_journal_.begin_wait();
-      co_await journal_.room();
-    }
-    const std::span<float> sum = job_.store->spare(chunk);
-    for (std::size_t i = 0; i < open_.parts.size(); ++i)
-      open_.parts[i].staged->add_to(sum, chunk.id, open_.parts[i].counts.weight, i == 0);
-    chunk_complete(chunk.id, total_weight);
-    if (++turn % kChunksPerTurn == 0)
-      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
-  }
-  for (Part& part : open_.parts)
-    part.staged.reset();  // what counts is still to be told to other servers
-}
-
 /// A member that was left out is done with that round.
-void Cluster::member_ready(Link& link, const proto::Computed& done) {
+void ElasticRound::member_ready(Link& link, const proto::Computed& done) {
   const Attempt::Key key{done.generation, done.round, done.attempt};
   if (link.behind != key) {
     probe_.stale_frame();
@@ -272,6 +181,20 @@ void Cluster::member_ready(Link& link, const proto::Computed& done) {
   }
   open_.machine.caught_up(link.id, clock_.now());
   outgoing_.notify_all();
+}
+
+/// A round is committed: its late contributions count, whatever becomes of this server.
+void ElasticRound::late_counted(const RoundDecision& decision) {
+  for (const LateContribution& late : decision.late) {
+    Round& last =
+        job_.counted[members_.name_of(late.member)];  // it may have contributed to this one, too
+    last = std::max(last, late.round);
+    probe_.staleness(job_.round.value - late.round.value);
+    const auto link = members_.find(late.member);
+    if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
+      settle_late(*link, proto::Outcome::kCarried);
+  }
+  for (KeptPart& part : open_.parts) part.share = {};
 }
 
 }  // namespace centroid::server

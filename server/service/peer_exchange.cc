@@ -1,11 +1,11 @@
+#include "server/service/peer_exchange.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "common/base/log.h"
-#include "server/service/cluster.h"
+#include "server/service/initial_values.h"
 
-/// Exchanges ring and hierarchical: the newest parameters and optimizer slots are with the workers,
-/// all of which hold the same bits. The server fetches them between rounds, when a checkpoint, a
-/// newcomer or the end needs them.
 namespace centroid::server {
 
 namespace {
@@ -14,7 +14,7 @@ constexpr std::chrono::seconds kHearing{1};
 }  // namespace
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
-bool Cluster::holds_newest(const Link& link) const {
+bool PeerExchange::holds_newest(const Link& link) const {
   if (link.version == job_.store->version()) return true;
   return open_.attempt && open_.attempt->closed &&
          open_.attempt->closed->outcome == proto::Outcome::kCommitted &&
@@ -22,24 +22,24 @@ bool Cluster::holds_newest(const Link& link) const {
          open_.attempt->rank_of(link.id).has_value() && open_.attempt->left_out.count(link.id) == 0;
 }
 
-bool Cluster::state_is_wanted() const {
+bool PeerExchange::state_is_wanted() const {
   if (!job_.store || job_.store->is_current()) return false;
-  if (stopping_.is_requested || data_.goal_reached() || state_waiters_ > 0) return true;
+  if (stopping_.is_requested || data_.goal_reached() || checkpointer_.awaits_state()) return true;
   return std::any_of(members_.links.begin(), members_.links.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
            members_.roster.find(entry.first)->state == MemberState::kDraining;
   });
 }
 
-Task<Status> Cluster::fetch_state() {
+Task<Status> PeerExchange::fetch_state() {
   while (!job_.store->is_current()) {
-    if (checkpointing_) {  // reads the values that this would replace
+    if (use_.is_writing) {  // reads the values that this would replace
       const auto waits =
           waits_.begin(WaitCause::kCheckpoint, "state", "checkpoint",
                        "its files: they are read from what the newest state replaces");
-      while (checkpointing_) {
-        (void)blocking();
-        if (!co_await checkpoint_done_.wait(TimePoint::max()))
+      while (use_.is_writing) {
+        (void)disk_.hurried();
+        if (!co_await use_.written.wait(TimePoint::max()))
           co_return Error(ErrorCode::kCancelled, "the server is stopping");
       }
     }
@@ -68,61 +68,21 @@ Task<Status> Cluster::fetch_state() {
       tell(events_, log::Level::kWarn, "member.lost",
            {{"worker", holder->join.name}, {"member", holder->id.value}, {"why", why}});
       members_.roster.lost(holder->id, why);
-      member_gone(holder->id, Error(ErrorCode::kAborted, why));
+      control_.member_gone(holder->id, Error(ErrorCode::kAborted, why));
     }
     upload_.reset();
   }
-  state_fetched_.notify_all();
+  use_.fetched.notify_all();
   co_return Status();
-}
-
-Task<Status> Cluster::take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
-                                       proto::StateChunk head, std::uint64_t bytes) {
-  const std::string where = "state chunk " + to_string(head.chunk) + " of plane " +
-                            std::to_string(head.plane) + " of " + link->join.name;
-  if (!upload_ || upload_->from != link->id || head.version != job_.store->version())
-    co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
-  const std::size_t piece = head.plane * upload_->chunks + head.chunk.value;
-  if (head.chunk.value >= upload_->chunks || piece != upload_->received ||
-      piece >= upload_->pieces())
-    co_return Error(ErrorCode::kInvalidArgument,
-                    where + ": expected piece " + std::to_string(upload_->received) + " of " +
-                        std::to_string(upload_->pieces()) + ", plane by plane");
-  const Chunk& chunk = job_.store->plan().chunk(head.chunk);
-  CENTROID_CO_ASSIGN(const Buffer buffer,
-                     co_await read_numbers(session, where, chunk.elements, bytes));
-  if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
-  if (piece == 0) job_.store->begin_replacing();
-  const auto values = buffer.as<float>().first(chunk.elements);
-  CENTROID_CO_TRY(job_.store->load(head.plane, chunk.position, values));
-  ++upload_->received;
-  upload_->moved = clock_.now();
-  co_return Status();
-}
-
-Status Cluster::state_done(Link& link, const proto::StateMark& mark) {
-  const std::string where = "StateDone of " + link.join.name;
-  if (!upload_ || upload_->from != link.id || mark.version != job_.store->version())
-    return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
-  if (upload_->received != upload_->pieces())
-    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(upload_->received) +
-                                                  " of " + std::to_string(upload_->pieces()) +
-                                                  " chunks came");
-  job_.store->end_replacing();
-  job_.held = job_.position();
-  log::info("state.fetched",
-            {{"worker", link.join.name}, {"version", job_.store->version().value}});
-  changed_.notify_all();
-  return {};
 }
 
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.
-Task<Status> Cluster::go_back() {
+Task<Status> PeerExchange::go_back() {
   const Version lost = job_.store->version();
   const std::uint64_t lost_round = job_.round.value - 1;
-  if (job_.store->held() == Version() && has_checkpoint()) {
+  if (job_.store->held() == Version() && loader_.has_checkpoint()) {
     // The last worker went while it was sending.
-    CENTROID_CO_ASSIGN(JobState newest, co_await load_checkpoint());
+    CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
     job_.replace(std::move(newest));
   } else {
     job_.replace(std::move(job_).back_to_held());
@@ -140,7 +100,47 @@ Task<Status> Cluster::go_back() {
   co_return Status();
 }
 
-void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
+Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                                            proto::StateChunk head, std::uint64_t bytes) {
+  const std::string where = "state chunk " + to_string(head.chunk) + " of plane " +
+                            std::to_string(head.plane) + " of " + link->join.name;
+  if (!upload_ || upload_->from != link->id || head.version != job_.store->version())
+    co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  const std::size_t piece = head.plane * upload_->chunks + head.chunk.value;
+  if (head.chunk.value >= upload_->chunks || piece != upload_->received ||
+      piece >= upload_->pieces())
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": expected piece " + std::to_string(upload_->received) + " of " +
+                        std::to_string(upload_->pieces()) + ", plane by plane");
+  const Chunk& chunk = job_.store->plan().chunk(head.chunk);
+  CENTROID_CO_ASSIGN(const Buffer buffer,
+                     co_await read_numbers(session, probe_, where, chunk.elements, bytes));
+  if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
+  if (piece == 0) job_.store->begin_replacing();
+  const auto values = buffer.as<float>().first(chunk.elements);
+  CENTROID_CO_TRY(job_.store->load(head.plane, chunk.position, values));
+  ++upload_->received;
+  upload_->moved = clock_.now();
+  co_return Status();
+}
+
+Status PeerExchange::state_done(Link& link, const proto::StateMark& mark) {
+  const std::string where = "StateDone of " + link.join.name;
+  if (!upload_ || upload_->from != link.id || mark.version != job_.store->version())
+    return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
+  if (upload_->received != upload_->pieces())
+    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(upload_->received) +
+                                                  " of " + std::to_string(upload_->pieces()) +
+                                                  " chunks came");
+  job_.store->end_replacing();
+  job_.held = job_.position();
+  log::info("state.fetched",
+            {{"worker", link.join.name}, {"version", job_.store->version().value}});
+  changed_.notify_all();
+  return {};
+}
+
+void PeerExchange::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
   if (!open_.attempt || open_.attempt->closed || !open_.attempt->rank_of(link.id) ||
       Attempt::Key{failed.generation, failed.round, failed.attempt} != open_.attempt->key()) {
     probe_.stale_frame();
@@ -165,22 +165,22 @@ void Cluster::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
 }
 
 /// One worker alone may be the cut-off one that blames the others: who else failed says so soon.
-Task<void> Cluster::hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first,
-                                    std::string why) {
+Task<void> PeerExchange::hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first,
+                                         std::string why) {
   const TimePoint until = clock_.now() + kHearing;
   const bool in_time = co_await sleep_until(until);
   if (in_time && attempt == open_.attempt && !attempt->closed) give_up_attempt(first, why);
 }
 
-void Cluster::give_up_attempt(MemberId reporter, const std::string& why) {
+void PeerExchange::give_up_attempt(MemberId reporter, const std::string& why) {
   auto decision = open_.machine.failed(reporter, why);
   if (decision.action == RoundAction::kRetry) ++open_.exchange_failures;
-  decide(std::move(decision));
+  control_.decide(std::move(decision));
 }
 
 /// Attempts that fail again and again although everybody is here: somebody cannot be reached by the
 /// others. The one most of them name goes, so that the rest can go on.
-Status Cluster::heed_failures() {
+Status PeerExchange::heed_failures() {
   if (open_.exchange_failures < kFailuresBeforeBlame) return {};
   MemberId culprit;
   std::uint64_t votes = 0;
@@ -197,7 +197,7 @@ Status Cluster::heed_failures() {
                             " attempts: is that address reachable from them?";
     log::error("member.unreachable", {{"worker", members_.name_of(culprit)}, {"why", why}});
     members_.roster.lost(culprit, why);
-    member_gone(culprit, Error(ErrorCode::kFailedPrecondition, why));
+    control_.member_gone(culprit, Error(ErrorCode::kFailedPrecondition, why));
     open_.exchange_failures = 0;
     open_.blamed.clear();
     return {};

@@ -1,47 +1,27 @@
+#include "server/service/initial_values.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/checkpoint/fault_point.h"
-#include "common/checkpoint/safetensors.h"
 #include "common/tensor/finite.h"
-#include "server/service/cluster.h"
 
 namespace centroid::server {
 
-/// By the blocking thread: this one answers meanwhile. No member may join meanwhile
-/// (`is_loading_`).
-Task<Result<JobState>> Cluster::load_initial_file() {
-  const std::string where = "init " + config_.init;
-  const Raised loading(is_loading_, changed_);
-  const std::string what = config_.init + " is read";
-  if (gate_.is_beginning()) phase_.explain(what);
-  const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "init", what.c_str());
-  auto open = [path = config_.init] {
-    return std::make_shared<Result<SafetensorsReader>>(SafetensorsReader::open(path));
-  };
-  const auto file = co_await run_on(blocking_, std::move(open));
-  if (!file->ok()) co_return std::move(*file).error().with_context(where);
-  JobState state;
-  CENTROID_CO_TRY(make_store(state, (*file)->manifest(), kUnknownCodec));
-  auto read = [store = state.store.get(), file]() -> Status {
-    fault::point("init.reading");
-    for (const Chunk& chunk : store->plan().chunks()) {
-      const std::string& name = store->plan().manifest()[chunk.tensor.value].name;
-      CENTROID_TRY((*file)->read(name, chunk.offset * sizeof(float),
-                                 std::as_writable_bytes(store->initial(chunk))));
-    }
-    return {};
-  };
-  Status done = co_await run_on(blocking_, std::move(read));
-  if (!done.ok()) co_return std::move(done).error().with_context(where);
-  state.store->initialize();
-  log::info("store.initialised", {{"from", config_.init}});
-  co_return std::move(state);
+Task<Result<Buffer>> read_numbers(transport::Session& session, const Probe& probe,
+                                  std::string where, std::uint64_t elements, std::uint64_t bytes) {
+  if (bytes != elements * sizeof(float))
+    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                     " bytes, expected " +
+                                                     std::to_string(elements * sizeof(float)));
+  Buffer buffer(bytes);
+  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
+  session.release_credit(bytes);
+  probe.payload_received(bytes);
+  co_return std::move(buffer);
 }
 
-/// Have rank 0 send its initial values; true when the store is initialised.
-Task<bool> Cluster::initialize() {
+Task<bool> InitialValues::initialize() {
   phase_.set(Phase::kInitializing, "the first worker sends the initial parameters");
   members_.roster.form(true);
   const auto ranked = members_.roster.ranked();
@@ -61,27 +41,13 @@ Task<bool> Cluster::initialize() {
 }
 
 /// It was asked for its initial values, and they are not all here.
-bool Cluster::is_initial_from(const Link& link) const {
+bool InitialValues::is_initial_from(const Link& link) const {
   return initial_ && initial_->from == link.id && !link.is_gone && job_.store &&
          job_.store->version().value == 0;
 }
 
-/// All numbers of a chunk, as they are. fails invalid_argument: another length
-Task<Result<Buffer>> Cluster::read_numbers(transport::Session& session, std::string where,
-                                           std::uint64_t elements, std::uint64_t bytes) {
-  if (bytes != elements * sizeof(float))
-    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
-                                                     " bytes, expected " +
-                                                     std::to_string(elements * sizeof(float)));
-  Buffer buffer(bytes);
-  CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
-  session.release_credit(bytes);
-  probe_.payload_received(bytes);
-  co_return std::move(buffer);
-}
-
-Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
-                                      proto::InitChunk head, std::uint64_t bytes) {
+Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
+                                            proto::InitChunk head, std::uint64_t bytes) {
   const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
   if (!is_initial_from(*link) && !link->sends_init)
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
@@ -95,7 +61,7 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
   if (initial_->is_here[head.chunk.value])
     co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
   CENTROID_CO_ASSIGN(const Buffer buffer,
-                     co_await read_numbers(session, where, chunk.elements, bytes));
+                     co_await read_numbers(session, probe_, where, chunk.elements, bytes));
   if (!is_initial_from(*link)) co_return Status();  // the store may be another one, or in use
   const std::span<const float> values = buffer.as<float>().first(chunk.elements);
   if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
@@ -108,7 +74,7 @@ Task<Status> Cluster::take_init_chunk(transport::Session& session, std::shared_p
   co_return Status();
 }
 
-Status Cluster::init_done(Link& link) {
+Status InitialValues::init_done(Link& link) {
   const bool was_asked = std::exchange(link.sends_init, false);
   if (!is_initial_from(link) && was_asked) return {};
   if (!is_initial_from(link))

@@ -1,0 +1,432 @@
+#include "server/service/checkpointer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/async/wait_on.h"
+#include "common/base/log.h"
+#include "common/checkpoint/journal_reader.h"
+#include "common/checkpoint/rows_journal.h"
+#include "common/storage/file.h"
+#include "server/service/room.h"
+
+namespace centroid::server {
+
+using proto::ServersKind;
+
+namespace {
+/// Between two checkpoints that the tables' journal calls for.
+constexpr std::chrono::seconds kAgain{10};
+constexpr std::size_t kLeader = 0;
+}  // namespace
+
+/// The state is in no checkpoint.
+bool Checkpointer::needs_checkpoint() const {
+  if (replay_) return false;  // the journal has more than the state
+  if (job_.store && job_.store->version().value > 0 &&
+      (job_.store->version() != job_.checkpointed || job_.is_checkpoint_lost))
+    return true;
+  if (rows_servers_) return rows_servers_->needs_checkpoint() || job_.is_checkpoint_lost;
+  return rows_.changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
+}
+
+bool Checkpointer::is_checkpoint_due() const {
+  if (gate_.is_beginning()) return false;  // what is there is being read
+  const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
+  const bool is_long =
+      rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||
+      (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal_rows_bytes));
+  if (is_long && use_.is_writing) disk_.duty->hurry();
+  if (is_long && !use_.is_writing && since >= kAgain) return true;
+  if (epoch_checkpoint_due_ && !use_.is_writing && needs_checkpoint()) return true;
+  return config_.checkpoint_interval.count() > 0 && !use_.is_writing && needs_checkpoint() &&
+         since >= config_.checkpoint_interval;
+}
+
+/// What checkpoint.every_rounds and every_epochs call for. The end of an epoch comes seldom: where
+/// its checkpoint cannot begin now, for another one is being written, it does as soon as it can.
+void Checkpointer::checkpoint_behind_round() {
+  const std::uint64_t every = config_.checkpoint_every_rounds;
+  if (epoch_checkpoint_due_) (void)disk_.hurried();
+  const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
+  if (is_due && needs_checkpoint() && !use_.is_writing && !data_.goal_reached())
+    tasks_.spawn(checkpoint_in_background());
+}
+
+/// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
+/// Of tasks that only the end of the server cancels: it must hear how the writing ended.
+/// `is_beside_rounds`: nobody waits for it, until somebody does (disk_.hurried()).
+Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
+                                                            bool is_beside_rounds) {
+  bool has_waited = false;
+  std::shared_ptr<Snapshot> snapshot;
+  if (use_.is_loading) {  // the store has no values: it would look like one of rows only
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "state",
+                                    "the one that the job goes on with, which is being read");
+    while (use_.is_loading) {
+      const bool goes_on = co_await changed_.wait(TimePoint::max());
+      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    }
+  }
+  if (replay_)
+    co_return Error(ErrorCode::kUnavailable,
+                    "the journal is being replayed: " + replay_->reason() + "; repeat");
+  for (;;) {
+    if (use_.is_writing) {
+      const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "checkpoint",
+                                      "the one before, which is being written or read");
+      for (; use_.is_writing; has_waited = true) {
+        (void)disk_.hurried();
+        if (!co_await use_.written.wait(TimePoint::max()))
+          co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      }
+    }
+    if (use_.is_loading || replay_)  // since it waited
+      co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
+    if (!job_.store) break;
+    // Another one asked for the same state: it is the one that was wanted here too.
+    if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
+        job_.last_written->version == job_.store->version().value &&
+        (rows_servers_ ? !rows_servers_->needs_checkpoint()
+                       : rows_.changes() == rows_checkpointed_))
+      co_return *job_.last_written;
+    const bool announces = may_announce && announces_checkpoint();
+    if (job_.store->is_current() && !announces) break;
+    if (announces) announcement_wanted_ = true;
+    ++state_waiters_;  // the round loop does both before the next round
+    changed_.notify_all();
+    const auto waits =
+        waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this, announces] {
+          return "the end of " + present_round(job_) +
+                 (announces ? ": the workers are told of it" : ", and the state of a worker");
+        });
+    const bool goes_on = co_await use_.fetched.wait(TimePoint::max());
+    --state_waiters_;
+    has_waited = true;  // another one may have written this state meanwhile
+    if (!goes_on || stopping_.is_closing)
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (announces && !use_.is_writing) snapshot = std::exchange(spread_.frozen, nullptr);
+    if (snapshot) break;  // kept when it was announced; rounds go on
+  }
+  const bool has_model = job_.store && job_.store->version().value > 0;
+  if (!has_model && !rows_.has_tables())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there are no parameters yet: no worker has sent the initial ones");
+  // Nothing has changed: it would be the same once more.
+  if (rows_.has_tables() && job_.last_written && !needs_checkpoint()) {
+    if (snapshot) co_await round_servers_.thaw_servers(Round());
+    co_return *job_.last_written;
+  }
+  const Raised writing(use_.is_writing, use_.written);
+  std::string written_what = "a version that is at rest";
+  std::optional<Waits::Guard> being_written;  // nobody waits for the others
+  if (!is_beside_rounds)
+    waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
+                 [this, &written_what] { return written_what + servers_.longest_silent(); });
+  disk_.duty->begin();  // who waits from here on is heeded
+  epoch_checkpoint_due_ = false;
+  checkpoint_begun_ = clock_.now();
+  std::shared_ptr<RowsSnapshot> rows;
+  if (rows_servers_) {
+    auto kept = co_await rows_servers_->freeze();
+    if (!kept.ok()) {
+      co_await rows_servers_->thaw(false);
+      if (snapshot) co_await round_servers_.thaw_servers(Round());
+      probe_.checkpoint_failed();
+      co_return kept.error();
+    }
+    rows = std::move(kept).value();
+  }
+  // Between the first chunk of a round's update and its commit there is no consistent state to
+  // freeze.
+  while (has_model && !snapshot) {
+    if (!spread_.has_others()) snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
+    if (spread_.has_others()) snapshot = co_await frozen_servers();
+    if (snapshot || spread_.lost_since || servers_.has_lost_server()) break;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
+  }
+  if (has_model && !snapshot) {
+    rows.reset();
+    if (rows_servers_) co_await rows_servers_->thaw(false);
+    co_return Error(ErrorCode::kCancelled, servers_.has_lost_server()
+                                               ? "a server is gone with its chunks"
+                                               : "the server is stopping");
+  }
+  const TimePoint begin = clock_.now();
+  const bool is_spread = spread_.has_others();
+  const CheckpointInfo info = is_spread ? spread_.frozen_info : checkpoint_info();
+  // Rounds wait for a snapshot whose copies would not fit: that is read without rests, and so are
+  // the rows, which are written before it.
+  const bool rests = is_beside_rounds && !is_spread && !(snapshot && snapshot->is_full());
+  // Rows, what was pushed, and the model, at one moment.
+  const std::uint64_t rows_changes = rows_.changes();
+  if (!rows_servers_) rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
+  const std::uint64_t rows_journal = rows ? rows->journal() : 0;
+  journal_.checkpoint_begins(info.round);
+  written_what = "version " + to_string(info.version) + ", which is written to " +
+                 checkpoints_->root().string();
+  Manifest manifest;
+  if (has_model) manifest = job_.store->plan().manifest();
+  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
+  if (has_model) reader = snapshot_reader(snapshot);
+  if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {
+    // Rounds wait for a snapshot whose copies would not fit: that is read without rests.
+    reader = [read = std::move(reader), duty = disk_.duty, snapshot](
+                 std::size_t plane, std::uint64_t offset, std::span<float> into) {
+      if (!snapshot->is_full()) duty->rest();
+      return read(plane, offset, into);
+    };
+  }
+  std::vector<CheckpointPart> parts;
+  if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
+  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
+                rows = std::move(rows), parts = std::move(parts), keep = config_.checkpoint_keep,
+                keep_every = config_.checkpoint_keep_every, keeps_journal = config_.keeps_journal(),
+                journal_dir = config_.journal_dir]() mutable {
+    directory.set_keep(keep, keep_every);  // the folder belongs to this thread
+    auto written = std::make_optional(directory.write(info, manifest, reader, parts));
+    reader = nullptr;
+    snapshot.reset();
+    parts.clear();
+    rows.reset();
+    if (written->ok() && !keeps_journal)  // of a time when there was one
+      for (const LogSegment& old : journal::segments_of(journal_dir)) (void)file::remove(old.path);
+    if (written->ok() && !keeps_journal)
+      for (const LogSegment& old : rows_journal::segments_of(journal_dir))
+        (void)file::remove(old.path);
+    return written;
+  };
+  // The blocking thread works on the snapshot to its end, whatever happens to this task.
+  auto outcome = co_await run_on(disk_.executor, std::move(write));
+  Result<CheckpointEntry>& written = *outcome;
+  if (is_spread) co_await round_servers_.thaw_servers(written.ok() ? info.round : Round());
+  if (rows_servers_) co_await rows_servers_->thaw(written.ok());
+  if (!written.ok()) {
+    probe_.checkpoint_failed();
+    // What was damaged has been mended meanwhile.
+    if (written.error().code() == ErrorCode::kAlreadyExists) job_.is_checkpoint_lost = false;
+    co_return std::move(written).error();
+  }
+  job_.checkpointed = info.version;
+  job_.is_checkpoint_lost = false;
+  std::erase_if(job_.counted,
+                [this](const auto& one) {  // who may still ask has one of the last rounds
+                  return one.second.value + kCountedRounds < job_.round.value;
+                });
+  rows_checkpointed_ = rows_changes;
+  if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
+  journal_.checkpoint_written(info.round);
+  rows_.checkpoint_written(rows_journal);
+  const TimePoint end = clock_.now();
+  const double elapsed = std::chrono::duration<double>(end - begin).count();
+  trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, begin, end, info.round.value);
+  probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
+  tell(events_, log::Level::kInfo, "checkpoint.written",
+       {{"path", written->path.string()},
+        {"version", info.version.value},
+        {"bytes", written->bytes},
+        {"seconds", elapsed}});
+  CheckpointView view;
+  view.path = written->path.string();
+  view.version = info.version.value;
+  view.number = written->number;
+  view.round = info.round.value;
+  view.bytes = written->bytes;
+  view.created_unix_seconds = info.created_unix_seconds;
+  job_.last_written = view;
+  co_return view;
+}
+
+bool Checkpointer::announces_checkpoint() const {
+  if (stopping_.rounds_ended || job_.store->version().value == 0 ||
+      job_.announced == job_.store->version())
+    return false;
+  return std::any_of(members_.links.begin(), members_.links.end(),
+                     [](const auto& entry) { return entry.second->keeps_state; });
+}
+
+/// Between rounds: what error feedback has left belongs to this state now, and to no other one
+/// later.
+void Checkpointer::announce_checkpoint() {
+  announcement_wanted_ = false;
+  job_.announced = job_.store->version();
+  for (const auto& [id, link] : members_.links)
+    if (link->keeps_state) link->keep = Round(job_.round.value - 1);
+  outgoing_.notify_all();
+  if (!spread_.has_others()) return use_.fetched.notify_all();
+  ++spread_.freezes;  // the same round's state, before the next one: that notifies
+}
+
+Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
+  // While the journal is broken nothing else keeps what is trained.
+  const auto written = co_await write_checkpoint(true, may_rest && !journal_.state().is_broken);
+  if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
+    tell(events_, log::Level::kError, "checkpoint.failed",
+         {{"why", written.error()}, {"when", "training goes on"}});
+}
+
+/// A task of the server's own: whoever asked for the checkpoint may go, it is written and its end
+/// is heard of.
+Task<void> Checkpointer::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
+  outcome->emplace(co_await write_checkpoint(true));
+  use_.written.notify_all();
+}
+
+CheckpointInfo Checkpointer::checkpoint_info() const {
+  CheckpointInfo info;
+  info.run_id = job_.run_id;
+  info.created_unix_seconds = clock_.unix_seconds();
+  if (!job_.store || job_.store->version().value == 0) return info;  // rows only
+  info.version = job_.store->version();
+  info.round = Round(job_.round.value - 1);
+  info.epoch = job_.epoch;
+  info.offset = job_.offset;
+  info.optimizer_step = job_.store->optimizer_step();
+  info.seed = config_.seed;
+  info.optimizer = config_.optimizer.name;
+  info.slot_names = job_.store->optimizer().slot_names();
+  if (job_.store->keeps_residual()) {
+    info.slot_names.emplace_back(kResidualSlot);
+    info.extra["codec_down_rounds"] = std::to_string(job_.replies->rounds());
+    info.extra["codec_down_generation"] = to_string(job_.replies_committed);
+  }
+  if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
+  if (job_.steps_before > 0) info.extra["local_steps"] = std::to_string(job_.steps_before);
+  if (const std::string returned = data_.untrained(false); !returned.empty())
+    info.extra["returned"] = returned;
+  info.extra["generation"] = to_string(members_.roster.generation());
+  for (const auto& [name, round] : job_.counted)  // who may still ask: its round is one of the last
+    if (round.value + kCountedRounds >= job_.round.value)
+      info.extra[kCountedPrefix + name] = to_string(round);
+  if (job_.agreed) info.extra["model"] = job_.agreed->model;
+  if (job_.agreed || job_.resumed_from)
+    info.extra["codec"] = job_.agreed ? job_.agreed->codec : codec_in(job_.resumed_from->info);
+  if (const auto data = loader_.agreed_data()) {
+    info.extra["train_samples"] = std::to_string(data->samples);
+    info.extra["data_fingerprint"] = std::to_string(data->fingerprint);
+  }
+  return info;
+}
+
+/// One was found damaged, or was deleted: is it the one that has the present state?
+void Checkpointer::checkpoint_lost(Version version) {
+  const bool has_state = (job_.store && job_.store->version().value > 0) || rows_.has_tables();
+  if (has_state && version == job_.checkpointed) job_.is_checkpoint_lost = true;
+}
+
+/// Between two rounds: keep the present version on all servers for a checkpoint.
+Task<Status> Checkpointer::freeze_servers() {
+  CENTROID_CO_TRY(co_await moves_.finish_moves());
+  proto::ServerState state;
+  state.version = job_.store->version();
+  state.optimizer_step = job_.store->optimizer_step();
+  state.round = Round(job_.round.value - 1);
+  auto head = proto::encode(state);
+  const auto kept =
+      co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
+  if (!kept.ok()) co_return kept.error();
+  spread_.frozen = job_.store->begin_snapshot(loader_.snapshot_budget());
+  if (!spread_.frozen) co_return Error(ErrorCode::kInternal, "no snapshot between two rounds");
+  spread_.frozen_info = checkpoint_info();
+  co_return Status();
+}
+
+/// The version that is kept on all servers for a checkpoint, or nullptr: not yet, or there is one
+/// server only. While rounds are made their loop keeps it between two of them.
+Task<std::shared_ptr<Snapshot>> Checkpointer::frozen_servers() {
+  if (!spread_.has_others()) co_return nullptr;
+  while (use_.is_measured) {  // a version is kept aside for statistics, which end by their deadline
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return nullptr;
+  }
+  if (stopping_.rounds_ended || use_.is_loop_writing) {
+    const Status kept = co_await freeze_servers();
+    if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
+  } else {
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this] {
+      return "the end of " + present_round(job_) +
+             ": a version is kept on all servers between rounds";
+    });
+    ++spread_.freezes;
+    changed_.notify_all();
+    (void)co_await use_.fetched.wait(TimePoint::max());
+  }
+  co_return std::exchange(spread_.frozen, nullptr);
+}
+
+/// From the round loop, for whoever writes a checkpoint.
+Task<Status> Checkpointer::freeze_for_checkpoint() {
+  if (spread_.frozen && spread_.frozen->version() != job_.store->version()) spread_.frozen.reset();
+  if (!spread_.frozen) {
+    const Status kept = co_await freeze_servers();
+    if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
+    if (!kept.ok()) spread_.frozen.reset();
+  }
+  spread_.freezes = 0;
+  use_.fetched.notify_all();
+  co_return Status();
+}
+
+/// The kept version, chunk by chunk wherever it lies. Runs on the blocking thread.
+class Checkpointer::SpreadReader {
+ public:
+  SpreadReader(Checkpointer& around, std::shared_ptr<Snapshot> mine)
+      : around_(around),
+        plan_(around.job_.store->plan()),
+        owners_(around.spread_.route.owners),
+        mine_(std::move(mine)) {}
+
+  Status read(std::size_t plane, std::uint64_t offset, std::span<float> into) {
+    const auto chunks = plan_.chunks();
+    auto chunk = std::partition_point(chunks.begin(), chunks.end(), [&](const Chunk& one) {
+      return one.position + one.elements <= offset;
+    });
+    for (; !into.empty(); ++chunk) {
+      const std::uint64_t skip = offset - chunk->position;
+      const auto count =
+          static_cast<std::size_t>(std::min<std::uint64_t>(into.size(), chunk->elements - skip));
+      const bool is_mine = owners_.empty() || owners_[chunk->id.value] == kLeader;
+      if (is_mine) {
+        CENTROID_TRY(mine_->read(plane, offset, into.first(count)));
+      } else {
+        CENTROID_TRY(fetch(plane, *chunk));
+        std::memcpy(into.data(), values_.data() + skip * sizeof(float), count * sizeof(float));
+      }
+      into = into.subspan(count);
+      offset += count;
+    }
+    return {};
+  }
+
+ private:
+  Status fetch(std::size_t plane, const Chunk& chunk) {
+    if (held_ == std::pair(plane, chunk.id)) return {};
+    proto::ServerChunk head;
+    head.version = mine_->version();
+    head.plane = static_cast<std::uint8_t>(plane);
+    head.chunk = chunk.id;
+    head.frozen = true;
+    auto fetched = wait_on(around_.executor_, around_.servers_.fetch_chunk(head));
+    if (!fetched.ok()) return fetched.error();
+    values_ = std::move(fetched).value();
+    held_ = std::pair(plane, chunk.id);
+    return {};
+  }
+
+  Checkpointer& around_;
+  const ChunkPlan plan_;
+  const std::vector<std::uint16_t> owners_;
+  std::shared_ptr<Snapshot> mine_;
+  std::optional<std::pair<std::size_t, ChunkId>> held_;
+  std::vector<std::byte> values_;
+};
+
+std::function<Status(std::size_t, std::uint64_t, std::span<float>)> Checkpointer::snapshot_reader(
+    std::shared_ptr<Snapshot> snapshot) {
+  auto reader = std::make_shared<SpreadReader>(*this, std::move(snapshot));
+  return [reader](std::size_t plane, std::uint64_t offset, std::span<float> into) {
+    return reader->read(plane, offset, into);
+  };
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "server/service/chunk_moves.h"
+#include "server/service/data_shares.h"
+#include "server/service/replay.h"
+#include "server/service/state_loader.h"
+
+namespace centroid::server {
+
+using CheckpointOutcome = std::optional<Result<CheckpointView>>;
+
+/// Writes checkpoints: when they are due or asked for, beside the rounds or between them, of a model
+/// on one server or on several, with the rows of tables. One at a time. Of one thread; files are
+/// written on the thread of files.
+class Checkpointer {
+ public:
+  Checkpointer(Executor executor, const ServerConfig& config, const Clock& clock, JobState& job,
+               Members& members, DataShares& data, ShardGroup& shards, Spread& spread,
+               ModelServers& servers, RoundServers& round_servers, ChunkMoves& moves,
+               const StateLoader& loader, RowsService& rows,
+               const std::unique_ptr<RowsServers>& rows_servers,
+               const std::unique_ptr<Replay>& replay, Journal& journal, const LeaderGate& gate,
+               const StopRequest& stopping, std::optional<CheckpointDirectory>& checkpoints,
+               FileThread& disk, StateUse& use, Probe& probe, EventLog& events, Waits& waits,
+               Event& changed, Event& outgoing, TaskGroup& tasks)
+      : executor_(std::move(executor)),
+        config_(config),
+        clock_(clock),
+        started_(clock.now()),
+        job_(job),
+        members_(members),
+        data_(data),
+        shards_(shards),
+        spread_(spread),
+        servers_(servers),
+        round_servers_(round_servers),
+        moves_(moves),
+        loader_(loader),
+        rows_(rows),
+        rows_servers_(rows_servers),
+        replay_(replay),
+        journal_(journal),
+        gate_(gate),
+        stopping_(stopping),
+        checkpoints_(checkpoints),
+        disk_(disk),
+        use_(use),
+        probe_(probe),
+        events_(events),
+        waits_(waits),
+        changed_(changed),
+        outgoing_(outgoing),
+        tasks_(tasks) {}
+
+  /// The state is in no checkpoint.
+  bool needs_checkpoint() const;
+  bool is_checkpoint_due() const;
+  void checkpoint_behind_round();
+  /// An epoch has ended that calls for one.
+  void set_epoch_due() { epoch_checkpoint_due_ = true; }
+  /// `may_announce`: workers that keep their error feedback on disk save it with this state.
+  /// `is_beside_rounds`: nobody waits for it yet. Of tasks that only the end of the server cancels.
+  Task<Result<CheckpointView>> write_checkpoint(bool may_announce, bool is_beside_rounds = false);
+  Task<void> checkpoint_in_background(bool may_rest = true);
+  Task<void> checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome);
+  /// One was found damaged, or was deleted.
+  void checkpoint_lost(Version version);
+
+  // of the round loop, between two rounds
+  bool is_announcement_wanted() const { return announcement_wanted_; }
+  void announce_checkpoint();
+  Task<Status> freeze_for_checkpoint();
+  /// A checkpoint waits for the newest values.
+  bool awaits_state() const { return state_waiters_ > 0; }
+
+ private:
+  class SpreadReader;
+  bool announces_checkpoint() const;
+  CheckpointInfo checkpoint_info() const;
+  Task<Status> freeze_servers();
+  Task<std::shared_ptr<Snapshot>> frozen_servers();
+  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> snapshot_reader(
+      std::shared_ptr<Snapshot> snapshot);
+
+  const Executor executor_;
+  const ServerConfig& config_;
+  const Clock& clock_;
+  const TimePoint started_;
+  JobState& job_;
+  Members& members_;
+  DataShares& data_;
+  ShardGroup& shards_;
+  Spread& spread_;
+  ModelServers& servers_;
+  RoundServers& round_servers_;
+  ChunkMoves& moves_;
+  const StateLoader& loader_;
+  RowsService& rows_;
+  const std::unique_ptr<RowsServers>& rows_servers_;
+  const std::unique_ptr<Replay>& replay_;
+  Journal& journal_;
+  const LeaderGate& gate_;
+  const StopRequest& stopping_;
+  std::optional<CheckpointDirectory>& checkpoints_;
+  FileThread& disk_;
+  StateUse& use_;
+  Probe& probe_;
+  EventLog& events_;
+  Waits& waits_;
+  Event& changed_;
+  Event& outgoing_;
+  TaskGroup& tasks_;
+  std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
+  TimePoint checkpoint_begun_;
+  bool epoch_checkpoint_due_ = false;
+  std::uint64_t state_waiters_ = 0;
+  bool announcement_wanted_ = false;
+};
+
+}  // namespace centroid::server

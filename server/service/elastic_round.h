@@ -1,0 +1,64 @@
+#pragma once
+
+#include <vector>
+
+#include "server/service/data_shares.h"
+#include "server/service/local_shard.h"
+#include "server/service/round_servers.h"
+
+namespace centroid::server {
+
+/// Rounds that close without some of their members (policies backup, quorum, asp, ssp).
+/// Contributions are kept as they come and summed when the round has closed, so what is left out
+/// has left no trace, and results are sent from copies, so a member that does not take them holds
+/// nobody up. Who was left out is told so, says Ready when its own work on the round has ended, and
+/// gets the newest state with its next RoundOpen. Of one thread.
+class ElasticRound {
+ public:
+  ElasticRound(const ServerConfig& config, const Clock& clock, const RoundPolicy& policy,
+               JobState& job, OpenRound& open, Members& members, DataShares& data,
+               const LocalShard& local, const RoundServers& round_servers, JobTotals& totals,
+               Probe& probe, EventLog& events, Event& changed, Event& outgoing)
+      : config_(config),
+        clock_(clock),
+        policy_(policy),
+        job_(job),
+        open_(open),
+        members_(members),
+        data_(data),
+        local_(local),
+        round_servers_(round_servers),
+        totals_(totals),
+        probe_(probe),
+        events_(events),
+        changed_(changed),
+        outgoing_(outgoing) {}
+
+  std::vector<MemberId> seated(std::vector<MemberId> members);
+  void seat(Link& link);
+  void seat_waiting();
+  void leave_out(const RoundDecision& decision);
+  void settle_late(Link& link, proto::Outcome outcome, bool has_samples = true);
+  StagedContribution* stage_for(Link& link, const Attempt::Key& key);
+  void collect_parts(const RoundDecision& decision);
+  void member_ready(Link& link, const proto::Computed& done);
+  void late_counted(const RoundDecision& decision);
+
+ private:
+  const ServerConfig& config_;
+  const Clock& clock_;
+  const RoundPolicy& policy_;
+  JobState& job_;
+  OpenRound& open_;
+  Members& members_;
+  DataShares& data_;
+  const LocalShard& local_;
+  const RoundServers& round_servers_;
+  JobTotals& totals_;
+  Probe& probe_;
+  EventLog& events_;
+  Event& changed_;
+  Event& outgoing_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "common/async/task_group.h"
+#include "server/store/duty_cycle.h"
+
+namespace centroid::server {
+
+/// What reads or replaces the state beside the rounds. Of one thread.
+struct StateUse {
+  explicit StateUse(Executor executor) : written(executor), fetched(executor) {}
+
+  bool is_loading = false;       ///< what is left of the store is of no version
+  bool is_writing = false;       ///< a checkpoint
+  bool is_loop_writing = false;  ///< the round loop itself waits for it
+  bool is_measured = false;      ///< for statistics
+  Event written;                 ///< a checkpoint is, or has failed
+  Event fetched;                 ///< the newest state is here, or announced; or no round follows
+};
+
+/// The thread of files. A checkpoint that it writes beside rounds takes rests.
+struct FileThread {
+  Executor executor;
+  std::shared_ptr<DutyCycle> duty;
+
+  /// For what somebody waits for: no rests from here on.
+  const Executor& hurried() {
+    duty->hurry();
+    return executor;
+  }
+};
+
+}  // namespace centroid::server
