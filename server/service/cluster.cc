@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "common/base/log_level.h"
 #include "server/service/kept.h"
 #include "server/service/pulls.h"
 #include "server/service/worker_view.h"
@@ -42,26 +43,27 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       policy_(policy_of(config)),
       aggregate_(AggregateRule::parse(config.aggregate).value()),
       open_(policy_),
-      shards_(
-          executor, clock, 2 * config.stall_timeout,
-          {.changed = [this] { changed_.notify_all(); },
-           .reported =
-               [this](ShardGroup::Link& server) {
-                 probe_.shard(server.name, server.report);
-                 servers_.tell_tokens(server);
-               },
-           .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
-           .whole =
-               [this](const ShardGroup::Link& server, const proto::Whole& whole) {
-                 contributions_.whole_elsewhere(server, whole);
-               },
-           .refused = [this](const ShardGroup::Link& server,
-                             const proto::Refused& refused) { refused_elsewhere(server, refused); },
-           .leaving =
-               [this](const ShardGroup::Link& server) {
-                 if (auto link = shards_.find(server.name))
-                   tasks_.spawn(servers_.drain_leaving(std::move(link)));
-               }}),
+      shards_(executor, clock, 2 * config.stall_timeout,
+              {.changed = [this] { changed_.notify_all(); },
+               .reported =
+                   [this](ShardGroup::Link& server) {
+                     probe_.shard(server.name, server.report);
+                     servers_.tell_tokens(server);
+                   },
+               .gone = [this](const ShardGroup::Link& server) { probe_.shard_gone(server.name); },
+               .whole =
+                   [this](const ShardGroup::Link& server, const proto::Whole& whole) {
+                     contributions_.whole_elsewhere(server, whole);
+                   },
+               .refused =
+                   [this](const ShardGroup::Link& server, const proto::Refused& refused) {
+                     server_changes_.refused_elsewhere(server, refused);
+                   },
+               .leaving =
+                   [this](const ShardGroup::Link& server) {
+                     if (auto link = shards_.find(server.name))
+                       tasks_.spawn(servers_.drain_leaving(std::move(link)));
+                   }}),
       waits_(clock),
       journal_(executor),
       outgoing_(executor),
@@ -92,6 +94,32 @@ Cluster::Cluster(Executor executor, Executor blocking, const ServerConfig& confi
       wait_report_(config, clock, policy_, job_, open_, members_, phase_, gate_, waits_, journal_,
                    shards_, spread_, round_servers_, data_, rows_, rows_servers_, replay_,
                    exchange_.upload(), use_, stopping_, events_, outgoing_),
+      attempts_(config, clock, probe_, events_, changed_, members_, policy_, aggregate_, job_,
+                open_, totals_, spread_, journal_, outgoing_, data_, local_, round_servers_,
+                elastic_, wait_report_),
+      merge_(executor, config, clock, probe_, events_, changed_, members_, policy_, aggregate_,
+             job_, open_, totals_, spread_, waits_, journal_, outgoing_, local_, round_servers_,
+             round_journal_, images_, elastic_, moves_, attempts_),
+      start_(executor, config, clock, probe_, rows_servers_, phase_, stopping_, changed_, gate_,
+             commands_, members_, policy_, job_, open_, shards_, spread_, waits_, journal_, replay_,
+             local_, servers_, round_journal_, images_, checkpointer_, disk_, use_, restore_),
+      server_changes_(config, clock, probe_, events_, rows_servers_, phase_, stopping_, changed_,
+                      gate_, members_, policy_, job_, open_, shards_, spread_, waits_, journal_,
+                      replay_, servers_, moves_, loader_, checkpointer_, disk_, use_, tasks_, *this,
+                      attempts_, start_),
+      restoration_(config, clock, events_, rows_, changed_, gate_, members_, policy_, job_, open_,
+                   spread_, journal_, replay_, checkpoints_, servers_, round_journal_, moves_,
+                   loader_, checkpointer_, disk_, use_, *this, restore_, start_),
+      outbox_(config, clock, probe_, events_, policy_, job_, open_, spread_, waits_, outgoing_,
+              round_servers_, servers_, images_, elastic_, attempts_),
+      admission_(config, clock, probe_, events_, phase_, stopping_, changed_, gate_, commands_,
+                 members_, policy_, aggregate_, job_, shards_, spread_, replay_, epilogue_,
+                 servers_, contributions_, initial_values_, loader_, use_, *this, start_),
+      rounds_(config, clock, probe_, events_, phase_, stopping_, changed_, gate_, commands_,
+              members_, policy_, aggregate_, job_, open_, totals_, shards_, spread_, journal_,
+              replay_, outgoing_, data_, servers_, round_journal_, elastic_, initial_values_,
+              checkpointer_, exchange_, use_, restore_, attempts_, merge_, start_, server_changes_,
+              restoration_),
       pulls_(std::make_unique<Pulls>(*this)),
       tasks_(executor) {
   job_.run_id = config.run_id;
@@ -139,7 +167,7 @@ Task<Status> Cluster::run(transport::Listener& listener) {
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run());
   if (leads && rows_servers_) tasks_.spawn(rows_servers_->run_moves());
   if (commands_.stop) co_await stay_stopped();
-  if (leads && !commands_.stop) result = co_await run_rounds();
+  if (leads && !commands_.stop) result = co_await rounds_.run_rounds();
   if (rows_failure_ && result.ok()) result = *rows_failure_;
   if (commands_.stop && result.ok() && data_.goal_reached())
     co_await heed_stop();  // a larger goal may be set
@@ -337,7 +365,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
       ++totals_.lost_contributions;
       probe_.contribution_lost();
     }
-    decide(open_.machine.gone(id, Progress::kNothing, clock_.now()));
+    attempts_.decide(open_.machine.gone(id, Progress::kNothing, clock_.now()));
   } else if (open_.attempt && open_.machine.expects(id)) {
     const std::uint32_t rank = *open_.attempt->rank_of(id);
     const Progress progress =
@@ -345,7 +373,7 @@ void Cluster::member_gone(MemberId id, std::optional<Error> tell) {
     ++totals_.lost_contributions;
     probe_.contribution_lost();
     if (progress == Progress::kNothing && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
-    decide(open_.machine.gone(id, progress));
+    attempts_.decide(open_.machine.gone(id, progress));
   } else if (open_.attempt) {
     (void)open_.machine.gone(id,
                              Progress::kNothing);  // what it has contributed counts, it does not
@@ -392,6 +420,15 @@ Task<void> Cluster::finish_everybody(proto::FinishReason reason, std::string tex
   }
   for (const auto& [id, link] : members_.links)
     log::warn("member.did_not_leave", {{"worker", link->join.name}});
+}
+
+/// What looks at settings when it is told to; the rest looks at them between two rounds.
+void Cluster::settings_changed() {
+  members_.roster.set_limits(config_.lease, static_cast<std::size_t>(config_.max_workers));
+  log::set_level(log::parse_level(config_.log_level).value());
+  commands_.is_changed = true;
+  changed_.notify_all();
+  if (told_of_change_) told_of_change_();
 }
 
 }  // namespace centroid::server

@@ -25,6 +25,7 @@
 #include "server/coordinate/coordinator.h"
 #include "server/election/candidacy.h"
 #include "server/membership/roster.h"
+#include "server/service/admission.h"
 #include "server/service/cluster_parts.h"
 #include "server/service/contributions.h"
 #include "server/service/initial_values.h"
@@ -33,7 +34,9 @@
 #include "server/service/members.h"
 #include "server/service/open_round.h"
 #include "server/service/operator_commands.h"
+#include "server/service/outbox.h"
 #include "server/service/peer_exchange.h"
+#include "server/service/round_loop.h"
 #include "server/service/state_images.h"
 #include "server/service/wait_report.h"
 #include "server/shard/reply_reader.h"
@@ -109,6 +112,11 @@ class Cluster final : private RoundControl {
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> watch_leases();
+  // RoundControl
+  void decide(RoundDecision decision) override { attempts_.decide(std::move(decision)); }
+  void chunk_complete(ChunkId chunk, double total_weight) override {
+    merge_.chunk_complete(chunk, total_weight);
+  }
   void member_gone(MemberId member, std::optional<Error> tell) override;
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
 
@@ -124,84 +132,16 @@ class Cluster final : private RoundControl {
   Task<void> keep_halt(const Error& why);
 
   // sessions.cc
-  Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
-  Status check_join(const transport::Session& session, const proto::Join& join);
   Task<void> expect_join(transport::Session& session, const MemberSink& sink);
 
-  // contributions.cc
-
-  // outbox.cc
-  Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);
-  Task<Status> outbox_loop(std::shared_ptr<Link> link, transport::Session& session);
-  void results_taken();
-  Task<Status> send_state(std::shared_ptr<Link> link, transport::Session& session, Version version);
-
-  // rounds.cc
-  Task<Status> run_rounds();
-  Task<Status> one_round();
-  Task<bool> wait_for_members();
-  void await_members_again();
-  void dismiss_drained();
-  void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
-                    bool resend);
-  bool retry(const RoundDecision& decision);
-  TimePoint round_limit() const;
-  void leave_silent_out();
-  void set_silent(Link& link);
-  Task<Status> merge(RoundDecision decision);
-  Task<void> snapshot_room();
-  void chunk_complete(ChunkId chunk, double total_weight) override;
-  void emit(const Chunk& chunk);
-  void decide(RoundDecision decision) override;
-  void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
-                     std::string reason);
-  void round_over();
-
-  // replies.cc
-  void encode_reply(ChunkId chunk);
-
-  // handover.cc: the state of a peer-to-peer exchange is with the workers
-
-  // elastic.cc: policies that close a round without some members
-  Task<void> sum_parts(double total_weight);
-
-  // state.cc
-  void go_on_from(JobState next);
+  // cluster_rows.cc: tables
   Task<Status> load_rows();
   Status prepare_rows();
   Task<Status> checkpoint_of_rows();
   Status start_rows_journal();
 
-  // operations.cc, restore.cc: what an operator may do
-  Task<void> apply_changes();
-  void settings_changed();
-  Task<Status> restore_wanted();
-  Task<Result<RestoreView>> restore(Version version, bool delete_newer);
-  Task<void> dismiss_everybody(std::string why);
-
-  // spread.cc, spread_room.cc: several servers
   class Pulls;
-  Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
-                                          const proto::ServerJoin& join,
-                                          std::shared_ptr<ShardGroup::Link>& link);
-  Task<Result<bool>> settle_servers();
-  bool is_first_placement() const;
-  Task<Status> drain_while_paused();
-
-  // spread_moves.cc: chunks that change their server while rounds go on
-  Task<bool> may_move();
-  void lose_server();
-  Task<Result<bool>> recover_servers();
-  void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
-  Task<Status> give_up_merge(Error why);
-
-  // durability.cc: the journal of rounds
-  Task<Status> start_journal();
-
-  // replay.cc: the journal read again
-  Status begin_replay();
-  Task<Result<bool>> replay_on();
-
+  void settings_changed();
   transport::Greeting greeting() const;
 
   Executor executor_;
@@ -214,10 +154,8 @@ class Cluster final : private RoundControl {
   RowsService rows_;                           ///< its clients are no members
   std::unique_ptr<RowsServers> rows_servers_;  ///< none: all rows are here
   std::optional<Error> rows_failure_;
-  bool is_changed_ = false;  ///< settings that are looked at between rounds
   std::function<void()> told_of_change_;
   std::function<bool(std::string_view)> accepts_token_;
-  const std::string node_ = transport::this_node();
   TimePoint started_;
   JobPhase phase_;
   StopRequest stopping_;
@@ -253,16 +191,18 @@ class Cluster final : private RoundControl {
   Checkpointer checkpointer_;
   PeerExchange exchange_;
   WaitReport wait_report_;
+  std::shared_ptr<RestoreWanted> restore_;  ///< a checkpoint that an operator wants back
+  RoundAttempts attempts_;
+  RoundMerge merge_;
+  JobStart start_;
+  ServerChanges server_changes_;
+  Restoration restoration_;
+  Outbox outbox_;
+  Admission admission_;
+  RoundLoop rounds_;
 
-  // what operators asked for
-  using Restore = RestoreWanted;
-  std::shared_ptr<Restore> restore_;
   std::unique_ptr<Pulls> pulls_;
-  Generation generation_told_;
   FetchedVersions fetched_;
-  std::uint64_t trained_rounds_ = 0;  // by this process, of the state that it has
-  bool was_restored_ = false;         // while it ran
-  std::optional<TimePoint> members_until_;
   TaskGroup tasks_;
 };
 

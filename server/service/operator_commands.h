@@ -52,6 +52,7 @@ class OperatorCommands {
   std::optional<OperatorState::Pause> pause;
   std::optional<OperatorState::Stop> stop;
   OperatorState::ScaleHint scale_hint;
+  bool is_changed = false;  ///< settings that are taken between two rounds
 
   std::string pause_reason() const;
 

@@ -1,7 +1,9 @@
+#include "server/service/outbox.h"
+
+#include <utility>
+
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
-#include "server/service/chunk_fetcher.h"
-#include "server/service/cluster.h"
 #include "server/service/kept.h"
 
 namespace centroid::server {
@@ -25,20 +27,15 @@ std::string state_on_its_way(Version version, std::size_t piece, std::size_t pie
          " of " + std::to_string(pieces) + " is on its way";
 }
 
-Task<void> Cluster::outbox(std::shared_ptr<Link> link, Session& session) {
+Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
   const Status ended = co_await outbox_loop(link, session);
-  results_taken();
+  attempts_.results_taken();
   if (!ended.ok()) session.close(ended.error());
-}
-
-/// A member has its results, or is gone: contributions that waited for their memory go in now.
-void Cluster::results_taken() {
-  if (open_.attempt && !open_.attempt->closed) job_.aggregator->retry_held();
 }
 
 /// Everything the server says to one member on its own account, in order: state if it lacks it,
 /// RoundOpen, the results as they complete, RoundClosed; at last Finish.
-Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) {
+Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   std::shared_ptr<Attempt> attempt;
   std::size_t& sent = link->sent;
   const trace::Lane lane(link->join.name + " out");
@@ -122,7 +119,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
       if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
       attempt.reset();
       link->sending.reset();
-      results_taken();
+      attempts_.results_taken();
     } else if (attempt && sent < attempt->pieces.size()) {
       const Attempt::Piece piece = attempt->pieces[sent++];
       proto::ResultChunk message;
@@ -169,7 +166,7 @@ Task<Status> Cluster::outbox_loop(std::shared_ptr<Link> link, Session& session) 
   co_return Status();
 }
 
-Task<Status> Cluster::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
+Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
   const std::size_t planes =
       1 + (config_.applies_on_worker() ? job_.store->optimizer().slots() : 0);
   const std::size_t pieces = planes * job_.store->plan().chunks().size();

@@ -104,15 +104,15 @@ Task<Status> Cluster::prepare() {
     };
     CENTROID_CO_TRY(co_await gate_.act(disk_.hurried(), std::move(complete)));
     CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
-    go_on_from(std::move(newest));
+    start_.go_on_from(std::move(newest));
     CENTROID_CO_TRY(prepare_rows());
     if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
-    CENTROID_CO_TRY(begin_replay());
+    CENTROID_CO_TRY(start_.begin_replay());
     if (replay_) {  // what needs other servers goes on when they are here
       if (gate_.is_beginning()) phase_.explain("the journal is replayed");
       const auto what = [this] { return present_round(job_) + " is replayed from it"; };
       const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", what);
-      CENTROID_CO_ASSIGN(const bool is_over, co_await replay_on());
+      CENTROID_CO_ASSIGN(const bool is_over, co_await start_.replay_on());
       if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->reason()}});
     }
   }
@@ -127,7 +127,7 @@ Task<Status> Cluster::prepare() {
   if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
   if (!job_.store && config_.init != "first-worker") {
     CENTROID_CO_ASSIGN(JobState initial, co_await loader_.load_initial_file());
-    go_on_from(std::move(initial));
+    start_.go_on_from(std::move(initial));
   }
   if (phase_.is(Phase::kWaiting)) phase_.explain("no worker has joined yet");
   phase_.begin();
@@ -137,14 +137,6 @@ Task<Status> Cluster::prepare() {
     co_await commands_.save_now();
   }
   co_return Status();
-}
-
-/// From another version than the next one; the round that was open does not count.
-void Cluster::go_on_from(JobState next) {
-  open_ = OpenRound(policy_);
-  images_.forget_newest();
-  members_.roster.restore(std::max(members_.roster.generation(), next.least_generation));
-  job_.replace(std::move(next));
 }
 
 }  // namespace centroid::server

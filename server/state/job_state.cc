@@ -12,6 +12,8 @@ void JobState::replace(JobState next) {
   aggregator.reset();  // before the buffers that it holds
   if (next.run_id.empty()) next.run_id = std::move(run_id);
   if (!next.resumed_from) next.resumed_from = std::move(resumed_from);
+  next.was_restored = was_restored;
+  next.gather_until = gather_until;
   next.epochs = std::move(epochs);
   next.epochs.forget_open();
   if (evaluation.version <= next.version()) next.evaluation = evaluation;
@@ -25,6 +27,12 @@ void JobState::drop_model() {
   store.reset();
 }
 
+void JobState::gather_again() {
+  trained_rounds = 0;
+  was_restored = true;
+  gather_until.reset();
+}
+
 JobState JobState::back_to_held() && {
   JobState back;
   back.agreed = std::move(agreed);
@@ -33,6 +41,7 @@ JobState JobState::back_to_held() && {
   back.is_early = is_early;
   back.pool = std::move(pool);
   back.aggregator = std::move(aggregator);
+  back.trained_rounds = trained_rounds;
   back.checkpointed = checkpointed;
   back.is_checkpoint_lost = is_checkpoint_lost;
   if (back.store->held() != Version()) back.held = held;

@@ -80,6 +80,11 @@ struct JobState {
   EpochTallies epochs;
   std::deque<RoundView> history;  ///< newest first
 
+  // how many workers are waited for before a round
+  std::uint64_t trained_rounds = 0;       ///< by this process, of this state
+  bool was_restored = false;              ///< while the process ran
+  std::optional<TimePoint> gather_until;  ///< `min_workers` are waited for until then
+
   std::optional<CheckpointEntry> resumed_from;
   Generation least_generation;  ///< of the members, so that none comes twice
   Version checkpointed;
@@ -97,6 +102,8 @@ struct JobState {
   void replace(JobState next);
   /// Free the model's memory, before another state is made: nobody may need it.
   void drop_model();
+  /// Workers may have gone with what was lost: wait for them anew, but not for ever.
+  void gather_again();
   /// The beginning of the same model and data, in the same store, where this holds no values.
   /// Otherwise the state whose values the store holds.
   JobState back_to_held() &&;

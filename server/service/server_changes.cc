@@ -1,13 +1,10 @@
+#include "server/service/server_changes.h"
+
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "common/base/log.h"
-#include "server/service/chunk_fetcher.h"
-#include "server/service/cluster.h"
-#include "server/shard/placement.h"
 
-/// A model on several servers: where its chunks lie. The route changes between rounds only, so
-/// within a round every server is of one version and one route.
 namespace centroid::server {
 
 using proto::ServersKind;
@@ -21,9 +18,166 @@ constexpr std::chrono::milliseconds kDrainLook{50};
 
 }  // namespace
 
-Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, TaskGroup& tasks,
-                                                 const proto::ServerJoin& join,
-                                                 std::shared_ptr<ShardGroup::Link>& link) {
+/// Between rounds: the chunks lie where they are to lie, or a step is made towards it. False: look
+/// again, for something has changed or is still missing.
+Task<Result<bool>> ServerChanges::settle_servers() {
+  if (shards_.present().empty() && !spread_.has_others() && config_.servers <= 1 &&
+      !spread_.lost_since)
+    co_return true;
+  if (spread_.lost_since) co_return co_await recover_servers();
+  const Status copied = co_await moves_.finish_moves();
+  if (!copied.ok()) {
+    attempts_.give_up_merge(copied.error());
+    co_return false;
+  }
+  for (std::size_t i = 1; i < spread_.links.size(); ++i) {
+    if (!spread_.links[i]->is_gone()) continue;
+    const bool has_chunks =
+        std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end();
+    spread_.lost = spread_.links[i]->name;
+    if (has_chunks) {
+      attempts_.lose_server();
+      co_return false;
+    }
+    CENTROID_CO_TRY(co_await servers_.drop_server(i));
+    co_return false;
+  }
+  const std::size_t here = shards_.present().size() + 1;
+  if (here < config_.servers && !spread_.were_here) {
+    phase_.set(Phase::kWaiting, std::to_string(here) + " of " + std::to_string(config_.servers) +
+                                    " servers are here (servers)");
+    co_await changed_.wait(TimePoint::max());
+    co_return false;
+  }
+  spread_.were_here = true;
+  for (const auto& [name, link] : std::map(shards_.present())) {
+    if (link->is_draining || link->is_gone() ||
+        std::ranges::find(spread_.links, link) != spread_.links.end())
+      continue;
+    const Status added = co_await servers_.add_server(link);
+    if (!added.ok()) {
+      log::warn("server.not_added", {{"server", name}, {"why", added.error()}});
+      co_return false;  // its session has ended, or ends now
+    }
+    if (servers_.has_lost_server()) co_return false;
+  }
+  bool moves = spread_.has_others() && spread_.target != spread_.route.owners;
+  if (moves) moves = co_await may_move();
+  if (moves) {
+    const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kReckoned);
+    const bool changes = spread_.target == spread_.route.owners || servers_.has_lost_server();
+    if (!has_room && !changes)  // one does not answer, or its session has ended
+      co_await changed_.wait(clock_.now() + kAskAgain);
+    if (!has_room) co_return false;
+    const Status moved = co_await moves_.move_some(job_.trained_rounds == 0);
+    if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
+    if (!moved.ok() || job_.trained_rounds == 0) co_return false;
+  }
+  if (!spread_.moving.empty()) co_return true;  // it is drained when what it gives is copied
+  for (std::size_t i = 1; i < spread_.links.size(); ++i) {
+    if (!spread_.links[i]->is_draining ||
+        std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end())
+      continue;
+    const auto drained = spread_.links[i];
+    const Status dropped = co_await servers_.drop_server(i);
+    if (!servers_.holds_rows(drained->name))
+      shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
+    CENTROID_CO_TRY(dropped);
+    // Rounds behind the newest checkpoint are in its journal, which goes with it.
+    if (journal_.is_on() && !use_.is_writing && checkpointer_.needs_checkpoint())
+      tasks_.spawn(checkpointer_.checkpoint_in_background(false));
+    co_return false;
+  }
+  co_return true;
+}
+
+/// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
+Task<bool> ServerChanges::may_move() {
+  bool may = !open_.machine.has_late();
+  while (may && (use_.is_writing || spread_.frozen)) {
+    (void)disk_.hurried();
+    if (spread_.freezes > 0) (void)co_await checkpointer_.freeze_for_checkpoint();
+    may = job_.trained_rounds == 0;  // else rounds go on, and so does this when it is over
+    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+  }
+  co_return may;
+}
+
+/// No round holds up the chunks that a server gives away, and none waits for them; else wait for
+/// something to change.
+Task<Status> ServerChanges::drain_while_paused() {
+  const auto drains = [](const auto& link) {
+    return link && !link->is_gone() && link->is_draining;
+  };
+  TimePoint limit = TimePoint::max();
+  if (std::ranges::any_of(spread_.links, drains) && !replay_ && !spread_.lost_since &&
+      !servers_.has_lost_server()) {
+    CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
+    if (!is_settled) co_return Status();
+    limit = clock_.now() + kDrainLook;
+  }
+  co_await changed_.wait(limit);
+  co_return Status();
+}
+
+/// Wait for the lost server, for so long as the setting says; then place all chunks anew from the
+/// newest checkpoint, or from the beginning without one.
+Task<Result<bool>> ServerChanges::recover_servers() {
+  const TimePoint limit = *spread_.lost_since + config_.servers_wait;
+  if (!shards_.find(spread_.lost) && clock_.now() < limit) {
+    phase_.set(Phase::kWaiting, "server '" + spread_.lost + "' is gone with its chunks; after " +
+                                    std::to_string(config_.servers_wait.count()) +
+                                    " ms (servers_wait) the others take them, from the newest "
+                                    "checkpoint");
+    co_await changed_.wait(limit);
+    co_return false;
+  }
+  std::optional<Waits::Guard> waits;
+  while (!members_.links.empty() || (open_.attempt && open_.attempt.use_count() > 1) ||
+         use_.is_writing || spread_.copiers > 0) {
+    if (!waits)
+      waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
+        return "server '" + spread_.lost +
+               "' is gone with its chunks: the end of the workers' connections, and of what reads "
+               "the state that is given up";
+      });
+    use_.fetched.notify_all();  // no version is kept for a checkpoint now
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
+  }
+  const Version lost = job_.version();
+  const std::uint64_t lost_round = job_.round.value - 1;
+  open_ = OpenRound(policy_);
+  co_await journal_.drop_attempt();
+  journal_.stop();                                  // read, it begins anew behind the rounds it has
+  const Raised loading(use_.is_loading, changed_);  // what is left of the store is of no version
+  servers_.forget_servers();
+  job_.drop_model();  // chunks of it are lost
+  if (loader_.has_checkpoint()) {
+    CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
+    start_.go_on_from(std::move(newest));
+    CENTROID_CO_TRY(start_.begin_replay());
+  } else if (config_.init != "first-worker") {
+    CENTROID_CO_ASSIGN(JobState initial, co_await loader_.load_initial_file());
+    start_.go_on_from(std::move(initial));
+  } else {
+    start_.go_on_from(JobState());
+  }
+  job_.gather_again();
+  log::warn("servers.state_restored", {{"lost_version", lost.value},
+                                       {"version", job_.store ? job_.store->version().value : 0},
+                                       {"round", job_.round.value},
+                                       {"servers", shards_.present().size() + 1}});
+  if (job_.round.value == 1 && lost_round > 0)
+    tell(events_, log::Level::kWarn, "job.begun_again",
+         {{"lost_round", lost_round},
+          {"why", "a server was lost with its chunks, and there is no checkpoint"}});
+  co_return false;
+}
+
+Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& session,
+                                                       TaskGroup& tasks,
+                                                       const proto::ServerJoin& join,
+                                                       std::shared_ptr<ShardGroup::Link>& link) {
   CENTROID_TRY(gate_.check_lead());
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
@@ -57,179 +211,21 @@ Result<proto::ServerTerms> Cluster::admit_server(transport::Session& session, Ta
   return terms;
 }
 
-/// Between rounds: the chunks lie where they are to lie, or a step is made towards it. False: look
-/// again, for something has changed or is still missing.
-Task<Result<bool>> Cluster::settle_servers() {
-  if (shards_.present().empty() && !spread_.has_others() && config_.servers <= 1 &&
-      !spread_.lost_since)
-    co_return true;
-  if (spread_.lost_since) co_return co_await recover_servers();
-  const Status copied = co_await moves_.finish_moves();
-  if (!copied.ok()) {
-    (void)co_await give_up_merge(copied.error());
-    co_return false;
+/// Nothing more of a worker comes to one of the servers: nobody is to wait for its contribution,
+/// whatever it says of itself here.
+void ServerChanges::refused_elsewhere(const ShardGroup::Link& server,
+                                      const proto::Refused& refused) {
+  const auto link = members_.find(refused.member);
+  const auto is_it = [&](const auto& one) { return one.get() == &server; };
+  if (!link || std::ranges::none_of(spread_.links, is_it)) return;
+  const Error why(static_cast<ErrorCode>(refused.code),
+                  "server '" + server.name + "': " + refused.why);
+  if (members_.roster.lost(link->id, why.to_string())) {
+    tell(events_, log::Level::kWarn, "member.lost",
+         {{"worker", link->join.name}, {"member", link->id.value}, {"why", why}});
+    probe_.member_dead();
   }
-  for (std::size_t i = 1; i < spread_.links.size(); ++i) {
-    if (!spread_.links[i]->is_gone()) continue;
-    const bool has_chunks =
-        std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end();
-    spread_.lost = spread_.links[i]->name;
-    if (has_chunks) {
-      lose_server();
-      co_return false;
-    }
-    CENTROID_CO_TRY(co_await servers_.drop_server(i));
-    co_return false;
-  }
-  const std::size_t here = shards_.present().size() + 1;
-  if (here < config_.servers && !spread_.were_here) {
-    phase_.set(Phase::kWaiting, std::to_string(here) + " of " + std::to_string(config_.servers) +
-                                    " servers are here (servers)");
-    co_await changed_.wait(TimePoint::max());
-    co_return false;
-  }
-  spread_.were_here = true;
-  for (const auto& [name, link] : std::map(shards_.present())) {
-    if (link->is_draining || link->is_gone() ||
-        std::ranges::find(spread_.links, link) != spread_.links.end())
-      continue;
-    const Status added = co_await servers_.add_server(link);
-    if (!added.ok()) {
-      log::warn("server.not_added", {{"server", name}, {"why", added.error()}});
-      co_return false;  // its session has ended, or ends now
-    }
-    if (servers_.has_lost_server()) co_return false;
-  }
-  bool moves = spread_.has_others() && spread_.target != spread_.route.owners;
-  if (moves) moves = co_await may_move();
-  if (moves) {
-    const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kReckoned);
-    const bool changes = spread_.target == spread_.route.owners || servers_.has_lost_server();
-    if (!has_room && !changes)  // one does not answer, or its session has ended
-      co_await changed_.wait(clock_.now() + kAskAgain);
-    if (!has_room) co_return false;
-    const Status moved = co_await moves_.move_some(is_first_placement());
-    if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
-    if (!moved.ok() || is_first_placement()) co_return false;
-  }
-  if (!spread_.moving.empty()) co_return true;  // it is drained when what it gives is copied
-  for (std::size_t i = 1; i < spread_.links.size(); ++i) {
-    if (!spread_.links[i]->is_draining ||
-        std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end())
-      continue;
-    const auto drained = spread_.links[i];
-    const Status dropped = co_await servers_.drop_server(i);
-    if (!servers_.holds_rows(drained->name))
-      shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
-    CENTROID_CO_TRY(dropped);
-    // Rounds behind the newest checkpoint are in its journal, which goes with it.
-    if (journal_.is_on() && !use_.is_writing && checkpointer_.needs_checkpoint())
-      tasks_.spawn(checkpointer_.checkpoint_in_background(false));
-    co_return false;
-  }
-  co_return true;
-}
-
-/// Before the job's first round nobody is held up: everything moves at once.
-bool Cluster::is_first_placement() const { return trained_rounds_ == 0; }
-
-/// No round holds up the chunks that a server gives away, and none waits for them; else wait for
-/// something to change.
-Task<Status> Cluster::drain_while_paused() {
-  const auto drains = [](const auto& link) {
-    return link && !link->is_gone() && link->is_draining;
-  };
-  TimePoint limit = TimePoint::max();
-  if (std::ranges::any_of(spread_.links, drains) && !replay_ && !spread_.lost_since &&
-      !servers_.has_lost_server()) {
-    CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
-    if (!is_settled) co_return Status();
-    limit = clock_.now() + kDrainLook;
-  }
-  co_await changed_.wait(limit);
-  co_return Status();
-}
-
-// ---- a server that is gone with its chunks
-
-void Cluster::lose_server() {
-  if (spread_.lost_since) return;
-  spread_.lost_since = clock_.now();
-  const Error why(ErrorCode::kUnavailable, "server '" + spread_.lost +
-                                               "' is gone with its chunks: the job goes back to "
-                                               "its newest checkpoint");
-  log::error("servers.chunks_lost", {{"server", spread_.lost}, {"action", "workers join again"}});
-  probe_.state_lost();
-  if (open_.attempt && !open_.attempt->closed)
-    close_attempt(proto::Outcome::kAborted, 0, 0, why.message());
-  for (const auto& [id, link] : members_.links) link->tasks->spawn(link->session->goodbye(why));
-  changed_.notify_all();
-}
-
-/// Wait for the lost server, for so long as the setting says; then place all chunks anew from the
-/// newest checkpoint, or from the beginning without one.
-Task<Result<bool>> Cluster::recover_servers() {
-  const TimePoint limit = *spread_.lost_since + config_.servers_wait;
-  if (!shards_.find(spread_.lost) && clock_.now() < limit) {
-    phase_.set(Phase::kWaiting, "server '" + spread_.lost + "' is gone with its chunks; after " +
-                                    std::to_string(config_.servers_wait.count()) +
-                                    " ms (servers_wait) the others take them, from the newest "
-                                    "checkpoint");
-    co_await changed_.wait(limit);
-    co_return false;
-  }
-  std::optional<Waits::Guard> waits;
-  while (!members_.links.empty() || (open_.attempt && open_.attempt.use_count() > 1) ||
-         use_.is_writing || spread_.copiers > 0) {
-    if (!waits)
-      waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
-        return "server '" + spread_.lost +
-               "' is gone with its chunks: the end of the workers' connections, and of what reads "
-               "the state that is given up";
-      });
-    use_.fetched.notify_all();  // no version is kept for a checkpoint now
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
-  }
-  const Version lost = job_.version();
-  const std::uint64_t lost_round = job_.round.value - 1;
-  open_ = OpenRound(policy_);
-  co_await journal_.drop_attempt();
-  journal_.stop();                                  // read, it begins anew behind the rounds it has
-  const Raised loading(use_.is_loading, changed_);  // what is left of the store is of no version
-  servers_.forget_servers();
-  job_.drop_model();  // chunks of it are lost
-  if (loader_.has_checkpoint()) {
-    CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
-    go_on_from(std::move(newest));
-    CENTROID_CO_TRY(begin_replay());
-  } else if (config_.init != "first-worker") {
-    CENTROID_CO_ASSIGN(JobState initial, co_await loader_.load_initial_file());
-    go_on_from(std::move(initial));
-  } else {
-    go_on_from(JobState());
-  }
-  await_members_again();
-  log::warn("servers.state_restored", {{"lost_version", lost.value},
-                                       {"version", job_.store ? job_.store->version().value : 0},
-                                       {"round", job_.round.value},
-                                       {"servers", shards_.present().size() + 1}});
-  if (job_.round.value == 1 && lost_round > 0)
-    tell(events_, log::Level::kWarn, "job.begun_again",
-         {{"lost_round", lost_round},
-          {"why", "a server was lost with its chunks, and there is no checkpoint"}});
-  co_return false;
-}
-
-/// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
-Task<bool> Cluster::may_move() {
-  bool may = !open_.machine.has_late();
-  while (may && (use_.is_writing || spread_.frozen)) {
-    (void)disk_.hurried();
-    if (spread_.freezes > 0) (void)co_await checkpointer_.freeze_for_checkpoint();
-    may = is_first_placement();  // else rounds go on, and so does this when it is over
-    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
-  }
-  co_return may;
+  control_.member_gone(link->id, why);
 }
 
 }  // namespace centroid::server

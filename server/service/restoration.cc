@@ -1,13 +1,13 @@
+#include "server/service/restoration.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/restore_mark.h"
-#include "server/service/cluster.h"
 
-/// Going back to a checkpoint while the job runs: for the workers it is as if the server had been
-/// restarted with that checkpoint as the newest. With a journal a mark decides (RestoreMark).
 namespace centroid::server {
 
 namespace {
@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kAgain{50};
 }  // namespace
 
 /// In the round loop, between two rounds.
-Task<Status> Cluster::restore_wanted() {
+Task<Status> Restoration::restore_wanted() {
   const auto wanted = restore_;
   wanted->is_begun = true;
   wanted->doing = "the checkpoint that is being written comes first";
@@ -39,7 +39,7 @@ Task<Status> Cluster::restore_wanted() {
   co_return status;
 }
 
-Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
+Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newer) {
   // Nothing is touched before everything has been looked at. The folder is the blocking thread's.
   struct Folder {
     std::optional<Result<CheckpointEntry>> found;
@@ -148,10 +148,10 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
   restore_->doing = "the files of checkpoint " + to_string(version) + " are read";
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
   CENTROID_CO_ASSIGN(JobState next, co_await loader_.load_checkpoint(chosen));
-  go_on_from(std::move(next));
+  start_.go_on_from(std::move(next));
   fault::point("restore.loaded");
   servers_.forget_servers();  // the chunks are here, and are placed anew
-  await_members_again();
+  job_.gather_again();
   tell(events_, log::Level::kWarn, "checkpoint.restored",
        {{"path", view.path},
         {"version", view.version},
@@ -161,7 +161,7 @@ Task<Result<RestoreView>> Cluster::restore(Version version, bool delete_newer) {
 }
 
 /// End every membership so that the workers come back, and wait until nothing uses the store.
-Task<void> Cluster::dismiss_everybody(std::string why) {
+Task<void> Restoration::dismiss_everybody(std::string why) {
   std::vector<std::weak_ptr<Link>> leaving;
   std::vector<MemberId> members;
   for (const auto& [id, link] : members_.links) {
@@ -170,7 +170,7 @@ Task<void> Cluster::dismiss_everybody(std::string why) {
   }
   for (const MemberId id : members)
     if (members_.roster.leave(id, why))
-      member_gone(id, Error(ErrorCode::kAborted, "fenced: " + why + "; join again"));
+      control_.member_gone(id, Error(ErrorCode::kAborted, "fenced: " + why + "; join again"));
   const TimePoint limit = clock_.now() + config_.drain_timeout;
   const auto is_there = [](const std::weak_ptr<Link>& one) { return !one.expired(); };
   while (std::any_of(leaving.begin(), leaving.end(), is_there)) {

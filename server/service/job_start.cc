@@ -1,16 +1,11 @@
+#include "server/service/job_start.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "common/base/log.h"
-#include "common/checkpoint/fault_point.h"
-#include "server/service/cluster.h"
 
-/// The journal of rounds: what is written of each, and how a restarted server takes it up again.
-/// A round is in the journal before anybody hears that it is committed; its numbers go there chunk
-/// by chunk while it is open; replay.cc reads it.
 namespace centroid::server {
-
-using journal::Form;
-using journal::Kind;
 
 namespace {
 
@@ -25,8 +20,39 @@ bool is_of_disk(const Error& why) {
 
 }  // namespace
 
+/// From another version than the next one; the round that was open does not count.
+void JobStart::go_on_from(JobState next) {
+  open_ = OpenRound(policy_);
+  images_.forget_newest();
+  members_.roster.restore(std::max(members_.roster.generation(), next.least_generation));
+  job_.replace(std::move(next));
+}
+
+/// After a state was loaded, with all chunks on this server: the rounds behind its checkpoint. They
+/// are read as settings are now, which may be changed meanwhile.
+Status JobStart::begin_replay() {
+  replay_.reset();
+  auto replay = std::make_unique<Replay>(executor_, disk_.executor, config_, clock_,
+                                         round_journal_.terms(), round_journal_.form(), job_, open_,
+                                         members_, shards_, local_, waits_);
+  if (replay->is_empty()) return {};
+  if (!job_.store)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "journal " + config_.journal_dir +
+                     ": there is no checkpoint to which its rounds could be added");
+  replay_ = std::move(replay);
+  return {};
+}
+
+/// True: the job goes on from its end; false: a server must come first.
+Task<Result<bool>> JobStart::replay_on() {
+  CENTROID_CO_ASSIGN(const bool is_over, co_await replay_->run());
+  if (is_over) replay_.reset();
+  co_return is_over;
+}
+
 /// Once there are parameters. A journal goes on from a checkpoint, so the first one comes before.
-Task<Status> Cluster::start_journal() {
+Task<Status> JobStart::start_journal() {
   if (!config_.keeps_journal() || journal_.is_on()) co_return Status();
   while (
       use_.is_writing &&
@@ -96,29 +122,6 @@ Task<Status> Cluster::start_journal() {
                               {"round", job_.round.value - 1},
                               {"sync_ms", config_.journal_sync.count()}});
   co_return Status();
-}
-
-/// After a state was loaded, with all chunks on this server: the rounds behind its checkpoint. They
-/// are read as settings are now, which may be changed meanwhile.
-Status Cluster::begin_replay() {
-  replay_.reset();
-  auto replay = std::make_unique<Replay>(executor_, disk_.executor, config_, clock_,
-                                         round_journal_.terms(), round_journal_.form(), job_, open_,
-                                         members_, shards_, local_, waits_);
-  if (replay->is_empty()) return {};
-  if (!job_.store)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "journal " + config_.journal_dir +
-                     ": there is no checkpoint to which its rounds could be added");
-  replay_ = std::move(replay);
-  return {};
-}
-
-/// True: the job goes on from its end; false: a server must come first.
-Task<Result<bool>> Cluster::replay_on() {
-  CENTROID_CO_ASSIGN(const bool is_over, co_await replay_->run());
-  if (is_over) replay_.reset();
-  co_return is_over;
 }
 
 }  // namespace centroid::server

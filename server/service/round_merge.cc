@@ -1,3 +1,5 @@
+#include "server/service/round_merge.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -8,7 +10,6 @@
 #include "common/base/trace_events.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
-#include "server/service/cluster.h"
 
 /// The end of a round: from its sums to the next version.
 namespace centroid::server {
@@ -28,60 +29,16 @@ constexpr std::chrono::milliseconds kRoundEvents{250};
 
 }  // namespace
 
-void Cluster::chunk_complete(ChunkId id, double total_weight) {
-  const Chunk& chunk = job_.store->plan().chunk(id);
-  open_.chunk_weight = total_weight;
-  const bool needs_state = job_.replies || (job_.is_early && !config_.applies_on_worker());
-  if (needs_state && spread_.moving.contains(id)) {
-    spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
-    return;
-  }
-  if (job_.replies || job_.is_early) job_.store->scale(chunk, total_weight);
-  if (job_.is_early && !config_.applies_on_worker()) job_.store->apply(chunk);
-  if (journal_.is_on()) round_journal_.write_chunk(chunk);
-  if (job_.replies)
-    encode_reply(id);
-  else if (job_.is_early)
-    emit(chunk);
-  if (++open_.complete_chunks == local_.part().size()) changed_.notify_all();
+/// It is committed on no server: one was lost before it could be.
+bool RoundMerge::give_up(const Error& why) {
+  attempts_.give_up_merge(why);
+  return false;
 }
 
-/// The chunk's memory in the spare plane is its result: hand it to the outboxes.
-void Cluster::emit(const Chunk& chunk) {
-  if (policy_.is_elastic() && open_.machine.contributed().empty()) return;  // nobody waits for it
-  Bytes values = std::as_bytes(std::as_const(*job_.store).spare(chunk));
-  const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
-  std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
-  if (std::any_of(members_.links.begin(), members_.links.end(), is_summed)) crc = crc32c(values);
-  if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
-    open_.attempt->payloads.emplace_back(values.begin(), values.end());
-    values = open_.attempt->payloads.back();
-    open_.attempt->pieces.push_back({chunk.id, values, crc});
-    outgoing_.notify_all();
-    return;
-  }
-  open_.attempt->pieces.push_back({chunk.id, values, crc});
-  open_.attempt->holds.push_back(job_.store->hold_spare(chunk.id));
-  outgoing_.notify_all();
-}
-
-Task<void> Cluster::snapshot_room() {
-  // A checkpoint that is still being written keeps copies of what changes; past its budget the
-  // round waits for it.
-  if (!job_.store->snapshot_is_full()) co_return;
-  const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(job_), "checkpoint",
-                                  "its files: there is no memory for more copies of what they "
-                                  "still lack, and run_dir's disk is slower than the rounds");
-  while (job_.store->snapshot_is_full()) {
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
-    if (!goes_on) co_return;
-  }
-}
-
-Task<Status> Cluster::merge(RoundDecision decision) {
+Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await moves_.finish_moves();
-  if (!copied.ok()) co_return co_await give_up_merge(copied.error());
+  if (!copied.ok()) co_return give_up(copied.error());
   job_.store->set_rate_factor(rate_factor_of(decision.contributors.size() + decision.late.size(),
                                              config_.optimizer_scale_ratio));
   if (policy_.is_elastic()) {
@@ -100,7 +57,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     while (open_.complete_chunks < chunks) {
       if (!co_await changed_.wait(TimePoint::max()))
         co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      results_taken();
+      attempts_.results_taken();
     }
   }
   if (job_.reply_failure) co_return *job_.reply_failure;
@@ -132,7 +89,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
         std::make_shared<const RoundDecision>(decision), &prepared));
   }
   if (config_.is_peer_to_peer()) {
-    close_attempt(outcome, decision.total_weight, contributors, "");
+    attempts_.close_attempt(outcome, decision.total_weight, contributors, "");
     job_.store->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     co_await elsewhere.join();
@@ -143,9 +100,9 @@ Task<Status> Cluster::merge(RoundDecision decision) {
         co_await local_.measure_mean(0);
       prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
     }
-    if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
+    if (!prepared.ok()) co_return give_up(prepared.error());
     if (is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(decision));
-    close_attempt(outcome, decision.total_weight, contributors, "");
+    attempts_.close_attempt(outcome, decision.total_weight, contributors, "");
     if (job_.replies && clips && !is_spread) {
       CENTROID_CO_TRY(co_await local_.measure_replies());
       local_.clip_measured();
@@ -167,7 +124,7 @@ Task<Status> Cluster::merge(RoundDecision decision) {
     if (clips) {
       co_await local_.measure_mean(decision.total_weight);
       co_await elsewhere.join();
-      if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
+      if (!prepared.ok()) co_return give_up(prepared.error());
       const float factor = local_.clip_measured();
       if (is_spread) elsewhere.spawn(round_servers_.prepare_elsewhere(factor, &prepared));
     }
@@ -179,14 +136,14 @@ Task<Status> Cluster::merge(RoundDecision decision) {
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
     co_await elsewhere.join();
-    if (!prepared.ok()) co_return co_await give_up_merge(prepared.error());
+    if (!prepared.ok()) co_return give_up(prepared.error());
     if (is_spread)
       CENTROID_CO_TRY(co_await round_journal_.commit(decision));
     else
       CENTROID_CO_TRY(co_await round_journal_.written(written));
     job_.store->commit_swap(mine);
     fault::point("round.before_close");
-    close_attempt(outcome, decision.total_weight, contributors, "");
+    attempts_.close_attempt(outcome, decision.total_weight, contributors, "");
   }
   if (is_spread) fault::point("servers.committed");
   if (is_spread) co_await round_servers_.commit_elsewhere();
@@ -228,13 +185,67 @@ Task<Status> Cluster::merge(RoundDecision decision) {
   }
   elastic_.late_counted(decision);
   fault::point("round.committed");
-  round_over();
-  checkpointer_.checkpoint_behind_round();
-  co_return Status();
+  co_return true;
+}
+
+void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
+  const Chunk& chunk = job_.store->plan().chunk(id);
+  open_.chunk_weight = total_weight;
+  const bool needs_state = job_.replies || (job_.is_early && !config_.applies_on_worker());
+  if (needs_state && spread_.moving.contains(id)) {
+    spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
+    return;
+  }
+  if (job_.replies || job_.is_early) job_.store->scale(chunk, total_weight);
+  if (job_.is_early && !config_.applies_on_worker()) job_.store->apply(chunk);
+  if (journal_.is_on()) round_journal_.write_chunk(chunk);
+  if (job_.replies)
+    encode_reply(id);
+  else if (job_.is_early)
+    emit(chunk);
+  if (++open_.complete_chunks == local_.part().size()) changed_.notify_all();
+}
+
+/// The chunk's memory in the spare plane is its result: hand it to the outboxes.
+void RoundMerge::emit(const Chunk& chunk) {
+  if (policy_.is_elastic() && open_.machine.contributed().empty()) return;  // nobody waits for it
+  Bytes values = std::as_bytes(std::as_const(*job_.store).spare(chunk));
+  const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
+  std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
+  if (std::any_of(members_.links.begin(), members_.links.end(), is_summed)) crc = crc32c(values);
+  if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
+    open_.attempt->payloads.emplace_back(values.begin(), values.end());
+    values = open_.attempt->payloads.back();
+    open_.attempt->pieces.push_back({chunk.id, values, crc});
+    outgoing_.notify_all();
+    return;
+  }
+  open_.attempt->pieces.push_back({chunk.id, values, crc});
+  open_.attempt->holds.push_back(job_.store->hold_spare(chunk.id));
+  outgoing_.notify_all();
+}
+
+/// A chunk's mean is in the spare plane: hand what can be sent now to the outboxes.
+void RoundMerge::encode_reply(ChunkId chunk) {
+  ReplyEncoder::Memory memory;
+  memory.means = job_.store->all_spare();
+  if (job_.store->keeps_residual()) memory.residual = job_.store->residual();
+  const auto emit = [this](const Chunk& of, std::vector<std::byte> payload) {
+    open_.attempt->payloads.push_back(std::move(payload));
+    const Bytes bytes = open_.attempt->payloads.back();
+    open_.attempt->pieces.push_back({of.id, bytes, crc32c(bytes)});
+  };
+  const TimePoint begin = clock_.now();
+  const Status encoded = job_.replies->complete(chunk, memory, emit);
+  static const trace::Lane kLane("replies");
+  const double took = probe_.encode().ended(kLane, begin, clock_.now(), job_.round.value);
+  probe_.down(job_.replies->kind()).encoded(took);
+  if (!encoded.ok()) job_.reply_failure = encoded.error().with_context("codec_down");
+  outgoing_.notify_all();
 }
 
 /// All parts of a chunk at once, while its sum is in the cache.
-Task<void> Cluster::sum_parts(double total_weight) {
+Task<void> RoundMerge::sum_parts(double total_weight) {
   std::size_t turn = 0;
   for (const Chunk& chunk : local_.part()) {
     if (job_.replies && !journal_.has_room()) {
@@ -252,23 +263,17 @@ Task<void> Cluster::sum_parts(double total_weight) {
     part.staged.reset();  // what counts is still to be told to other servers
 }
 
-/// A chunk's mean is in the spare plane: hand what can be sent now to the outboxes.
-void Cluster::encode_reply(ChunkId chunk) {
-  ReplyEncoder::Memory memory;
-  memory.means = job_.store->all_spare();
-  if (job_.store->keeps_residual()) memory.residual = job_.store->residual();
-  const auto emit = [this](const Chunk& of, std::vector<std::byte> payload) {
-    open_.attempt->payloads.push_back(std::move(payload));
-    const Bytes bytes = open_.attempt->payloads.back();
-    open_.attempt->pieces.push_back({of.id, bytes, crc32c(bytes)});
-  };
-  const TimePoint begin = clock_.now();
-  const Status encoded = job_.replies->complete(chunk, memory, emit);
-  static const trace::Lane kLane("replies");
-  const double took = probe_.encode().ended(kLane, begin, clock_.now(), job_.round.value);
-  probe_.down(job_.replies->kind()).encoded(took);
-  if (!encoded.ok()) job_.reply_failure = encoded.error().with_context("codec_down");
-  outgoing_.notify_all();
+Task<void> RoundMerge::snapshot_room() {
+  // A checkpoint that is still being written keeps copies of what changes; past its budget the
+  // round waits for it.
+  if (!job_.store->snapshot_is_full()) co_return;
+  const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(job_), "checkpoint",
+                                  "its files: there is no memory for more copies of what they "
+                                  "still lack, and run_dir's disk is slower than the rounds");
+  while (job_.store->snapshot_is_full()) {
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+    if (!goes_on) co_return;
+  }
 }
 
 }  // namespace centroid::server

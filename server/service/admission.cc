@@ -1,0 +1,226 @@
+#include "server/service/admission.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/proto/standby.h"
+#include "server/service/buffers.h"
+
+namespace centroid::server {
+
+using transport::Session;
+
+namespace {
+
+/// Numbers of docs/algorithms.md.
+std::uint8_t algorithm_of(const ServerConfig& config) {
+  if (config.exchange == "hierarchical") return 4;
+  if (config.reduce_algorithm == "ring") return 1;
+  if (config.reduce_algorithm == "recursive-doubling") return 2;
+  return config.reduce_algorithm == "chain" ? 3 : 0;
+}
+
+bool carries_momentum(const OptimizerConfig& config) {
+  const auto optimizer = make_optimizer(config);
+  if (!optimizer.ok()) return false;
+  const auto slots = optimizer.value()->slot_names();
+  return std::ranges::any_of(
+      slots, [](const auto& name) { return name == "momentum_buffer" || name == "exp_avg"; });
+}
+
+}  // namespace
+
+Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
+  CENTROID_TRY(gate_.check_lead());
+  if (members_.links.empty() && job_.store && job_.store->version().value == 0 &&
+      !use_.is_loading) {
+    // Who brought this model left before giving its parameters: the next one may bring another.
+    initial_values_.forget();
+    start_.go_on_from(JobState());
+  }
+  CENTROID_TRY(check_join(session, join));
+  std::optional<ChunkPlan> plan;  // of one that only hears that it is over
+  if (!job_.store && epilogue_) {
+    CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
+  } else if (!job_.store) {
+    CENTROID_TRY(loader_.make_store(job_, join.manifest, join.codec));
+  } else if (!epilogue_) {
+    CENTROID_TRY(loader_.check_another(join));
+  }
+  join.manifest = {};  // the store has it
+  if (!job_.agreed && !epilogue_) job_.agreed = join;
+  if (members_.links.empty() && job_.agreed) job_.agreed->codec = join.codec;
+  const Round counted = contributions_.counted_of(join.name);
+  CENTROID_ASSIGN(const auto joined, members_.roster.join(join.name, session.peer().address,
+                                                          clock_.now(), clock_.unix_seconds()));
+  if (joined.fenced) {
+    log::warn(
+        "member.fenced",
+        {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
+    events_.publish("member.lost", {{"worker", join.name},
+                                    {"member", joined.fenced->value},
+                                    {"why", members_.roster.find(*joined.fenced)->reason}});
+    control_.member_gone(*joined.fenced,
+                         Error(ErrorCode::kFailedPrecondition,
+                               "superseded: " + members_.roster.find(*joined.fenced)->reason));
+  }
+  auto link = std::make_shared<Link>();
+  link->id = joined.member;
+  link->lane = trace::Lane(join.name);
+  link->codec = make_codec(join.codec).value();
+  const CodecSpec spec = *CodecSpec::parse(join.codec);
+  link->codec_kind = spec.kind;
+  link->keeps_state = spec.feedback.enabled || config_.local_steps > 1;
+  link->session = &session;
+  link->join = std::move(join);
+  link->finish = epilogue_;
+  if (epilogue_) link->version = epilogue_->version;  // it needs none of the state
+  members_.links[link->id] = link;
+  probe_.member_joined();
+  tell(events_, log::Level::kInfo, "member.joined",
+       {{"worker", link->join.name},
+        {"member", link->id.value},
+        {"address", session.peer().address},
+        {"devices", link->join.devices},
+        {"batch", link->join.batch}});
+  changed_.notify_all();
+  for (const auto& [name, server] : shards_.present())
+    servers_.tell_tokens(*server);  // it goes there next
+
+  const OptimizerConfig& optimizer = config_.optimizer;
+  proto::JoinReply reply;
+  reply.member = link->id;
+  reply.run_id = job_.run_id;
+  reply.seed = config_.seed;
+  reply.chunk_bytes = config_.chunk_bytes;
+  reply.plan_hash = plan ? plan->hash() : job_.store->plan().hash();
+  reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
+  reply.apply_on_worker = config_.applies_on_worker();
+  reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
+  reply.optimizer = optimizer.name;
+  reply.learning_rate = optimizer.learning_rate;
+  reply.momentum = optimizer.momentum;
+  reply.beta1 = optimizer.beta1;
+  reply.beta2 = optimizer.beta2;
+  reply.epsilon = optimizer.epsilon;
+  reply.weight_decay = optimizer.weight_decay;
+  reply.l1 = optimizer.l1;
+  reply.ftrl_beta = optimizer.ftrl_beta;
+  reply.schedule = optimizer.schedule;
+  reply.clip_norm = optimizer.clip_norm;
+  reply.scale_ratio = config_.optimizer_scale_ratio;
+  reply.algorithm = algorithm_of(config_);
+  reply.bucket_bytes = config_.reduce_bucket_bytes;
+  reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
+  reply.ring_by_bandwidth = config_.reduce_ring_order == "bandwidth";
+  reply.codec_down = config_.codec_down;
+  reply.checkpoint_rounds = config_.checkpoint_every_rounds;
+  reply.counted = counted;
+  reply.term = gate_.term();
+  reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
+  reply.fragments = static_cast<std::uint32_t>(config_.fragments);
+  if (config_.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;
+  if (config_.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
+  if (config_.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
+  if (config_.payload_checksum == "auto" && !node_.empty() && link->join.node == node_) {
+    reply.unsummed = true;
+    session.take_unsummed();
+    session.send_unsummed();
+  }
+  return reply;
+}
+
+Status Admission::check_join(const Session& session, const proto::Join& join) {
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
+  };
+  if (join.name.empty()) return refuse("it has no name (--name)");
+  if (const std::string& run = session.peer().run_id; !run.empty() && run != job_.run_id)
+    return refuse("it asks for run '" + run + "', the server's is '" + job_.run_id + "'");
+  if (!epilogue_ && (stopping_.is_requested || stopping_.rounds_ended))
+    return Error(
+        ErrorCode::kUnavailable,
+        "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
+  CENTROID_TRY(commands_.check_evicted(join.name));
+  if (use_.is_loading) return proto::not_yet_error("a checkpoint is being loaded: try again");
+  if (spread_.lost_since && !epilogue_)
+    return proto::not_yet_error("server '" + spread_.lost +
+                                "' is gone with its chunks: " + phase_.reason());
+  if (replay_ && !epilogue_)
+    return proto::not_yet_error("the journal is being replayed: " + replay_->reason() +
+                                " (`centroidctl waits`, GET /v1/waits)");
+  if (join.batch == 0 || join.train_samples == 0)
+    return refuse("it has no training samples or a batch of 0");
+  if (config_.weight_by == "tokens") {
+    if (join.sample_tokens == 0)
+      return refuse(
+          "contributions are weighed by tokens (weight_by), and it does not say how many its "
+          "samples have at most (sample_tokens)");
+    if (job_.agreed && job_.agreed->sample_tokens != join.sample_tokens)
+      return refuse("its samples have at most " + std::to_string(join.sample_tokens) +
+                    " tokens (sample_tokens), the other workers' " +
+                    std::to_string(job_.agreed->sample_tokens));
+  }
+  const std::uint64_t window = session.peer().credit_bytes;
+  if (window < config_.chunk_bytes)
+    return refuse("its credit of " + std::to_string(window) + " bytes does not hold a chunk of " +
+                  std::to_string(config_.chunk_bytes) + " (chunk_bytes)");
+  if (join.exchange != config_.exchange)
+    return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
+                  "' (exchange)");
+  CENTROID_ASSIGN(const CodecSpec codec, CodecSpec::parse(join.codec));
+  if (const Status right = check_buffers(config_, join.manifest, codec.to_string()); !right.ok())
+    return refuse(right.error().message());
+  if (codec.feedback.momentum != 0 && carries_momentum(config_.optimizer))
+    return refuse("its codec '" + join.codec +
+                  "' carries momentum, and so does the server's optimizer '" +
+                  config_.optimizer.name +
+                  "': it would count twice. Take optimizer sgd on the server, or a codec without "
+                  "momentum on the worker");
+  if (const Status fits = aggregate_.takes(codec, join.train_samples); !fits.ok())
+    return refuse(fits.error().message());
+  if (config_.is_peer_to_peer()) {
+    CENTROID_ASSIGN(const CodecSpec theirs,
+                    CodecSpec::parse(job_.agreed ? job_.agreed->codec : join.codec));
+    if (!members_.links.empty() && codec != theirs)
+      return refuse("its codec is '" + codec.to_string() + "', the other workers' is '" +
+                    theirs.to_string() + "'; with exchange " + config_.exchange +
+                    " they decode each other's: give all the same (--codec)");
+    const auto peer = transport::Endpoint::parse(join.peer_endpoint);
+    if (!peer.ok()) return refuse("its peer_endpoint: " + peer.error().message());
+  }
+  CENTROID_TRY(validate(join.manifest));
+  if (job_.store) {
+    const std::string difference =
+        describe_difference(job_.store->plan().manifest(), join.manifest);
+    if (!difference.empty())
+      return refuse("its model (theirs) is not the cluster's (ours): " + difference +
+                    (job_.agreed && !job_.agreed->model.empty()
+                         ? "; the cluster trains '" + job_.agreed->model + "' (--model)"
+                         : "; give it the model of the others"));
+  }
+  // Another model with the same tensors: another activation, other base weights behind adapters.
+  std::string model = job_.agreed ? job_.agreed->model : "";
+  if (!job_.agreed && job_.resumed_from)
+    if (const auto kept = job_.resumed_from->info.extra.find("model");
+        kept != job_.resumed_from->info.extra.end())
+      model = kept->second;
+  if (!model.empty() && !join.model.empty() && join.model != model)
+    return refuse("its model is '" + join.model + "', the cluster's is '" + model + "'");
+  // Another model than the cluster's was told above, by its tensors.
+  const std::uint64_t announced = session.peer().manifest_hash, hash = manifest_hash(join.manifest);
+  if (announced != 0 && announced != hash)
+    return refuse("its Hello said manifest hash " + std::to_string(announced) +
+                  ", the manifest in its Join has " + std::to_string(hash));
+  if (const auto data = loader_.agreed_data();
+      data && (data->samples != join.train_samples || data->fingerprint != join.data_fingerprint))
+    return refuse("its training data differs from the cluster's (" +
+                  std::to_string(join.train_samples) + " samples with fingerprint " +
+                  std::to_string(join.data_fingerprint) + ", not " + std::to_string(data->samples) +
+                  " with " + std::to_string(data->fingerprint) +
+                  "): give every worker the same --data and seed");
+  return {};
+}
+
+}  // namespace centroid::server

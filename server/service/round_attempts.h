@@ -1,0 +1,86 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/service/elastic_round.h"
+#include "server/service/model_servers.h"
+#include "server/service/round_journal.h"
+#include "server/service/wait_report.h"
+
+namespace centroid::server {
+
+/// The attempts at a round: one is opened, what the round machine decides is kept for the round loop,
+/// and it is closed; one that loses members is repeated with the rest. Of one thread.
+class RoundAttempts {
+ public:
+  RoundAttempts(const ServerConfig& config, const Clock& clock, Probe& probe, EventLog& events,
+                Event& changed, Members& members, RoundPolicy& policy,
+                const AggregateRule& aggregate, JobState& job, OpenRound& open, JobTotals& totals,
+                Spread& spread, Journal& journal, Event& outgoing, DataShares& data,
+                LocalShard& local, RoundServers& round_servers, ElasticRound& elastic,
+                WaitReport& wait_report)
+      : config_(config),
+        clock_(clock),
+        probe_(probe),
+        events_(events),
+        changed_(changed),
+        members_(members),
+        policy_(policy),
+        aggregate_(aggregate),
+        job_(job),
+        open_(open),
+        totals_(totals),
+        spread_(spread),
+        journal_(journal),
+        outgoing_(outgoing),
+        data_(data),
+        local_(local),
+        round_servers_(round_servers),
+        elastic_(elastic),
+        wait_report_(wait_report) {}
+
+  void open_attempt(std::vector<MemberId> members, std::vector<proto::RoundOpen> shares,
+                    bool resend);
+  void decide(RoundDecision decision);
+  /// Open the next attempt for those of the members that are left. False: nobody is, or too few.
+  bool retry(const RoundDecision& decision);
+  void close_attempt(proto::Outcome outcome, double weight, std::uint32_t contributors,
+                     std::string reason);
+  /// When those that are missing have had their time.
+  TimePoint round_limit() const;
+  void leave_silent_out();
+  /// A member has its results, or is gone: contributions that waited for their memory go in now.
+  void results_taken();
+  /// A server is gone with its chunks.
+  void lose_server();
+  void give_up_merge(const Error& why);
+  /// Those that are not about to leave, whatever they do at the moment.
+  std::uint64_t workers_here() const;
+
+ private:
+  void set_silent(Link& link);
+
+  const ServerConfig& config_;
+  const Clock& clock_;
+  Probe& probe_;
+  EventLog& events_;
+  Event& changed_;
+  Members& members_;
+  RoundPolicy& policy_;
+  const AggregateRule& aggregate_;
+  JobState& job_;
+  OpenRound& open_;
+  JobTotals& totals_;
+  Spread& spread_;
+  Journal& journal_;
+  Event& outgoing_;
+  DataShares& data_;
+  LocalShard& local_;
+  RoundServers& round_servers_;
+  ElasticRound& elastic_;
+  WaitReport& wait_report_;
+  Generation generation_told_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,251 @@
+#include "server/service/round_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+
+namespace centroid::server {
+
+Task<Status> RoundLoop::run_rounds() {
+  for (;;) {
+    if (exchange_.state_is_wanted()) {
+      CENTROID_CO_TRY(co_await exchange_.fetch_state());
+      continue;
+    }
+    // On several servers a version is kept for statistics too, until their deadline.
+    if (checkpointer_.is_announcement_wanted() && !(use_.is_measured && spread_.has_others()))
+      checkpointer_.announce_checkpoint();
+    if (commands_.is_changed) co_await apply_changes();
+    if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restoration_.restore_wanted());
+    // The state at the goal is only there when all servers are.
+    const bool is_whole = !spread_.lost_since && !servers_.has_lost_server();
+    if (stopping_.is_requested || (data_.goal_reached() && is_whole)) {
+      if (data_.goal_reached()) data_.end_epochs(true);  // what is under way now is left out
+      co_return Status();
+    }
+    dismiss_drained();
+    if (const auto why = gate_.held()) {
+      phase_.set(Phase::kPaused, why->message());
+      CENTROID_CO_TRY(co_await gate_.may_commit());
+      continue;
+    }
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
+    if (replay_) {
+      CENTROID_CO_ASSIGN(const bool is_over, co_await start_.replay_on());
+      if (is_over) continue;
+      phase_.set(Phase::kWaiting, replay_->reason());
+      if (!co_await changed_.wait(TimePoint::max())) co_return Status();
+      continue;
+    }
+    if (commands_.pause) {
+      phase_.set(Phase::kPaused, commands_.pause_reason());
+      CENTROID_CO_TRY(co_await server_changes_.drain_while_paused());
+      continue;
+    }
+    if (spread_.lost_since || (job_.store && job_.store->version().value > 0)) {
+      CENTROID_CO_ASSIGN(const bool is_settled, co_await server_changes_.settle_servers());
+      if (!is_settled) continue;
+    }
+    if (!co_await wait_for_members()) continue;
+    if (job_.store->version().value == 0) {
+      (void)co_await initial_values_.initialize();
+      continue;
+    }
+    CENTROID_CO_TRY(co_await start_.start_journal());
+    if (config_.keeps_journal() && !journal_.is_on()) continue;
+    data_.skip_empty_epoch_end();
+    if (data_.goal_reached()) continue;
+    phase_.set(Phase::kTraining, "");
+    CENTROID_CO_TRY(co_await one_round());
+  }
+}
+
+Task<Status> RoundLoop::one_round() {
+  co_await merge_.snapshot_room();
+  {
+    const auto waits = round_journal_.begin_wait();
+    co_await journal_.begin_attempt(round_journal_.base());
+  }
+  members_.roster.form(true);
+  data_.end_epochs();  // a late share may have been dropped while no round was open
+  auto members = elastic_.seated(members_.roster.ranked());
+  // What has come late with asp or ssp takes a round each, before anybody begins anew.
+  const bool is_for_late = policy_.applies_each() && open_.machine.has_late();
+  if (is_for_late) members.clear();
+  if (members.empty() && !is_for_late) {
+    const bool waits = policy_.is_elastic() || !members_.links.empty();
+    if (waits) co_await changed_.wait(TimePoint::max());
+    co_return Status();
+  }
+  auto shares = data_.make_shares(members);
+  open_.opened = clock_.now();
+  probe_.position(job_.round.value, job_.store->version().value, job_.epoch);
+  attempts_.open_attempt(std::move(members), std::move(shares), false);
+  if (is_for_late) attempts_.decide(open_.machine.tick(clock_.now()));
+
+  std::optional<TimePoint> give_up;
+  for (;;) {
+    while (!open_.decision) {
+      if (gate_.is_deposed()) co_return gate_.holds();
+      if (stopping_.is_requested && !give_up) give_up = clock_.now() + config_.drain_timeout;
+      TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
+                                 open_.machine.deadline().value_or(TimePoint::max()));
+      limit = std::min(limit, attempts_.round_limit());
+      const bool woken = co_await changed_.wait(limit);
+      if (!open_.decision) attempts_.decide(open_.machine.tick(clock_.now()));
+      if (!open_.decision) attempts_.leave_silent_out();
+      if (!open_.decision) elastic_.seat_waiting();
+      attempts_.results_taken();
+      if (servers_.has_lost_server()) {
+        attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, "a server is gone");
+        co_return Status();
+      }
+      if (!woken && give_up && clock_.now() >= *give_up && !open_.decision) {
+        log::warn("round.given_up",
+                  {{"round", job_.round.value},
+                   {"why", "stopping, and contributions are missing past drain_timeout"}});
+        attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, "the server is stopping");
+        co_return Status();
+      }
+    }
+    RoundDecision decision = std::move(*open_.decision);
+    open_.decision.reset();
+    switch (decision.action) {
+      case RoundAction::kWait:
+        break;
+      case RoundAction::kMerge:
+        co_return co_await merge_round(std::move(decision));
+      case RoundAction::kSkip: {
+        ++totals_.skipped;
+        probe_.round_skipped();
+        tell(events_, log::Level::kWarn, "round.skipped",
+             {{"round", job_.round.value},
+              {"worker", members_.name_of(decision.culprit)},
+              {"why", decision.text}});
+        const std::uint64_t number = round_journal_.end_round(journal::Kind::kSkip, decision);
+        CENTROID_CO_TRY(co_await round_journal_.written(number));
+        attempts_.close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
+        round_over();
+        checkpointer_.checkpoint_behind_round();
+        co_return Status();
+      }
+      case RoundAction::kHalt: {
+        const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
+        Error halt(ErrorCode::kFailedPrecondition,
+                   "JIDOKA HALT: worker " + (rank ? std::to_string(*rank) + " " : std::string()) +
+                       "(" + members_.name_of(decision.culprit) + "): " + decision.text);
+        attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
+        co_return halt;
+      }
+      case RoundAction::kRetry:
+        CENTROID_CO_TRY(exchange_.heed_failures());
+        {
+          const auto waits = round_journal_.begin_wait();
+          co_await journal_.begin_attempt(round_journal_.base());
+        }
+        if (attempts_.retry(decision)) break;
+        co_return Status();
+      case RoundAction::kDeserted:
+        attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+        co_return Status();
+    }
+  }
+}
+
+/// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
+/// for a worker may have gone with what was lost. `keep_min_workers` always are.
+Task<bool> RoundLoop::wait_for_members() {
+  if (job_.trained_rounds == 0 && job_.was_restored && !job_.gather_until)
+    job_.gather_until = clock_.now() + config_.lease;
+  const bool is_over = job_.gather_until && clock_.now() >= *job_.gather_until;
+  const bool is_start = job_.trained_rounds == 0 && !is_over;
+  const std::uint64_t needed = is_start ? config_.min_workers : aggregate_.least();
+  std::uint64_t present = 0;
+  for (const auto& [id, link] : members_.links)
+    present += members_.roster.find(id)->state != MemberState::kDraining &&
+                       !(link->is_away && !policy_.is_elastic())
+                   ? 1
+                   : 0;
+  const std::uint64_t here = attempts_.workers_here(), kept = config_.keep_min_workers;
+  const bool has_begun = present >= needed;
+  if (has_begun && here >= kept) co_return true;
+  std::string why("min_workers");
+  if (has_begun)
+    why = "keep_min_workers";
+  else if (!is_start && !aggregate_.is_mean())
+    why = "aggregate " + aggregate_.to_string();
+  // At the start the first of them have not had the time to come.
+  if (has_begun && job_.trained_rounds > 0 && !phase_.is(Phase::kWaiting))
+    tell(events_, log::Level::kWarn, "job.short_of_workers",
+         {{"round", job_.round.value},
+          {"workers", here},
+          {"keep_min_workers", kept},
+          {"action", "no round begins until so many are here, or the setting is lowered"}});
+  phase_.set(Phase::kWaiting, std::to_string(has_begun ? here : present) + " of " +
+                                  std::to_string(has_begun ? kept : needed) +
+                                  " workers are here (" + why + ")");
+  co_await changed_.wait(is_over ? TimePoint::max() : job_.gather_until.value_or(TimePoint::max()));
+  co_return false;
+}
+
+/// Tell drained members that no round follows for them, whether or not the others go on.
+void RoundLoop::dismiss_drained() {
+  for (const auto& [id, link] : members_.links) {
+    if (members_.roster.find(id)->state != MemberState::kDraining || link->finish) continue;
+    link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
+                                 .version = job_.store->version(),
+                                 .text = "drained by an operator"};
+    outgoing_.notify_all();
+  }
+}
+
+/// Between two rounds.
+Task<void> RoundLoop::apply_changes() {
+  commands_.is_changed = false;
+  policy_ = policy_of(config_);
+  open_.machine.set_policy(policy_);
+  if (!job_.store) co_return;
+  const OptimizerConfig& now = job_.store->optimizer().config();
+  if (now.learning_rate == config_.optimizer.learning_rate &&
+      now.schedule == config_.optimizer.schedule)
+    co_return;
+  auto optimizer = make_optimizer(config_.optimizer);
+  CENTROID_CHECK(optimizer.ok());  // `finish` has looked
+  job_.store->set_optimizer(std::move(optimizer).value());
+  journal_.begin_anew();  // each segment is replayed with its own
+  if (!spread_.has_others()) co_return;
+  proto::OptimizerChange change;
+  change.learning_rate = config_.optimizer.learning_rate;
+  change.schedule = config_.optimizer.schedule;
+  auto head = proto::encode(change);  // who does not take it is given up, and gets it anew
+  (void)co_await shards_.ask_all(spread_.others(), proto::ServersKind::kOptimizer, std::move(head));
+}
+
+void RoundLoop::round_over() {
+  job_.round = job_.round.next();
+  job_.attempts = 0;
+  open_.exchange_failures = 0;
+  open_.blamed.clear();
+  ++job_.trained_rounds;
+  const DataPosition next = data_.next_position();
+  job_.returned.commit();
+  data_.coordinate();
+  const bool is_epoch_over = next.epoch != job_.epoch;
+  if (const std::uint64_t every = config_.checkpoint_every_epochs; every > 0)
+    if (next.epoch / every != job_.epoch / every) checkpointer_.set_epoch_due();
+  job_.epoch = next.epoch;
+  job_.offset = next.offset;
+  if (is_epoch_over) job_.evaluate_next = true;
+  data_.end_epochs();
+}
+
+Task<Status> RoundLoop::merge_round(RoundDecision decision) {
+  CENTROID_CO_ASSIGN(const bool is_committed, co_await merge_.merge(std::move(decision)));
+  if (!is_committed) co_return Status();
+  round_over();
+  checkpointer_.checkpoint_behind_round();
+  co_return Status();
+}
+
+}  // namespace centroid::server
