@@ -107,7 +107,7 @@ Task<void> watch_signals(boost::asio::signal_set& signals,
 }
 
 /// Everything that lives on the service's thread.
-Task<Status> serve(Cluster& cluster, transport::Listener& listener,
+Task<Status> serve(JobServer& cluster, transport::Listener& listener,
                    boost::asio::signal_set& signals, const ServerConfig& config,
                    bool& is_signalled) {
   TaskGroup group(co_await boost::asio::this_coro::executor);
@@ -268,7 +268,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   const auto transport = transport::make_tcp(service.executor(), transport_options);
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
 
-  Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
+  JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
   CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, data_endpoint));
   Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
   const ElectionProbe election_probe(registry);

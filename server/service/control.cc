@@ -15,34 +15,34 @@ constexpr std::chrono::milliseconds kLook{2};
 
 }  // namespace
 
-Control::Control(Cluster& core)
-    : core_(core),
-      executor_(core.executor_),
-      looks_(core.disk_.executor),
-      verifies_(core.disk_.executor),
-      config_(core.config_),
-      clock_(core.clock_),
-      job_(core.job_),
-      open_(core.open_),
-      phase_(core.phase_),
-      stopping_(core.stopping_),
-      gate_(core.gate_),
-      commands_(core.commands_),
-      waits_(core.waits_),
-      events_(core.events_),
-      probe_(core.probe_),
-      members_(core.members_),
-      shards_(core.shards_),
-      spread_(core.spread_),
-      rows_(core.rows_),
-      rows_servers_(core.rows_servers_),
-      journal_(core.journal_),
-      replay_(core.replay_),
-      coordinator_(core.data_.coordinator()),
-      checkpoints_(core.checkpoints_),
-      fetched_(core.fetched_),
-      totals_(core.totals_),
-      changed_(core.changed_) {}
+Control::Control(JobServer& server)
+    : server_(server),
+      executor_(server.context().executor),
+      looks_(server.context().disk.executor),
+      verifies_(server.context().disk.executor),
+      config_(server.context().config),
+      clock_(server.context().clock),
+      job_(server.context().job),
+      open_(server.context().open),
+      phase_(server.context().phase),
+      stopping_(server.context().stopping),
+      gate_(server.context().gate),
+      commands_(server.context().commands),
+      waits_(server.context().waits),
+      events_(server.context().events),
+      probe_(server.context().probe),
+      members_(server.context().members),
+      shards_(server.parts().shards),
+      spread_(server.context().spread),
+      rows_(server.parts().rows),
+      rows_servers_(server.parts().rows_servers),
+      journal_(server.context().journal),
+      replay_(server.context().replay),
+      coordinator_(server.parts().data.coordinator()),
+      checkpoints_(server.context().checkpoints),
+      fetched_(server.context().fetched),
+      totals_(server.context().totals),
+      changed_(server.context().changed) {}
 
 Task<void> Control::save_for(std::shared_ptr<const Copy> kept,
                              std::shared_ptr<std::optional<Status>> outcome) {
@@ -63,7 +63,7 @@ Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
   if (self->stopping_.is_closing)
     co_await self->save_for(kept, outcome);
   else
-    self->core_.tasks_.spawn(self->save_for(kept, outcome));
+    self->server_.context().tasks.spawn(self->save_for(kept, outcome));
   const TimePoint limit = self->clock_.now() + kPatience;
   bool goes_on = true;
   while (!*outcome && goes_on && self->clock_.now() < limit)
@@ -115,7 +115,8 @@ Task<Result<ActView>> Control::resume() {
   // Of a job that halted in this life of the server the rounds have ended: the next life goes on.
   auto end = [this]() -> Status {
     if (phase_.is(Phase::kHalted) && stopping_.rounds_ended && !commands_.stop)
-      core_.request_stop("POST /v1/job:resume of a halted job: started again, the server goes on");
+      server_.request_stop(
+          "POST /v1/job:resume of a halted job: started again, the server goes on");
     return {};
   };
   if (outcome->ok()) (void)co_await run_on(executor_, std::move(end));
@@ -139,7 +140,7 @@ Task<Result<ActView>> Control::stop() {
     } else if (self.commands_.stop && !self.commands_.is_saved()) {
       kept = self.commands_.copy();  // said again, for the disk did not take it
     }
-    self.core_.request_stop("POST /v1/job:stop");
+    self.server_.request_stop("POST /v1/job:stop");
     return kept;
   };
   auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
@@ -165,11 +166,11 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
       co_return refuse(
           "each of the servers has rounds behind the checkpoint in its journal: stop them, move "
           "the journals and the newer checkpoints away, and start them with `resume`");
-    if (self->core_.restore_) co_return refuse("another one is under way");
+    if (self->server_.context().restore) co_return refuse("another one is under way");
     const auto mine = std::make_shared<RestoreWanted>();
     mine->version = wanted;
     mine->deletes_newer = deletes;
-    self->core_.restore_ = mine;
+    self->server_.context().restore = mine;
     self->changed_.notify_all();
     const auto what = [self, mine] {
       return mine->is_begun ? mine->doing : "the end of " + present_round(self->job_);
@@ -182,10 +183,10 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
       if (mine->is_begun)
         co_return Error(ErrorCode::kCancelled,
                         "the call was cancelled; the job goes back to the checkpoint all the same");
-      if (self->core_.restore_ == mine) self->core_.restore_.reset();
+      if (self->server_.context().restore == mine) self->server_.context().restore.reset();
       co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     }
-    if (self->core_.restore_ == mine) self->core_.restore_.reset();
+    if (self->server_.context().restore == mine) self->server_.context().restore.reset();
     if (!mine->outcome) co_return refuse("the job ended first");
     co_return *mine->outcome;
   };
@@ -197,10 +198,10 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
 Task<std::vector<std::string>> Control::share_tokens() {
   auto all = [](Control* self) -> Task<std::vector<std::string>> {
     std::vector<std::string> unaware;
-    if (!self->core_.servers_.tokens()) co_return unaware;
+    if (!self->server_.parts().servers.tokens()) co_return unaware;
     TaskGroup group(self->executor_);
     for (const auto& [name, server] : self->shards_.present())
-      group.spawn(self->core_.servers_.send_tokens(server));
+      group.spawn(self->server_.parts().servers.send_tokens(server));
     co_await group.join();
     for (const auto& [name, server] : self->shards_.present())
       if (!server->knows_tokens) unaware.push_back(name);
@@ -264,7 +265,7 @@ Task<std::vector<EpochView>> Control::epochs(std::size_t limit, std::optional<Ep
 }
 
 Task<std::vector<WaitView>> Control::waits() {
-  auto read = [this] { return core_.wait_report_.present_waits(); };
+  auto read = [this] { return server_.parts().wait_report.present_waits(); };
   co_return co_await run_on(executor_, std::move(read));
 }
 

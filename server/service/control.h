@@ -5,16 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "server/service/cluster.h"
+#include "server/service/job_server.h"
+#include "server/store/statistics.h"
 
 namespace centroid::server {
 
-/// What REST shows of a job and does to it. It stands on the job's core, which does not know it.
-/// Callable from any executor; each call does its work on the core's.
+/// What REST shows of a job and does to it. It stands on the job's server, which does not know it.
+/// Callable from any executor; each call does its work on the server's.
 class Control final : public ControlPlane {
  public:
-  /// `core` outlives it.
-  explicit Control(Cluster& core);
+  /// `server` outlives it.
+  explicit Control(JobServer& server);
   /// Where checkpoints are read and verified, so that nothing waits for one that is written: a
   /// thread each.
   void set_files(Executor looks, Executor verifies) {
@@ -69,7 +70,7 @@ class Control final : public ControlPlane {
   Task<Result<ParametersView>> measure_parameters();
   Task<Result<PartsElsewhere>> measure_elsewhere(Version version, TimePoint limit);
 
-  Cluster& core_;
+  JobServer& server_;
   const Executor executor_;
   Executor looks_, verifies_;
   const ServerConfig& config_;

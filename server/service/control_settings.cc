@@ -146,7 +146,7 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
   if (config_.lease < before.lease && !members_.links.empty())
     return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
                   std::to_string(before.lease.count()) + " ms: it can only grow");
-  if (policy_of(config_).kind != core_.policy_.kind)
+  if (policy_of(config_).kind != server_.context().policy.kind)
     return refuse("policy: " + before.policy + " can get other numbers, but not become " +
                   config_.policy + " while the job runs");
   const bool is_other_rate = config_.optimizer.learning_rate != before.optimizer.learning_rate ||
@@ -185,7 +185,7 @@ Task<Result<std::string>> Control::change_config(std::string json) {
     for (const auto& one : *changed)
       text.append(text.empty() ? "" : ", ").append(one.name).append("=").append(one.to);
     tell(events_, log::Level::kInfo, "config.changed", {{"changes", text}});
-    core_.settings_changed();
+    server_.settings_changed();
     Done done;
     done.settings = commands_.schema()->effective_json();
     if (gate_.is_beginning())
@@ -222,7 +222,7 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
   const std::string who = "verification of checkpoint " + std::to_string(version);
   auto outcome =
       co_await held_for(executor_, waits_, who, std::move(held), verifies_, std::move(read));
-  auto lost = [this, version] { core_.checkpointer_.checkpoint_lost(Version(version)); };
+  auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
   if (outcome->ok() && !(*outcome)->problem.empty()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
@@ -230,10 +230,10 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
 Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
   auto may = [this, version]() -> Status {
     CENTROID_TRY(gate_.check_lead());
-    if (!core_.restore_ || core_.restore_->outcome) return {};
+    if (!server_.context().restore || server_.context().restore->outcome) return {};
     return Error(ErrorCode::kFailedPrecondition, "checkpoint " + std::to_string(version) +
                                                      ": the job is going back to checkpoint " +
-                                                     to_string(core_.restore_->version) +
+                                                     to_string(server_.context().restore->version) +
                                                      "; repeat when it has");
   };
   CENTROID_CO_TRY(co_await run_on(executor_, std::move(may)));
@@ -255,13 +255,14 @@ Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
     return checkpoint_view(*found);
   };
   Waits::Text held = [this] {
-    return std::string(core_.use_.is_writing ? "the one that is written: one after the other"
-                                             : "its files, which are removed");
+    return std::string(server_.context().use.is_writing
+                           ? "the one that is written: one after the other"
+                           : "its files, which are removed");
   };
   const std::string who = "removal of checkpoint " + std::to_string(version);
-  auto outcome = co_await held_for(executor_, waits_, who, std::move(held), core_.disk_.hurried(),
-                                   std::move(act));
-  auto lost = [this, version] { core_.checkpointer_.checkpoint_lost(Version(version)); };
+  auto outcome = co_await held_for(executor_, waits_, who, std::move(held),
+                                   server_.context().disk.hurried(), std::move(act));
+  auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
   if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
 }
@@ -344,12 +345,14 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   const TimePoint give_up = clock_.now() + kSnapshotPatience;
   Error why(ErrorCode::kUnavailable,
             "the parameters are being read by somebody else, such as a checkpoint: repeat");
-  (void)core_.disk_.hurried();
+  (void)server_.context().disk.hurried();
   std::string held = "another call, which reads them, or a checkpoint, which is written";
-  const auto waits = waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
-                                  [this, &held] { return held + core_.servers_.longest_silent(); });
+  const auto waits =
+      waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
+                   [this, &held] { return held + server_.parts().servers.longest_silent(); });
   // With several servers one version is kept aside for a checkpoint, on all of them.
-  while (core_.use_.is_measured || (core_.use_.is_writing && spread_.has_others())) {
+  while (server_.context().use.is_measured ||
+         (server_.context().use.is_writing && spread_.has_others())) {
     if (clock_.now() > give_up) co_return why;
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
@@ -358,15 +361,16 @@ Task<Result<ParametersView>> Control::measure_parameters() {
       (job_.measured->version == job_.store->held().value ||
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
-  core_.use_.is_measured = true;
+  server_.context().use.is_measured = true;
   const auto over =
-      std::shared_ptr<void>(nullptr, [this](void*) { core_.use_.is_measured = false; });
+      std::shared_ptr<void>(nullptr, [this](void*) { server_.context().use.is_measured = false; });
   ParametersView view;
   ChunkPlan plan;
   PartsElsewhere elsewhere;
   std::shared_ptr<Snapshot> snapshot;
   while (!snapshot) {
-    if (gate_.is_beginning() || core_.use_.is_loading || replay_)  // its values are being read
+    if (gate_.is_beginning() || server_.context().use.is_loading ||
+        replay_)  // its values are being read
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!job_.store || job_.store->held() == Version())
       co_return Error(ErrorCode::kUnavailable,
@@ -400,7 +404,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
-  auto outcome = co_await run_on(core_.disk_.hurried(), std::move(work));
+  auto outcome = co_await run_on(server_.context().disk.hurried(), std::move(work));
   if (!outcome->ok()) co_return std::move(*outcome);
   job_.measured = std::make_shared<ParametersView>(outcome->value());
   job_.measured_at = clock_.now();

@@ -73,7 +73,7 @@ Task<ClusterView> Control::cluster() {
     view.test_accuracy = job_.evaluation.accuracy;
     view.test_loss = job_.evaluation.loss;
     view.test_version = job_.evaluation.version.value;
-    view.uptime_seconds = seconds(clock_.now() - core_.started_);
+    view.uptime_seconds = seconds(clock_.now() - server_.started());
     view.data_endpoint = data_endpoint_;
     view.api_endpoint = api_endpoint_;
     view.policy = config_.policy;
@@ -176,7 +176,8 @@ Task<std::vector<ServerView>> Control::servers() {
     std::vector<ChunkShare> shares;
     if (job_.store) shares = chunk_shares(job_.store->plan(), spread_);
     std::vector<std::byte> tokens;
-    if (core_.servers_.tokens()) tokens = proto::encode(core_.servers_.tokens()());
+    if (server_.parts().servers.tokens())
+      tokens = proto::encode(server_.parts().servers.tokens()());
     const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
       ServerView view;
       view.name = link == nullptr ? config_.leader_name() : link->name;
@@ -321,7 +322,7 @@ Task<Status> Control::drain_server(const std::string& name) {
     }
     const auto link = self->shards_.find(server);
     if (!link) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
-    co_return co_await self->core_.servers_.drain(link);
+    co_return co_await self->server_.parts().servers.drain(link);
   };
   auto task = act(this, name);
   auto done =
@@ -368,7 +369,7 @@ Task<std::vector<CheckpointView>> Control::checkpoints() {
 Task<std::vector<TableView>> Control::tables() {
   auto read = [](Control* self) -> Task<std::vector<TableView>> {
     const auto waits = self->waits_.begin(WaitCause::kServers, "GET /v1/tables", "servers", [self] {
-      return "what each has of the tables" + self->core_.servers_.longest_silent();
+      return "what each has of the tables" + self->server_.parts().servers.longest_silent();
     });
     if (self->rows_servers_) co_await self->rows_servers_->refresh();
     std::vector<TableView> views = self->rows_.views();
@@ -391,9 +392,9 @@ Task<Result<CheckpointView>> Control::make_checkpoint() {
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (const Status lead = self->gate_.check_lead(); !lead.ok()) co_return lead.error();
     const auto outcome = std::make_shared<CheckpointOutcome>();
-    self->core_.tasks_.spawn(self->core_.checkpointer_.checkpoint_for(outcome));
+    self->server_.context().tasks.spawn(self->server_.parts().checkpointer.checkpoint_for(outcome));
     while (!*outcome) {
-      const bool goes_on = co_await self->core_.use_.written.wait(TimePoint::max());
+      const bool goes_on = co_await self->server_.context().use.written.wait(TimePoint::max());
       if (!goes_on)
         co_return Error(ErrorCode::kCancelled,
                         "the call was cancelled; the checkpoint goes on being written");

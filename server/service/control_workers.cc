@@ -64,7 +64,7 @@ Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, 
     // Who is evicted for a while comes back by itself; who is not, ends.
     const auto code = eviction.until ? ErrorCode::kAborted : ErrorCode::kFailedPrecondition;
     if (members_.roster.leave(MemberId(member), reason))
-      core_.member_gone(MemberId(member), Error(code, reason));
+      server_.parts().member_gone(MemberId(member), Error(code, reason));
     Act<EvictionView> done;
     done.view.name = name;
     done.view.why = eviction.why;

@@ -26,7 +26,7 @@ constexpr std::chrono::seconds kParting{10};
 constexpr std::chrono::milliseconds kLook{5};
 }  // namespace
 
-struct Cluster::Pulls::Copy {
+struct Pulls::Copy {
   Version version;
   std::uint64_t plan_hash = 0;
   Manifest manifest;  ///< of what was asked for, in its order
@@ -40,7 +40,7 @@ struct Cluster::Pulls::Copy {
 };
 
 /// Of a reader and the bytes of its copy.
-class Cluster::Pulls::Seat {
+class Pulls::Seat {
  public:
   Seat(Pulls& pulls, std::uint64_t bytes) : pulls_(pulls), bytes_(bytes) {
     ++pulls_.readers_;
@@ -58,38 +58,36 @@ class Cluster::Pulls::Seat {
   const std::uint64_t bytes_;
 };
 
-Task<void> Cluster::Pulls::serve(Session& session, TaskGroup& tasks,
-                                 std::shared_ptr<const Request> request) {
+Task<void> Pulls::serve(Session& session, TaskGroup& tasks,
+                        std::shared_ptr<const Request> request) {
   const Status served = co_await answer(session, tasks, request);
   if (!served.ok())
     log::warn("tensors.not_sent", {{"client", session.peer().name},
                                    {"peer", session.peer().address},
                                    {"why", served.error()}});
-  const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kParting);
+  const bool goes_on = co_await sleep_until(ctx_.clock.now() + kParting);
   if (!goes_on || session.is_closed()) co_return;
   const Error over(ErrorCode::kDeadlineExceeded, "the pull was over 10 s ago");
   co_await session.goodbye(over);
 }
 
 /// The store has the values of a version, and keeps them while no round is merged.
-Status Cluster::Pulls::may_copy() const {
-  if (cluster_.use_.is_loading || cluster_.replay_ || cluster_.spread_.lost_since ||
-      cluster_.servers_.has_lost_server())
+Status Pulls::may_copy() const {
+  if (ctx_.use.is_loading || ctx_.replay || ctx_.spread.lost_since || servers_.has_lost_server())
     return Error(ErrorCode::kUnavailable,
                  "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
-  if (!cluster_.job_.store || cluster_.job_.store->version().value == 0)
+  if (!ctx_.job.store || ctx_.job.store->version().value == 0)
     return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
   return {};
 }
 
 /// What is asked for, looked at before memory is taken.
-Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
-    const std::vector<proto::TensorName>& names) {
+Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::TensorName>& names) {
   CENTROID_TRY(may_copy());
-  const ParameterStore* const store = cluster_.job_.store.get();
+  const ParameterStore* const store = ctx_.job.store.get();
   if (!store->is_current())
     return Error(ErrorCode::kFailedPrecondition,
-                 "with exchange " + cluster_.config_.exchange +
+                 "with exchange " + ctx_.config.exchange +
                      " the newest tensors are with the workers: take them from a checkpoint "
                      "(`centroidctl checkpoints make`, POST /v1/checkpoints)");
   auto copy = std::make_shared<Copy>();
@@ -114,16 +112,15 @@ Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
   }
   const std::uint64_t bytes = copy->elements * sizeof(float);
   const std::string need = "the tensors take " + std::to_string(bytes) + " bytes, ";
-  if (bytes > cluster_.loader_.readers_room())
+  if (bytes > loader_.readers_room())
     return Error(ErrorCode::kResourceExhausted,
-                 need + "copies for readers may take " +
-                     std::to_string(cluster_.loader_.readers_room()) +
+                 need + "copies for readers may take " + std::to_string(loader_.readers_room()) +
                      ": a quarter of what is free (memory_limit). Pull fewer at once");
-  if (readers_ >= kReaders || taken_ + bytes > cluster_.loader_.readers_room())
+  if (readers_ >= kReaders || taken_ + bytes > loader_.readers_room())
     return Error(ErrorCode::kUnavailable,
                  need + std::to_string(readers_) + " of " + std::to_string(kReaders) +
                      " readers hold " + std::to_string(taken_) + " of " +
-                     std::to_string(cluster_.loader_.readers_room()) + ": try again");
+                     std::to_string(loader_.readers_room()) + ": try again");
   for (const Chunk& chunk : store->plan().chunks())
     if (const std::uint64_t begin = begins[chunk.tensor.value]; begin != ~std::uint64_t{0})
       copy->places.push_back({chunk, begin + chunk.offset});
@@ -136,8 +133,8 @@ Result<std::shared_ptr<Cluster::Pulls::Copy>> Cluster::Pulls::make(
   return copy;
 }
 
-Task<Status> Cluster::Pulls::answer(Session& session, TaskGroup& tasks,
-                                    std::shared_ptr<const Request> request) {
+Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
+                           std::shared_ptr<const Request> request) {
   auto made = make(request->pull.names);
   if (!made.ok()) co_return co_await session.respond_error(request->header, made.error());
   const auto copy = std::move(made).value();
@@ -153,21 +150,20 @@ Task<Status> Cluster::Pulls::answer(Session& session, TaskGroup& tasks,
   reply.elements = copy->elements;
   const auto head = proto::encode(reply);
   const auto manifest = proto::encode_manifest(copy->manifest);
-  const auto waits = cluster_.waits_.begin(WaitCause::kState, who, "its connection",
-                                           "tensors of one version are on their way to it");
+  const auto waits = ctx_.waits.begin(WaitCause::kState, who, "its connection",
+                                      "tensors of one version are on their way to it");
   CENTROID_CO_TRY(co_await session.respond(request->header, head, manifest));
   co_return co_await send(session, copy);
 }
 
 /// Why a reader has no answer yet, every two seconds.
-Task<void> Cluster::Pulls::tell(Session& session, std::shared_ptr<const bool> is_over,
-                                std::string who) {
+Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, std::string who) {
   constexpr std::chrono::seconds kEvery{2};
   for (;;) {
-    const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kEvery);
+    const bool goes_on = co_await sleep_until(ctx_.clock.now() + kEvery);
     if (!goes_on || *is_over || session.is_closed()) co_return;
     std::vector<WaitView> waits;
-    cluster_.waits_.list(waits);
+    ctx_.waits.list(waits);
     const auto mine = std::ranges::find(waits, who, &WaitView::who);
     if (mine == waits.end()) continue;
     proto::Wait wait;
@@ -175,7 +171,7 @@ Task<void> Cluster::Pulls::tell(Session& session, std::shared_ptr<const bool> is
     wait.what = who + " waits for " + mine->for_whom + ": " + mine->what;
     const auto head = proto::encode(wait);
     const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
-    const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
+    const TimePoint limit = ctx_.clock.now() + ctx_.config.stall_timeout;
     const Status sent = co_await session.send(kind, head, Bytes(), limit);
     if (!sent.ok()) co_return;
   }
@@ -183,61 +179,58 @@ Task<void> Cluster::Pulls::tell(Session& session, std::shared_ptr<const bool> is
 
 /// No round is merged meanwhile (`begin_copy`); one that was being merged when this began may
 /// commit.
-Task<Status> Cluster::Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who) {
+Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who) {
   bool is_making = false;
   const auto what = [&is_making] {
     return is_making ? "its tensors are copied" : "another one is made";
   };
-  const auto waits = cluster_.waits_.begin(WaitCause::kState, std::move(who), kStateCopy, what);
-  const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
+  const auto waits = ctx_.waits.begin(WaitCause::kState, std::move(who), kStateCopy, what);
+  const TimePoint limit = ctx_.clock.now() + ctx_.config.stall_timeout;
   for (;;) {
-    while (cluster_.images_.is_copying()) {
-      const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
+    while (images_.is_copying()) {
+      const bool goes_on = co_await sleep_until(ctx_.clock.now() + kLook);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      if (cluster_.clock_.now() >= limit)
+      if (ctx_.clock.now() >= limit)
         co_return Error(ErrorCode::kUnavailable,
                         "another copy of the state was being made for all of stall_timeout: try "
                         "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
     }
     Status copied;
     {
-      const Raised imaging = cluster_.images_.begin_copy();
+      const Raised imaging = images_.begin_copy();
       is_making = true;
       copied = co_await fill_once(copy, tasks);
     }
     const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
-    if (!may_mend || cluster_.clock_.now() >= limit) co_return copied;
-    const bool goes_on = co_await sleep_until(cluster_.clock_.now() + kLook);
+    if (!may_mend || ctx_.clock.now() >= limit) co_return copied;
+    const bool goes_on = co_await sleep_until(ctx_.clock.now() + kLook);
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
 
 /// fails aborted: another version came meanwhile.
-Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
-  Cluster& cluster = cluster_;
-  const auto state = [this, &cluster, &copy]() -> Status {
+Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
+  const auto state = [this, &copy]() -> Status {
     CENTROID_TRY(may_copy());
-    if (cluster.job_.store->plan().hash() != copy->plan_hash)
+    if (ctx_.job.store->plan().hash() != copy->plan_hash)
       return Error(ErrorCode::kUnavailable,
                    "the model was replaced while it was copied: try again");
-    if (cluster.job_.store->version() != copy->version)
+    if (ctx_.job.store->version() != copy->version)
       return Error(ErrorCode::kAborted, "another version came while the tensors were copied");
     return {};
   };
-  if (cluster.job_.store) copy->version = cluster.job_.store->version();
+  if (ctx_.job.store) copy->version = ctx_.job.store->version();
   CENTROID_CO_TRY(state());
   std::vector<ChunkFetcher::Wanted> wanted;
   for (const Copy::Place& place : copy->places) {
-    if (cluster.job_.store->is_here(place.chunk.id)) continue;
+    if (ctx_.job.store->is_here(place.chunk.id)) continue;
     ChunkFetcher::Wanted& one = wanted.emplace_back();
     one.head.version = copy->version;
     one.head.chunk = place.chunk.id;
     one.bytes = place.chunk.elements * sizeof(float);
   }
-  const auto fetch = [&cluster](proto::ServerChunk head) {
-    return cluster.servers_.fetch_chunk(head);
-  };
-  ChunkFetcher elsewhere(cluster.executor_, tasks, fetch, std::move(wanted));
+  const auto fetch = [this](proto::ServerChunk head) { return servers_.fetch_chunk(head); };
+  ChunkFetcher elsewhere(ctx_.executor, tasks, fetch, std::move(wanted));
   const std::span<float> into = copy->values.as<float>();
   std::size_t turn = 0;
   for (const Copy::Place& place : copy->places) {
@@ -248,19 +241,19 @@ Task<Status> Cluster::Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& ta
       std::memcpy(to, values.data(), values.size());
       continue;
     }
-    std::ranges::copy(cluster.job_.store->params(place.chunk), to);
+    std::ranges::copy(ctx_.job.store->params(place.chunk), to);
     if (++turn % kChunksPerTurn != 0) continue;
-    co_await boost::asio::post(cluster.executor_, boost::asio::use_awaitable);
+    co_await boost::asio::post(ctx_.executor, boost::asio::use_awaitable);
     bool goes_on = true;
     while (goes_on && fault::is_held("pulls.copying"))
-      goes_on = co_await sleep_until(cluster.clock_.now() + kLook);
+      goes_on = co_await sleep_until(ctx_.clock.now() + kLook);
     CENTROID_CO_TRY(state());
   }
   co_return Status();
 }
 
 /// Each piece within `stall_timeout`: who reads no more is no reader.
-Task<Status> Cluster::Pulls::send(Session& session, std::shared_ptr<const Copy> copy) {
+Task<Status> Pulls::send(Session& session, std::shared_ptr<const Copy> copy) {
   const auto& peer = session.peer();
   const std::uint64_t piece =
       std::min({kPieceBytes, peer.limits.max_payload_bytes, peer.credit_bytes}) / sizeof(float);
@@ -274,9 +267,9 @@ Task<Status> Cluster::Pulls::send(Session& session, std::shared_ptr<const Copy> 
     message.offset = offset;
     const auto head = proto::encode(message);
     const auto kind = static_cast<std::uint16_t>(PullKind::kValues);
-    const TimePoint limit = cluster_.clock_.now() + cluster_.config_.stall_timeout;
+    const TimePoint limit = ctx_.clock.now() + ctx_.config.stall_timeout;
     CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(part), limit));
-    cluster_.probe_.payload_sent(part.size_bytes());
+    ctx_.probe.payload_sent(part.size_bytes());
   }
   log::info("tensors.sent", {{"client", peer.name},
                              {"version", copy->version.value},

@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "common/proto/pulls.h"
-#include "server/service/cluster.h"
+#include "server/service/job_context.h"
+#include "server/service/state_loader.h"
 
 namespace centroid::server {
 
@@ -15,7 +16,7 @@ namespace centroid::server {
 ///
 /// limits  kReaders at once; their copies together a quarter of what is free under `memory_limit`
 /// thread  the service's
-class Cluster::Pulls {
+class Pulls {
  public:
   static constexpr std::size_t kReaders = 8;
   struct Request {
@@ -23,7 +24,8 @@ class Cluster::Pulls {
     proto::Pull pull;
   };
 
-  explicit Pulls(Cluster& cluster) : cluster_(cluster) {}
+  Pulls(JobContext& context, const StateLoader& loader, StateImages& images, ModelServers& servers)
+      : ctx_(context), loader_(loader), images_(images), servers_(servers) {}
   static bool opens(std::uint16_t kind) {
     return kind == static_cast<std::uint16_t>(proto::PullKind::kPull);
   }
@@ -44,7 +46,10 @@ class Cluster::Pulls {
   Task<Status> fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks);
   Task<Status> send(transport::Session& session, std::shared_ptr<const Copy> copy);
 
-  Cluster& cluster_;
+  JobContext& ctx_;
+  const StateLoader& loader_;
+  StateImages& images_;
+  ModelServers& servers_;
   std::size_t readers_ = 0;
   std::uint64_t taken_ = 0;
 };

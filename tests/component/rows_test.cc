@@ -49,7 +49,7 @@ std::string prepare_error(const std::filesystem::path& folder, const std::string
   IoThread service{"test-service"}, blocking{"test-blocking"};
   const SystemClock clock;
   metrics::Registry registry;
-  server::Cluster cluster(service.executor(), blocking.executor(), c, clock, registry);
+  server::JobServer cluster(service.executor(), blocking.executor(), c, clock, registry);
   const Status prepared = service.wait(cluster.prepare());
   return prepared.ok() ? "it began" : prepared.error().to_string();
 }

@@ -58,7 +58,7 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   IoThread service("service"), blocking("blocking"), files("files"), looks("looks"),
       verifies("verifies");
   const auto transport = around_.network.make_transport(service.executor(), {});
-  server::Cluster cluster(service.executor(), blocking.executor(), config, clock, registry);
+  server::JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
   server::Control control(cluster);
   cluster.set_files(files.executor());
   control.set_files(looks.executor(), verifies.executor());

@@ -33,7 +33,7 @@ class ServerProgram final : public Machine {
  private:
   /// One run of the service: a deposed leader has another one.
   struct Running {
-    server::Cluster* cluster = nullptr;
+    server::JobServer* cluster = nullptr;
     server::Control* control = nullptr;
     Executor executor;
     std::size_t calls = 0;

@@ -45,8 +45,8 @@ TestServer::TestServer(server::ServerConfig config, const TransportFactory& make
     : config_(std::move(config)) {
   CENTROID_CHECK(server::finish(config_).ok());
   transport_ = make_transport(service_.executor());
-  cluster_ = std::make_unique<server::Cluster>(service_.executor(), blocking_.executor(), config_,
-                                               clock_, registry_);
+  cluster_ = std::make_unique<server::JobServer>(service_.executor(), blocking_.executor(), config_,
+                                                 clock_, registry_);
   control_ = std::make_unique<server::Control>(*cluster_);
   if (fence != nullptr) {  // `run` prepares
     cluster_->stand_by(*fence);
@@ -62,7 +62,7 @@ TestServer::TestServer(server::ServerConfig config, const TransportFactory& make
   auto listener = transport_->listen(transport::Endpoint{});
   CENTROID_CHECK(listener.ok());
   listener_ = std::move(listener).value();
-  auto run = [](server::Cluster* cluster, transport::Listener* l) -> Task<std::optional<Status>> {
+  auto run = [](server::JobServer* cluster, transport::Listener* l) -> Task<std::optional<Status>> {
     co_return co_await cluster->run(*l);
   };
   auto running =

@@ -34,7 +34,7 @@ class TestServer {
              server::Fence* fence = nullptr);
   ~TestServer();
   transport::Endpoint endpoint() const { return listener_->endpoint(); }
-  server::Cluster& cluster() { return *cluster_; }
+  server::JobServer& cluster() { return *cluster_; }
   server::Control& control() { return *control_; }
   metrics::Registry& registry() { return registry_; }
   /// Block until the view satisfies `condition`; false past 30 s.
@@ -66,7 +66,7 @@ class TestServer {
   metrics::Registry registry_;
   IoThread service_{"test-service"}, blocking_{"test-blocking"};
   std::unique_ptr<transport::Transport> transport_;
-  std::unique_ptr<server::Cluster> cluster_;
+  std::unique_ptr<server::JobServer> cluster_;
   std::unique_ptr<server::Control> control_;
   std::unique_ptr<transport::Listener> listener_;
   std::future<Status> running_;

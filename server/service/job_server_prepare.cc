@@ -7,7 +7,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "common/tensor/finite.h"
 #include "server/service/buffers.h"
-#include "server/service/cluster.h"
+#include "server/service/job_server.h"
 #include "server/service/pulls.h"
 #include "server/service/room.h"
 #include "server/store/memory_need.h"
@@ -74,67 +74,68 @@ Result<std::uint64_t> contribution_bytes(const FragmentPlan& fragments, const st
   return most;
 }
 
-Task<Status> Cluster::prepare() {
+Task<Status> JobServer::prepare() {
   CheckpointPolicy policy;
-  policy.keep = config_.checkpoint_keep;
-  policy.keep_every_rounds = config_.checkpoint_keep_every;
-  policy.shard_bytes = config_.checkpoint_shard_bytes;
+  policy.keep = ctx_.config.checkpoint_keep;
+  policy.keep_every_rounds = ctx_.config.checkpoint_keep_every;
+  policy.shard_bytes = ctx_.config.checkpoint_shard_bytes;
   policy.on_pruned = [this](const CheckpointEntry& entry) {
-    events_.publish("checkpoint.deleted", {{"path", entry.path.string()},
-                                           {"version", entry.version.value},
-                                           {"why", "checkpoint.keep"}});
+    ctx_.events.publish("checkpoint.deleted", {{"path", entry.path.string()},
+                                               {"version", entry.version.value},
+                                               {"why", "checkpoint.keep"}});
   };
   policy.is_in_use = [this](const CheckpointEntry& entry) {
-    return fetched_.holds(entry.version, clock_.now());
+    return ctx_.fetched.holds(entry.version, ctx_.clock.now());
   };
-  policy.is_sole = gate_.has_election();
-  policy.may_write = gate_.may_write();
-  auto opened = CheckpointDirectory::open(config_.checkpoint_dir, policy);
+  policy.is_sole = ctx_.gate.has_election();
+  policy.may_write = ctx_.gate.may_write();
+  auto opened = CheckpointDirectory::open(ctx_.config.checkpoint_dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
-  checkpoints_ = std::move(opened).value();
-  if (!config_.resume) CENTROID_CO_TRY(check_new_run(config_, *checkpoints_));
-  CENTROID_CO_ASSIGN(const bool has_settings, commands_.load(*checkpoints_));
+  ctx_.checkpoints = std::move(opened).value();
+  if (!ctx_.config.resume) CENTROID_CO_TRY(check_new_run(ctx_.config, *ctx_.checkpoints));
+  CENTROID_CO_ASSIGN(const bool has_settings, ctx_.commands.load(*ctx_.checkpoints));
   if (has_settings) settings_changed();
-  probe_.scale_hint(commands_.scale_hint.workers);
-  if (rows_.has_tables()) CENTROID_CO_TRY(loader_.check_tables_room());
-  if (config_.resume) {
+  ctx_.probe.scale_hint(ctx_.commands.scale_hint.workers);
+  if (parts_.rows.has_tables()) CENTROID_CO_TRY(parts_.loader.check_tables_room());
+  if (ctx_.config.resume) {
     auto complete = [this] {
-      const auto may_write = gate_.may_write();
-      return complete_restore(config_.journal_dir, *checkpoints_, may_write);
+      const auto may_write = ctx_.gate.may_write();
+      return complete_restore(ctx_.config.journal_dir, *ctx_.checkpoints, may_write);
     };
-    CENTROID_CO_TRY(co_await gate_.act(disk_.hurried(), std::move(complete)));
-    CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
-    start_.go_on_from(std::move(newest));
+    CENTROID_CO_TRY(co_await ctx_.gate.act(ctx_.disk.hurried(), std::move(complete)));
+    CENTROID_CO_ASSIGN(JobState newest, co_await parts_.loader.load_checkpoint());
+    parts_.start.go_on_from(std::move(newest));
     CENTROID_CO_TRY(prepare_rows());
-    if (!rows_servers_) CENTROID_CO_TRY(co_await load_rows());
-    CENTROID_CO_TRY(start_.begin_replay());
-    if (replay_) {  // what needs other servers goes on when they are here
-      if (gate_.is_beginning()) phase_.explain("the journal is replayed");
-      const auto what = [this] { return present_round(job_) + " is replayed from it"; };
-      const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", what);
-      CENTROID_CO_ASSIGN(const bool is_over, co_await start_.replay_on());
-      if (!is_over) log::info("journal.waits_for_servers", {{"why", replay_->reason()}});
+    if (!parts_.rows_servers) CENTROID_CO_TRY(co_await load_rows());
+    CENTROID_CO_TRY(parts_.start.begin_replay());
+    if (ctx_.replay) {  // what needs other servers goes on when they are here
+      if (ctx_.gate.is_beginning()) ctx_.phase.explain("the journal is replayed");
+      const auto what = [this] { return present_round(ctx_.job) + " is replayed from it"; };
+      const auto waits = ctx_.waits.begin(WaitCause::kJournal, "job", "journal", what);
+      CENTROID_CO_ASSIGN(const bool is_over, co_await parts_.start.replay_on());
+      if (!is_over) log::info("journal.waits_for_servers", {{"why", ctx_.replay->reason()}});
     }
   }
-  if (job_.run_id.empty()) {
+  if (ctx_.job.run_id.empty()) {
     ServerConfig fresh;
     CENTROID_CO_TRY(finish(fresh));
-    job_.run_id = fresh.run_id;
+    ctx_.job.run_id = fresh.run_id;
   }
   co_await heed_stop();
-  if (!config_.resume) CENTROID_CO_TRY(RestoreMark::remove(config_.journal_dir));  // of another job
-  if (!config_.resume) CENTROID_CO_TRY(prepare_rows());
-  if (!rows_servers_) CENTROID_CO_TRY(start_rows_journal());
-  if (!job_.store && config_.init != "first-worker") {
-    CENTROID_CO_ASSIGN(JobState initial, co_await loader_.load_initial_file());
-    start_.go_on_from(std::move(initial));
+  if (!ctx_.config.resume)
+    CENTROID_CO_TRY(RestoreMark::remove(ctx_.config.journal_dir));  // of another job
+  if (!ctx_.config.resume) CENTROID_CO_TRY(prepare_rows());
+  if (!parts_.rows_servers) CENTROID_CO_TRY(start_rows_journal());
+  if (!ctx_.job.store && ctx_.config.init != "first-worker") {
+    CENTROID_CO_ASSIGN(JobState initial, co_await parts_.loader.load_initial_file());
+    parts_.start.go_on_from(std::move(initial));
   }
-  if (phase_.is(Phase::kWaiting)) phase_.explain("no worker has joined yet");
-  phase_.begin();
-  gate_.set_prepared();
-  warn_if_not_durable(config_);
-  if (!commands_.is_saved()) {  // a setting was changed meanwhile
-    co_await commands_.save_now();
+  if (ctx_.phase.is(Phase::kWaiting)) ctx_.phase.explain("no worker has joined yet");
+  ctx_.phase.begin();
+  ctx_.gate.set_prepared();
+  warn_if_not_durable(ctx_.config);
+  if (!ctx_.commands.is_saved()) {  // a setting was changed meanwhile
+    co_await ctx_.commands.save_now();
   }
   co_return Status();
 }

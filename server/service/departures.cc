@@ -1,0 +1,50 @@
+#include "server/service/departures.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/service/kept.h"
+#include "server/service/worker_view.h"
+
+namespace centroid::server {
+
+void Departures::member_gone(MemberId id, std::optional<Error> tell) {
+  const auto link = members_.find(id);
+  if (!link) return;
+  members_.links.erase(id);
+  link->is_gone = true;
+  if (const Member* const member = members_.roster.find(id))
+    keep_unanswered(events_, *link, "the worker is gone: " + member->reason);
+  round_servers_.departed(id);
+  if (!open_.attempt || open_.attempt->closed) round_servers_.forget_departed();
+  link->traffic = link->session->connection().traffic();
+  if (const Member* const member = members_.roster.find(id))
+    members_.gone[id] = worker_view(*member, link.get(), data_.coordinator(), clock_.now());
+  std::erase_if(members_.gone,
+                [this](const auto& gone) { return members_.roster.find(gone.first) == nullptr; });
+  if (tell) link->tasks->spawn(link->session->goodbye(*tell));
+  data_.part_lost(*link);
+
+  if (policy_.is_elastic()) {
+    if (open_.attempt && open_.machine.expects(id)) {
+      ++totals_.lost_contributions;
+      probe_.contribution_lost();
+    }
+    attempts_.decide(open_.machine.gone(id, Progress::kNothing, clock_.now()));
+  } else if (open_.attempt && open_.machine.expects(id)) {
+    const std::uint32_t rank = *open_.attempt->rank_of(id);
+    const Progress progress =
+        job_.aggregator->has_part_of(rank) ? Progress::kPart : Progress::kNothing;
+    ++totals_.lost_contributions;
+    probe_.contribution_lost();
+    if (progress == Progress::kNothing && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
+    attempts_.decide(open_.machine.gone(id, progress));
+  } else if (open_.attempt) {
+    (void)open_.machine.gone(id,
+                             Progress::kNothing);  // what it has contributed counts, it does not
+  }
+  changed_.notify_all();
+  outgoing_.notify_all();
+}
+
+}  // namespace centroid::server

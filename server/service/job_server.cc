@@ -1,0 +1,341 @@
+#include "server/service/job_server.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <boost/asio/this_coro.hpp>
+
+#include "common/base/log.h"
+#include "common/base/log_level.h"
+#include "server/service/peer_session.h"
+#include "server/shard/read_manifest.h"
+
+namespace centroid::server {
+
+namespace asio = boost::asio;
+
+namespace {
+/// More than heartbeats in the time in which a member is to leave.
+constexpr std::uint64_t kMoving = 64 << 10;
+constexpr std::chrono::milliseconds kLook{500};
+}  // namespace
+
+JobServer::JobServer(Executor executor, Executor blocking, const ServerConfig& config,
+                     const Clock& clock, metrics::Registry& registry)
+    : ctx_(std::move(executor), std::move(blocking), config, clock, registry),
+      parts_(ctx_, registry),
+      started_(clock.now()) {}
+
+void JobServer::set_tokens(std::function<bool(std::string_view)> accepts,
+                           std::function<proto::Tokens()> told) {
+  accepts_token_ = std::move(accepts);
+  parts_.servers.set_tokens(std::move(told));
+}
+
+transport::Greeting JobServer::greeting() const {
+  transport::Greeting greeting;
+  greeting.role = "server";
+  greeting.name = "server";
+  greeting.run_id = ctx_.job.run_id;
+  greeting.token = ctx_.config.token;
+  greeting.also_accepts = [this](std::string_view secret) {  // it is not `token`
+    const bool is_known = accepts_token_ && accepts_token_(secret);
+    if (!is_known) ctx_.probe.token_refused();
+    return is_known;
+  };
+  greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
+  greeting.limits.max_payload_bytes = max_payload_bytes(ctx_.config.chunk_bytes);
+  greeting.credit_bytes = ctx_.config.credit_bytes;
+  return greeting;
+}
+
+Task<Status> JobServer::run(transport::Listener& listener) {
+  ctx_.tasks.spawn(accept_loop(listener));
+  ctx_.tasks.spawn(watch_leases());
+  ctx_.tasks.spawn(parts_.wait_report.watch_waits());
+  Status result = co_await take_the_lead();
+  if (!result.ok()) {  // nobody is here yet, nothing has begun
+    ctx_.stopping.is_closing = true;
+    listener.close();
+    ctx_.tasks.cancel();
+    co_await ctx_.tasks.join();
+    co_return result;
+  }
+  const bool leads = !ctx_.phase.is(Phase::kStandby);
+  if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run());
+  if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run_moves());
+  if (ctx_.commands.stop) co_await stay_stopped();
+  if (leads && !ctx_.commands.stop) result = co_await parts_.rounds.run_rounds();
+  if (rows_failure_ && result.ok()) result = *rows_failure_;
+  if (ctx_.commands.stop && result.ok() && parts_.data.goal_reached())
+    co_await heed_stop();  // a larger goal may be set
+  ctx_.stopping.rounds_ended = true;
+  ctx_.use.fetched.notify_all();
+
+  // Another server has the job, or may: nothing is written, nobody is told that it is over.
+  const auto is_elsewhere = [&] {
+    return ctx_.gate.is_deposed() || (ctx_.gate.has_election() && !result.ok() &&
+                                      result.error().code() == ErrorCode::kAborted);
+  };
+  const bool is_remembered =
+      result.ok() && !is_elsewhere() && ctx_.commands.stop && !ctx_.commands.stop->halted.empty();
+  (void)ctx_.disk.hurried();  // the end waits for a checkpoint that is being written
+  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, ctx_.commands.stop->halted);
+  bool halted = !result.ok() && !is_elsewhere();
+  if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
+  if (halted && ctx_.job.store && !ctx_.job.store->is_current())
+    (void)co_await parts_.exchange.fetch_state();
+  if (!is_elsewhere() && !ctx_.phase.is(Phase::kStandby)) co_await write_last_checkpoint();
+  const bool is_over_here = is_elsewhere();
+  halted = halted && !is_over_here;
+  if (is_over_here)
+    log::error("leader.deposed",
+               {{"term", ctx_.gate.term()},
+                {"error", result.ok() ? ctx_.gate.holds().error() : result.error()},
+                {"action", "this server writes nothing more, its workers look for the leader"}});
+  const bool writes_nothing = is_over_here || ctx_.phase.is(Phase::kStandby);
+  if (halted && !ctx_.commands.stop && !ctx_.stopping.is_requested)
+    co_await keep_halt(result.error());
+  const bool is_stopped = ctx_.stopping.is_requested || ctx_.commands.stop;
+  const std::string why_stopped =
+      ctx_.stopping.is_requested ? ctx_.stopping.reason : ctx_.phase.reason();
+  ctx_.phase.set(halted                       ? Phase::kHalted
+                 : ctx_.stopping.is_requested ? Phase::kStopping
+                 : ctx_.commands.stop         ? Phase::kStopped
+                                              : Phase::kFinished,
+                 halted       ? result.error().message()
+                 : is_stopped ? why_stopped
+                              : "the goal is reached");
+  log::info("job.ended", {{"state", halted       ? "halted"
+                                    : is_stopped ? "stopped"
+                                                 : "finished"},
+                          {"round", ctx_.job.round.value - 1},
+                          {"version", ctx_.job.store ? ctx_.job.store->version().value : 0}});
+  const bool is_coming_back =
+      is_over_here || (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
+  if (is_coming_back) log::info("server.leaves_workers", {{"workers", ctx_.members.links.size()}});
+  if (!is_coming_back)
+    co_await finish_everybody(halted       ? proto::FinishReason::kHalted
+                              : is_stopped ? proto::FinishReason::kStopped
+                                           : proto::FinishReason::kFinished,
+                              ctx_.phase.reason());
+  // After the workers have heard of it: this waits for the disk.
+  const bool is_kept = ctx_.commands.is_saved();
+  if (ctx_.commands.stop && !writes_nothing &&
+      (ctx_.commands.stop->version != ctx_.job.checkpointed.value || !is_kept)) {
+    ctx_.commands.stop->version = ctx_.job.checkpointed.value;
+    co_await ctx_.commands.save_now();
+  }
+  while (!ctx_.stopping.is_requested && !ctx_.config.exit_when_finished && !is_over_here &&
+         !ctx_.gate.is_deposed())
+    if (!co_await ctx_.changed.wait(TimePoint::max())) break;
+
+  if (parts_.rows_servers && !writes_nothing) {
+    parts_.rows_servers->end();
+    co_await parts_.rows_servers->await_all(ctx_.config.servers_wait);
+    co_await parts_.rows_servers->refresh();
+  }
+  // A checkpoint asked for in the meantime may have kept it after all.
+  if (!writes_nothing) co_await write_last_checkpoint();  // of rows that were pushed since
+  if (result.ok() && !writes_nothing && parts_.checkpointer.needs_checkpoint())
+    result = Error(ErrorCode::kResourceExhausted,
+                   "the final state, version " +
+                       std::to_string(ctx_.job.store ? ctx_.job.store->version().value : 0) +
+                       ", is in no checkpoint: the log says why");
+  if (is_over_here) co_await send_workers_away();
+  Error dismissal(ErrorCode::kCancelled, "the job is over");
+  if (is_coming_back) dismissal = Error(ErrorCode::kUnavailable, "the leader is coming back");
+  co_await parts_.shards.dismiss_all(dismissal);
+  ctx_.stopping.is_closing = true;
+  listener.close();
+  for (const auto& [id, link] : ctx_.members.links)
+    link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
+  ctx_.outgoing.notify_all();
+  ctx_.tasks.cancel();
+  co_await ctx_.tasks.join();
+  ctx_.open.attempt.reset();
+  if (rows_failure_ && result.ok()) result = *rows_failure_;  // of meanwhile
+  co_return result;
+}
+
+void JobServer::request_stop(const std::string& why, bool leave_workers) {
+  if (!ctx_.stopping.is_requested) ctx_.stopping.leaves_workers = leave_workers;
+  if (!ctx_.stopping.is_requested) log::info("server.stop_requested", {{"why", why}});
+  ctx_.stopping.is_requested = true;
+  ctx_.stopping.reason = why;
+  ctx_.journal.give_up();
+  parts_.rows.give_up();
+  (void)ctx_.disk.hurried();
+  ctx_.changed.notify_all();
+}
+
+Task<void> JobServer::accept_loop(transport::Listener& listener) {
+  while (!ctx_.stopping.is_closing) {
+    auto connection = co_await listener.accept();
+    if (!connection.ok()) {
+      if (connection.error().code() == ErrorCode::kCancelled) co_return;
+      log::warn("connection.accept_failed", {{"error", connection.error()}});
+      if (!co_await sleep_until(ctx_.clock.now() + std::chrono::milliseconds(100))) co_return;
+      continue;
+    }
+    const std::size_t limit = ctx_.config.max_workers + 64;
+    if (ctx_.tasks.size() > limit) {
+      log::warn("connection.refused", {{"peer", connection.value()->peer()},
+                                       {"why", "too many connections"},
+                                       {"limit", limit}});
+      connection.value()->close(Error(ErrorCode::kResourceExhausted, "too many connections"));
+      continue;
+    }
+    ctx_.tasks.spawn(serve(std::move(connection).value()));
+  }
+}
+
+namespace {
+
+/// Closed before the first byte: it looked whether the port is open, as `centroidctl doctor` and
+/// the probes of platforms do. What FramedConnection says of more bytes or a failure ends
+/// otherwise.
+bool is_knock(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable &&
+         error.message().ends_with(" closed the connection");
+}
+
+}  // namespace
+
+Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection) {
+  const std::string peer = connection->peer();
+  auto accepted = co_await transport::Session::accept(std::move(connection), greeting(),
+                                                      ctx_.clock.now() + std::chrono::seconds(5));
+  if (!accepted.ok()) {
+    if (is_knock(accepted.error())) {
+      log::debug("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    } else {
+      ctx_.probe.handshake_refused();
+      log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    }
+    co_return;
+  }
+  const auto session = std::move(accepted).value();
+  TaskGroup children(ctx_.executor);
+  PeerSession sink(ctx_, parts_, children);
+  children.spawn(sink.expect_first_message(*session));
+  const Error cause = co_await session->run(sink);
+  // What follows must happen even when this task was cancelled: others hold pointers to the
+  // session.
+  co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
+  session->close(cause);
+  sink.ended(cause);
+  ctx_.outgoing.notify_all();
+  children.cancel();
+  co_await children.join();
+}
+
+Task<void> JobServer::watch_leases() {
+  while (!ctx_.stopping.is_closing) {
+    if (!co_await sleep_until(ctx_.clock.now() + ctx_.config.lease / 8)) co_return;
+    for (const auto& [id, link] : ctx_.members.links) {
+      ctx_.members.roster.heard(id, link->session->connection().last_received());
+      link->traffic = link->session->connection().traffic();
+    }
+    if (ctx_.gate.held()) ctx_.tasks.spawn(ctx_.gate.look());
+    for (const MemberId dead : ctx_.members.roster.tick(ctx_.clock.now())) {
+      const std::string reason = ctx_.members.roster.find(dead)->reason;
+      log::warn("member.lease_expired",
+                {{"worker", ctx_.members.name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      ctx_.events.publish(
+          "member.lost",
+          {{"worker", ctx_.members.name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      ctx_.probe.member_dead();
+      parts_.member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
+    }
+    parts_.rows.tick();
+    parts_.shards.expire(ctx_.config.lease);
+    const std::size_t here = parts_.shards.present().size() + 1;
+    const std::size_t wanted = std::max<std::size_t>(ctx_.config.servers, ctx_.spread.links.size());
+    ctx_.probe.shards(here - 1, wanted - std::min(wanted, here));
+    if (const auto rows = parts_.rows.journal(); ctx_.journal.is_on() || rows)
+      ctx_.probe.journal(ctx_.journal.state(rows));
+    if (parts_.checkpointer.is_checkpoint_due())
+      ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());
+    if (!ctx_.use.is_writing && ctx_.journal.wants_checkpoint())
+      ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());
+    if (ctx_.use.is_writing && ctx_.journal.state().is_broken) (void)ctx_.disk.hurried();
+    if (ctx_.job.pool && ctx_.job.aggregator)
+      ctx_.probe.buffers(ctx_.job.pool->in_use(), ctx_.job.pool->capacity(),
+                         ctx_.job.aggregator->waiting());
+    Duration silence{};
+    std::size_t unsent = 0;
+    for (const auto& [id, link] : ctx_.members.links) {
+      if (const Member* const member = ctx_.members.roster.find(id))
+        silence = std::max(silence, ctx_.clock.now() - member->heard);
+      unsent += link->unsent();
+    }
+    const auto in_seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
+    ctx_.probe.silence(in_seconds(silence), in_seconds(ctx_.config.lease));
+    ctx_.probe.unsent(unsent);
+    const bool is_open = ctx_.open.attempt && !ctx_.open.attempt->closed;
+    ctx_.probe.round_is_open(
+        is_open ? std::chrono::duration<double>(ctx_.clock.now() - ctx_.open.opened).count() : 0);
+    std::array<std::size_t, kWorkerStates.size()> states{};
+    for (const auto& [id, member] : ctx_.members.roster.members())
+      ++states[static_cast<std::size_t>(member.state)];
+    ctx_.probe.workers(states);
+    ctx_.probe.waits(parts_.wait_report.count_waits());
+    ctx_.probe.members(ctx_.members.roster.present(),
+                       ctx_.open.attempt ? ctx_.open.attempt->members.size() : 0,
+                       ctx_.members.roster.generation().value);
+  }
+}
+
+Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string text) {
+  MemberId evaluator;
+  const auto ranked = ctx_.members.roster.ranked();
+  if (!ranked.empty()) evaluator = ranked.front();
+  if (ctx_.policy.is_elastic())
+    for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
+      if (const auto link = ctx_.members.find(*it); link && parts_.exchange.holds_newest(*link))
+        evaluator = *it;
+  for (const auto& [id, link] : ctx_.members.links) {
+    if (link->late && !link->late->outcome)
+      parts_.elastic.settle_late(*link, proto::Outcome::kLate);
+    const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted &&
+                          parts_.exchange.holds_newest(*link);
+    link->finish = proto::Finish{.reason = reason,
+                                 .evaluate = evaluate,
+                                 .version = ctx_.job.store ? ctx_.job.store->version() : Version(),
+                                 .text = text};
+  }
+  ctx_.epilogue = proto::Finish{.reason = reason,
+                                .version = ctx_.job.store ? ctx_.job.store->version() : Version(),
+                                .text = std::move(text)};
+  ctx_.outgoing.notify_all();
+  const auto sent = [this] {
+    std::uint64_t bytes = 0;
+    for (const auto& [id, link] : ctx_.members.links)
+      bytes += link->session->connection().traffic().bytes_out;
+    return bytes;
+  };
+  std::uint64_t seen = sent();
+  TimePoint deadline = ctx_.clock.now() + ctx_.config.drain_timeout;
+  while (!ctx_.members.links.empty() && ctx_.clock.now() < deadline) {
+    co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kLook));
+    seen = std::min(seen, sent());  // somebody may have left
+    if (sent() < seen + kMoving) continue;
+    seen = sent();
+    deadline = ctx_.clock.now() + ctx_.config.drain_timeout;  // the last state is on its way
+  }
+  for (const auto& [id, link] : ctx_.members.links)
+    log::warn("member.did_not_leave", {{"worker", link->join.name}});
+}
+
+/// What looks at settings when it is told to; the rest looks at them between two rounds.
+void JobServer::settings_changed() {
+  ctx_.members.roster.set_limits(ctx_.config.lease,
+                                 static_cast<std::size_t>(ctx_.config.max_workers));
+  log::set_level(log::parse_level(ctx_.config.log_level).value());
+  ctx_.commands.is_changed = true;
+  ctx_.changed.notify_all();
+  if (told_of_change_) told_of_change_();
+}
+
+}  // namespace centroid::server

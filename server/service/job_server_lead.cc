@@ -1,0 +1,84 @@
+#include "common/base/log.h"
+#include "common/proto/standby.h"
+#include "server/service/job_server.h"
+
+/// One server of several: how it takes the job over, and how it gives it away
+/// (docs/high-availability.md).
+namespace centroid::server {
+
+namespace {
+/// Between two looks at the fence while it is closed.
+constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::seconds kGoodbye{2};
+/// Of what fails as if the lease were late although it is not: its file cannot be read.
+constexpr int kTries = 5;
+}  // namespace
+
+void JobServer::stand_by(Fence& fence) {
+  parts_.rows.lead_by([&fence] { return fence.holds(); });
+  ctx_.gate.stand_by(fence);
+}
+
+/// Wait for the lead, if there is an election, then take up the state of before: the ports are open
+/// meanwhile, and who comes is told what is waited for. Returns without the lead when a stop was
+/// requested.
+Task<Status> JobServer::take_the_lead() {
+  if (!ctx_.gate.has_election()) {
+    if (!ctx_.gate.is_prepared()) CENTROID_CO_TRY(co_await prepare());
+    const double age = std::chrono::duration<double>(ctx_.clock.now() - started_).count();
+    log::info("server.ready", {{"round", ctx_.job.round.value}, {"seconds", age}});
+    co_return Status();
+  }
+  co_await ctx_.gate.await_lead();
+  if (!ctx_.gate.has_led()) co_return Status();
+  const TimePoint begin = ctx_.clock.now();
+  ctx_.phase.explain("the state of the leader before is taken up");
+  Status taken = co_await ctx_.gate.take_folder(ctx_.disk.hurried());
+  if (!taken.ok() && ctx_.stopping.is_requested && !ctx_.gate.is_deposed()) co_return Status();
+  CENTROID_CO_TRY(std::move(taken));
+  CENTROID_CO_TRY(co_await prepare());
+  ctx_.phase.set(Phase::kWaiting, "workers come back to this server");
+  log::info("leader.began",
+            {{"term", ctx_.gate.leadership().term},
+             {"round", ctx_.job.round.value},
+             {"seconds", std::chrono::duration<double>(ctx_.clock.now() - begin).count()}});
+  co_return Status();
+}
+
+/// Of a deposed server: to the leader, where it is known.
+Task<void> JobServer::send_workers_away() {
+  const Leadership& present = ctx_.gate.leadership();
+  const bool is_known = present.role == Election::Role::kDeposed;
+  const Error where =
+      proto::standby_error(is_known ? present.leader : "", is_known ? present.data : "");
+  for (const auto& [id, link] : ctx_.members.links)
+    link->tasks->spawn(link->session->goodbye(where));
+  const TimePoint limit = ctx_.clock.now() + kGoodbye;
+  while (!ctx_.members.links.empty() && ctx_.clock.now() < limit) co_await ctx_.changed.wait(limit);
+}
+
+/// Where the lease is late it is waited for, after a stop not for long.
+Task<void> JobServer::write_last_checkpoint() {
+  std::optional<TimePoint> limit;
+  const auto may_wait = [&] {
+    if (ctx_.stopping.is_requested && !limit) limit = ctx_.clock.now() + ctx_.config.drain_timeout;
+    return ctx_.clock.now() < limit.value_or(TimePoint::max());
+  };
+  int tries = 0;
+  while (parts_.checkpointer.needs_checkpoint() && !ctx_.gate.is_deposed()) {
+    const auto written = co_await parts_.checkpointer.write_checkpoint(false);
+    if (written.ok()) co_return;
+    if (!ctx_.gate.is_late(written.error()) || !may_wait() ||
+        (ctx_.gate.holds().ok() && ++tries > kTries)) {
+      tell(ctx_.events, log::Level::kError, "checkpoint.failed",
+           {{"why", written.error()}, {"when", "at the end"}});
+      co_return;
+    }
+    log::warn("checkpoint.waits", {{"why", written.error()}, {"action", "it is tried again"}});
+    do {
+      co_await ctx_.changed.wait(ctx_.clock.now() + kLook);
+    } while (!ctx_.gate.holds().ok() && !ctx_.gate.is_deposed() && may_wait());
+  }
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,95 @@
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/service/job_server.h"
+#include "server/shard/placement.h"
+#include "server/store/memory_need.h"
+
+/// The tables of sparse rows of a job: how they begin, here or on several servers.
+namespace centroid::server {
+
+/// After `load_checkpoint`. Files are read by the blocking thread, which has the tables while it
+/// does: this one answers meanwhile, and takes nobody in.
+Task<Status> JobServer::load_rows() {
+  const Raised loading(ctx_.use.is_loading, ctx_.changed);
+  const char* const what = "the tables of sparse rows are read";
+  if (ctx_.gate.is_beginning() && parts_.rows.has_tables()) ctx_.phase.explain(what);
+  const auto waits = ctx_.waits.begin(WaitCause::kCheckpoint, "job", "checkpoint", what);
+  const auto run_id = std::make_shared<std::string>(ctx_.job.run_id);
+  auto read = [this, run_id]() -> Status {
+    if (ctx_.job.resumed_from) {
+      CENTROID_ASSIGN(const auto files, ctx_.checkpoints->parts_of(*ctx_.job.resumed_from));
+      CENTROID_TRY(parts_.rows.restore(ctx_.job.resumed_from->path, files));
+    }
+    return parts_.rows.replay(ctx_.config.journal_dir, *run_id);
+  };
+  parts_.rows.begin_reading();
+  const Status done = co_await run_on(ctx_.disk.executor, std::move(read));
+  parts_.rows.end_reading();
+  CENTROID_CO_TRY(done);
+  ctx_.job.run_id = *run_id;
+  if (!parts_.rows.has_tables()) co_return Status();
+  co_return check_memory(memory_need(parts_.loader.memory_question()),
+                         memory_limit(ctx_.config.memory_limit));
+}
+
+/// With `servers` above 1 they lie on all of them.
+Status JobServer::prepare_rows() {
+  if (!parts_.rows.has_tables() || ctx_.config.servers <= 1) return {};
+  RowsServers::Options options;
+  options.leader = ctx_.config.leader_name();
+  options.tables = ctx_.config.tables;
+  options.journal_dir = ctx_.config.journal_dir;
+  options.servers = ctx_.config.servers;
+  options.keeps_journal = ctx_.config.keeps_journal();
+  options.journal_sync = ctx_.config.journal_sync;
+  options.lease = ctx_.config.lease;
+  RowsServers::Hooks hooks;
+  hooks.start_journal = [this] { return start_rows_journal(); };
+  hooks.write_checkpoint = [this] { return checkpoint_of_rows(); };
+  hooks.fail = [this](Error why) {
+    log::error("rows.failed", {{"why", why}});
+    rows_failure_ = std::move(why);
+    request_stop("the tables of sparse rows cannot be served", true);
+  };
+  hooks.released = [this](const std::string& server) {
+    const auto link = parts_.shards.find(server);
+    if (!link || !link->is_draining) return;
+    const auto is_it = [&](const auto& one) { return one == link; };
+    if (std::ranges::none_of(ctx_.spread.links, is_it))
+      parts_.shards.dismiss(*link, Error(ErrorCode::kCancelled, "drained: its rows have moved"));
+  };
+  parts_.rows_servers =
+      std::make_unique<RowsServers>(ctx_.executor, ctx_.disk.executor, ctx_.clock, parts_.rows,
+                                    parts_.shards, std::move(options), std::move(hooks));
+  CENTROID_ASSIGN(
+      const bool is_spread,
+      parts_.rows_servers->prepare(*ctx_.checkpoints, ctx_.config.resume, ctx_.job.run_id));
+  if (is_spread) return {};
+  parts_.rows_servers.reset();
+  proto::Route alone;
+  alone.servers.emplace_back();
+  CENTROID_TRY(parts_.rows.set_route(std::move(alone), 0));
+  return check_memory(memory_need(parts_.loader.memory_question()),
+                      memory_limit(ctx_.config.memory_limit));
+}
+
+Task<Status> JobServer::checkpoint_of_rows() {
+  const auto written = co_await parts_.checkpointer.write_checkpoint(false);
+  if (!written.ok()) co_return written.error();
+  co_return Status();
+}
+
+Status JobServer::start_rows_journal() {
+  if (!ctx_.config.keeps_journal()) return {};
+  RowsJournalWriter::Options options;
+  options.folder = ctx_.config.journal_dir;
+  options.run_id = ctx_.job.run_id;
+  options.sync_every = ctx_.config.journal_sync;
+  options.waits = ctx_.config.journal_full == "wait";
+  options.on_sync = [probe = &ctx_.probe](double seconds) { probe->journal_synced(seconds); };
+  options.may_write = ctx_.gate.may_write();
+  return parts_.rows.start_journal(ctx_.executor, std::move(options));
+}
+
+}  // namespace centroid::server

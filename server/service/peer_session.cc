@@ -1,0 +1,239 @@
+#include "server/service/peer_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/proto/about.h"
+#include "server/service/kept.h"
+#include "server/shard/read_manifest.h"
+#include "transport/echo.h"
+
+namespace centroid::server {
+
+using proto::Kind;
+using transport::InFrame;
+using transport::Session;
+
+namespace {
+constexpr std::chrono::seconds kJoinTimeout{10};
+constexpr auto kServerJoin = static_cast<std::uint16_t>(proto::ServersKind::kServerJoin);
+constexpr auto kKept = static_cast<std::uint16_t>(proto::AboutKind::kKept);
+}  // namespace
+
+Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
+  const auto kind = static_cast<Kind>(frame.header.kind);
+  const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
+  // Whoever passed the handshake may measure the way here; without Join it ends after 10 s.
+  if (!link_ && !rows_ && frame.header.kind == transport::kEcho)
+    co_return co_await transport::answer_echo(session, frame);
+  const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
+                                             frame.header.payload_bytes);
+  // Who is to come again when the server is ready is answered; others are sent away.
+  const bool is_join = kind == Kind::kJoin || frame.header.kind == kServerJoin;
+  if (!link_ && !(is_join && ctx_.gate.is_beginning())) CENTROID_CO_TRY(ctx_.gate.check_lead());
+  if (shard_ || (!link_ && frame.header.kind == kServerJoin)) {
+    CENTROID_CO_TRY(is_legal);
+    co_return co_await on_shard_frame(session, std::move(frame));
+  }
+  if (is_pulling_ || (!link_ && !rows_ && Pulls::opens(frame.header.kind))) {
+    CENTROID_CO_TRY(is_legal);
+    co_return pull(session, frame);
+  }
+  if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
+    CENTROID_CO_TRY(is_legal);
+    if (!rows_) rows_.emplace(parts_.rows, session);
+    co_return co_await parts_.rows.on_frame(session, frame, *rows_);
+  }
+  if (!link_) {
+    if (kind != Kind::kJoin)
+      co_return Error(ErrorCode::kFailedPrecondition,
+                      "the first message must be Join (16), RowsOpen (64) or Pull (80), not " +
+                          std::to_string(frame.header.kind));
+    CENTROID_CO_TRY(is_legal);
+    co_return co_await join(session, std::move(frame));
+  }
+  if (link_->is_gone)
+    co_return Error(ErrorCode::kAborted,
+                    "fenced: this member is no longer part of the cluster; join again");
+  CENTROID_CO_TRY(is_legal);
+  co_return co_await on_worker_frame(session, std::move(frame));
+}
+
+Task<Status> PeerSession::on_worker_frame(Session& session, InFrame frame) {
+  switch (static_cast<Kind>(frame.header.kind)) {
+    case Kind::kPush:
+    case Kind::kInitChunk:
+    case Kind::kStateChunk:
+      co_return co_await on_values(session, std::move(frame));
+    case Kind::kHeartbeat:
+      co_return co_await on_heartbeat(session, std::move(frame));
+    case Kind::kLeave:
+      co_return co_await on_leave(session, std::move(frame));
+    default:
+      co_return on_word(frame);
+  }
+}
+
+/// Numbers of the model, in the payload.
+Task<Status> PeerSession::on_values(Session& session, InFrame frame) {
+  const std::uint64_t bytes = frame.header.payload_bytes;
+  if (static_cast<Kind>(frame.header.kind) == Kind::kPush) {
+    CENTROID_CO_ASSIGN(const auto push, proto::decode<proto::Push>(frame.head));
+    co_return co_await parts_.contributions.take_push(session, link_, push, bytes);
+  }
+  if (static_cast<Kind>(frame.header.kind) == Kind::kInitChunk) {
+    CENTROID_CO_ASSIGN(const auto initial, proto::decode<proto::InitChunk>(frame.head));
+    co_return co_await parts_.initial_values.take_init_chunk(session, link_, initial, bytes);
+  }
+  CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::StateChunk>(frame.head));
+  co_return co_await parts_.exchange.take_state_chunk(session, link_, state, bytes);
+}
+
+/// A message without payload that is not answered.
+Status PeerSession::on_word(const InFrame& frame) {
+  if (frame.header.kind == kKept) {
+    CENTROID_ASSIGN(const auto kept, proto::decode<proto::Kept>(frame.head));
+    keep_answered(ctx_.events, *link_, kept);
+    return {};
+  }
+  switch (static_cast<Kind>(frame.header.kind)) {
+    case Kind::kPushEnd: {
+      CENTROID_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
+      return parts_.contributions.take_push_end(*link_, end);
+    }
+    case Kind::kInitDone:
+      return parts_.initial_values.init_done(*link_);
+    case Kind::kStateDone: {
+      CENTROID_ASSIGN(const auto mark, proto::decode<proto::StateMark>(frame.head));
+      return parts_.exchange.state_done(*link_, mark);
+    }
+    case Kind::kComputed: {
+      CENTROID_ASSIGN(const auto head, proto::decode<proto::Computed>(frame.head));
+      link_->computed = {head.generation, head.round, head.attempt};
+      return {};
+    }
+    case Kind::kReady: {
+      CENTROID_ASSIGN(const auto done, proto::decode<proto::Computed>(frame.head));
+      parts_.elastic.member_ready(*link_, done);
+      return {};
+    }
+    case Kind::kExchangeFailed: {
+      CENTROID_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
+      parts_.exchange.exchange_failed(*link_, failed);
+      return {};
+    }
+    case Kind::kReport: {
+      CENTROID_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
+      return parts_.contributions.take_report(*link_, report);
+    }
+    default:
+      return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
+                                                    std::to_string(frame.header.kind) +
+                                                    " (docs/wire.md lists what a worker may send)");
+  }
+}
+
+Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
+  if (!frame.head.empty()) {
+    CENTROID_CO_ASSIGN(const auto beat, proto::decode<proto::Beat>(frame.head));
+    link_->clock.heard(beat.unix_seconds, ctx_.clock.unix_seconds());
+    link_->program = beat.version;
+  }
+  const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
+  proto::BeatReply reply;
+  reply.takes = proto::BeatReply::kTakesKept;
+  const auto head = proto::encode(reply);
+  co_return co_await session.send(answer, head, Bytes(), TimePoint::max());
+}
+
+Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
+  CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
+  if (ctx_.members.roster.leave(link_->id, leave.reason)) {
+    tell(ctx_.events, log::Level::kInfo, "member.left",
+         {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
+    ctx_.probe.member_left();
+    link_->keeping.reset();  // who leaves keeps its part as it goes
+    parts_.member_gone(link_->id, std::nullopt);
+  }
+  co_return co_await session.respond(frame.header, Bytes());
+}
+
+Task<Status> PeerSession::on_shard_frame(Session& session, InFrame frame) {
+  if (shard_) co_return co_await parts_.shards.on_frame(session, std::move(frame), shard_);
+  CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::ServerJoin>(frame.head));
+  std::shared_ptr<ShardGroup::Link> admitted;
+  const auto terms = parts_.server_changes.admit_server(session, tasks_, join, admitted);
+  if (!terms.ok()) {
+    log::warn("server.refused", {{"peer", session.peer().address}, {"why", terms.error()}});
+    CENTROID_CO_TRY(co_await session.respond_error(frame.header, terms.error()));
+    co_return terms.error();
+  }
+  shard_ = std::move(admitted);
+  const auto reply = proto::encode(terms.value());
+  CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
+  parts_.servers.tell_tokens(*shard_);
+  co_return Status();
+}
+
+Status PeerSession::pull(Session& session, const InFrame& frame) {
+  if (std::exchange(is_pulling_, true))
+    return Error(ErrorCode::kFailedPrecondition, "a session that pulls sends nothing else");
+  CENTROID_ASSIGN(auto wanted, proto::decode<proto::Pull>(frame.head));
+  auto request = std::make_shared<Pulls::Request>();
+  request->header = frame.header;
+  request->pull = std::move(wanted);
+  tasks_.spawn(parts_.pulls.serve(session, tasks_, std::move(request)));
+  return {};
+}
+
+Task<Status> PeerSession::join(Session& session, InFrame frame) {
+  auto message = proto::decode<proto::Join>(frame.head);
+  if (!message.ok()) co_return std::move(message).error();
+  is_joining_ = true;
+  CENTROID_CO_ASSIGN(message->manifest,
+                     co_await read_manifest(session, frame.header.payload_bytes));
+  Result<proto::JoinReply> admitted = proto::JoinReply();
+  Status fits;
+  const bool is_valid =
+      parts_.admission.check_join(session, *message).ok();  // else `admit` says why
+  if (is_valid) fits = co_await parts_.servers.reckon_worker(*message);
+  if (fits.ok())
+    admitted = parts_.admission.admit(session, std::move(message).value());
+  else
+    admitted = fits.error();
+  if (!admitted.ok()) {
+    ctx_.probe.handshake_refused();
+    log::warn("member.refused", {{"peer", session.peer().address},
+                                 {"worker", session.peer().name},
+                                 {"why", admitted.error()}});
+    CENTROID_CO_TRY(co_await session.respond_error(frame.header, admitted.error()));
+    co_return std::move(admitted).error();
+  }
+  link_ = ctx_.members.find(admitted->member);
+  link_->tasks = &tasks_;
+  const auto reply = proto::encode(admitted.value());
+  CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
+  tasks_.spawn(parts_.outbox.outbox(link_, session));
+  co_return Status();
+}
+
+Task<void> PeerSession::expect_first_message(Session& session) const {
+  const bool in_time = co_await sleep_until(ctx_.clock.now() + kJoinTimeout);
+  if (!in_time || is_known() || session.is_closed()) co_return;
+  const Error late(ErrorCode::kDeadlineExceeded, "no Join came within 10 s of the handshake");
+  co_await session.goodbye(late);
+}
+
+void PeerSession::ended(const Error& cause) {
+  if (shard_) parts_.shards.left(shard_, cause);
+  if (!link_ || link_->is_gone) return;
+  if (ctx_.members.roster.lost(link_->id, cause.to_string())) {
+    tell(ctx_.events, log::Level::kWarn, "member.lost",
+         {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", cause}});
+    ctx_.probe.member_dead();
+  }
+  parts_.member_gone(link_->id, std::nullopt);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "server/service/job_parts.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// Frames of one session, from its first message to its end. That message says who is there: a
+/// worker (Join), a shard server (ServerJoin), a client of tables (RowsOpen) or a reader (Pull). Of
+/// one thread.
+class PeerSession final : public transport::FrameSink {
+ public:
+  /// `tasks`: of the session, joined before it ends.
+  PeerSession(JobContext& context, JobParts& parts, TaskGroup& tasks)
+      : ctx_(context), parts_(parts), tasks_(tasks) {}
+
+  Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
+  /// A session that says nothing is ended.
+  Task<void> expect_first_message(transport::Session& session) const;
+  /// Whom it was has gone, with `cause`.
+  void ended(const Error& cause);
+
+ private:
+  /// A Join that is still coming in is the stall timeout's: its manifest may be long.
+  bool is_known() const { return link_ || rows_ || shard_ || is_joining_ || is_pulling_; }
+  Task<Status> on_shard_frame(transport::Session& session, transport::InFrame frame);
+  Status pull(transport::Session& session, const transport::InFrame& frame);
+  Task<Status> join(transport::Session& session, transport::InFrame frame);
+  Task<Status> on_worker_frame(transport::Session& session, transport::InFrame frame);
+  Task<Status> on_values(transport::Session& session, transport::InFrame frame);
+  Status on_word(const transport::InFrame& frame);
+  Task<Status> on_heartbeat(transport::Session& session, transport::InFrame frame);
+  Task<Status> on_leave(transport::Session& session, transport::InFrame frame);
+
+  JobContext& ctx_;
+  JobParts& parts_;
+  TaskGroup& tasks_;
+  std::shared_ptr<Link> link_;  ///< a worker
+  bool is_joining_ = false, is_pulling_ = false;
+  std::optional<RowsService::Client> rows_;
+  std::shared_ptr<ShardGroup::Link> shard_;
+};
+
+}  // namespace centroid::server
