@@ -65,17 +65,7 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
                          Error(ErrorCode::kFailedPrecondition,
                                "superseded: " + members_.roster.find(*joined.fenced)->reason));
   }
-  auto link = std::make_shared<Link>();
-  link->id = joined.member;
-  link->lane = trace::Lane(join.name);
-  link->codec = make_codec(join.codec).value();
-  const CodecSpec spec = *CodecSpec::parse(join.codec);
-  link->codec_kind = spec.kind;
-  link->keeps_state = spec.feedback.enabled || config_.local_steps > 1;
-  link->session = &session;
-  link->join = std::move(join);
-  link->finish = epilogue_;
-  if (epilogue_) link->version = epilogue_->version;  // it needs none of the state
+  const auto link = make_link(session, joined.member, std::move(join));
   members_.links[link->id] = link;
   probe_.member_joined();
   tell(events_, log::Level::kInfo, "member.joined",
@@ -88,13 +78,34 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   for (const auto& [name, server] : shards_.present())
     servers_.tell_tokens(*server);  // it goes there next
 
+  auto terms = terms_for(session, *link, plan ? plan->hash() : job_.store->plan().hash());
+  terms.counted = counted;
+  return terms;
+}
+
+std::shared_ptr<Link> Admission::make_link(Session& session, MemberId member, proto::Join join) {
+  auto link = std::make_shared<Link>();
+  link->id = member;
+  link->lane = trace::Lane(join.name);
+  link->codec = make_codec(join.codec).value();
+  const CodecSpec spec = *CodecSpec::parse(join.codec);
+  link->codec_kind = spec.kind;
+  link->keeps_state = spec.feedback.enabled || config_.local_steps > 1;
+  link->session = &session;
+  link->join = std::move(join);
+  link->finish = epilogue_;
+  if (epilogue_) link->version = epilogue_->version;  // it needs none of the state
+  return link;
+}
+
+proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::uint64_t plan_hash) {
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::JoinReply reply;
-  reply.member = link->id;
+  reply.member = link.id;
   reply.run_id = job_.run_id;
   reply.seed = config_.seed;
   reply.chunk_bytes = config_.chunk_bytes;
-  reply.plan_hash = plan ? plan->hash() : job_.store->plan().hash();
+  reply.plan_hash = plan_hash;
   reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
   reply.apply_on_worker = config_.applies_on_worker();
   reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
@@ -116,19 +127,66 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   reply.ring_by_bandwidth = config_.reduce_ring_order == "bandwidth";
   reply.codec_down = config_.codec_down;
   reply.checkpoint_rounds = config_.checkpoint_every_rounds;
-  reply.counted = counted;
   reply.term = gate_.term();
   reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
   reply.fragments = static_cast<std::uint32_t>(config_.fragments);
   if (config_.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;
   if (config_.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
   if (config_.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
-  if (config_.payload_checksum == "auto" && !node_.empty() && link->join.node == node_) {
+  if (config_.payload_checksum == "auto" && !node_.empty() && link.join.node == node_) {
     reply.unsummed = true;
     session.take_unsummed();
     session.send_unsummed();
   }
   return reply;
+}
+
+/// It may come now.
+Status Admission::check_moment(const std::string& name) {
+  if (!epilogue_ && (stopping_.is_requested || stopping_.rounds_ended))
+    return Error(
+        ErrorCode::kUnavailable,
+        "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
+  CENTROID_TRY(commands_.check_evicted(name));
+  if (use_.is_loading) return proto::not_yet_error("a checkpoint is being loaded: try again");
+  if (spread_.lost_since && !epilogue_)
+    return proto::not_yet_error("server '" + spread_.lost +
+                                "' is gone with its chunks: " + phase_.reason());
+  if (replay_ && !epilogue_)
+    return proto::not_yet_error("the journal is being replayed: " + replay_->reason() +
+                                " (`centroidctl waits`, GET /v1/waits)");
+  return {};
+}
+
+/// Its model is the job's.
+Status Admission::check_model(const Session& session, const proto::Join& join) const {
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
+  };
+  CENTROID_TRY(validate(join.manifest));
+  if (job_.store) {
+    const std::string difference =
+        describe_difference(job_.store->plan().manifest(), join.manifest);
+    if (!difference.empty())
+      return refuse("its model (theirs) is not the cluster's (ours): " + difference +
+                    (job_.agreed && !job_.agreed->model.empty()
+                         ? "; the cluster trains '" + job_.agreed->model + "' (--model)"
+                         : "; give it the model of the others"));
+  }
+  // Another model with the same tensors: another activation, other base weights behind adapters.
+  std::string model = job_.agreed ? job_.agreed->model : "";
+  if (!job_.agreed && job_.resumed_from)
+    if (const auto kept = job_.resumed_from->info.extra.find("model");
+        kept != job_.resumed_from->info.extra.end())
+      model = kept->second;
+  if (!model.empty() && !join.model.empty() && join.model != model)
+    return refuse("its model is '" + join.model + "', the cluster's is '" + model + "'");
+  // Another model than the cluster's was told above, by its tensors.
+  const std::uint64_t announced = session.peer().manifest_hash, hash = manifest_hash(join.manifest);
+  if (announced != 0 && announced != hash)
+    return refuse("its Hello said manifest hash " + std::to_string(announced) +
+                  ", the manifest in its Join has " + std::to_string(hash));
+  return {};
 }
 
 Status Admission::check_join(const Session& session, const proto::Join& join) {
@@ -138,18 +196,7 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
   if (join.name.empty()) return refuse("it has no name (--name)");
   if (const std::string& run = session.peer().run_id; !run.empty() && run != job_.run_id)
     return refuse("it asks for run '" + run + "', the server's is '" + job_.run_id + "'");
-  if (!epilogue_ && (stopping_.is_requested || stopping_.rounds_ended))
-    return Error(
-        ErrorCode::kUnavailable,
-        "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
-  CENTROID_TRY(commands_.check_evicted(join.name));
-  if (use_.is_loading) return proto::not_yet_error("a checkpoint is being loaded: try again");
-  if (spread_.lost_since && !epilogue_)
-    return proto::not_yet_error("server '" + spread_.lost +
-                                "' is gone with its chunks: " + phase_.reason());
-  if (replay_ && !epilogue_)
-    return proto::not_yet_error("the journal is being replayed: " + replay_->reason() +
-                                " (`centroidctl waits`, GET /v1/waits)");
+  CENTROID_TRY(check_moment(join.name));
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
   if (config_.weight_by == "tokens") {
@@ -190,29 +237,7 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
     const auto peer = transport::Endpoint::parse(join.peer_endpoint);
     if (!peer.ok()) return refuse("its peer_endpoint: " + peer.error().message());
   }
-  CENTROID_TRY(validate(join.manifest));
-  if (job_.store) {
-    const std::string difference =
-        describe_difference(job_.store->plan().manifest(), join.manifest);
-    if (!difference.empty())
-      return refuse("its model (theirs) is not the cluster's (ours): " + difference +
-                    (job_.agreed && !job_.agreed->model.empty()
-                         ? "; the cluster trains '" + job_.agreed->model + "' (--model)"
-                         : "; give it the model of the others"));
-  }
-  // Another model with the same tensors: another activation, other base weights behind adapters.
-  std::string model = job_.agreed ? job_.agreed->model : "";
-  if (!job_.agreed && job_.resumed_from)
-    if (const auto kept = job_.resumed_from->info.extra.find("model");
-        kept != job_.resumed_from->info.extra.end())
-      model = kept->second;
-  if (!model.empty() && !join.model.empty() && join.model != model)
-    return refuse("its model is '" + join.model + "', the cluster's is '" + model + "'");
-  // Another model than the cluster's was told above, by its tensors.
-  const std::uint64_t announced = session.peer().manifest_hash, hash = manifest_hash(join.manifest);
-  if (announced != 0 && announced != hash)
-    return refuse("its Hello said manifest hash " + std::to_string(announced) +
-                  ", the manifest in its Join has " + std::to_string(hash));
+  CENTROID_TRY(check_model(session, join));
   if (const auto data = loader_.agreed_data();
       data && (data->samples != join.train_samples || data->fingerprint != join.data_fingerprint))
     return refuse("its training data differs from the cluster's (" +

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "server/service/contributions.h"
@@ -48,6 +50,11 @@ class Admission {
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
 
  private:
+  std::shared_ptr<Link> make_link(transport::Session& session, MemberId member, proto::Join join);
+  proto::JoinReply terms_for(transport::Session& session, const Link& link,
+                             std::uint64_t plan_hash);
+  Status check_moment(const std::string& name);
+  Status check_model(const transport::Session& session, const proto::Join& join) const;
   const ServerConfig& config_;
   const Clock& clock_;
   Probe& probe_;

@@ -54,14 +54,46 @@ void Checkpointer::checkpoint_behind_round() {
     tasks_.spawn(checkpoint_in_background());
 }
 
-/// `may_announce`: workers that keep their error feedback on disk are to save it with this state.
-/// Of tasks that only the end of the server cancels: it must hear how the writing ended.
-/// `is_beside_rounds`: nobody waits for it, until somebody does (disk_.hurried()).
 Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
                                                             bool is_beside_rounds) {
-  bool has_waited = false;
-  std::shared_ptr<Snapshot> snapshot;
-  if (use_.is_loading) {  // the store has no values: it would look like one of rows only
+  CENTROID_CO_TRY(co_await await_state());
+  Writing one;
+  one.is_beside_rounds = is_beside_rounds;
+  CENTROID_CO_ASSIGN(const bool is_new, co_await await_turn(may_announce, one));
+  if (!is_new) co_return *job_.last_written;
+  one.has_model = job_.store && job_.store->version().value > 0;
+  if (!one.has_model && !rows_.has_tables())
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "there are no parameters yet: no worker has sent the initial ones");
+  // Nothing has changed: it would be the same once more.
+  if (rows_.has_tables() && job_.last_written && !needs_checkpoint()) {
+    if (one.snapshot) co_await round_servers_.thaw_servers(Round());
+    co_return *job_.last_written;
+  }
+  const Raised writing(use_.is_writing, use_.written);
+  one.doing = "a version that is at rest";
+  std::optional<Waits::Guard> being_written;  // nobody waits for the others
+  if (!is_beside_rounds)
+    waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
+                 [this, &one] { return one.doing + servers_.longest_silent(); });
+  disk_.duty->begin();  // who waits from here on is heeded
+  epoch_checkpoint_due_ = false;
+  checkpoint_begun_ = clock_.now();
+  CENTROID_CO_TRY(co_await freeze(one));
+  const auto outcome = co_await write_files(one);
+  const Result<CheckpointEntry>& written = *outcome;
+  if (one.is_spread) co_await round_servers_.thaw_servers(written.ok() ? one.info.round : Round());
+  if (rows_servers_) co_await rows_servers_->thaw(written.ok());
+  if (written.ok()) co_return note_written(one, *written);
+  probe_.checkpoint_failed();
+  // What was damaged has been mended meanwhile.
+  if (written.error().code() == ErrorCode::kAlreadyExists) job_.is_checkpoint_lost = false;
+  co_return written.error();
+}
+
+/// A state that is being read would look like one of rows only.
+Task<Status> Checkpointer::await_state() {
+  if (use_.is_loading) {
     const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "state",
                                     "the one that the job goes on with, which is being read");
     while (use_.is_loading) {
@@ -72,6 +104,13 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   if (replay_)
     co_return Error(ErrorCode::kUnavailable,
                     "the journal is being replayed: " + replay_->reason() + "; repeat");
+  co_return Status();
+}
+
+/// Behind another one, and until the newest values are here and announced. False: another one has
+/// written the same state meanwhile. It may have been kept when it was announced; rounds go on.
+Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
+  bool has_waited = false;
   for (;;) {
     if (use_.is_writing) {
       const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "checkpoint",
@@ -84,104 +123,95 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
     }
     if (use_.is_loading || replay_)  // since it waited
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
-    if (!job_.store) break;
+    if (!job_.store) co_return true;
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
         job_.last_written->version == job_.store->version().value &&
         (rows_servers_ ? !rows_servers_->needs_checkpoint()
                        : rows_.changes() == rows_checkpointed_))
-      co_return *job_.last_written;
+      co_return false;
     const bool announces = may_announce && announces_checkpoint();
-    if (job_.store->is_current() && !announces) break;
+    if (job_.store->is_current() && !announces) co_return true;
     if (announces) announcement_wanted_ = true;
     ++state_waiters_;  // the round loop does both before the next round
     changed_.notify_all();
-    const auto waits =
-        waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this, announces] {
-          return "the end of " + present_round(job_) +
-                 (announces ? ": the workers are told of it" : ", and the state of a worker");
-        });
+    const auto what = [this, announces] {
+      return "the end of " + present_round(job_) +
+             (announces ? ": the workers are told of it" : ", and the state of a worker");
+    };
+    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", what);
     const bool goes_on = co_await use_.fetched.wait(TimePoint::max());
     --state_waiters_;
     has_waited = true;  // another one may have written this state meanwhile
     if (!goes_on || stopping_.is_closing)
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    if (announces && !use_.is_writing) snapshot = std::exchange(spread_.frozen, nullptr);
-    if (snapshot) break;  // kept when it was announced; rounds go on
+    if (announces && !use_.is_writing) one.snapshot = std::exchange(spread_.frozen, nullptr);
+    if (one.snapshot) co_return true;
   }
-  const bool has_model = job_.store && job_.store->version().value > 0;
-  if (!has_model && !rows_.has_tables())
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "there are no parameters yet: no worker has sent the initial ones");
-  // Nothing has changed: it would be the same once more.
-  if (rows_.has_tables() && job_.last_written && !needs_checkpoint()) {
-    if (snapshot) co_await round_servers_.thaw_servers(Round());
-    co_return *job_.last_written;
-  }
-  const Raised writing(use_.is_writing, use_.written);
-  std::string written_what = "a version that is at rest";
-  std::optional<Waits::Guard> being_written;  // nobody waits for the others
-  if (!is_beside_rounds)
-    waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
-                 [this, &written_what] { return written_what + servers_.longest_silent(); });
-  disk_.duty->begin();  // who waits from here on is heeded
-  epoch_checkpoint_due_ = false;
-  checkpoint_begun_ = clock_.now();
-  std::shared_ptr<RowsSnapshot> rows;
+}
+
+/// Rows, what was pushed, and the model, at one moment.
+Task<Status> Checkpointer::freeze(Writing& one) {
   if (rows_servers_) {
     auto kept = co_await rows_servers_->freeze();
     if (!kept.ok()) {
       co_await rows_servers_->thaw(false);
-      if (snapshot) co_await round_servers_.thaw_servers(Round());
+      if (one.snapshot) co_await round_servers_.thaw_servers(Round());
       probe_.checkpoint_failed();
       co_return kept.error();
     }
-    rows = std::move(kept).value();
+    one.rows = std::move(kept).value();
   }
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
-  while (has_model && !snapshot) {
-    if (!spread_.has_others()) snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
-    if (spread_.has_others()) snapshot = co_await frozen_servers();
-    if (snapshot || spread_.lost_since || servers_.has_lost_server()) break;
+  while (one.has_model && !one.snapshot) {
+    if (!spread_.has_others()) one.snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
+    if (spread_.has_others()) one.snapshot = co_await frozen_servers();
+    if (one.snapshot || spread_.lost_since || servers_.has_lost_server()) break;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
   }
-  if (has_model && !snapshot) {
-    rows.reset();
+  if (one.has_model && !one.snapshot) {
+    one.rows.reset();
     if (rows_servers_) co_await rows_servers_->thaw(false);
     co_return Error(ErrorCode::kCancelled, servers_.has_lost_server()
                                                ? "a server is gone with its chunks"
                                                : "the server is stopping");
   }
-  const TimePoint begin = clock_.now();
-  const bool is_spread = spread_.has_others();
-  const CheckpointInfo info = is_spread ? spread_.frozen_info : checkpoint_info();
+  one.begin = clock_.now();
+  one.is_spread = spread_.has_others();
+  one.info = one.is_spread ? spread_.frozen_info : checkpoint_info();
   // Rounds wait for a snapshot whose copies would not fit: that is read without rests, and so are
   // the rows, which are written before it.
-  const bool rests = is_beside_rounds && !is_spread && !(snapshot && snapshot->is_full());
-  // Rows, what was pushed, and the model, at one moment.
-  const std::uint64_t rows_changes = rows_.changes();
-  if (!rows_servers_) rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
-  const std::uint64_t rows_journal = rows ? rows->journal() : 0;
-  journal_.checkpoint_begins(info.round);
-  written_what = "version " + to_string(info.version) + ", which is written to " +
-                 checkpoints_->root().string();
+  const bool rests =
+      one.is_beside_rounds && !one.is_spread && !(one.snapshot && one.snapshot->is_full());
+  one.rows_changes = rows_.changes();
+  if (!rows_servers_) one.rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
+  one.rows_journal = one.rows ? one.rows->journal() : 0;
+  journal_.checkpoint_begins(one.info.round);
+  one.doing = "version " + to_string(one.info.version) + ", which is written to " +
+              checkpoints_->root().string();
+  co_return Status();
+}
+
+/// The thread of files works on the snapshot to its end, whatever happens to this task.
+Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& one) {
   Manifest manifest;
-  if (has_model) manifest = job_.store->plan().manifest();
-  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> reader;
-  if (has_model) reader = snapshot_reader(snapshot);
-  if (has_model && is_beside_rounds && !is_spread && !rows_servers_) {
+  if (one.has_model) manifest = job_.store->plan().manifest();
+  PlaneReader reader;
+  if (one.has_model) reader = snapshot_reader(one.snapshot);
+  if (one.has_model && one.is_beside_rounds && !one.is_spread && !rows_servers_) {
     // Rounds wait for a snapshot whose copies would not fit: that is read without rests.
-    reader = [read = std::move(reader), duty = disk_.duty, snapshot](
+    reader = [read = std::move(reader), duty = disk_.duty, snapshot = one.snapshot](
                  std::size_t plane, std::uint64_t offset, std::span<float> into) {
       if (!snapshot->is_full()) duty->rest();
       return read(plane, offset, into);
     };
   }
   std::vector<CheckpointPart> parts;
-  if (rows) parts = rows_servers_ ? rows_servers_->parts(rows) : rows->parts();
-  auto write = [&directory = *checkpoints_, info, manifest, snapshot = std::move(snapshot), reader,
-                rows = std::move(rows), parts = std::move(parts), keep = config_.checkpoint_keep,
+  if (one.rows) parts = rows_servers_ ? rows_servers_->parts(one.rows) : one.rows->parts();
+  auto write = [&directory = *checkpoints_, info = one.info, manifest,
+                snapshot = std::move(one.snapshot), reader, rows = std::move(one.rows),
+                parts = std::move(parts), keep = config_.checkpoint_keep,
                 keep_every = config_.checkpoint_keep_every, keeps_journal = config_.keeps_journal(),
                 journal_dir = config_.journal_dir]() mutable {
     directory.set_keep(keep, keep_every);  // the folder belongs to this thread
@@ -197,45 +227,39 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
         (void)file::remove(old.path);
     return written;
   };
-  // The blocking thread works on the snapshot to its end, whatever happens to this task.
-  auto outcome = co_await run_on(disk_.executor, std::move(write));
-  Result<CheckpointEntry>& written = *outcome;
-  if (is_spread) co_await round_servers_.thaw_servers(written.ok() ? info.round : Round());
-  if (rows_servers_) co_await rows_servers_->thaw(written.ok());
-  if (!written.ok()) {
-    probe_.checkpoint_failed();
-    // What was damaged has been mended meanwhile.
-    if (written.error().code() == ErrorCode::kAlreadyExists) job_.is_checkpoint_lost = false;
-    co_return std::move(written).error();
-  }
-  job_.checkpointed = info.version;
+  reader = nullptr;
+  co_return co_await run_on(disk_.executor, std::move(write));
+}
+
+CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEntry& written) {
+  job_.checkpointed = one.info.version;
   job_.is_checkpoint_lost = false;
   std::erase_if(job_.counted,
-                [this](const auto& one) {  // who may still ask has one of the last rounds
-                  return one.second.value + kCountedRounds < job_.round.value;
+                [this](const auto& worker) {  // who may still ask has one of the last rounds
+                  return worker.second.value + kCountedRounds < job_.round.value;
                 });
-  rows_checkpointed_ = rows_changes;
+  rows_checkpointed_ = one.rows_changes;
   if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
-  journal_.checkpoint_written(info.round);
-  rows_.checkpoint_written(rows_journal);
+  journal_.checkpoint_written(one.info.round);
+  rows_.checkpoint_written(one.rows_journal);
   const TimePoint end = clock_.now();
-  const double elapsed = std::chrono::duration<double>(end - begin).count();
-  trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, begin, end, info.round.value);
-  probe_.checkpoint_written(elapsed, written->bytes, clock_.unix_seconds());
+  const double elapsed = std::chrono::duration<double>(end - one.begin).count();
+  trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, one.begin, end, one.info.round.value);
+  probe_.checkpoint_written(elapsed, written.bytes, clock_.unix_seconds());
   tell(events_, log::Level::kInfo, "checkpoint.written",
-       {{"path", written->path.string()},
-        {"version", info.version.value},
-        {"bytes", written->bytes},
+       {{"path", written.path.string()},
+        {"version", one.info.version.value},
+        {"bytes", written.bytes},
         {"seconds", elapsed}});
   CheckpointView view;
-  view.path = written->path.string();
-  view.version = info.version.value;
-  view.number = written->number;
-  view.round = info.round.value;
-  view.bytes = written->bytes;
-  view.created_unix_seconds = info.created_unix_seconds;
+  view.path = written.path.string();
+  view.version = one.info.version.value;
+  view.number = written.number;
+  view.round = one.info.round.value;
+  view.bytes = written.bytes;
+  view.created_unix_seconds = one.info.created_unix_seconds;
   job_.last_written = view;
-  co_return view;
+  return view;
 }
 
 bool Checkpointer::announces_checkpoint() const {
@@ -421,8 +445,7 @@ class Checkpointer::SpreadReader {
   std::vector<std::byte> values_;
 };
 
-std::function<Status(std::size_t, std::uint64_t, std::span<float>)> Checkpointer::snapshot_reader(
-    std::shared_ptr<Snapshot> snapshot) {
+Checkpointer::PlaneReader Checkpointer::snapshot_reader(std::shared_ptr<Snapshot> snapshot) {
   auto reader = std::make_shared<SpreadReader>(*this, std::move(snapshot));
   return [reader](std::size_t plane, std::uint64_t offset, std::span<float> into) {
     return reader->read(plane, offset, into);

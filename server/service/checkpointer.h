@@ -14,9 +14,9 @@ namespace centroid::server {
 
 using CheckpointOutcome = std::optional<Result<CheckpointView>>;
 
-/// Writes checkpoints: when they are due or asked for, beside the rounds or between them, of a model
-/// on one server or on several, with the rows of tables. One at a time. Of one thread; files are
-/// written on the thread of files.
+/// Writes checkpoints: when they are due or asked for, beside the rounds or between them, of a
+/// model on one server or on several, with the rows of tables. One at a time. Of one thread; files
+/// are written on the thread of files.
 class Checkpointer {
  public:
   Checkpointer(Executor executor, const ServerConfig& config, const Clock& clock, JobState& job,
@@ -80,12 +80,27 @@ class Checkpointer {
 
  private:
   class SpreadReader;
+  using PlaneReader = std::function<Status(std::size_t, std::uint64_t, std::span<float>)>;
+  /// One that is being written.
+  struct Writing {
+    bool is_beside_rounds = false, has_model = false, is_spread = false;
+    std::string doing;                   ///< for who waits
+    std::shared_ptr<Snapshot> snapshot;  ///< of the model
+    std::shared_ptr<RowsSnapshot> rows;
+    std::uint64_t rows_changes = 0, rows_journal = 0;  ///< that the rows have
+    CheckpointInfo info;
+    TimePoint begin;
+  };
+  Task<Status> await_state();
+  Task<Result<bool>> await_turn(bool may_announce, Writing& one);
+  Task<Status> freeze(Writing& one);
+  Task<std::optional<Result<CheckpointEntry>>> write_files(Writing& one);
+  CheckpointView note_written(const Writing& one, const CheckpointEntry& written);
   bool announces_checkpoint() const;
   CheckpointInfo checkpoint_info() const;
   Task<Status> freeze_servers();
   Task<std::shared_ptr<Snapshot>> frozen_servers();
-  std::function<Status(std::size_t, std::uint64_t, std::span<float>)> snapshot_reader(
-      std::shared_ptr<Snapshot> snapshot);
+  PlaneReader snapshot_reader(std::shared_ptr<Snapshot> snapshot);
 
   const Executor executor_;
   const ServerConfig& config_;

@@ -70,6 +70,26 @@ Status Contributions::check_weight(const Link& link, const std::string& where,
                                                 " (weight_by " + config_.weight_by + ")");
 }
 
+/// The chunk is the round's, lies here, and its payload is not too long.
+Status Contributions::check_chunk(const Link& link, const std::string& where,
+                                  const proto::Push& head, std::uint64_t bytes) const {
+  if (head.chunk.value >= job_.store->plan().chunks().size())
+    return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
+  if (!local_.has_turn(job_.store->plan().chunk(head.chunk)))
+    return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
+  if (!local_.is_mine(head.chunk))
+    return Error(ErrorCode::kAborted, where + ": by route " +
+                                          std::to_string(spread_.route.version) +
+                                          " it lies on another server (join again)");
+  CENTROID_TRY(check_weight(link, where, head.weight));
+  const std::size_t limit = link.codec->max_bytes(job_.store->plan().chunk(head.chunk).elements);
+  if (bytes > limit)
+    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
+                                                  " bytes, at most " + std::to_string(limit) +
+                                                  " with codec " + link.codec->spec());
+  return {};
+}
+
 Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> link,
                                       proto::Push head, std::uint64_t bytes) {
   const auto attempt = open_.attempt;
@@ -91,20 +111,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   }
   const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +
                             " in round " + to_string(head.round);
-  if (head.chunk.value >= job_.store->plan().chunks().size())
-    co_return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
-  if (!local_.has_turn(job_.store->plan().chunk(head.chunk)))
-    co_return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
-  if (!local_.is_mine(head.chunk))
-    co_return Error(ErrorCode::kAborted, where + ": by route " +
-                                             std::to_string(spread_.route.version) +
-                                             " it lies on another server (join again)");
-  CENTROID_CO_TRY(check_weight(*link, where, head.weight));
-  const std::size_t limit = link->codec->max_bytes(job_.store->plan().chunk(head.chunk).elements);
-  if (bytes > limit)
-    co_return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
-                                                     " bytes, at most " + std::to_string(limit) +
-                                                     " with codec " + link->codec->spec());
+  CENTROID_CO_TRY(check_chunk(*link, where, head, bytes));
   std::optional<Buffer> buffer;
   // What is kept whole is not to take more memory than it has bytes.
   const bool keeps_whole = is_elastic || !aggregate_.is_mean();

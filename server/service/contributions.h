@@ -44,6 +44,8 @@ class Contributions {
   Round counted_of(const std::string& name) const;
 
  private:
+  Status check_chunk(const Link& link, const std::string& where, const proto::Push& head,
+                     std::uint64_t bytes) const;
   Status check_key(const Link& link, const char* what, const Attempt::Key& key) const;
   Status check_weight(const Link& link, const std::string& where, double weight) const;
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,

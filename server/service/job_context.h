@@ -16,8 +16,8 @@
 
 namespace centroid::server {
 
-/// The state of a job's server, and what its parts need to work. The parts (JobParts) get references
-/// to what they need of it. Of one thread.
+/// The state of a job's server, and what its parts need to work. The parts (JobParts) get
+/// references to what they need of it. Of one thread.
 struct JobContext {
   JobContext(Executor on, Executor blocking, const ServerConfig& settings, const Clock& time,
              metrics::Registry& registry)

@@ -3,28 +3,7 @@
 namespace centroid::server {
 
 JobParts::JobParts(JobContext& c, metrics::Registry& registry)
-    : shards(
-          c.executor, c.clock, 2 * c.config.stall_timeout,
-          {.changed = [this, &c] { c.changed.notify_all(); },
-           .reported =
-               [this, &c](ShardGroup::Link& server) {
-                 c.probe.shard(server.name, server.report);
-                 servers.tell_tokens(server);
-               },
-           .gone = [this, &c](const ShardGroup::Link& server) { c.probe.shard_gone(server.name); },
-           .whole =
-               [this, &c](const ShardGroup::Link& server, const proto::Whole& whole) {
-                 contributions.whole_elsewhere(server, whole);
-               },
-           .refused =
-               [this, &c](const ShardGroup::Link& server, const proto::Refused& refused) {
-                 server_changes.refused_elsewhere(server, refused);
-               },
-           .leaving =
-               [this, &c](const ShardGroup::Link& server) {
-                 if (auto link = shards.find(server.name))
-                   c.tasks.spawn(servers.drain_leaving(std::move(link)));
-               }}),
+    : shards(c.executor, c.clock, 2 * c.config.stall_timeout, shard_hooks(c)),
       rows(c.config.tables, c.config.lease, c.clock, registry),
       data(c.config, c.clock, c.policy, c.aggregate, c.job, c.open, c.members, c.probe, c.events,
            c.totals),
@@ -87,6 +66,28 @@ JobParts::JobParts(JobContext& c, metrics::Registry& registry)
              server_changes, restoration),
       pulls(c, loader, images, servers) {
   rows.bound_payload(2 * c.config.chunk_bytes);
+}
+
+ShardGroup::Hooks JobParts::shard_hooks(JobContext& c) {
+  return {.changed = [this, &c] { c.changed.notify_all(); },
+          .reported =
+              [this, &c](ShardGroup::Link& server) {
+                c.probe.shard(server.name, server.report);
+                servers.tell_tokens(server);
+              },
+          .gone = [this, &c](const ShardGroup::Link& server) { c.probe.shard_gone(server.name); },
+          .whole = [this, &c](
+                       const ShardGroup::Link& server,
+                       const proto::Whole& whole) { contributions.whole_elsewhere(server, whole); },
+          .refused =
+              [this, &c](const ShardGroup::Link& server, const proto::Refused& refused) {
+                server_changes.refused_elsewhere(server, refused);
+              },
+          .leaving =
+              [this, &c](const ShardGroup::Link& server) {
+                if (auto link = shards.find(server.name))
+                  c.tasks.spawn(servers.drain_leaving(std::move(link)));
+              }};
 }
 
 }  // namespace centroid::server

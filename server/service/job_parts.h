@@ -12,8 +12,8 @@
 
 namespace centroid::server {
 
-/// The parts of a job's server, each with references to what it needs of the others. Later ones know
-/// earlier ones; the other way round goes through RoundControl.
+/// The parts of a job's server, each with references to what it needs of the others. Later ones
+/// know earlier ones; the other way round goes through RoundControl.
 struct JobParts final : public RoundControl {
   JobParts(JobContext& c, metrics::Registry& registry);
 
@@ -24,6 +24,8 @@ struct JobParts final : public RoundControl {
   void member_gone(MemberId member, std::optional<Error> tell) override {
     departures.member_gone(member, std::move(tell));
   }
+
+  ShardGroup::Hooks shard_hooks(JobContext& c);
 
   ShardGroup shards;
   RowsService rows;                           ///< tables; their clients are no members

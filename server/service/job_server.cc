@@ -53,99 +53,39 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   ctx_.tasks.spawn(accept_loop(listener));
   ctx_.tasks.spawn(watch_leases());
   ctx_.tasks.spawn(parts_.wait_report.watch_waits());
-  Status result = co_await take_the_lead();
-  if (!result.ok()) {  // nobody is here yet, nothing has begun
-    ctx_.stopping.is_closing = true;
-    listener.close();
-    ctx_.tasks.cancel();
-    co_await ctx_.tasks.join();
-    co_return result;
+  Ending ending;
+  ending.result = co_await take_the_lead();
+  if (!ending.result.ok()) {  // nobody is here yet, nothing has begun
+    co_await close(listener);
+    co_return ending.result;
   }
   const bool leads = !ctx_.phase.is(Phase::kStandby);
   if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run());
   if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run_moves());
   if (ctx_.commands.stop) co_await stay_stopped();
-  if (leads && !ctx_.commands.stop) result = co_await parts_.rounds.run_rounds();
-  if (rows_failure_ && result.ok()) result = *rows_failure_;
-  if (ctx_.commands.stop && result.ok() && parts_.data.goal_reached())
+  if (leads && !ctx_.commands.stop) ending.result = co_await parts_.rounds.run_rounds();
+  if (rows_failure_ && ending.result.ok()) ending.result = *rows_failure_;
+  if (ctx_.commands.stop && ending.result.ok() && parts_.data.goal_reached())
     co_await heed_stop();  // a larger goal may be set
   ctx_.stopping.rounds_ended = true;
   ctx_.use.fetched.notify_all();
-
-  // Another server has the job, or may: nothing is written, nobody is told that it is over.
-  const auto is_elsewhere = [&] {
-    return ctx_.gate.is_deposed() || (ctx_.gate.has_election() && !result.ok() &&
-                                      result.error().code() == ErrorCode::kAborted);
-  };
-  const bool is_remembered =
-      result.ok() && !is_elsewhere() && ctx_.commands.stop && !ctx_.commands.stop->halted.empty();
-  (void)ctx_.disk.hurried();  // the end waits for a checkpoint that is being written
-  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, ctx_.commands.stop->halted);
-  bool halted = !result.ok() && !is_elsewhere();
-  if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
-  if (halted && ctx_.job.store && !ctx_.job.store->is_current())
-    (void)co_await parts_.exchange.fetch_state();
-  if (!is_elsewhere() && !ctx_.phase.is(Phase::kStandby)) co_await write_last_checkpoint();
-  const bool is_over_here = is_elsewhere();
-  halted = halted && !is_over_here;
-  if (is_over_here)
-    log::error("leader.deposed",
-               {{"term", ctx_.gate.term()},
-                {"error", result.ok() ? ctx_.gate.holds().error() : result.error()},
-                {"action", "this server writes nothing more, its workers look for the leader"}});
-  const bool writes_nothing = is_over_here || ctx_.phase.is(Phase::kStandby);
-  if (halted && !ctx_.commands.stop && !ctx_.stopping.is_requested)
-    co_await keep_halt(result.error());
-  const bool is_stopped = ctx_.stopping.is_requested || ctx_.commands.stop;
-  const std::string why_stopped =
-      ctx_.stopping.is_requested ? ctx_.stopping.reason : ctx_.phase.reason();
-  ctx_.phase.set(halted                       ? Phase::kHalted
-                 : ctx_.stopping.is_requested ? Phase::kStopping
-                 : ctx_.commands.stop         ? Phase::kStopped
-                                              : Phase::kFinished,
-                 halted       ? result.error().message()
-                 : is_stopped ? why_stopped
-                              : "the goal is reached");
-  log::info("job.ended", {{"state", halted       ? "halted"
-                                    : is_stopped ? "stopped"
-                                                 : "finished"},
-                          {"round", ctx_.job.round.value - 1},
-                          {"version", ctx_.job.store ? ctx_.job.store->version().value : 0}});
-  const bool is_coming_back =
-      is_over_here || (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
-  if (is_coming_back) log::info("server.leaves_workers", {{"workers", ctx_.members.links.size()}});
-  if (!is_coming_back)
-    co_await finish_everybody(halted       ? proto::FinishReason::kHalted
-                              : is_stopped ? proto::FinishReason::kStopped
-                                           : proto::FinishReason::kFinished,
-                              ctx_.phase.reason());
-  // After the workers have heard of it: this waits for the disk.
-  const bool is_kept = ctx_.commands.is_saved();
-  if (ctx_.commands.stop && !writes_nothing &&
-      (ctx_.commands.stop->version != ctx_.job.checkpointed.value || !is_kept)) {
-    ctx_.commands.stop->version = ctx_.job.checkpointed.value;
-    co_await ctx_.commands.save_now();
-  }
-  while (!ctx_.stopping.is_requested && !ctx_.config.exit_when_finished && !is_over_here &&
+  co_await end_job(ending);
+  while (!ctx_.stopping.is_requested && !ctx_.config.exit_when_finished && !ending.is_elsewhere &&
          !ctx_.gate.is_deposed())
     if (!co_await ctx_.changed.wait(TimePoint::max())) break;
-
-  if (parts_.rows_servers && !writes_nothing) {
-    parts_.rows_servers->end();
-    co_await parts_.rows_servers->await_all(ctx_.config.servers_wait);
-    co_await parts_.rows_servers->refresh();
-  }
-  // A checkpoint asked for in the meantime may have kept it after all.
-  if (!writes_nothing) co_await write_last_checkpoint();  // of rows that were pushed since
-  if (result.ok() && !writes_nothing && parts_.checkpointer.needs_checkpoint())
-    result = Error(ErrorCode::kResourceExhausted,
-                   "the final state, version " +
-                       std::to_string(ctx_.job.store ? ctx_.job.store->version().value : 0) +
-                       ", is in no checkpoint: the log says why");
-  if (is_over_here) co_await send_workers_away();
+  co_await keep_last_state(ending);
+  if (ending.is_elsewhere) co_await send_workers_away();
   Error dismissal(ErrorCode::kCancelled, "the job is over");
-  if (is_coming_back) dismissal = Error(ErrorCode::kUnavailable, "the leader is coming back");
+  if (ending.is_coming_back)
+    dismissal = Error(ErrorCode::kUnavailable, "the leader is coming back");
   co_await parts_.shards.dismiss_all(dismissal);
+  co_await close(listener);
+  if (rows_failure_ && ending.result.ok()) ending.result = *rows_failure_;  // of meanwhile
+  co_return ending.result;
+}
+
+/// No session outlives this.
+Task<void> JobServer::close(transport::Listener& listener) {
   ctx_.stopping.is_closing = true;
   listener.close();
   for (const auto& [id, link] : ctx_.members.links)
@@ -154,8 +94,84 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   ctx_.tasks.cancel();
   co_await ctx_.tasks.join();
   ctx_.open.attempt.reset();
-  if (rows_failure_ && result.ok()) result = *rows_failure_;  // of meanwhile
-  co_return result;
+}
+
+/// The rounds are over: the last checkpoint, the last phase, and everybody hears of it. Where
+/// another server has the job, or may, nothing is written and nobody is told that it is over.
+Task<void> JobServer::end_job(Ending& ending) {
+  Status& result = ending.result;
+  const auto is_elsewhere = [&] {
+    return ctx_.gate.is_deposed() || (ctx_.gate.has_election() && !result.ok() &&
+                                      result.error().code() == ErrorCode::kAborted);
+  };
+  auto& stop = ctx_.commands.stop;
+  const bool is_remembered = result.ok() && !is_elsewhere() && stop && !stop->halted.empty();
+  (void)ctx_.disk.hurried();  // the end waits for a checkpoint that is being written
+  if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop->halted);
+  bool halted = !result.ok() && !is_elsewhere();
+  if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
+  if (halted && ctx_.job.store && !ctx_.job.store->is_current())
+    (void)co_await parts_.exchange.fetch_state();
+  if (!is_elsewhere() && !ctx_.phase.is(Phase::kStandby)) co_await write_last_checkpoint();
+  ending.is_elsewhere = is_elsewhere();
+  halted = halted && !ending.is_elsewhere;
+  if (ending.is_elsewhere)
+    log::error("leader.deposed",
+               {{"term", ctx_.gate.term()},
+                {"error", result.ok() ? ctx_.gate.holds().error() : result.error()},
+                {"action", "this server writes nothing more, its workers look for the leader"}});
+  ending.writes_nothing = ending.is_elsewhere || ctx_.phase.is(Phase::kStandby);
+  const bool is_signalled = ctx_.stopping.is_requested;
+  if (halted && !stop && !is_signalled) co_await keep_halt(result.error());
+  const proto::FinishReason reason = set_last_phase(result, halted);
+  ending.is_coming_back = ending.is_elsewhere ||
+                          (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
+  if (ending.is_coming_back)
+    log::info("server.leaves_workers", {{"workers", ctx_.members.links.size()}});
+  if (!ending.is_coming_back) co_await finish_everybody(reason, ctx_.phase.reason());
+  // After the workers have heard of it: this waits for the disk.
+  const bool is_kept = ctx_.commands.is_saved();
+  if (stop && !ending.writes_nothing &&
+      (stop->version != ctx_.job.checkpointed.value || !is_kept)) {
+    stop->version = ctx_.job.checkpointed.value;
+    co_await ctx_.commands.save_now();
+  }
+}
+
+proto::FinishReason JobServer::set_last_phase(const Status& result, bool halted) {
+  const bool is_requested = ctx_.stopping.is_requested;
+  const bool is_stopped = is_requested || ctx_.commands.stop;
+  const std::string why_stopped = is_requested ? ctx_.stopping.reason : ctx_.phase.reason();
+  ctx_.phase.set(halted               ? Phase::kHalted
+                 : is_requested       ? Phase::kStopping
+                 : ctx_.commands.stop ? Phase::kStopped
+                                      : Phase::kFinished,
+                 halted       ? result.error().message()
+                 : is_stopped ? why_stopped
+                              : "the goal is reached");
+  log::info("job.ended", {{"state", halted       ? "halted"
+                                    : is_stopped ? "stopped"
+                                                 : "finished"},
+                          {"round", ctx_.job.round.value - 1},
+                          {"version", ctx_.job.version().value}});
+  return halted       ? proto::FinishReason::kHalted
+         : is_stopped ? proto::FinishReason::kStopped
+                      : proto::FinishReason::kFinished;
+}
+
+/// A checkpoint asked for in the meantime may have kept it; of rows that were pushed since, too.
+Task<void> JobServer::keep_last_state(Ending& ending) {
+  if (ending.writes_nothing) co_return;
+  if (parts_.rows_servers) {
+    parts_.rows_servers->end();
+    co_await parts_.rows_servers->await_all(ctx_.config.servers_wait);
+    co_await parts_.rows_servers->refresh();
+  }
+  co_await write_last_checkpoint();
+  if (ending.result.ok() && parts_.checkpointer.needs_checkpoint())
+    ending.result = Error(ErrorCode::kResourceExhausted,
+                          "the final state, version " + std::to_string(ctx_.job.version().value) +
+                              ", is in no checkpoint: the log says why");
 }
 
 void JobServer::request_stop(const std::string& why, bool leave_workers) {

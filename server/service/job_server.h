@@ -64,6 +64,17 @@ class JobServer final {
   JobParts& parts() { return parts_; }
 
  private:
+  /// How the job ends for this server.
+  struct Ending {
+    Status result;
+    bool is_elsewhere = false;    ///< another server has the job, or may
+    bool writes_nothing = false;  ///< it is another server's, or this one never led
+    bool is_coming_back = false;  ///< workers are to wait for a server
+  };
+  Task<void> end_job(Ending& ending);
+  proto::FinishReason set_last_phase(const Status& result, bool halted);
+  Task<void> keep_last_state(Ending& ending);
+  Task<void> close(transport::Listener& listener);
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> watch_leases();

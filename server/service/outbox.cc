@@ -33,6 +33,74 @@ Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
   if (!ended.ok()) session.close(ended.error());
 }
 
+/// Into `attempt`, with the state that it begins with. It stays empty where that was of no use any
+/// more.
+Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
+                                std::shared_ptr<Attempt>& attempt) {
+  // Of this attempt, though it may be over when the state is there.
+  const proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(link->id)];
+  if (policy_.is_elastic()) {
+    const Attempt::Key key = open_.attempt->key();
+    if (link->version != open_.attempt->version) {
+      CENTROID_CO_ASSIGN(const bool is_there, co_await images_.bring_state(link, session, key));
+      if (!is_there) co_return Status();
+    }
+    if (!link->late) {
+      open_.machine.forgive(link->id);
+      link->opened = key;
+      attempt = open_.attempt;
+    }
+  } else {
+    attempt = open_.attempt;
+    if (link->version != attempt->version)
+      CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
+    link->opened = attempt->key();
+    link->opened_at = clock_.now();
+    link->silence = {};
+  }
+  if (attempt) link->begin(attempt->round, job_.fragments.turn(attempt->optimizer_step));
+  link->sent = 0;
+  link->sending = attempt;
+  if (config_.is_peer_to_peer() && link->told != attempt->generation) {
+    link->told = attempt->generation;
+    const proto::Peers peers = attempt->peers;
+    CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));
+  }
+  if (link->route != spread_.route.version && !spread_.route.servers.empty()) {
+    link->route = spread_.route.version;
+    if (!link->is_told_of) round_servers_.tell_opened();  // it goes there next
+    const proto::Route route = spread_.route;
+    const auto head = proto::encode(route);
+    const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
+    CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
+  }
+  if (open.evaluate) {
+    link->asked.push_back(open.version);
+    link->asked_at = clock_.now();
+  }
+  CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
+  co_return Status();
+}
+
+Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& attempt,
+                                 const trace::Lane& lane) {
+  const Attempt::Piece piece = attempt.pieces[link.sent++];
+  proto::ResultChunk message;
+  message.round = attempt.round;
+  message.attempt = attempt.number;
+  message.chunk = piece.chunk;
+  const auto head = proto::encode(message);
+  const auto kind = static_cast<std::uint16_t>(Kind::kResult);
+  const TimePoint begin = clock_.now();
+  CENTROID_CO_TRY(
+      co_await session.send(kind, head, piece.values, begin + config_.stall_timeout, piece.crc));
+  probe_.send().ended(lane, begin, clock_.now(), attempt.round.value);
+  probe_.payload_sent(piece.values.size());
+  probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
+      .moved(job_.store->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
+  co_return Status();
+}
+
 /// Everything the server says to one member on its own account, in order: state if it lacks it,
 /// RoundOpen, the results as they complete, RoundClosed; at last Finish.
 Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
@@ -57,48 +125,7 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       keep_told(events_, *link, keep.round);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
     } else if (is_free && has_seat && !link->behind) {
-      // Of this attempt, though it may be over when the state is there.
-      const proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(link->id)];
-      if (policy_.is_elastic()) {
-        const Attempt::Key key = open_.attempt->key();
-        if (link->version != open_.attempt->version) {
-          CENTROID_CO_ASSIGN(const bool is_there, co_await images_.bring_state(link, session, key));
-          if (!is_there) continue;
-        }
-        if (!link->late) {
-          open_.machine.forgive(link->id);
-          link->opened = key;
-          attempt = open_.attempt;
-        }
-      } else {
-        attempt = open_.attempt;
-        if (link->version != attempt->version)
-          CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
-        link->opened = attempt->key();
-        link->opened_at = clock_.now();
-        link->silence = {};
-      }
-      if (attempt) link->begin(attempt->round, job_.fragments.turn(attempt->optimizer_step));
-      sent = 0;
-      link->sending = attempt;
-      if (config_.is_peer_to_peer() && link->told != attempt->generation) {
-        link->told = attempt->generation;
-        const proto::Peers peers = attempt->peers;
-        CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));
-      }
-      if (link->route != spread_.route.version && !spread_.route.servers.empty()) {
-        link->route = spread_.route.version;
-        if (!link->is_told_of) round_servers_.tell_opened();  // it goes there next
-        const proto::Route route = spread_.route;
-        const auto head = proto::encode(route);
-        const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
-        CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
-      }
-      if (open.evaluate) {
-        link->asked.push_back(open.version);
-        link->asked_at = clock_.now();
-      }
-      CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
+      CENTROID_CO_TRY(co_await open_round(link, session, attempt));
     } else if (link->late) {
       if (!link->late->outcome || !link->late->closed) {
         if (!co_await outgoing_.wait(TimePoint::max())) co_return Status();
@@ -121,21 +148,7 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       link->sending.reset();
       attempts_.results_taken();
     } else if (attempt && sent < attempt->pieces.size()) {
-      const Attempt::Piece piece = attempt->pieces[sent++];
-      proto::ResultChunk message;
-      message.round = attempt->round;
-      message.attempt = attempt->number;
-      message.chunk = piece.chunk;
-      const auto head = proto::encode(message);
-      const auto kind = static_cast<std::uint16_t>(Kind::kResult);
-      const TimePoint begin = clock_.now();
-      CENTROID_CO_TRY(co_await session.send(kind, head, piece.values, begin + config_.stall_timeout,
-                                            piece.crc));
-      probe_.send().ended(lane, begin, clock_.now(), attempt->round.value);
-      probe_.payload_sent(piece.values.size());
-      probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
-          .moved(job_.store->plan().chunk(piece.chunk).elements * sizeof(float),
-                 piece.values.size());
+      CENTROID_CO_TRY(co_await send_result(*link, session, *attempt, lane));
     } else if (!attempt && link->init_requested) {
       link->init_requested = false;
       const proto::Empty nothing;

@@ -34,6 +34,10 @@ class Outbox {
   Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);
 
  private:
+  Task<Status> open_round(std::shared_ptr<Link> link, transport::Session& session,
+                          std::shared_ptr<Attempt>& attempt);
+  Task<Status> send_result(Link& link, transport::Session& session, const Attempt& attempt,
+                           const trace::Lane& lane);
   Task<Status> outbox_loop(std::shared_ptr<Link> link, transport::Session& session);
   Task<Status> send_state(std::shared_ptr<Link> link, transport::Session& session, Version version);
 

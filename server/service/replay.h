@@ -21,9 +21,9 @@ namespace centroid::server {
 /// The leader's journal on its way into the store, round by round: the same steps on the same bits
 /// as in training. Of rounds that were made with several servers it has the leader's chunks; the
 /// others are recalled from the journals of their servers, which may have to be waited for. So a
-/// round is replayed whole, and replay ends at one version: that of the last round that the leader's
-/// journal has as committed. It exists from the moment when a state was loaded until its journal's
-/// end; nobody joins meanwhile.
+/// round is replayed whole, and replay ends at one version: that of the last round that the
+/// leader's journal has as committed. It exists from the moment when a state was loaded until its
+/// journal's end; nobody joins meanwhile.
 class Replay {
  public:
   /// Of the optimizer's steps. It may change between two rounds, and each segment has its own.

@@ -40,105 +40,34 @@ Task<Status> Restoration::restore_wanted() {
 }
 
 Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newer) {
-  // Nothing is touched before everything has been looked at. The folder is the blocking thread's.
-  struct Folder {
-    std::optional<Result<CheckpointEntry>> found;
-    std::vector<CheckpointEntry> newer;
-    bool has_journal = false;
-  };
-  auto look = [this, version] {
-    Folder folder;
-    folder.found.emplace(checkpoints_->find(version, true));
-    for (const CheckpointEntry& other : checkpoints_->list(false))
-      if (other.version > version) folder.newer.push_back(other);
-    folder.has_journal = !journal::segments_of(config_.journal_dir).empty();
-    return std::make_shared<Folder>(std::move(folder));
-  };
-  const auto folder = co_await run_on(disk_.hurried(), std::move(look));
-  if (!folder->found->ok()) co_return folder->found->error();
+  // Nothing is touched before everything has been looked at.
+  CENTROID_CO_ASSIGN(const auto folder, co_await look(version, delete_newer));
   const CheckpointEntry entry = **folder->found;
-  if (!entry.problem.empty()) checkpointer_.checkpoint_lost(version);
-  if (!entry.problem.empty())
-    co_return Error(ErrorCode::kDataLoss,
-                    "checkpoint " + entry.path.string() + " is damaged: " + entry.problem);
-  if (version.value == 0)
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "checkpoint " + entry.path.string() +
-                        " has no model, only tables of sparse rows: the server takes those when "
-                        "it starts with `resume`");
-  if (version == Version())
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "checkpoint " + entry.path.string() + " holds no model, only rows of tables");
-  if (entry.info.run_id != job_.run_id)
-    co_return Error(ErrorCode::kFailedPrecondition, "checkpoint " + entry.path.string() +
-                                                        " belongs to run '" + entry.info.run_id +
-                                                        "', not to '" + job_.run_id + "'");
-  const std::vector<CheckpointEntry>& newer = folder->newer;
-  if (!newer.empty() && !delete_newer)
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "there are " + std::to_string(newer.size()) + " newer checkpoints, up to " +
-                        newer.front().path.string() +
-                        ", with the versions that the job will make again: say "
-                        "{\"delete_newer\": true}, or take the newest");
   const bool is_marked = config_.keeps_journal() || folder->has_journal;
-  if (is_marked && rows_.has_tables() && !newer.empty())
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "the rows of the tables are in the newest checkpoint, " +
-                        newer.front().path.string() +
-                        ", and in the journal behind it: with tables and a journal a job goes "
-                        "back to the newest one only");
   RestoreView view;
   view.path = entry.path.string();
   view.version = version.value;
   view.round = entry.info.round.value;
-  view.from_version = job_.store ? job_.store->version().value : 0;
+  view.from_version = job_.version().value;
   restore_->doing = "the workers leave, to come back to checkpoint " + to_string(version);
   const Raised loading(use_.is_loading, changed_);  // nobody joins the state that is given up
   co_await dismiss_everybody("the job goes back to checkpoint " + entry.path.string());
-  const auto may_write = gate_.may_write();
-  auto remove_newer = [this, folder, may_write]() -> Status {
-    for (const CheckpointEntry& other : folder->newer) {
-      if (may_write) CENTROID_TRY(may_write());
-      CENTROID_TRY(checkpoints_->remove(other));
-    }
-    return {};
-  };
-  if (!is_marked) CENTROID_CO_TRY(co_await run_on(disk_.hurried(), std::move(remove_newer)));
-  if (is_marked) {
-    const auto waits = round_journal_.begin_wait();
-    co_await journal_.drop_attempt();  // from here on nothing is written to it
-  }
   const auto mark = std::make_shared<RestoreMark>();
   mark->run_id = job_.run_id;
   mark->version = version;
-  for (const CheckpointEntry& other : newer) mark->newer.push_back(other.path.filename().string());
-  auto decide = [this, mark, may_write] {
-    for (const LogSegment& one : journal::segments_of(config_.journal_dir))
-      mark->segments.push_back({one.path.filename().string(), one.bytes});
-    const std::string writer = gate_.writer();
-    return mark->write(config_.journal_dir, may_write, writer);
-  };
   // When it fails the job goes on with the state that it has: nothing of that has been touched.
-  if (is_marked) CENTROID_CO_TRY(co_await run_on(disk_.hurried(), std::move(decide)));
+  if (is_marked)
+    CENTROID_CO_TRY(co_await write_mark(mark, folder));
+  else
+    CENTROID_CO_TRY(co_await remove_newer(folder));
   restore_->is_half = true;
   journal_.stop();  // it begins anew behind the rounds of the checkpoint
   replay_.reset();
   open_ = OpenRound(policy_);
   job_.drop_model();  // in no checkpoint from here on, whatever happens
   restore_->doing = "newer checkpoints and the journal are removed";
-  while (is_marked) {
-    CENTROID_CO_TRY(co_await gate_.may_commit());
-    auto complete = [this, mark, may_write] {
-      return mark->complete(config_.journal_dir, *checkpoints_, may_write);
-    };
-    const Status completed = co_await run_on(disk_.hurried(), std::move(complete));
-    if (completed.ok()) break;
-    const bool is_held =
-        gate_.has_election() && completed.error().code() == ErrorCode::kUnavailable;
-    if (!is_held) co_return completed.error();
-    if (!co_await sleep_until(clock_.now() + kAgain)) co_return completed.error();
-  }
-  for (const CheckpointEntry& other : newer) {
+  if (is_marked) CENTROID_CO_TRY(co_await complete(mark));
+  for (const CheckpointEntry& other : folder->newer) {
     ++view.deleted;
     tell(events_, log::Level::kInfo, "checkpoint.deleted",
          {{"path", other.path.string()},
@@ -158,6 +87,92 @@ Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newe
         {"round", view.round},
         {"from_version", view.from_version}});
   co_return view;
+}
+
+/// What lies in the folder, and whether the job may go back to that. The folder is the thread of
+/// files'.
+Task<Result<std::shared_ptr<const Restoration::Folder>>> Restoration::look(Version version,
+                                                                           bool delete_newer) {
+  auto read = [this, version] {
+    Folder folder;
+    folder.found.emplace(checkpoints_->find(version, true));
+    for (const CheckpointEntry& other : checkpoints_->list(false))
+      if (other.version > version) folder.newer.push_back(other);
+    folder.has_journal = !journal::segments_of(config_.journal_dir).empty();
+    return std::make_shared<const Folder>(std::move(folder));
+  };
+  const auto folder = co_await run_on(disk_.hurried(), std::move(read));
+  if (!folder->found->ok()) co_return folder->found->error();
+  const CheckpointEntry& entry = **folder->found;
+  const std::string which = "checkpoint " + entry.path.string();
+  if (!entry.problem.empty()) {
+    checkpointer_.checkpoint_lost(version);
+    co_return Error(ErrorCode::kDataLoss, which + " is damaged: " + entry.problem);
+  }
+  const auto refuse = [](const std::string& why) {
+    return Error(ErrorCode::kFailedPrecondition, why);
+  };
+  if (version == Version())
+    co_return refuse(which +
+                     " has no model, only tables of sparse rows: the server takes those when it "
+                     "starts with `resume`");
+  if (entry.info.run_id != job_.run_id)
+    co_return refuse(which + " belongs to run '" + entry.info.run_id + "', not to '" + job_.run_id +
+                     "'");
+  const std::vector<CheckpointEntry>& newer = folder->newer;
+  if (!newer.empty() && !delete_newer)
+    co_return refuse("there are " + std::to_string(newer.size()) + " newer checkpoints, up to " +
+                     newer.front().path.string() +
+                     ", with the versions that the job will make again: say "
+                     "{\"delete_newer\": true}, or take the newest");
+  if ((config_.keeps_journal() || folder->has_journal) && rows_.has_tables() && !newer.empty())
+    co_return refuse("the rows of the tables are in the newest checkpoint, " +
+                     newer.front().path.string() +
+                     ", and in the journal behind it: with tables and a journal a job goes back "
+                     "to the newest one only");
+  co_return folder;
+}
+
+/// Without a journal nothing has to be decided at one moment.
+Task<Status> Restoration::remove_newer(std::shared_ptr<const Folder> folder) {
+  auto remove = [this, folder, may_write = gate_.may_write()]() -> Status {
+    for (const CheckpointEntry& other : folder->newer) {
+      if (may_write) CENTROID_TRY(may_write());
+      CENTROID_TRY(checkpoints_->remove(other));
+    }
+    return {};
+  };
+  co_return co_await run_on(disk_.hurried(), std::move(remove));
+}
+
+/// The mark decides: whoever starts the server after it is written goes back to the checkpoint.
+Task<Status> Restoration::write_mark(std::shared_ptr<RestoreMark> mark,
+                                     std::shared_ptr<const Folder> folder) {
+  {
+    const auto waits = round_journal_.begin_wait();
+    co_await journal_.drop_attempt();  // from here on nothing is written to it
+  }
+  for (const CheckpointEntry& other : folder->newer)
+    mark->newer.push_back(other.path.filename().string());
+  auto decide = [this, mark, may_write = gate_.may_write(), writer = gate_.writer()] {
+    for (const LogSegment& one : journal::segments_of(config_.journal_dir))
+      mark->segments.push_back({one.path.filename().string(), one.bytes});
+    return mark->write(config_.journal_dir, may_write, writer);
+  };
+  co_return co_await run_on(disk_.hurried(), std::move(decide));
+}
+
+/// Remove what the mark names; again where the lease was late meanwhile.
+Task<Status> Restoration::complete(std::shared_ptr<RestoreMark> mark) {
+  for (;;) {
+    CENTROID_CO_TRY(co_await gate_.may_commit());
+    auto remove = [this, mark, may_write = gate_.may_write()] {
+      return mark->complete(config_.journal_dir, *checkpoints_, may_write);
+    };
+    const Status completed = co_await run_on(disk_.hurried(), std::move(remove));
+    if (completed.ok() || !gate_.is_late(completed.error())) co_return completed;
+    if (!co_await sleep_until(clock_.now() + kAgain)) co_return completed;
+  }
 }
 
 /// End every membership so that the workers come back, and wait until nothing uses the store.

@@ -1,15 +1,18 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "common/checkpoint/restore_mark.h"
 #include "server/service/job_start.h"
 
 namespace centroid::server {
 
 /// Going back to a checkpoint while the job runs: for the workers it is as if the server had been
-/// restarted with that checkpoint as the newest. With a journal a mark decides (RestoreMark). Of one
-/// thread.
+/// restarted with that checkpoint as the newest. With a journal a mark decides (RestoreMark). Of
+/// one thread.
 class Restoration {
  public:
   Restoration(const ServerConfig& config, const Clock& clock, EventLog& events, RowsService& rows,
@@ -48,6 +51,16 @@ class Restoration {
   Task<Status> restore_wanted();
 
  private:
+  /// What the folder of checkpoints has.
+  struct Folder {
+    std::optional<Result<CheckpointEntry>> found;
+    std::vector<CheckpointEntry> newer;
+    bool has_journal = false;
+  };
+  Task<Result<std::shared_ptr<const Folder>>> look(Version version, bool delete_newer);
+  Task<Status> remove_newer(std::shared_ptr<const Folder> folder);
+  Task<Status> write_mark(std::shared_ptr<RestoreMark> mark, std::shared_ptr<const Folder> folder);
+  Task<Status> complete(std::shared_ptr<RestoreMark> mark);
   Task<Result<RestoreView>> restore(Version version, bool delete_newer);
   Task<void> dismiss_everybody(std::string why);
 

@@ -10,8 +10,8 @@
 
 namespace centroid::server {
 
-/// The attempts at a round: one is opened, what the round machine decides is kept for the round loop,
-/// and it is closed; one that loses members is repeated with the rest. Of one thread.
+/// The attempts at a round: one is opened, what the round machine decides is kept for the round
+/// loop, and it is closed; one that loses members is repeated with the rest. Of one thread.
 class RoundAttempts {
  public:
   RoundAttempts(const ServerConfig& config, const Clock& clock, Probe& probe, EventLog& events,

@@ -116,20 +116,8 @@ Task<Status> RoundLoop::one_round() {
         break;
       case RoundAction::kMerge:
         co_return co_await merge_round(std::move(decision));
-      case RoundAction::kSkip: {
-        ++totals_.skipped;
-        probe_.round_skipped();
-        tell(events_, log::Level::kWarn, "round.skipped",
-             {{"round", job_.round.value},
-              {"worker", members_.name_of(decision.culprit)},
-              {"why", decision.text}});
-        const std::uint64_t number = round_journal_.end_round(journal::Kind::kSkip, decision);
-        CENTROID_CO_TRY(co_await round_journal_.written(number));
-        attempts_.close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
-        round_over();
-        checkpointer_.checkpoint_behind_round();
-        co_return Status();
-      }
+      case RoundAction::kSkip:
+        co_return co_await skip_round(std::move(decision));
       case RoundAction::kHalt: {
         const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
         Error halt(ErrorCode::kFailedPrecondition,
@@ -238,6 +226,21 @@ void RoundLoop::round_over() {
   job_.offset = next.offset;
   if (is_epoch_over) job_.evaluate_next = true;
   data_.end_epochs();
+}
+
+Task<Status> RoundLoop::skip_round(RoundDecision decision) {
+  ++totals_.skipped;
+  probe_.round_skipped();
+  tell(events_, log::Level::kWarn, "round.skipped",
+       {{"round", job_.round.value},
+        {"worker", members_.name_of(decision.culprit)},
+        {"why", decision.text}});
+  const std::uint64_t number = round_journal_.end_round(journal::Kind::kSkip, decision);
+  CENTROID_CO_TRY(co_await round_journal_.written(number));
+  attempts_.close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);
+  round_over();
+  checkpointer_.checkpoint_behind_round();
+  co_return Status();
 }
 
 Task<Status> RoundLoop::merge_round(RoundDecision decision) {

@@ -61,6 +61,7 @@ class RoundLoop {
  private:
   Task<Status> one_round();
   Task<Status> merge_round(RoundDecision decision);
+  Task<Status> skip_round(RoundDecision decision);
   Task<bool> wait_for_members();
   void dismiss_drained();
   Task<void> apply_changes();

@@ -39,119 +39,153 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await moves_.finish_moves();
   if (!copied.ok()) co_return give_up(copied.error());
-  job_.store->set_rate_factor(rate_factor_of(decision.contributors.size() + decision.late.size(),
-                                             config_.optimizer_scale_ratio));
+  const std::size_t contributors = decision.contributors.size() + decision.late.size();
+  job_.store->set_rate_factor(rate_factor_of(contributors, config_.optimizer_scale_ratio));
   if (policy_.is_elastic()) {
     elastic_.collect_parts(decision);
     co_await sum_parts(decision.total_weight);
   }
-  const std::vector<Chunk>& mine = local_.part();
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : mine.size();
-  if (open_.complete_chunks < chunks) {
-    const auto missing = [this, chunks] {
-      return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
-             " chunks wait for memory: until slower workers have read the results before, or the "
-             "journal's disk has taken what came";
-    };
-    const auto waits = waits_.begin(WaitCause::kCredit, present_round(job_), "workers", missing);
-    while (open_.complete_chunks < chunks) {
-      if (!co_await changed_.wait(TimePoint::max()))
-        co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      attempts_.results_taken();
-    }
-  }
+  CENTROID_CO_TRY(co_await await_chunks());
   if (job_.reply_failure) co_return *job_.reply_failure;
   if (!job_.is_early && !job_.replies) {  // the sums change now
     const auto waits = round_journal_.begin_wait();
     co_await journal_.drained();
   }
-  const bool is_spread = spread_.has_others();
-  std::uint64_t written = 0;
-  if (!is_spread) written = round_journal_.end_round(journal::Kind::kCommit, decision);
-  if (config_.applies_on_worker() && !is_spread)
-    CENTROID_CO_TRY(co_await round_journal_.written(written));
+  Merging round(executor_, std::move(decision));
+  round.is_spread = spread_.has_others();
+  if (!round.is_spread)
+    round.written = round_journal_.end_round(journal::Kind::kCommit, round.decision);
+  if (config_.applies_on_worker() && !round.is_spread)
+    CENTROID_CO_TRY(co_await round_journal_.written(round.written));
   const TimePoint begin = clock_.now();
-  const auto outcome = proto::Outcome::kCommitted;
-  const auto contributors =
-      static_cast<std::uint32_t>(decision.contributors.size() + decision.late.size());
-  const bool clips = config_.optimizer.clip_norm > 0;
-  TaskGroup elsewhere(executor_);  // what other servers do of this round; joined on every path
-  Status prepared;
-  if (images_.is_copying()) {
-    const auto waits = waits_.begin(WaitCause::kState, present_round(job_), kStateCopy,
-                                    "it is made for a reader or a worker, of one version");
-    while (images_.is_copying())
-      co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
-  }
-  if (is_spread) {
+  co_await await_copies();
+  if (round.is_spread) {
     open_.squares.resize(job_.store->plan().chunks().size());
-    elsewhere.spawn(round_servers_.prepare_elsewhere(
-        std::make_shared<const RoundDecision>(decision), &prepared));
+    auto named = std::make_shared<const RoundDecision>(round.decision);
+    round.elsewhere.spawn(round_servers_.prepare_elsewhere(std::move(named), &round.prepared));
   }
   if (config_.is_peer_to_peer()) {
-    attempts_.close_attempt(outcome, decision.total_weight, contributors, "");
+    close(round);
     job_.store->commit_elsewhere();
   } else if (config_.applies_on_worker()) {
-    co_await elsewhere.join();
-    if (is_spread && prepared.ok() && clips) {
-      if (job_.replies)
-        CENTROID_CO_TRY(co_await local_.measure_replies());
-      else
-        co_await local_.measure_mean(0);
-      prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
-    }
-    if (!prepared.ok()) co_return give_up(prepared.error());
-    if (is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(decision));
-    attempts_.close_attempt(outcome, decision.total_weight, contributors, "");
-    if (job_.replies && clips && !is_spread) {
-      CENTROID_CO_TRY(co_await local_.measure_replies());
-      local_.clip_measured();
-    } else if (!is_spread) {
-      co_await local_.clip(0);
-    }
-    const auto attempt = open_.attempt;
-    for (std::size_t turn = 0; turn < chunks; ++turn) {
-      if (job_.replies)
-        CENTROID_CO_TRY(local_.apply_reply(attempt->pieces[turn]));
-      else
-        job_.store->shadow_apply(mine[turn]);
-      if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
-    }
-    job_.store->commit_in_place(mine);
-    if (job_.replies) local_.commit_replies();
+    CENTROID_CO_ASSIGN(const bool is_prepared, co_await step_as_workers(round));
+    if (!is_prepared) co_return give_up(round.prepared.error());
   } else {
-    std::size_t turn = 0;
-    if (clips) {
-      co_await local_.measure_mean(decision.total_weight);
-      co_await elsewhere.join();
-      if (!prepared.ok()) co_return give_up(prepared.error());
-      const float factor = local_.clip_measured();
-      if (is_spread) elsewhere.spawn(round_servers_.prepare_elsewhere(factor, &prepared));
-    }
-    for (const Chunk& chunk : mine) {
-      if (job_.is_early) break;  // applied and sent when it was complete
-      if (!clips) job_.store->scale(chunk, decision.total_weight);
-      job_.store->apply(chunk);
-      emit(chunk);
-      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-    }
-    co_await elsewhere.join();
-    if (!prepared.ok()) co_return give_up(prepared.error());
-    if (is_spread)
-      CENTROID_CO_TRY(co_await round_journal_.commit(decision));
-    else
-      CENTROID_CO_TRY(co_await round_journal_.written(written));
-    job_.store->commit_swap(mine);
-    fault::point("round.before_close");
-    attempts_.close_attempt(outcome, decision.total_weight, contributors, "");
+    CENTROID_CO_ASSIGN(const bool is_prepared, co_await step_here(round));
+    if (!is_prepared) co_return give_up(round.prepared.error());
   }
-  if (is_spread) fault::point("servers.committed");
-  if (is_spread) co_await round_servers_.commit_elsewhere();
+  if (round.is_spread) fault::point("servers.committed");
+  if (round.is_spread) co_await round_servers_.commit_elsewhere();
   static const trace::Lane kLane("rounds");
   probe_.apply().ended(kLane, begin, clock_.now(), job_.round.value);
   static const trace::EventLane kRounds("periods");
   kRounds.period(trace::Period::kRound, open_.opened, clock_.now(), job_.round.value);
+  count_round(round);
+  fault::point("round.committed");
+  co_return true;
+}
 
+/// Until all chunks of this server are summed.
+Task<Status> RoundMerge::await_chunks() {
+  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : local_.part().size();
+  if (open_.complete_chunks >= chunks) co_return Status();
+  const auto missing = [this, chunks] {
+    return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
+           " chunks wait for memory: until slower workers have read the results before, or the "
+           "journal's disk has taken what came";
+  };
+  const auto waits = waits_.begin(WaitCause::kCredit, present_round(job_), "workers", missing);
+  while (open_.complete_chunks < chunks) {
+    if (!co_await changed_.wait(TimePoint::max()))
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    attempts_.results_taken();
+  }
+  co_return Status();
+}
+
+/// While the state of all servers is copied no other version may come.
+Task<void> RoundMerge::await_copies() {
+  if (!images_.is_copying()) co_return;
+  const auto waits = waits_.begin(WaitCause::kState, present_round(job_), kStateCopy,
+                                  "it is made for a reader or a worker, of one version");
+  while (images_.is_copying()) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+}
+
+void RoundMerge::close(const Merging& round) {
+  attempts_.close_attempt(proto::Outcome::kCommitted, round.decision.total_weight,
+                          round.contributors, "");
+}
+
+/// The workers apply the mean themselves: the round is committed first, then the server takes the
+/// same step. False: another server could not prepare it.
+Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
+  const bool clips = config_.optimizer.clip_norm > 0;
+  co_await round.elsewhere.join();
+  if (round.is_spread && round.prepared.ok() && clips) {
+    if (job_.replies)
+      CENTROID_CO_TRY(co_await local_.measure_replies());
+    else
+      co_await local_.measure_mean(0);
+    round.prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
+  }
+  if (!round.prepared.ok()) co_return false;
+  if (round.is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
+  close(round);
+  if (job_.replies && clips && !round.is_spread) {
+    CENTROID_CO_TRY(co_await local_.measure_replies());
+    local_.clip_measured();
+  } else if (!round.is_spread) {
+    co_await local_.clip(0);
+  }
+  const auto attempt = open_.attempt;
+  const std::vector<Chunk>& mine = local_.part();
+  for (std::size_t turn = 0; turn < mine.size(); ++turn) {
+    if (job_.replies)
+      CENTROID_CO_TRY(local_.apply_reply(attempt->pieces[turn]));
+    else
+      job_.store->shadow_apply(mine[turn]);
+    if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
+  }
+  job_.store->commit_in_place(mine);
+  if (job_.replies) local_.commit_replies();
+  co_return true;
+}
+
+/// The server applies the mean, and sends parameters. False: another server could not prepare it.
+Task<Result<bool>> RoundMerge::step_here(Merging& round) {
+  const bool clips = config_.optimizer.clip_norm > 0;
+  const double weight = round.decision.total_weight;
+  const std::vector<Chunk>& mine = local_.part();
+  if (clips) {
+    co_await local_.measure_mean(weight);
+    co_await round.elsewhere.join();
+    if (!round.prepared.ok()) co_return false;
+    const float factor = local_.clip_measured();
+    if (round.is_spread)
+      round.elsewhere.spawn(round_servers_.prepare_elsewhere(factor, &round.prepared));
+  }
+  std::size_t turn = 0;
+  for (const Chunk& chunk : mine) {
+    if (job_.is_early) break;  // applied and sent when it was complete
+    if (!clips) job_.store->scale(chunk, weight);
+    job_.store->apply(chunk);
+    emit(chunk);
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
+  }
+  co_await round.elsewhere.join();
+  if (!round.prepared.ok()) co_return false;
+  if (round.is_spread)
+    CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
+  else
+    CENTROID_CO_TRY(co_await round_journal_.written(round.written));
+  job_.store->commit_swap(mine);
+  fault::point("round.before_close");
+  close(round);
+  co_return true;
+}
+
+/// What epochs, metrics and events hear of a committed round.
+void RoundMerge::count_round(const Merging& round) {
   const double elapsed = seconds(clock_.now() - open_.opened);
   if (open_.tally.samples > 0) totals_.loss = open_.tally.loss();
   const double rate = static_cast<double>(open_.tally.samples) / std::max(elapsed, 1e-9);
@@ -173,19 +207,17 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
     events_.publish("round.committed", {{"round", job_.round.value},
                                         {"version", job_.store->version().value},
                                         {"generation", members_.roster.generation().value},
-                                        {"contributors", contributors},
+                                        {"contributors", round.contributors},
                                         {"samples", open_.tally.samples},
                                         {"seconds", elapsed},
                                         {"loss", totals_.loss},
                                         {"rounds", std::exchange(totals_.rounds_untold, 0)}});
   }
-  for (const MemberId member : decision.contributors) {
+  for (const MemberId member : round.decision.contributors) {
     job_.counted[members_.name_of(member)] = job_.round;
     probe_.staleness(0);
   }
-  elastic_.late_counted(decision);
-  fault::point("round.committed");
-  co_return true;
+  elastic_.late_counted(round.decision);
 }
 
 void RoundMerge::chunk_complete(ChunkId id, double total_weight) {

@@ -47,6 +47,26 @@ class RoundMerge {
   Task<void> snapshot_room();
 
  private:
+  /// A round on its way from its sums to the next version.
+  struct Merging {
+    Merging(Executor executor, RoundDecision what)
+        : decision(std::move(what)),
+          contributors(
+              static_cast<std::uint32_t>(decision.contributors.size() + decision.late.size())),
+          elsewhere(std::move(executor)) {}
+    RoundDecision decision;
+    std::uint32_t contributors;
+    bool is_spread = false;     ///< the model lies on several servers
+    std::uint64_t written = 0;  ///< its number in the journal, on one server
+    Status prepared;            ///< by the other servers
+    TaskGroup elsewhere;        ///< what they do of it; joined on every path
+  };
+  Task<Status> await_chunks();
+  Task<void> await_copies();
+  Task<Result<bool>> step_as_workers(Merging& round);
+  Task<Result<bool>> step_here(Merging& round);
+  void close(const Merging& round);
+  void count_round(const Merging& round);
   bool give_up(const Error& why);
   void emit(const Chunk& chunk);
   void encode_reply(ChunkId chunk);

@@ -12,8 +12,8 @@
 
 namespace centroid::server {
 
-/// A round of a model on several servers, as its leader makes it with the others: they sum, step and
-/// commit what lies on them. Does nothing where all chunks are here. Of one thread.
+/// A round of a model on several servers, as its leader makes it with the others: they sum, step
+/// and commit what lies on them. Does nothing where all chunks are here. Of one thread.
 class RoundServers {
  public:
   RoundServers(const ServerConfig& config, const RoundPolicy& policy, JobState& job,

@@ -7,8 +7,8 @@
 
 namespace centroid::server {
 
-/// Shard servers that come, go, or are lost: between two rounds the model is made to lie where it is
-/// to lie. Of one thread.
+/// Shard servers that come, go, or are lost: between two rounds the model is made to lie where it
+/// is to lie. Of one thread.
 class ServerChanges {
  public:
   ServerChanges(const ServerConfig& config, const Clock& clock, Probe& probe, EventLog& events,

@@ -185,6 +185,53 @@ Task<Result<JobState>> StateLoader::load_checkpoint() {
   co_return co_await load_checkpoint(**newest);
 }
 
+/// It was made with settings that go on the same way.
+Status StateLoader::check_settings(const CheckpointEntry& entry,
+                                   const std::vector<std::string>& slots, bool has_residual) const {
+  const CheckpointInfo& info = entry.info;
+  if (info.optimizer != config_.optimizer.name ||
+      !std::equal(slots.begin(), slots.end(), info.slot_names.begin(),
+                  info.slot_names.end() - (has_residual ? 1 : 0)))
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " was made with optimizer '" +
+                     info.optimizer + "', the configuration says '" + config_.optimizer.name + "'");
+  if (info.seed != config_.seed)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " was made with seed " +
+                     std::to_string(info.seed) + ", the configuration says " +
+                     std::to_string(config_.seed) + ": the order of the data follows it");
+  const auto fragments = info.extra.find("fragments");
+  if (const std::string kept = fragments == info.extra.end() ? "1" : fragments->second;
+      kept != std::to_string(config_.fragments))
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + entry.path.string() + " was made with " + kept +
+                     " fragments, the configuration says " + std::to_string(config_.fragments) +
+                     ": whose turn it is follows from them (fragments)");
+  return {};
+}
+
+namespace {
+
+/// Where the job is, but for what the store holds.
+void take_position(JobState& state, const CheckpointInfo& info) {
+  state.run_id = info.run_id;
+  state.round = info.round.next();
+  state.epoch = info.epoch;
+  state.offset = info.offset;
+  state.checkpointed = info.version;
+  const auto steps = info.extra.find("local_steps");
+  state.steps_before =
+      steps == info.extra.end() ? 0 : std::strtoull(steps->second.c_str(), nullptr, 10);
+  const auto returned = info.extra.find("returned");
+  state.returned.restore(returned == info.extra.end() ? "" : returned->second);
+  for (const auto& [key, value] : info.extra)
+    if (key.starts_with(kCountedPrefix))
+      state.counted[key.substr(std::string_view(kCountedPrefix).size())] =
+          Round(std::strtoull(value.c_str(), nullptr, 10));
+}
+
+}  // namespace
+
 /// No member may join meanwhile (`use_.is_loading`).
 Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
   const CheckpointInfo& info = entry->info;
@@ -202,25 +249,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   CENTROID_CO_TRY(make_store(state, manifest, codec_in(info)));
   const std::vector<std::string> slots = state.store->optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
-  if (info.optimizer != config_.optimizer.name ||
-      !std::equal(slots.begin(), slots.end(), info.slot_names.begin(),
-                  info.slot_names.end() - (has_residual ? 1 : 0)))
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "checkpoint " + entry->path.string() + " was made with optimizer '" +
-                        info.optimizer + "', the configuration says '" + config_.optimizer.name +
-                        "'");
-  if (info.seed != config_.seed)
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "checkpoint " + entry->path.string() + " was made with seed " +
-                        std::to_string(info.seed) + ", the configuration says " +
-                        std::to_string(config_.seed) + ": the order of the data follows it");
-  const auto fragments = info.extra.find("fragments");
-  if (const std::string kept = fragments == info.extra.end() ? "1" : fragments->second;
-      kept != std::to_string(config_.fragments))
-    co_return Error(ErrorCode::kFailedPrecondition,
-                    "checkpoint " + entry->path.string() + " was made with " + kept +
-                        " fragments, the configuration says " + std::to_string(config_.fragments) +
-                        ": whose turn it is follows from them (fragments)");
+  CENTROID_CO_TRY(check_settings(*entry, slots, has_residual));
   const Raised loading(use_.is_loading, changed_);
   const std::string what =
       entry->path.string() + " is read, " + std::to_string(entry->bytes) + " bytes";
@@ -239,16 +268,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   const auto values = co_await run_on(disk_.executor, std::move(read));
   CENTROID_CO_TRY(*values);
   state.store->restore(info.version, info.optimizer_step);
-  state.run_id = info.run_id;
-  state.round = info.round.next();
-  state.epoch = info.epoch;
-  state.offset = info.offset;
-  state.checkpointed = info.version;
-  const auto steps = info.extra.find("local_steps");
-  state.steps_before =
-      steps == info.extra.end() ? 0 : std::strtoull(steps->second.c_str(), nullptr, 10);
-  const auto returned = info.extra.find("returned");
-  state.returned.restore(returned == info.extra.end() ? "" : returned->second);
+  take_position(state, info);
   state.held = state.position();
   state.agreed = job_.agreed;
   if (const auto generation = info.extra.find("generation"); generation != info.extra.end())
@@ -268,10 +288,6 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
                                     : "the checkpoint has no residual of the results' codec: it "
                                       "begins at zero"}});
   }
-  for (const auto& [key, value] : info.extra)
-    if (key.starts_with(kCountedPrefix))
-      state.counted[key.substr(std::string_view(kCountedPrefix).size())] =
-          Round(std::strtoull(value.c_str(), nullptr, 10));
   state.resumed_from = *entry;
   log::info("checkpoint.loaded", {{"path", entry->path.string()},
                                   {"version", info.version.value},

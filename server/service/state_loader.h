@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "server/service/leader_gate.h"
 #include "server/service/model_servers.h"
@@ -21,7 +22,8 @@ inline constexpr const char* kResidualSlot = "codec_down_residual";
 inline constexpr const char* kCountedPrefix = "counted/";
 
 /// Makes states of the job: for a new model, from a checkpoint, from a file of initial values; and
-/// says first whether there is memory for one. Of one thread; files are read on the thread of files.
+/// says first whether there is memory for one. Of one thread; files are read on the thread of
+/// files.
 class StateLoader {
  public:
   StateLoader(const ServerConfig& config, const RoundPolicy& policy, const AggregateRule& aggregate,
@@ -71,6 +73,8 @@ class StateLoader {
   Status check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
                     const std::string& codec);
   Status make_replies(JobState& into) const;
+  Status check_settings(const CheckpointEntry& entry, const std::vector<std::string>& slots,
+                        bool has_residual) const;
 
   const ServerConfig& config_;
   const RoundPolicy& policy_;

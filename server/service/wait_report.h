@@ -54,7 +54,8 @@ class WaitReport {
   std::optional<Aggregator::Queued> held_up(const Link& link) const;
   /// Members without a part in the open round.
   std::vector<MemberId> unseated() const;
-  /// Until the server closes: an event for each wait that lasts, and workers that wait are told why.
+  /// Until the server closes: an event for each wait that lasts, and workers that wait are told
+  /// why.
   Task<void> watch_waits();
 
  private:
