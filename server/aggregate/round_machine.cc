@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace centroid::server {
 
@@ -28,20 +29,42 @@ void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<Me
   others_ = others;
   present_ = members.size() + others.size();
   seats_.clear();
-  for (const MemberId member : members)
-    seats_.push_back(Seat{.member = member, .contribution = {}});
+  places_.clear();
+  seated_ = possible_ = done_ = weighed_ = nonfinite_ = 0;
+  for (const MemberId member : members) add_seat(member);
 }
 
 bool RoundMachine::admit(MemberId member) {
   if (!open_ || !may_begin(member) || std::erase(others_, member) == 0) return false;
-  seats_.push_back(Seat{.member = member, .contribution = {}});
+  add_seat(member);
   return true;
 }
 
+void RoundMachine::add_seat(MemberId member) {
+  places_.emplace(member, seats_.size());
+  seats_.push_back(Seat{.member = member, .contribution = {}});
+  ++seated_;
+  ++possible_;
+}
+
+void RoundMachine::set_done(Seat& seat, Contribution contribution) {
+  seat.done = true;
+  seat.contribution = std::move(contribution);
+  ++done_;
+  if (!seat.present) ++possible_;
+  if (seat.contribution.weight > 0) ++weighed_;
+  if (seat.contribution.nonfinite) ++nonfinite_;
+}
+
+void RoundMachine::set_absent(Seat& seat) {
+  if (!std::exchange(seat.present, false)) return;
+  --seated_;
+  if (!seat.done) --possible_;
+}
+
 const RoundMachine::Seat* RoundMachine::seat(MemberId member) const {
-  const auto it =
-      std::find_if(seats_.begin(), seats_.end(), [&](const Seat& s) { return s.member == member; });
-  return it == seats_.end() ? nullptr : &*it;
+  const auto found = places_.find(member);
+  return found == places_.end() ? nullptr : &seats_[found->second];
 }
 
 RoundMachine::Seat* RoundMachine::seat(MemberId member) {
@@ -69,8 +92,7 @@ Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution con
     return Error(ErrorCode::kAborted, "member " + to_string(member) +
                                           " has not said that it is done with round " +
                                           to_string(*earlier));
-  s->done = true;
-  s->contribution = std::move(contribution);
+  set_done(*s, std::move(contribution));
   if (const auto own = steps_.find(member); own != steps_.end()) ++own->second;
   observe(member, now - opened_);
   return decide(now);
@@ -83,12 +105,9 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress, TimePoint n
   Seat* const s = seat(member);
   const bool was_other = std::erase(others_, member) > 0;
   const bool was_missing = s != nullptr && s->present && !s->done;
-  if (s != nullptr) s->present = false;
+  if (s != nullptr) set_absent(*s);
   if (!open_ || (!was_other && !was_missing)) return {};
-  const bool anybody =
-      !others_.empty() || std::any_of(seats_.begin(), seats_.end(), [this](const Seat& other) {
-        return other.present || (other.done && !policy_.is_joint);
-      });
+  const bool anybody = !others_.empty() || seated_ > 0 || (done_ > 0 && !policy_.is_joint);
   if (!anybody) {
     open_ = false;
     return {.action = RoundAction::kDeserted,
@@ -129,7 +148,7 @@ RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent, Progr
     return retry("member " + to_string(lost->member) + " has not contributed in time");
   if (progress == Progress::kPart) return {};
   for (Seat& s : seats_)
-    if (is_silent(s)) s.present = false;
+    if (is_silent(s)) set_absent(s);
   return decide(now);
 }
 
@@ -143,11 +162,7 @@ RoundDecision RoundMachine::retry(std::string why) {
 }
 
 /// Contributions that have come or may still come.
-std::size_t RoundMachine::possible() const {
-  std::size_t count = others_.size();
-  for (const Seat& s : seats_) count += s.present || s.done ? 1 : 0;
-  return count;
-}
+std::size_t RoundMachine::possible() const { return others_.size() + possible_; }
 
 std::size_t RoundMachine::needed() const {
   const std::size_t alive = possible();
@@ -160,18 +175,12 @@ std::size_t RoundMachine::needed() const {
 
 /// Enough have contributed, and nobody is worth waiting for any more.
 bool RoundMachine::closes(TimePoint now) const {
-  std::size_t done = 0;
-  double weight = 0;
-  bool refuses = false;  // with asp and ssp it is a round of its own, which is skipped
-  for (const Seat& s : seats_) {
-    done += s.done ? 1 : 0;
-    weight += s.done ? s.contribution.weight : 0;
-    refuses |= s.done && s.contribution.nonfinite && policy_.nonfinite == NonFinitePolicy::kSkip;
-  }
-  if (done == possible()) return true;
-  if (policy_.applies_each()) return weight > 0 || refuses || !late_.empty();
+  if (done_ == possible()) return true;
+  // With asp and ssp what is not finite is a round of its own, which is skipped.
+  const bool refuses = nonfinite_ > 0 && policy_.nonfinite == NonFinitePolicy::kSkip;
+  if (policy_.applies_each()) return weighed_ > 0 || refuses || !late_.empty();
   // Empty shares alone are no round: somebody with samples is still at it.
-  if (!policy_.is_elastic() || done < needed() || weight == 0) return false;
+  if (!policy_.is_elastic() || done_ < needed() || weighed_ == 0) return false;
   return policy_.kind == PolicyKind::kBackup || now >= grace_end();
 }
 
@@ -205,10 +214,12 @@ std::size_t RoundMachine::late_now() const {
 }
 
 RoundDecision RoundMachine::decide(TimePoint now) {
-  if (!quorum_at_ && policy_.is_elastic() && contributed().size() >= needed()) quorum_at_ = now;
+  if (!quorum_at_ && policy_.is_elastic() && done_ >= needed()) quorum_at_ = now;
+  const bool is_complete = closes(now);
+  const bool halts = nonfinite_ > 0 && policy_.nonfinite == NonFinitePolicy::kHalt;
+  if (!is_complete && !halts && !refused_late_) return {};  // the usual case, at no cost
   RoundDecision decision;
   const Seat* nonfinite = nullptr;
-  const bool is_complete = closes(now);
   for (const Seat& s : seats_) {
     if (!s.done) continue;
     if (s.contribution.nonfinite && nonfinite == nullptr) nonfinite = &s;

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -154,6 +155,9 @@ class RoundMachine {
   std::size_t late_now() const;
   Seat* seat(MemberId member);
   const Seat* seat(MemberId member) const;
+  void add_seat(MemberId member);
+  void set_done(Seat& seat, Contribution contribution);
+  void set_absent(Seat& seat);
   void observe(MemberId member, Duration delay);
   TimePoint grace_end() const;
 
@@ -161,7 +165,14 @@ class RoundMachine {
   Round round_;
   std::uint32_t attempt_ = 0;
   bool open_ = false;
-  std::vector<Seat> seats_;  // in rank order
+  std::vector<Seat> seats_;                           // in rank order
+  std::unordered_map<MemberId, std::size_t> places_;  // of members in seats_
+  // Counts of seats: what a contribution changes must not cost a look at all others.
+  std::size_t seated_ = 0;    // present
+  std::size_t possible_ = 0;  // present or done
+  std::size_t done_ = 0;
+  std::size_t weighed_ = 0;    // done, with a weight above 0
+  std::size_t nonfinite_ = 0;  // done, with a number that is not finite
   std::vector<MemberId> others_;
   std::size_t present_ = 0;  // when the round opened
   TimePoint opened_;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/proto/messages.h"
@@ -34,7 +35,8 @@ struct Attempt {
   bool resend = false;
   Version version;  ///< before the round
   std::uint64_t optimizer_step = 0;
-  std::vector<MemberId> members;                ///< in rank order
+  std::vector<MemberId> members;                      ///< in rank order
+  std::unordered_map<MemberId, std::uint32_t> ranks;  ///< the same, by member
   std::set<MemberId> left_out;                  ///< whose contribution the round closed without
   std::vector<std::string> late;                ///< whose contributions to earlier rounds count
   proto::Peers peers;                           ///< the same ranks, for each other
@@ -47,6 +49,8 @@ struct Attempt {
   ~Attempt() {
     if (release) release(holds);
   }
+  void seat(std::vector<MemberId> in_order);
+  void seat(MemberId last);
   std::optional<std::uint32_t> rank_of(MemberId member) const;
   struct Key {
     Generation generation;

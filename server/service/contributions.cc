@@ -336,9 +336,6 @@ void Contributions::tell_codecs(Link& link, const proto::PushEnd& end) {
   probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
       .decoded(end.decode_seconds);
   link.residual_norm = end.residual_norm;
-  double largest = 0;
-  for (const auto& [id, other] : members_.links) largest = std::max(largest, other->residual_norm);
-  probe_.residual_up(largest);
 }
 
 Status Contributions::take_report(Link& link, const proto::Report& report) {

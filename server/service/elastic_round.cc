@@ -50,7 +50,7 @@ void ElasticRound::seat(Link& link) {
   open.world =
       std::max(static_cast<std::uint32_t>(members_.roster.ranked().size()), open.rank.value + 1);
   open.evaluate = std::exchange(job_.evaluate_next, false);
-  open_.attempt->members.push_back(link.id);
+  open_.attempt->seat(link.id);
   open_.attempt->opens.push_back(open);
   open_.staged.push_back(
       std::make_unique<StagedContribution>(job_.store->plan(), link.codec, local_.part().size()));

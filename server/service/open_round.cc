@@ -1,13 +1,23 @@
 #include "server/service/open_round.h"
 
-#include <algorithm>
-
 namespace centroid::server {
 
+void Attempt::seat(std::vector<MemberId> in_order) {
+  members.clear();
+  ranks.clear();
+  members.reserve(in_order.size());
+  for (const MemberId member : in_order) seat(member);
+}
+
+void Attempt::seat(MemberId last) {
+  ranks.emplace(last, static_cast<std::uint32_t>(members.size()));
+  members.push_back(last);
+}
+
 std::optional<std::uint32_t> Attempt::rank_of(MemberId member) const {
-  const auto it = std::find(members.begin(), members.end(), member);
-  if (it == members.end()) return std::nullopt;
-  return static_cast<std::uint32_t>(it - members.begin());
+  const auto found = ranks.find(member);
+  if (found == ranks.end()) return std::nullopt;
+  return found->second;
 }
 
 std::string present_round(const JobState& job, const Attempt* of) {

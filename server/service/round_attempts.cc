@@ -38,7 +38,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   open_.attempt->version = job_.store->version();
   open_.attempt->optimizer_step = job_.store->optimizer_step();
   journal_.begin(job_.round, open_.attempt->number);
-  open_.attempt->members = std::move(members);
+  open_.attempt->seat(std::move(members));
   open_.attempt->release = [this](const std::vector<ParameterStore::Hold>& holds) {
     for (const ParameterStore::Hold hold : holds) job_.store->release(hold);
     changed_.notify_all();  // the round loop tries what waited for this memory
