@@ -78,7 +78,7 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           {.text = "workers the cluster takes at most",
            .unit = "workers",
            .min = 1,
-           .max = 4096,
+           .max = 16384,
            .live = true},
           "max-workers");
   s.field("keep_min_workers", &c.keep_min_workers,

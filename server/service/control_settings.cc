@@ -185,7 +185,7 @@ Task<Result<std::string>> Control::change_config(std::string json) {
     for (const auto& one : *changed)
       text.append(text.empty() ? "" : ", ").append(one.name).append("=").append(one.to);
     tell(events_, log::Level::kInfo, "config.changed", {{"changes", text}});
-    server_.settings_changed();
+    server_.context().settings_changed();
     Done done;
     done.settings = commands_.schema()->effective_json();
     if (gate_.is_beginning())
@@ -200,6 +200,16 @@ Task<Result<std::string>> Control::change_config(std::string json) {
   if (done.kept.state != nullptr)
     CENTROID_CO_TRY(co_await commands_.save(done.kept.state, done.kept.revision));
   co_return done.settings;
+}
+
+/// For threads that read: with the one that writes they share only what is known of damage. Nothing
+/// while the server starts.
+Task<std::optional<CheckpointDirectory>> Control::checkpoint_reader() {
+  auto read = [this]() -> std::optional<CheckpointDirectory> {
+    if (!checkpoints_) return std::nullopt;
+    return checkpoints_->reader();
+  };
+  co_return co_await run_on(executor_, std::move(read));
 }
 
 Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {

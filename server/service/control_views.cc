@@ -348,16 +348,6 @@ std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
 
 }  // namespace
 
-/// For threads that read: with the one that writes they share only what is known of damage. Nothing
-/// while the server starts.
-Task<std::optional<CheckpointDirectory>> Control::checkpoint_reader() {
-  auto read = [this]() -> std::optional<CheckpointDirectory> {
-    if (!checkpoints_) return std::nullopt;
-    return checkpoints_->reader();
-  };
-  co_return co_await run_on(executor_, std::move(read));
-}
-
 Task<std::vector<CheckpointView>> Control::checkpoints() {
   const auto directory = co_await checkpoint_reader();
   auto list = [directory] {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -45,6 +46,9 @@ struct JobContext {
     job.run_id = settings.run_id;
   }
 
+  /// What looks at settings when they change does; the rest looks at them between two rounds.
+  void settings_changed();
+
   const Executor executor;
   const ServerConfig& config;
   const Clock& clock;
@@ -72,6 +76,7 @@ struct JobContext {
   FetchedVersions fetched;
   std::shared_ptr<RestoreWanted> restore;  ///< a checkpoint that an operator wants back
   std::optional<proto::Finish> epilogue;   ///< what members hear that come when the rounds are over
+  std::function<void()> on_settings;       ///< told when settings have changed
   TaskGroup tasks;
 };
 

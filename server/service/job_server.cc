@@ -24,6 +24,7 @@ JobServer::JobServer(Executor executor, Executor blocking, const ServerConfig& c
                      const Clock& clock, metrics::Registry& registry)
     : ctx_(std::move(executor), std::move(blocking), config, clock, registry),
       parts_(ctx_, registry),
+      stop_(ctx_, parts_.data, parts_.rows),
       started_(clock.now()) {}
 
 void JobServer::set_tokens(std::function<bool(std::string_view)> accepts,
@@ -62,11 +63,11 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   const bool leads = !ctx_.phase.is(Phase::kStandby);
   if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run());
   if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run_moves());
-  if (ctx_.commands.stop) co_await stay_stopped();
+  if (ctx_.commands.stop) co_await stop_.stay_stopped();
   if (leads && !ctx_.commands.stop) ending.result = co_await parts_.rounds.run_rounds();
   if (rows_failure_ && ending.result.ok()) ending.result = *rows_failure_;
   if (ctx_.commands.stop && ending.result.ok() && parts_.data.goal_reached())
-    co_await heed_stop();  // a larger goal may be set
+    co_await stop_.heed_stop();  // a larger goal may be set
   ctx_.stopping.rounds_ended = true;
   ctx_.use.fetched.notify_all();
   co_await end_job(ending);
@@ -122,7 +123,7 @@ Task<void> JobServer::end_job(Ending& ending) {
                 {"action", "this server writes nothing more, its workers look for the leader"}});
   ending.writes_nothing = ending.is_elsewhere || ctx_.phase.is(Phase::kStandby);
   const bool is_signalled = ctx_.stopping.is_requested;
-  if (halted && !stop && !is_signalled) co_await keep_halt(result.error());
+  if (halted && !stop && !is_signalled) co_await stop_.keep_halt(result.error());
   const proto::FinishReason reason = set_last_phase(result, halted);
   ending.is_coming_back = ending.is_elsewhere ||
                           (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
@@ -172,17 +173,6 @@ Task<void> JobServer::keep_last_state(Ending& ending) {
     ending.result = Error(ErrorCode::kResourceExhausted,
                           "the final state, version " + std::to_string(ctx_.job.version().value) +
                               ", is in no checkpoint: the log says why");
-}
-
-void JobServer::request_stop(const std::string& why, bool leave_workers) {
-  if (!ctx_.stopping.is_requested) ctx_.stopping.leaves_workers = leave_workers;
-  if (!ctx_.stopping.is_requested) log::info("server.stop_requested", {{"why", why}});
-  ctx_.stopping.is_requested = true;
-  ctx_.stopping.reason = why;
-  ctx_.journal.give_up();
-  parts_.rows.give_up();
-  (void)ctx_.disk.hurried();
-  ctx_.changed.notify_all();
 }
 
 Task<void> JobServer::accept_loop(transport::Listener& listener) {
@@ -342,16 +332,6 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
   }
   for (const auto& [id, link] : ctx_.members.links)
     log::warn("member.did_not_leave", {{"worker", link->join.name}});
-}
-
-/// What looks at settings when it is told to; the rest looks at them between two rounds.
-void JobServer::settings_changed() {
-  ctx_.members.roster.set_limits(ctx_.config.lease,
-                                 static_cast<std::size_t>(ctx_.config.max_workers));
-  log::set_level(log::parse_level(ctx_.config.log_level).value());
-  ctx_.commands.is_changed = true;
-  ctx_.changed.notify_all();
-  if (told_of_change_) told_of_change_();
 }
 
 }  // namespace centroid::server

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "server/service/job_parts.h"
+#include "server/service/job_stop.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -14,8 +15,7 @@ namespace centroid::server {
 /// The training service of one job: takes connections, leads the job through its life, and ends it.
 /// Its parts do the work (JobParts); REST stands on it (Control). Everything runs on one executor
 /// (one thread), so its state needs no lock. Files: job_server.cc (connections, leases, the end),
-/// job_server_prepare.cc (the start), job_server_rows.cc (tables), job_server_lead.cc (standby),
-/// job_server_stop.cc (a stop that a restart does not forget).
+/// job_server_prepare.cc (the start), job_server_rows.cc (tables), job_server_lead.cc (standby).
 class JobServer final {
  public:
   JobServer(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
@@ -37,7 +37,9 @@ class JobServer final {
   Task<Status> run(transport::Listener& listener);
   /// From the executor: finish the round, checkpoint, tell everybody, end. With `leave_workers`
   /// nobody is told: the workers' connections end, and they wait for a server to come back.
-  void request_stop(const std::string& why, bool leave_workers = false);
+  void request_stop(const std::string& why, bool leave_workers = false) {
+    stop_.request_stop(why, leave_workers);
+  }
   /// Whether the job halted itself; asked when `run` has ended.
   bool is_halted() const { return ctx_.phase.is(Phase::kHalted); }
   /// Whether `run` ended before the job was over, to be gone on with; asked when `run` has ended.
@@ -52,13 +54,11 @@ class JobServer final {
   /// `prepare`.
   void set_schema(config::Schema* schema) { ctx_.commands.set_schema(schema); }
   /// Told on the executor when settings have changed; before `run`.
-  void on_config_change(std::function<void()> told) { told_of_change_ = std::move(told); }
+  void on_config_change(std::function<void()> told) { ctx_.on_settings = std::move(told); }
   /// Which tokens beside `token` let a worker in, and what shard servers are told of them; before
   /// `run`.
   void set_tokens(std::function<bool(std::string_view)> accepts,
                   std::function<proto::Tokens()> told);
-  /// Settings have changed: what looks at them only then does.
-  void settings_changed();
   TimePoint started() const { return started_; }
   JobContext& context() { return ctx_; }
   JobParts& parts() { return parts_; }
@@ -85,11 +85,6 @@ class JobServer final {
   Task<void> write_last_checkpoint();
   Task<void> send_workers_away();
 
-  Task<void> heed_stop();
-  Task<void> stay_stopped();
-  bool keeps_halts() const;
-  Task<void> keep_halt(const Error& why);
-
   Task<Status> load_rows();
   Status prepare_rows();
   Task<Status> checkpoint_of_rows();
@@ -97,9 +92,9 @@ class JobServer final {
 
   JobContext ctx_;
   JobParts parts_;
+  JobStop stop_;
   const TimePoint started_;
   std::optional<Error> rows_failure_;
-  std::function<void()> told_of_change_;
   std::function<bool(std::string_view)> accepts_token_;
 };
 

@@ -50,30 +50,6 @@ Status check_new_run(const ServerConfig& config, const CheckpointDirectory& chec
 
 }  // namespace
 
-std::string codec_in(const CheckpointInfo& info) {
-  const auto kept = info.extra.find("codec");
-  const bool is_known = kept != info.extra.end() && CodecSpec::parse(kept->second).ok();
-  return is_known ? kept->second : kUnknownCodec;
-}
-
-std::uint64_t elements_of_largest(const FragmentPlan& fragments) {
-  std::uint64_t most = 0;
-  for (std::uint32_t i = 0; i < fragments.count(); ++i)
-    most = std::max(most, fragments[i].elements);
-  return most;
-}
-
-Result<std::uint64_t> contribution_bytes(const FragmentPlan& fragments, const std::string& spec) {
-  CENTROID_ASSIGN(const auto codec, make_codec(spec));
-  std::uint64_t most = 0;
-  for (std::uint32_t i = 0; i < fragments.count(); ++i) {
-    std::uint64_t bytes = 0;
-    for (const Chunk& chunk : fragments[i].chunks) bytes += codec->max_bytes(chunk.elements);
-    most = std::max(most, bytes);
-  }
-  return most;
-}
-
 Task<Status> JobServer::prepare() {
   CheckpointPolicy policy;
   policy.keep = ctx_.config.checkpoint_keep;
@@ -94,7 +70,7 @@ Task<Status> JobServer::prepare() {
   ctx_.checkpoints = std::move(opened).value();
   if (!ctx_.config.resume) CENTROID_CO_TRY(check_new_run(ctx_.config, *ctx_.checkpoints));
   CENTROID_CO_ASSIGN(const bool has_settings, ctx_.commands.load(*ctx_.checkpoints));
-  if (has_settings) settings_changed();
+  if (has_settings) ctx_.settings_changed();
   ctx_.probe.scale_hint(ctx_.commands.scale_hint.workers);
   if (parts_.rows.has_tables()) CENTROID_CO_TRY(parts_.loader.check_tables_room());
   if (ctx_.config.resume) {
@@ -121,7 +97,7 @@ Task<Status> JobServer::prepare() {
     CENTROID_CO_TRY(finish(fresh));
     ctx_.job.run_id = fresh.run_id;
   }
-  co_await heed_stop();
+  co_await stop_.heed_stop();
   if (!ctx_.config.resume)
     CENTROID_CO_TRY(RestoreMark::remove(ctx_.config.journal_dir));  // of another job
   if (!ctx_.config.resume) CENTROID_CO_TRY(prepare_rows());

@@ -50,7 +50,7 @@ Status JobServer::prepare_rows() {
   hooks.fail = [this](Error why) {
     log::error("rows.failed", {{"why", why}});
     rows_failure_ = std::move(why);
-    request_stop("the tables of sparse rows cannot be served", true);
+    stop_.request_stop("the tables of sparse rows cannot be served", true);
   };
   hooks.released = [this](const std::string& server) {
     const auto link = parts_.shards.find(server);

@@ -10,7 +10,7 @@
 
 #include "server/aggregate/round_machine.h"
 #include "server/service/attempt.h"
-#include "server/service/cluster_parts.h"
+#include "server/service/job_types.h"
 #include "server/state/job_state.h"
 
 namespace centroid::server {

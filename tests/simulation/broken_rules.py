@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = {
     "commit-order": (
         "a round is announced before the journal has it",
-        "server/service/durability.cc",
+        "server/service/round_journal.cc",
         "  co_await journal_.done(number);\n",
         "  (void)number;\n",
     ),
@@ -36,13 +36,13 @@ RULES = {
     ),
     "lease": (
         "a silent worker stays a member",
-        "server/service/cluster.cc",
-        "for (const MemberId dead : roster_.tick(clock_.now())) {",
+        "server/service/job_server.cc",
+        "for (const MemberId dead : ctx_.members.roster.tick(ctx_.clock.now())) {",
         "for (const MemberId dead : std::vector<MemberId>()) {",
     ),
     "returned-share": (
         "the samples of a lost worker are trained by nobody",
-        "server/service/shares.cc",
+        "server/service/data_shares.cc",
         "  return_part(link.part, link.part_of);\n",
         "",
     ),
@@ -54,15 +54,15 @@ RULES = {
     ),
     "replay": (
         "a server that comes back does not replay its journal",
-        "server/service/replay.cc",
-        "Status Cluster::begin_replay() {\n",
-        "Status Cluster::begin_replay() {\n  return {};\n",
+        "server/service/job_start.cc",
+        "Status JobStart::begin_replay() {\n",
+        "Status JobStart::begin_replay() {\n  return {};\n",
     ),
     "retry": (
         "an attempt that is repeated keeps the sum of a worker that is gone",
-        "server/service/rounds.cc",
-        "  aggregator_->begin(std::move(codecs));\n",
-        "  if (!resend) aggregator_->begin(std::move(codecs));\n",
+        "server/service/round_attempts.cc",
+        "  job_.aggregator->begin(std::move(codecs));\n",
+        "  if (!resend) job_.aggregator->begin(std::move(codecs));\n",
     ),
     "fence": (
         "a deposed leader goes on",

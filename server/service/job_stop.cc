@@ -1,21 +1,29 @@
+#include "server/service/job_stop.h"
+
 #include <algorithm>
-#include <ctime>
-#include <utility>
 
 #include "common/base/log.h"
-#include "server/service/job_server.h"
 
-/// The job's course as operators steer it: pause, resume, and a stop or halt that holds when
-/// something starts the server again or another server takes over.
 namespace centroid::server {
+
+void JobStop::request_stop(const std::string& why, bool leaves_workers) {
+  if (!ctx_.stopping.is_requested) ctx_.stopping.leaves_workers = leaves_workers;
+  if (!ctx_.stopping.is_requested) log::info("server.stop_requested", {{"why", why}});
+  ctx_.stopping.is_requested = true;
+  ctx_.stopping.reason = why;
+  ctx_.journal.give_up();
+  rows_.give_up();
+  (void)ctx_.disk.hurried();
+  ctx_.changed.notify_all();
+}
 
 /// Whatever starts the server again, or another server that takes over, does not undo a halt by
 /// that. Where the server ends with it (exit status 3), who starts it again means to go on.
-bool JobServer::keeps_halts() const {
+bool JobStop::keeps_halts() const {
   return !ctx_.config.exit_when_finished || ctx_.gate.has_election();
 }
 
-Task<void> JobServer::keep_halt(const Error& why) {
+Task<void> JobStop::keep_halt(const Error& why) {
   if (!keeps_halts()) co_return;
   OperatorState::Stop halt;
   halt.run_id = ctx_.job.run_id;
@@ -28,7 +36,7 @@ Task<void> JobServer::keep_halt(const Error& why) {
 
 /// Of a server that begins: the stop holds for the job that it was said to, not for another one in
 /// the same folder, nor for one that was at its goal.
-Task<void> JobServer::heed_stop() {
+Task<void> JobStop::heed_stop() {
   if (!ctx_.commands.stop) co_return;
   const bool has_model = ctx_.job.store && ctx_.job.store->version().value > 0;
   const bool is_other_run =
@@ -36,7 +44,7 @@ Task<void> JobServer::heed_stop() {
                 : !ctx_.config.run_id.empty() && ctx_.config.run_id != ctx_.commands.stop->run_id;
   const bool is_gone = ctx_.commands.stop->version > 0 && !has_model && !ctx_.replay;
   const bool is_meant = !ctx_.commands.stop->halted.empty() && !keeps_halts();
-  if (ctx_.config.resume && !is_other_run && !is_gone && !parts_.data.goal_reached() && !is_meant) {
+  if (ctx_.config.resume && !is_other_run && !is_gone && !data_.goal_reached() && !is_meant) {
     if (!has_model)
       ctx_.job.run_id = ctx_.commands.stop->run_id;  // by which workers that were away look for it
     co_return;
@@ -44,7 +52,7 @@ Task<void> JobServer::heed_stop() {
   log::info("job.stop_forgotten",
             {{"run_id", ctx_.commands.stop->run_id},
              {"since", utc(ctx_.commands.stop->since_unix_seconds)},
-             {"why", parts_.data.goal_reached() ? "the job is at its goal"
+             {"why", data_.goal_reached() ? "the job is at its goal"
                      : is_meant ? "exit_when_finished: who starts this server means to go on"
                                 : "this is another job"}});
   ctx_.commands.stop.reset();
@@ -54,7 +62,7 @@ Task<void> JobServer::heed_stop() {
 /// A stop or halt of an earlier life of this server, or of the leader before: workers that come are
 /// told so, until it is taken back. Where the server is to leave at its end, only for
 /// `drain_timeout`, in which workers that were away come back.
-Task<void> JobServer::stay_stopped() {
+Task<void> JobStop::stay_stopped() {
   const std::string since = utc(ctx_.commands.stop->since_unix_seconds);
   const std::string halted = ctx_.commands.stop->halted;
   const std::string what =
