@@ -242,6 +242,31 @@ Status claim_folders(const ServerConfig& config, FolderClaim& claim) {
   return has_journal ? claim.take("journal.dir", config.journal_dir) : Status();
 }
 
+/// Of the port for workers and shard servers.
+Result<transport::TransportOptions> data_options(const ServerConfig& config) {
+  transport::TransportOptions options;
+  options.limits.max_head_bytes = transport::kMaxHeadBytes;
+  options.limits.max_payload_bytes = max_payload_bytes(config.chunk_bytes);
+  options.stall_timeout = config.stall_timeout;
+  options.congestion_control = config.congestion_control;
+  CENTROID_ASSIGN(options.layer, tls_layer(config));
+  return options;
+}
+
+Result<ApiOptions> rest_options(const ServerConfig& config, const transport::Endpoint& endpoint,
+                                std::uint64_t connections) {
+  ApiOptions options;
+  static_cast<ApiLimits&>(options) = api_limits(config, connections);
+  options.endpoint = endpoint;
+  options.token = config.api_token;
+  CENTROID_ASSIGN(options.tls, api_tls(config));
+  options.viewer_token = config.api_viewer_token;
+  options.state_dir = config.run_dir;
+  if (!config.tls_certificate.empty()) options.certificates.push_back(config.tls_certificate);
+  if (config.has_election()) options.state_name = config.name.empty() ? config.listen : config.name;
+  return options;
+}
+
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
@@ -259,13 +284,8 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   IoThread service("service"), control("control"), blocking("blocking"), files("files"),
       operators("operators");  // what they said is not to wait for other files, nor those for it
   IoThread looks("looks"), verifies("verifies");  // at checkpoints, while one is written
-  transport::TransportOptions transport_options;
-  transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
-  transport_options.limits.max_payload_bytes = max_payload_bytes(config.chunk_bytes);
-  transport_options.stall_timeout = config.stall_timeout;
-  transport_options.congestion_control = config.congestion_control;
-  CENTROID_ASSIGN(transport_options.layer, tls_layer(config));
-  const auto transport = transport::make_tcp(service.executor(), transport_options);
+  CENTROID_ASSIGN(auto transport_options, data_options(config));
+  const auto transport = transport::make_tcp(service.executor(), std::move(transport_options));
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
 
   JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
@@ -277,17 +297,8 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   control_plane.set_files(looks.executor(), verifies.executor());
   cluster.set_schema(&schema);
   if (config.has_election()) cluster.stand_by(fence);
-  ApiOptions api_options;
   const std::uint64_t connections = connections_for(config);
-  static_cast<ApiLimits&>(api_options) = api_limits(config, connections);
-  api_options.endpoint = api_endpoint;
-  api_options.token = config.api_token;
-  CENTROID_ASSIGN(api_options.tls, api_tls(config));
-  api_options.viewer_token = config.api_viewer_token;
-  api_options.state_dir = config.run_dir;
-  if (!config.tls_certificate.empty()) api_options.certificates.push_back(config.tls_certificate);
-  if (config.has_election())
-    api_options.state_name = config.name.empty() ? config.listen : config.name;
+  CENTROID_ASSIGN(auto api_options, rest_options(config, api_endpoint, connections));
   api_options.blocking = files.executor();
   CENTROID_ASSIGN(const auto api,
                   ApiServer::start(control.executor(), api_options, control_plane, registry));

@@ -10,6 +10,11 @@
 
 namespace centroid::server {
 
+/// Chunks that lie on one server, and how many are still to come or go.
+struct ChunkShare {
+  std::uint64_t chunks = 0, bytes = 0, moves = 0;
+};
+
 /// What REST shows of a job and does to it. It stands on the job's server, which does not know it.
 /// Callable from any executor; each call does its work on the server's.
 class Control final : public ControlPlane {
@@ -66,6 +71,11 @@ class Control final : public ControlPlane {
   static Task<Optional<Result<ActView>>> act_and_keep(Control* self, Result<Copy> (*act)(Control&));
   Status check_change(const ServerConfig& before, bool needs_rounds) const;
   ScaleView scale_view(double efficiency) const;
+  ServerView part_view(std::string name, std::string state, const ChunkShare& share) const;
+  ServerView leader_view(const ChunkShare& share) const;
+  ServerView shard_view(const ShardGroup::Link& link, bool is_in_route,
+                        const ChunkShare& share) const;
+  void add_candidates(std::vector<ServerView>& views) const;
   Task<std::optional<CheckpointDirectory>> checkpoint_reader();
   Task<Result<ParametersView>> measure_parameters();
   Task<Result<PartsElsewhere>> measure_elsewhere(Version version, TimePoint limit);

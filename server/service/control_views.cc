@@ -13,11 +13,6 @@ namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
-/// Chunks that lie on one server, and how many are still to come or go.
-struct ChunkShare {
-  std::uint64_t chunks = 0, bytes = 0, moves = 0;
-};
-
 /// By server of the route.
 std::vector<ChunkShare> chunk_shares(const ChunkPlan& plan, const Spread& spread) {
   const std::size_t servers = std::max<std::size_t>(1, spread.links.size());
@@ -175,77 +170,16 @@ Task<std::vector<ServerView>> Control::servers() {
     std::vector<ServerView> views;
     std::vector<ChunkShare> shares;
     if (job_.store) shares = chunk_shares(job_.store->plan(), spread_);
-    std::vector<std::byte> tokens;
-    if (server_.parts().servers.tokens())
-      tokens = proto::encode(server_.parts().servers.tokens()());
-    const auto add = [&](std::size_t index, const ShardGroup::Link* link) {
-      ServerView view;
-      view.name = link == nullptr ? config_.leader_name() : link->name;
-      view.endpoint = link == nullptr ? data_endpoint_ : link->endpoint;
-      if (link != nullptr) {
-        view.address = link->address;
-        view.joined_unix_seconds = link->joined_unix_seconds;
-      }
-      view.state = link == nullptr     ? "leader"
-                   : link->is_draining ? "draining"
-                   : index == kNobody  ? "joining"
-                                       : "serving";
-      if (index < shares.size()) {
-        view.chunks = shares[index].chunks;
-        view.bytes = shares[index].bytes;
-        view.moves = shares[index].moves;
-      }
-      if (rows_servers_) {
-        const auto share = rows_servers_->share_of(view.name);
-        view.buckets = share.buckets;
-        view.bucket_moves = share.moves;
-        view.rows = share.rows;
-        view.row_bytes = share.bytes;
-        if (share.buckets > 0 && view.state == "joining") view.state = "serving";
-      }
-      if (link == nullptr) {
-        for (const TableView& table : rows_.views()) {
-          view.rows += table.rows;
-          view.row_bytes += table.bytes;
-        }
-        view.memory_bytes = job_.store ? view.bytes * (2 + job_.store->optimizer().slots()) : 0;
-        const auto journal = journal_.state();
-        view.journal_bytes = journal.bytes;
-        view.trouble = journal.trouble;
-        view.version = kVersion;
-        view.clock_ahead_seconds = 0;
-        view.api = gate_.leadership().api.empty() ? api_endpoint_ : gate_.leadership().api;
-        view.seen_unix_seconds = clock_.unix_seconds();
-      } else {
-        const proto::ServerReport& told = link->report;
-        view.memory_bytes = told.memory_bytes;
-        view.journal_bytes = told.journal_bytes;
-        view.staged_bytes = told.staged_bytes;
-        view.bytes_in = told.bytes_in;
-        view.bytes_out = told.bytes_out;
-        view.workers = told.workers;
-        if (told.rounds > 0) view.merge_seconds = told.merge_seconds / double(told.rounds);
-        view.trouble = told.trouble;
-        view.knows_tokens = link->knows_tokens && link->tokens == tokens;
-        view.version = link->version;
-        view.clock_ahead_seconds = link->clock.ahead();
-        view.disk_free_bytes = told.disk_free_bytes;
-        view.disk_total_bytes = told.disk_total_bytes;
-        if (!link->is_gone()) {
-          view.certificate_expires_unix_seconds = certificate_end(*link->session);
-          const auto heard = link->session->connection().last_received();
-          view.seen_unix_seconds = clock_.unix_seconds() - seconds(clock_.now() - heard);
-        }
-      }
-      views.push_back(std::move(view));
+    const auto share_of = [&](std::size_t index) {
+      return index < shares.size() ? shares[index] : ChunkShare();
     };
-    const bool stands_by = phase_.is(Phase::kStandby);
-    if (!stands_by) add(0, nullptr);
+    if (!phase_.is(Phase::kStandby)) views.push_back(leader_view(share_of(0)));
     for (const auto& [name, link] : shards_.present()) {
       const auto at = std::ranges::find(spread_.links, link);
-      add(at == spread_.links.end() ? kNobody
-                                    : static_cast<std::size_t>(at - spread_.links.begin()),
-          link.get());
+      const std::size_t index = at == spread_.links.end()
+                                    ? kNobody
+                                    : static_cast<std::size_t>(at - spread_.links.begin());
+      views.push_back(shard_view(*link, index != kNobody, share_of(index)));
     }
     if (replay_ && !replay_->waited_for().empty() && !shards_.find(replay_->waited_for())) {
       ServerView awaited;
@@ -255,29 +189,105 @@ Task<std::vector<ServerView>> Control::servers() {
       awaited.trouble = replay_->reason();
       views.push_back(std::move(awaited));
     }
-    std::vector<Candidate> known = gate_.leadership().servers;
-    const bool is_told = std::ranges::count(known, gate_.leadership().leader, &Candidate::name) > 0;
-    if (!is_told && !gate_.leadership().leader.empty()) {
-      known.emplace_back();
-      known.back().name = gate_.leadership().leader;
-      known.back().data = gate_.leadership().data;
-      known.back().api = gate_.leadership().api;
-    }
-    for (const Candidate& one : known) {
-      const bool leads = one.name == gate_.leadership().leader;
-      if (leads && !stands_by) continue;
-      ServerView view;
-      view.name = one.name;
-      view.endpoint = one.data;
-      view.api = one.api;
-      view.version = one.version;
-      view.state = leads ? "leader" : "standby";
-      view.seen_unix_seconds = one.seen_unix_seconds;
-      views.insert(leads ? views.begin() : views.end(), std::move(view));
-    }
+    add_candidates(views);
     return views;
   };
   co_return co_await run_on(executor_, std::move(read));
+}
+
+/// What every server of the model has: chunks, and rows of tables.
+ServerView Control::part_view(std::string name, std::string state, const ChunkShare& share) const {
+  ServerView view;
+  view.name = std::move(name);
+  view.state = std::move(state);
+  view.chunks = share.chunks;
+  view.bytes = share.bytes;
+  view.moves = share.moves;
+  if (!rows_servers_) return view;
+  const auto rows = rows_servers_->share_of(view.name);
+  view.buckets = rows.buckets;
+  view.bucket_moves = rows.moves;
+  view.rows = rows.rows;
+  view.row_bytes = rows.bytes;
+  if (rows.buckets > 0 && view.state == "joining") view.state = "serving";
+  return view;
+}
+
+ServerView Control::leader_view(const ChunkShare& share) const {
+  ServerView view = part_view(config_.leader_name(), "leader", share);
+  view.endpoint = data_endpoint_;
+  for (const TableView& table : rows_.views()) {
+    view.rows += table.rows;
+    view.row_bytes += table.bytes;
+  }
+  view.memory_bytes = job_.store ? view.bytes * (2 + job_.store->optimizer().slots()) : 0;
+  const auto journal = journal_.state();
+  view.journal_bytes = journal.bytes;
+  view.trouble = journal.trouble;
+  view.version = kVersion;
+  view.clock_ahead_seconds = 0;
+  view.api = gate_.leadership().api.empty() ? api_endpoint_ : gate_.leadership().api;
+  view.seen_unix_seconds = clock_.unix_seconds();
+  return view;
+}
+
+ServerView Control::shard_view(const ShardGroup::Link& link, bool is_in_route,
+                               const ChunkShare& share) const {
+  ServerView view = part_view(link.name,
+                              link.is_draining ? "draining"
+                              : is_in_route    ? "serving"
+                                               : "joining",
+                              share);
+  view.endpoint = link.endpoint;
+  view.address = link.address;
+  view.joined_unix_seconds = link.joined_unix_seconds;
+  const proto::ServerReport& told = link.report;
+  view.memory_bytes = told.memory_bytes;
+  view.journal_bytes = told.journal_bytes;
+  view.staged_bytes = told.staged_bytes;
+  view.bytes_in = told.bytes_in;
+  view.bytes_out = told.bytes_out;
+  view.workers = told.workers;
+  if (told.rounds > 0) view.merge_seconds = told.merge_seconds / double(told.rounds);
+  view.trouble = told.trouble;
+  std::vector<std::byte> tokens;
+  const auto& joining = server_.parts().servers.tokens();
+  if (joining) tokens = proto::encode(joining());
+  view.knows_tokens = link.knows_tokens && link.tokens == tokens;
+  view.version = link.version;
+  view.clock_ahead_seconds = link.clock.ahead();
+  view.disk_free_bytes = told.disk_free_bytes;
+  view.disk_total_bytes = told.disk_total_bytes;
+  if (link.is_gone()) return view;
+  view.certificate_expires_unix_seconds = certificate_end(*link.session);
+  const auto heard = link.session->connection().last_received();
+  view.seen_unix_seconds = clock_.unix_seconds() - seconds(clock_.now() - heard);
+  return view;
+}
+
+/// Servers that stand by, and the leader where this one does.
+void Control::add_candidates(std::vector<ServerView>& views) const {
+  const Leadership& present = gate_.leadership();
+  std::vector<Candidate> known = present.servers;
+  const bool is_told = std::ranges::count(known, present.leader, &Candidate::name) > 0;
+  if (!is_told && !present.leader.empty()) {
+    known.emplace_back();
+    known.back().name = present.leader;
+    known.back().data = present.data;
+    known.back().api = present.api;
+  }
+  for (const Candidate& one : known) {
+    const bool leads = one.name == present.leader;
+    if (leads && !phase_.is(Phase::kStandby)) continue;
+    ServerView view;
+    view.name = one.name;
+    view.endpoint = one.data;
+    view.api = one.api;
+    view.version = one.version;
+    view.state = leads ? "leader" : "standby";
+    view.seen_unix_seconds = one.seen_unix_seconds;
+    views.insert(leads ? views.begin() : views.end(), std::move(view));
+  }
 }
 
 Task<std::vector<std::vector<PartView>>> Control::tensor_parts(std::size_t first,
