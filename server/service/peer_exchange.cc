@@ -83,6 +83,7 @@ Task<Status> PeerExchange::go_back() {
   if (job_.store->held() == Version() && loader_.has_checkpoint()) {
     // The last worker went while it was sending.
     CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
+    newest.trained_rounds = job_.trained_rounds;  // those that are here go on without waiting
     job_.replace(std::move(newest));
   } else {
     job_.replace(std::move(job_).back_to_held());
