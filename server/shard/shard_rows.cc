@@ -34,24 +34,27 @@ Task<Status> done(transport::Session& session, transport::FrameHeader request, S
 }
 
 /// It ends with this error, and the session with its leader.
-void refuse(transport::Session* session, std::optional<Error>* fatal, const Error& why) {
-  *fatal = why;
+void refuse(transport::Session* session, LeaderLink* leader, const Error& why) {
+  leader->set_fatal(why);
   session->close(why);
 }
 
 template <class M>
 Task<Status> answer(transport::Session& session, transport::FrameHeader request,
-                    std::shared_ptr<Result<M>> reply,
-                    std::shared_ptr<std::vector<std::byte>> payload) {
-  if (!reply->ok()) co_return co_await session.respond_error(request, reply->error());
-  const auto head = proto::encode(reply->value());
-  co_return co_await session.respond(request, head, *payload);
+                    const Result<M>& reply, const std::vector<std::byte>& payload) {
+  if (!reply.ok()) co_return co_await session.respond_error(request, reply.error());
+  const auto head = proto::encode(reply.value());
+  co_return co_await session.respond(request, head, payload);
 }
 
 }  // namespace
 
 ShardRows::ShardRows(Executor executor, Options options, const Clock& clock)
-    : executor_(std::move(executor)), options_(std::move(options)), clock_(clock) {}
+    : executor_(std::move(executor)),
+      options_(std::move(options)),
+      clock_(clock),
+      frozen_(options_.name),
+      buckets_([this] { set_beside(beside_); }) {}
 
 bool ShardRows::is_for_rows(std::uint16_t kind) {
   return kind >= static_cast<std::uint16_t>(TablesKind::kTables) &&
@@ -65,8 +68,7 @@ Result<std::shared_ptr<RowsService>> ShardRows::service() const {
 }
 
 void ShardRows::forget(const Error& why) {
-  kept_.reset();
-  block_ = {};
+  frozen_.thaw();
   if (!service_) return;
   service_->hold(why.message());
   service_->give_up();
@@ -148,11 +150,11 @@ Status ShardRows::pass_over_journal() {
 }
 
 /// All rows of the checkpoint have come. Nobody else looks at the tables until this is done.
-Task<void> ShardRows::replay(transport::Session* session, std::optional<Error>* fatal) {
+Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
   const auto service = service_;
   if (tables_.journal == 0) {
     if (const Status passed = pass_over_journal(); !passed.ok()) {
-      refuse(session, fatal, passed.error().with_context("server '" + options_.name + "'"));
+      refuse(session, leader, passed.error().with_context("server '" + options_.name + "'"));
       co_return;
     }
   }
@@ -166,11 +168,11 @@ Task<void> ShardRows::replay(transport::Session* session, std::optional<Error>* 
   if (service != service_) co_return;
   is_replaying_ = false;
   if (!replayed->ok()) {
-    refuse(session, fatal, replayed->error().with_context("server '" + options_.name + "'"));
+    refuse(session, leader, replayed->error().with_context("server '" + options_.name + "'"));
     co_return;
   }
   if (const Status fits = check_room(); !fits.ok()) {
-    refuse(session, fatal, fits.error());
+    refuse(session, leader, fits.error());
     co_return;
   }
   is_loaded_ = true;
@@ -195,170 +197,145 @@ Status ShardRows::serve(const proto::Route& route) {
   return {};
 }
 
-Result<proto::RowsFrozen> ShardRows::freeze(const proto::RowsFreeze& how) {
-  if (!service_ || !is_loaded_) return out_of_order("RowsFreeze");
-  kept_.reset();
-  block_ = {};
-  block_read_ = 0;
-  block_table_ = 0;
-  if (how.is_last) service_->hold("the job is over");
-  kept_ = service_->begin_snapshot();
-  proto::RowsFrozen frozen;
-  frozen.clock = service_->clock();
-  frozen.changes = service_->changes();
-  frozen.journal = kept_->journal();
-  frozen.clients = static_cast<std::uint32_t>(kept_->pushed().clients.size());
-  for (const RowTable::State& state : kept_->states()) {
-    proto::FrozenTable table;
-    table.rows = state.rows;
-    table.waiting = state.candidates;
-    const RowCounters& c = state.counters;
-    table.pulled = c.pulled, table.pushed = c.pushed, table.admitted = c.admitted;
-    table.held_back = c.held_back, table.evicted = c.evicted, table.expired = c.expired;
-    table.duplicates = c.duplicates;
-    frozen.tables.push_back(table);
-  }
-  return frozen;
-}
-
-/// The next rows of a table that is kept, in the order of its memory.
-Result<proto::RowsBlock> ShardRows::read(const proto::RowsRead& wanted,
-                                         std::uint64_t max_payload_bytes,
-                                         std::vector<std::byte>& payload) {
-  if (!kept_ || wanted.table >= kept_->states().size())
-    return Error(ErrorCode::kAborted,
-                 "RowsRead: no such table is kept on server '" + options_.name + "'");
-  if (block_table_ != wanted.table) {
-    block_ = {};
-    block_read_ = 0;
-    block_table_ = wanted.table;
-  }
-  proto::RowsBlock head;
-  head.table = wanted.table;
-  while (block_read_ == block_.keys.size()) {
-    block_read_ = 0;
-    CENTROID_ASSIGN(const bool is_there, kept_->read(wanted.table, block_));
-    if (is_there) continue;
-    block_ = {};
-    return head;
-  }
-  const std::size_t rows =
-      std::min<std::size_t>(block_.keys.size() - block_read_,
-                            rows_of_payload(service_->spec(wanted.table), max_payload_bytes));
-  head.is_waiting = block_.is_candidates;
-  head.rows = static_cast<std::uint32_t>(rows);
-  payload = rows_payload(block_, block_read_, rows);
-  block_read_ += rows;
-  return head;
-}
-
-Task<Status> ShardRows::on_leader(transport::Session& session, const transport::InFrame& frame,
-                                  TaskGroup& tasks, const proto::ServerTerms& terms,
-                                  std::optional<Error>& fatal) {
-  auto in = std::make_shared<std::vector<std::byte>>(frame.header.payload_bytes);
-  if (!in->empty()) CENTROID_CO_TRY(co_await session.read_payload(*in));
-  const std::uint64_t limit = session.peer().limits.max_payload_bytes;
-  auto out = std::make_shared<std::vector<std::byte>>();
+Task<Status> ShardRows::on_leader(Session& session, const InFrame& frame, TaskGroup& tasks,
+                                  LeaderLink& leader) {
+  Payload in(frame.header.payload_bytes);
+  if (!in.empty()) CENTROID_CO_TRY(co_await session.read_payload(in));
   switch (static_cast<TablesKind>(frame.header.kind)) {
-    case TablesKind::kTables: {
-      CENTROID_CO_ASSIGN(const auto tables, proto::decode<proto::Tables>(frame.head));
-      const Error again(ErrorCode::kUnavailable, "the leader has placed the tables anew");
-      forget(again);
-      const TimePoint end = clock_.now() + kEnd;
-      while (!last_.expired() && clock_.now() < end) {
-        const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
-        if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      }
-      if (!last_.expired()) {
-        const Error late(ErrorCode::kUnavailable,
-                         "clients of an earlier session with the leader do not end");
-        co_return co_await session.respond_error(frame.header, late);
-      }
-      const Status taken = take_tables(tables, terms);
-      if (!taken.ok()) fatal = taken.error();
-      co_return co_await done(session, frame.header, taken);
-    }
-    case TablesKind::kRowsLoad: {
-      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(frame.head));
-      Status loaded;
-      if (!service_ || head.table >= service_->tables()) {
-        loaded = out_of_order("RowsLoad of table " + std::to_string(head.table));
-      } else {
-        const auto block = rows_of(head, service_->spec(head.table), *in);
-        if (block.ok())
-          loaded = service_->load(head.table, block.value(), tables_.saved_clock);
-        else
-          loaded = block.error();
-      }
-      if (loaded.ok()) loaded = check_room();
-      if (!loaded.ok()) fatal = loaded.error();
-      co_return co_await done(session, frame.header, loaded);
-    }
-    case TablesKind::kPushesLoad: {
-      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::PushesBlock>(frame.head));
-      Status loaded;
-      const auto entries = pushes_of(head, *in);
-      if (!service_)
-        loaded = out_of_order("PushesLoad");
-      else if (!entries.ok())
-        loaded = entries.error();
-      else
-        service_->load_pushes(entries.value());
-      co_return co_await done(session, frame.header, loaded);
-    }
-    case TablesKind::kReplay: {
-      const bool is_ready = service_ && !is_replaying_ && !is_loaded_;
-      const Status begun = is_ready ? Status() : Status(out_of_order("Replay"));
-      if (is_ready) tasks.spawn(replay(&session, &fatal));
-      co_return co_await done(session, frame.header, begun);
-    }
-    case TablesKind::kServe: {
-      CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::Route>(frame.head));
-      const Status served = serve(route);
-      if (!served.ok()) fatal = served.error();
-      co_return co_await done(session, frame.header, served);
-    }
-    case TablesKind::kRowsFreeze: {
-      CENTROID_CO_ASSIGN(const auto how, proto::decode<proto::RowsFreeze>(frame.head));
-      auto frozen = std::make_shared<Result<proto::RowsFrozen>>(freeze(how));
-      co_return co_await answer(session, frame.header, frozen, out);
-    }
-    case TablesKind::kRowsRead: {
-      CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::RowsRead>(frame.head));
-      auto block = std::make_shared<Result<proto::RowsBlock>>(read(wanted, limit, *out));
-      co_return co_await answer(session, frame.header, block, out);
-    }
-    case TablesKind::kPushesRead: {
-      CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::PushesBlock>(frame.head));
-      auto reply = std::make_shared<Result<proto::PushesBlock>>(Error(
-          ErrorCode::kAborted, "PushesRead: nothing is kept on server '" + options_.name + "'"));
-      if (kept_ && wanted.first <= kept_->pushed().clients.size()) {
-        const auto& clients = kept_->pushed().clients;
-        proto::PushesBlock head;
-        head.first = wanted.first;
-        head.clients = static_cast<std::uint32_t>(
-            std::min<std::size_t>(clients.size() - wanted.first, clients_of_payload(limit)));
-        *out = pushes_payload(clients, wanted.first, head.clients);
-        *reply = head;
-      }
-      co_return co_await answer(session, frame.header, reply, out);
-    }
-    case TablesKind::kRowsThaw: {
-      CENTROID_CO_ASSIGN(const auto thaw, proto::decode<proto::RowsThaw>(frame.head));
-      kept_.reset();
-      block_ = {};
-      if (service_ && thaw.journal != 0) service_->checkpoint_written(thaw.journal);
-      co_return co_await done(session, frame.header, Status());
-    }
-    case TablesKind::kTablesReport: {
-      auto report = std::make_shared<Result<proto::TablesReport>>(out_of_order("TablesReport"));
-      if (service_ && !is_loaded_) *report = proto::TablesReport();
-      if (service_ && is_loaded_) *report = service_->report();
-      co_return co_await answer(session, frame.header, report, out);
-    }
+    case TablesKind::kTables:
+      co_return co_await on_tables(session, frame, leader);
+    case TablesKind::kRowsLoad:
+      co_return co_await on_rows_load(session, frame, in, leader);
+    case TablesKind::kPushesLoad:
+      co_return co_await on_pushes_load(session, frame, in);
+    case TablesKind::kReplay:
+      co_return co_await on_replay(session, frame, tasks, leader);
+    case TablesKind::kServe:
+      co_return co_await on_serve(session, frame, leader);
+    case TablesKind::kRowsFreeze:
+      co_return co_await on_freeze(session, frame);
+    case TablesKind::kRowsRead:
+      co_return co_await on_rows_read(session, frame);
+    case TablesKind::kPushesRead:
+      co_return co_await on_pushes_read(session, frame);
+    case TablesKind::kRowsThaw:
+      co_return co_await on_thaw(session, frame);
+    case TablesKind::kTablesReport:
+      co_return co_await on_report(session, frame);
     default:
-      co_return co_await on_buckets(session, frame, *in, tasks);
+      co_return co_await on_buckets(session, frame, in, tasks);
   }
+}
+
+Task<Status> ShardRows::on_tables(Session& session, const InFrame& frame, LeaderLink& leader) {
+  CENTROID_CO_ASSIGN(const auto tables, proto::decode<proto::Tables>(frame.head));
+  const Error again(ErrorCode::kUnavailable, "the leader has placed the tables anew");
+  forget(again);
+  const TimePoint end = clock_.now() + kEnd;
+  while (!last_.expired() && clock_.now() < end) {
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+  if (!last_.expired()) {
+    const Error late(ErrorCode::kUnavailable,
+                     "clients of an earlier session with the leader do not end");
+    co_return co_await session.respond_error(frame.header, late);
+  }
+  const Status taken = take_tables(tables, leader.terms());
+  if (!taken.ok()) leader.set_fatal(taken.error());
+  co_return co_await done(session, frame.header, taken);
+}
+
+Status ShardRows::load_rows(const proto::RowsBlock& head, const Payload& in) {
+  if (!service_ || head.table >= service_->tables())
+    return out_of_order("RowsLoad of table " + std::to_string(head.table));
+  CENTROID_ASSIGN(const auto block, rows_of(head, service_->spec(head.table), in));
+  CENTROID_TRY(service_->load(head.table, block, tables_.saved_clock));
+  return check_room();
+}
+
+Task<Status> ShardRows::on_rows_load(Session& session, const InFrame& frame, const Payload& in,
+                                     LeaderLink& leader) {
+  CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(frame.head));
+  const Status loaded = load_rows(head, in);
+  if (!loaded.ok()) leader.set_fatal(loaded.error());
+  co_return co_await done(session, frame.header, loaded);
+}
+
+Status ShardRows::load_pushes(const proto::PushesBlock& head, const Payload& in) {
+  if (!service_) return out_of_order("PushesLoad");
+  CENTROID_ASSIGN(const auto entries, pushes_of(head, in));
+  service_->load_pushes(entries);
+  return {};
+}
+
+Task<Status> ShardRows::on_pushes_load(Session& session, const InFrame& frame, const Payload& in) {
+  CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::PushesBlock>(frame.head));
+  const Status loaded = load_pushes(head, in);
+  co_return co_await done(session, frame.header, loaded);
+}
+
+Task<Status> ShardRows::on_replay(Session& session, const InFrame& frame, TaskGroup& tasks,
+                                  LeaderLink& leader) {
+  const bool is_ready = service_ && !is_replaying_ && !is_loaded_;
+  const Status begun = is_ready ? Status() : Status(out_of_order("Replay"));
+  if (is_ready) tasks.spawn(replay(&session, &leader));
+  co_return co_await done(session, frame.header, begun);
+}
+
+Task<Status> ShardRows::on_serve(Session& session, const InFrame& frame, LeaderLink& leader) {
+  CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::Route>(frame.head));
+  const Status served = serve(route);
+  if (!served.ok()) leader.set_fatal(served.error());
+  co_return co_await done(session, frame.header, served);
+}
+
+Task<Status> ShardRows::on_freeze(Session& session, const InFrame& frame) {
+  CENTROID_CO_ASSIGN(const auto how, proto::decode<proto::RowsFreeze>(frame.head));
+  Result<proto::RowsFrozen> frozen = out_of_order("RowsFreeze");
+  if (service_ && is_loaded_) frozen = frozen_.freeze(*service_, how.is_last);
+  const Payload none;
+  co_return co_await answer(session, frame.header, frozen, none);
+}
+
+Task<Status> ShardRows::on_rows_read(Session& session, const InFrame& frame) {
+  CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::RowsRead>(frame.head));
+  const std::uint64_t limit = session.peer().limits.max_payload_bytes;
+  Payload rows;
+  const auto block = frozen_.read(wanted, service_.get(), limit, rows);
+  co_return co_await answer(session, frame.header, block, rows);
+}
+
+Task<Status> ShardRows::on_pushes_read(Session& session, const InFrame& frame) {
+  CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::PushesBlock>(frame.head));
+  const std::uint64_t limit = session.peer().limits.max_payload_bytes;
+  Payload pushes;
+  const auto block = frozen_.read_pushes(wanted, limit, pushes);
+  co_return co_await answer(session, frame.header, block, pushes);
+}
+
+Task<Status> ShardRows::on_thaw(Session& session, const InFrame& frame) {
+  CENTROID_CO_ASSIGN(const auto thaw, proto::decode<proto::RowsThaw>(frame.head));
+  frozen_.thaw();
+  if (service_ && thaw.journal != 0) service_->checkpoint_written(thaw.journal);
+  co_return co_await done(session, frame.header, Status());
+}
+
+Task<Status> ShardRows::on_report(Session& session, const InFrame& frame) {
+  Result<proto::TablesReport> report = out_of_order("TablesReport");
+  if (service_ && !is_loaded_) report = proto::TablesReport();
+  if (service_ && is_loaded_) report = service_->report();
+  const Payload none;
+  co_return co_await answer(session, frame.header, report, none);
+}
+
+Task<Status> ShardRows::on_buckets(Session& session, const InFrame& frame, const Payload& in,
+                                   TaskGroup& tasks) {
+  if (service_ && is_loaded_)
+    co_return co_await buckets_.on_frame(session, frame, in, tasks, service_);
+  const Error early(ErrorCode::kFailedPrecondition,
+                    "server '" + options_.name + "' has no tables that it serves yet");
+  co_return co_await session.respond_error(frame.header, early);
 }
 
 }  // namespace centroid::server

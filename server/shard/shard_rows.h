@@ -1,8 +1,8 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
@@ -10,6 +10,9 @@
 #include "common/base/metrics.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
+#include "server/shard/frozen_rows.h"
+#include "server/shard/leader_link.h"
+#include "server/shard/shard_buckets.h"
 #include "server/tables/rows_service.h"
 #include "transport/session.h"
 
@@ -31,11 +34,10 @@ class ShardRows {
 
   static bool is_for_rows(std::uint16_t kind);
   /// A request of the leader. Answers it; an error ends the session. What the leader cannot mend
-  /// (too little memory, a journal of another run) is in `fatal` then.
+  /// (too little memory, a journal of another run) is fatal to the link with it.
   /// `tasks`: of the session
   Task<Status> on_leader(transport::Session& session, const transport::InFrame& frame,
-                         TaskGroup& tasks, const proto::ServerTerms& terms,
-                         std::optional<Error>& fatal);
+                         TaskGroup& tasks, LeaderLink& leader);
   /// Where clients' requests go; it lives as long as somebody holds it.
   /// fails  unavailable: no tables are here yet.
   Result<std::shared_ptr<RowsService>> service() const;
@@ -50,20 +52,33 @@ class ShardRows {
   void set_beside(std::uint64_t bytes);
 
  private:
+  using Session = transport::Session;
+  using InFrame = transport::InFrame;
+  using Payload = std::vector<std::byte>;
+
+  // one handler for each message
+  Task<Status> on_tables(Session& session, const InFrame& frame, LeaderLink& leader);
+  Task<Status> on_rows_load(Session& session, const InFrame& frame, const Payload& in,
+                            LeaderLink& leader);
+  Task<Status> on_pushes_load(Session& session, const InFrame& frame, const Payload& in);
+  Task<Status> on_replay(Session& session, const InFrame& frame, TaskGroup& tasks,
+                         LeaderLink& leader);
+  Task<Status> on_serve(Session& session, const InFrame& frame, LeaderLink& leader);
+  Task<Status> on_freeze(Session& session, const InFrame& frame);
+  Task<Status> on_rows_read(Session& session, const InFrame& frame);
+  Task<Status> on_pushes_read(Session& session, const InFrame& frame);
+  Task<Status> on_thaw(Session& session, const InFrame& frame);
+  Task<Status> on_report(Session& session, const InFrame& frame);
+  Task<Status> on_buckets(Session& session, const InFrame& frame, const Payload& in,
+                          TaskGroup& tasks);
+
   Status take_tables(const proto::Tables& tables, const proto::ServerTerms& terms);
+  Status load_rows(const proto::RowsBlock& head, const Payload& in);
+  Status load_pushes(const proto::PushesBlock& head, const Payload& in);
   Status check_room() const;
   Status pass_over_journal();
-  Task<void> replay(transport::Session* session, std::optional<Error>* fatal);
+  Task<void> replay(Session* session, LeaderLink* leader);
   Status serve(const proto::Route& route);
-  Result<proto::RowsFrozen> freeze(const proto::RowsFreeze& how);
-  Result<proto::RowsBlock> read(const proto::RowsRead& wanted, std::uint64_t max_payload_bytes,
-                                std::vector<std::byte>& payload);
-
-  // shard_rows_moves.cc
-  Task<Status> on_buckets(transport::Session& session, const transport::InFrame& frame,
-                          const std::vector<std::byte>& payload, TaskGroup& tasks);
-  Status change(proto::TablesKind kind, const proto::BucketsRoute& change);
-  Task<void> confirm(transport::Session* session, transport::FrameHeader request);
 
   Executor executor_;
   const Options options_;
@@ -76,12 +91,8 @@ class ShardRows {
   std::uint64_t beside_ = 0;
   bool has_journal_ = false, is_replaying_ = false, is_loaded_ = false;
   std::unique_ptr<IoThread> replayer_;  ///< so that the leader hears from this server meanwhile
-
-  // a checkpoint that is being read
-  std::shared_ptr<RowsSnapshot> kept_;
-  std::uint32_t block_table_ = 0;
-  RowTable::Block block_;
-  std::size_t block_read_ = 0;
+  FrozenRows frozen_;
+  ShardBuckets buckets_;
 };
 
 }  // namespace centroid::server

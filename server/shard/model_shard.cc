@@ -1,0 +1,218 @@
+#include "server/shard/model_shard.h"
+
+#include <utility>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+
+namespace centroid::server {
+
+namespace {
+
+constexpr std::size_t kChunksPerTurn = 4;
+
+}  // namespace
+
+ModelShard::ModelShard(ShardContext& context, ShardRows& rows, Send send)
+    : context_(context),
+      send_(std::move(send)),
+      chunks_(context.options.name),
+      memory_(context.options, rows),
+      journal_(context, chunks_) {}
+
+Status ModelShard::take_model(const proto::ServerModel& model) {
+  CENTROID_ASSIGN(auto layout, chunks_.describe(model));
+  if (const Status fits = memory_.check(chunks_, layout.optimizer->slots()); !fits.ok()) {
+    context_.leader.set_fatal(fits.error());
+    return fits;
+  }
+  context_.readiness.set_not_ready("the model's chunks that are to lie here are being loaded");
+  if (model.keeps_journal) {
+    const Status ours = journal_.check_owner();
+    if (!ours.ok()) context_.leader.set_fatal(ours.error());
+    CENTROID_TRY(ours);
+  }
+  frozen_.reset();
+  drop_round();
+  journal_.stop();  // it may be reading memory of the store
+  staged_.reset();
+  return chunks_.allocate(std::move(layout));
+}
+
+void ModelShard::drop_round() {
+  if (round_) round_->drop();
+  round_.reset();
+}
+
+Status ModelShard::resize(const proto::Reckon& wanted) {
+  if (!chunks_.has_model()) return out_of_order("Reckon came before Model");
+  const proto::Reckon before = chunks_.set_size(wanted);
+  const Status fits = memory_.check(chunks_, chunks_.store().optimizer().slots());
+  if (!fits.ok()) chunks_.set_size(before);
+  return fits;
+}
+
+Status ModelShard::set_optimizer(const proto::OptimizerChange& change) {
+  if (!chunks_.has_model() || round_)
+    return out_of_order("Optimizer came before Model, or within a round");
+  return chunks_.set_optimizer(change);
+}
+
+Status ModelShard::place(proto::Route route) {
+  CENTROID_ASSIGN(const bool is_changed, chunks_.place(std::move(route)));
+  if (is_changed) staged_.clear();  // what came was cut by another route
+  return {};
+}
+
+Status ModelShard::begin(const proto::ServerState& state) {
+  if (!chunks_.has_model() || chunks_.route().version == 0)
+    return out_of_order("Begin came before Model and Place");
+  chunks_.store().restore(state.version, state.optimizer_step);
+  staged_.reset();
+  drop_round();
+  if (chunks_.model().keeps_journal) CENTROID_TRY(journal_.start(state));
+  context_.readiness.set_ready();
+  log::info("state.loaded", {{"version", state.version.value},
+                             {"route", chunks_.route().version},
+                             {"servers", chunks_.route().servers.size()}});
+  return {};
+}
+
+Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head) const {
+  CENTROID_ASSIGN(const Chunk chunk, chunks_.find(head));
+  const std::string what = "Fetch of chunk " + to_string(head.chunk);
+  if (head.frozen) {
+    if (!frozen_ || frozen_->version() != head.version)
+      return Error(ErrorCode::kAborted,
+                   what + ": version " + to_string(head.version) + " is not kept here");
+    std::vector<float> values(chunk.elements);
+    CENTROID_TRY(frozen_->read(head.plane, chunk.position, values));
+    return values;
+  }
+  const ParameterStore& store = chunks_.store();
+  if (head.version != store.version() || round_)
+    return Error(ErrorCode::kAborted, what + ": version " + to_string(head.version) +
+                                          " is not the present one, " + to_string(store.version()) +
+                                          (round_ ? ", or a round is merged" : ""));
+  const auto values = store.values(head.plane, chunk);
+  return std::vector<float>(values.begin(), values.end());
+}
+
+Status ModelShard::freeze(const proto::ServerState& state) {
+  frozen_.reset();
+  if (state.version == Version()) {
+    if (state.round != Round()) journal_.checkpointed(state.round);
+    return {};
+  }
+  if (!chunks_.has_model() || state.version != chunks_.store().version() || round_)
+    return Error(ErrorCode::kAborted,
+                 "Freeze of version " + to_string(state.version) + ": it is not the present one");
+  chunks_.apply_route();
+  frozen_ = chunks_.store().begin_snapshot(memory_.snapshot_budget());
+  if (!frozen_) return out_of_order("Freeze came in the middle of a round");
+  journal_.writer().checkpoint_begins(state.round);
+  return {};
+}
+
+/// Shared, as their workers may go meanwhile.
+Result<ContributionSum::Contributions> ModelShard::contributions_of(const proto::Merge& merge,
+                                                                    const std::string& what) const {
+  const bool has_part = !chunks_.round_chunks().empty();
+  ContributionSum::Contributions contributions;
+  for (const proto::WeighedContribution& one : merge.parts) {
+    std::shared_ptr<const StagedContribution> staged;
+    if (has_part) staged = staged_.find(one.key);
+    if (has_part && (staged == nullptr || !staged->is_whole()))
+      return Error(ErrorCode::kFailedPrecondition,
+                   what + ": the contribution of member " + to_string(one.key.member) +
+                       " is not whole on server '" + context_.options.name + "'");
+    contributions.push_back(std::move(staged));
+  }
+  return contributions;
+}
+
+Task<Result<proto::MergeReply>> ModelShard::merge(proto::Merge merge) {
+  const std::string what = "Merge of round " + to_string(merge.round);
+  if (!chunks_.has_model() || round_) co_return out_of_order(what + ": another round is merged");
+  const Version present = chunks_.store().version();
+  if (merge.version != present)
+    co_return Error(ErrorCode::kAborted, what + " is for version " + to_string(merge.version) +
+                                             ", server '" + context_.options.name + "' has " +
+                                             to_string(present));
+  CENTROID_CO_ASSIGN(auto contributions, contributions_of(merge, what));
+  chunks_.apply_route();
+  const ShardRound::Parts parts{chunks_, staged_, journal_, send_};
+  const auto round = std::make_shared<ShardRound>(context_, parts, std::move(merge));
+  round_ = round;
+  co_return co_await round->merge(std::move(contributions));
+}
+
+Task<Status> ModelShard::step(proto::Step step) {
+  const auto round = round_;
+  if (!round || !round->is_attempt(step.round, step.attempt))
+    co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");
+  co_return co_await round->step(step);
+}
+
+Status ModelShard::commit(const proto::ServerState& state) {
+  if (!round_ || state.version != chunks_.store().version().next())
+    return out_of_order("Commit of version " + to_string(state.version));
+  chunks_.commit();
+  const double seconds = std::chrono::duration<double>(round_->time()).count();
+  drop_round();
+  ++rounds_;
+  merge_seconds_ += seconds;
+  context_.probe.merged(seconds);
+  fault::point("servers.part_committed");
+  return {};
+}
+
+Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statistics wanted) {
+  const std::string what = "Statistics of version " + to_string(wanted.version);
+  if (!chunks_.has_model() || wanted.version != chunks_.store().version() || round_)
+    co_return Error(ErrorCode::kAborted, what + ": it is not the present one");
+  chunks_.apply_route();
+  auto snapshot = chunks_.store().begin_snapshot(kShardCopyBytes);
+  if (!snapshot)
+    co_return Error(ErrorCode::kUnavailable, what + ": a checkpoint is being read here");
+  std::vector<Chunk> chunks;
+  for (const Chunk& chunk : chunks_.plan().chunks())
+    if (chunks_.is_mine(chunk.id)) chunks.push_back(chunk);
+  std::vector<StatisticsPart> parts;
+  std::vector<float> values;
+  for (const Chunk& chunk : chunks) {
+    values.resize(chunk.elements);
+    CENTROID_CO_TRY(snapshot->read(0, chunk.position, values));
+    StatisticsSum sum;
+    sum.add(values);
+    parts.push_back(sum.part());
+    if (parts.size() % kChunksPerTurn == 0)
+      co_await boost::asio::post(context_.executor, boost::asio::use_awaitable);
+  }
+  co_return parts;
+}
+
+void ModelShard::forget() {
+  staged_.clear();
+  drop_round();
+  frozen_.reset();
+  journal_.forget();  // it may be reading memory of the store
+  chunks_.clear();
+}
+
+void ModelShard::add_to(proto::ServerReport& report) const {
+  report.rounds = rounds_;
+  report.merge_seconds = merge_seconds_;
+  report.staged_bytes = staged_.bytes();
+  report.memory_bytes = chunks_.memory_bytes();
+  journal_.add_to(report);
+}
+
+void ModelShard::show(const proto::ServerReport& report) const {
+  context_.probe.reported(report, chunks_.count_of_mine());
+  if (journal_.writer().is_on()) context_.probe.journal(journal_.writer().state());
+}
+
+}  // namespace centroid::server

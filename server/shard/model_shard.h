@@ -1,0 +1,81 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/proto/servers.h"
+#include "server/shard/shard_chunks.h"
+#include "server/shard/shard_context.h"
+#include "server/shard/shard_journal.h"
+#include "server/shard/shard_memory.h"
+#include "server/shard/shard_round.h"
+#include "server/shard/staged_contributions.h"
+#include "server/store/statistics.h"
+
+namespace centroid::server {
+
+/// The chunks of a model on a shard server, and what its leader asks of them: load, sum, step,
+/// commit, read and freeze, with their journal. It knows no session but the leader's.
+///
+/// thread  one executor
+class ModelShard {
+ public:
+  using Send = std::function<void(const std::vector<MemberId>&, const ShardResult&)>;
+  /// `send`: a result to those of these workers that are here.
+  ModelShard(ShardContext& context, ShardRows& rows, Send send);
+
+  const ShardChunks& chunks() const { return chunks_; }
+  StagedContributions& staged() { return staged_; }
+
+  // what the leader asks for
+  Status take_model(const proto::ServerModel& model);
+  /// Compute memory again for more workers, or fewer, or a larger share of the model.
+  /// fails  as check_memory: then it is as before
+  Status resize(const proto::Reckon& wanted);
+  Status set_optimizer(const proto::OptimizerChange& change);
+  Status place(proto::Route route);
+  Status load(const proto::ServerChunk& head, Bytes values) { return chunks_.load(head, values); }
+  Status begin(const proto::ServerState& state);
+  Result<std::vector<float>> read_chunk(const proto::ServerChunk& head) const;
+  /// Keep this version for `read_chunk`. Version 0: nothing is to be kept any more; with a round:
+  /// it is in a checkpoint.
+  Status freeze(const proto::ServerState& state);
+  Task<Result<proto::MergeReply>> merge(proto::Merge merge);
+  Task<Status> step(proto::Step step);
+  Status commit(const proto::ServerState& state);
+  Result<journal::Parts::Numbers> recall(const proto::Recall& wanted) {
+    return journal_.recall(wanted);
+  }
+  /// Of each chunk that lies here, in the plan's order, while rounds go on.
+  /// fails  aborted: the version is not the present one, or a round is merged; unavailable: a
+  ///        checkpoint is being read
+  Task<Result<std::vector<StatisticsPart>>> statistics(proto::Statistics wanted);
+
+  /// The session with the leader has ended: nothing lies here any more.
+  void forget();
+  void add_to(proto::ServerReport& report) const;
+  /// For the metrics at this server's own port.
+  void show(const proto::ServerReport& report) const;
+
+ private:
+  Result<ContributionSum::Contributions> contributions_of(const proto::Merge& merge,
+                                                          const std::string& what) const;
+  void drop_round();
+
+  ShardContext& context_;
+  const Send send_;
+  ShardChunks chunks_;
+  ShardMemory memory_;
+  StagedContributions staged_;
+  ShardJournal journal_;
+  std::shared_ptr<Snapshot> frozen_;
+  std::shared_ptr<ShardRound> round_;  ///< merged, not committed
+  // of all rounds
+  std::uint64_t rounds_ = 0;
+  double merge_seconds_ = 0;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <utility>
+
+#include "common/base/clock.h"
+#include "server/shard/leader_link.h"
+#include "server/shard/readiness.h"
+#include "server/shard/shard_options.h"
+#include "server/shard/shard_probe.h"
+#include "server/shard/shard_progress.h"
+
+namespace centroid::server {
+
+/// What all parts of a shard server use. It outlives them.
+struct ShardContext {
+  ShardContext(Executor its_executor, ShardOptions its_options, const Clock& its_clock,
+               metrics::Registry& registry)
+      : executor(its_executor),
+        options(std::move(its_options)),
+        clock(its_clock),
+        probe(registry),
+        leader(its_executor) {}
+
+  const Executor executor;
+  const ShardOptions options;
+  const Clock& clock;
+  ShardProbe probe;
+  Readiness readiness;
+  LeaderLink leader;
+  ShardProgress progress;
+};
+
+}  // namespace centroid::server

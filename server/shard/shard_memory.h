@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "server/shard/shard_chunks.h"
+#include "server/shard/shard_options.h"
+#include "server/shard/shard_rows.h"
+
+namespace centroid::server {
+
+/// Copies of chunks that may be kept in any case: for a reader of the state, for the journal.
+inline constexpr std::size_t kShardCopyBytes = 64u << 20;
+
+/// The memory that this server's share of the model needs, computed before it is taken. The tables
+/// on this server get what is left.
+///
+/// thread  one
+class ShardMemory {
+ public:
+  ShardMemory(const ShardOptions& options, ShardRows& rows) : options_(options), rows_(rows) {}
+
+  /// `optimizer_slots`: planes of the optimizer's state.
+  /// fails  as check_memory
+  Status check(const ShardChunks& chunks, std::size_t optimizer_slots);
+  /// Bytes that a snapshot may copy.
+  std::size_t snapshot_budget() const { return snapshot_budget_; }
+
+ private:
+  const ShardOptions& options_;
+  ShardRows& rows_;
+  std::uint64_t snapshot_budget_ = 0;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,265 @@
+#include "server/shard/shard_round.h"
+
+#include <cmath>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/crc32c.h"
+#include "common/checkpoint/fault_point.h"
+#include "common/optim/norm.h"
+#include "server/shard/shard_memory.h"
+
+namespace centroid::server {
+
+namespace {
+
+constexpr std::size_t kChunksPerTurn = 4;
+
+const trace::Lane& rounds_lane() {
+  static const trace::Lane kLane("rounds");
+  return kLane;
+}
+
+Bytes spare_of(const ParameterStore& store, const Chunk& chunk) {
+  return std::as_bytes(store.spare(chunk));
+}
+
+}  // namespace
+
+ShardRound::ShardRound(ShardContext& context, const Parts& parts, proto::Merge merge)
+    : context_(context),
+      chunks_(parts.chunks),
+      staged_(parts.staged),
+      journal_(parts.journal),
+      send_(parts.send),
+      merge_(std::move(merge)) {}
+
+Status ShardRound::check_led() const {
+  if (is_led()) return {};
+  return Error(ErrorCode::kCancelled, what_ + ": the leader was lost");
+}
+
+bool ShardRound::ends_turn() {
+  context_.progress.advance();
+  return ++turn_ % kChunksPerTurn == 0;
+}
+
+Task<Status> ShardRound::yield() {
+  co_await boost::asio::post(context_.executor, boost::asio::use_awaitable);
+  co_return check_led();
+}
+
+Task<Result<proto::MergeReply>> ShardRound::merge(ContributionSum::Contributions contributions) {
+  what_ = "Merge of round " + to_string(merge_.round);
+  chunks_.store().set_rate_factor(merge_.rate_factor);
+  if (has_codec()) begin_encoding();
+  const TimePoint begin = context_.clock.now();
+  ContributionSum sum(std::move(contributions), merge_.parts, chunks_.robust());
+  const ShardProgress::Activity sums(
+      context_.progress, what_ + ": sums " + std::to_string(sum.count()) + " contributions", false);
+  CENTROID_CO_TRY(co_await await_snapshot());
+  CENTROID_CO_TRY(co_await begin_journal());
+  // The journal reads the sums before they become means; without one it is done in one go.
+  const bool keeps_sums = journal_.writer().is_on() && journal_.form() == journal::Form::kSum;
+  if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums(sum));
+  proto::MergeReply reply;
+  CENTROID_CO_TRY(co_await make_means(sum, keeps_sums, reply.squares));
+  if (has_codec() && merge_.wants_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
+  for (double& squares : reply.squares)
+    if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
+  staged_.drop_all_but(merge_);
+  if (!merge_.wants_norm) {
+    proto::Step all;
+    all.round = merge_.round;
+    all.attempt = merge_.attempt;
+    time_ = {};
+    CENTROID_CO_TRY(co_await step(all));
+  }
+  time_ = context_.clock.now() - begin;  // with the step, unless that waits for the norm
+  co_return reply;
+}
+
+/// A checkpoint that is still being read keeps copies; past its budget the round waits for it.
+Task<Status> ShardRound::await_snapshot() {
+  if (chunks_.store().snapshot_is_full()) {
+    const ShardProgress::Activity waits(
+        context_.progress, what_ + ": waits until the leader has written a checkpoint", true);
+    while (is_led() && chunks_.store().snapshot_is_full())
+      if (!co_await sleep_until(context_.clock.now() + std::chrono::milliseconds(2))) break;
+  }
+  co_return check_led();
+}
+
+Task<Status> ShardRound::begin_journal() {
+  Journal& journal = journal_.writer();
+  if (!journal.is_on()) co_return Status();
+  const ShardProgress::Activity waits(context_.progress, what_ + ": waits for its journal's disk",
+                                      true);
+  co_await journal.begin_attempt(journal_.base(Round(merge_.round.value - 1)));
+  CENTROID_CO_TRY(check_led());
+  journal.begin(merge_.round, merge_.attempt);
+  co_return Status();
+}
+
+Task<Status> ShardRound::drain_journal() {
+  const ShardProgress::Activity waits(context_.progress, what_ + ": waits for its journal's disk",
+                                      true);
+  co_await journal_.writer().drained();
+  co_return check_led();
+}
+
+void ShardRound::add_up(ContributionSum& sum, const Chunk& chunk) {
+  const TimePoint since = context_.clock.now();
+  sum.write(chunk.id, chunks_.store().spare(chunk));
+  context_.probe.aggregate().ended(rounds_lane(), since, context_.clock.now(), merge_.round.value);
+}
+
+Task<Status> ShardRound::journal_sums(ContributionSum& sum) {
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    add_up(sum, chunk);
+    journal_.writer().chunk(chunk.id, journal_.form(), spare_of(chunks_.store(), chunk));
+    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
+  }
+  co_return co_await drain_journal();
+}
+
+Task<Status> ShardRound::make_means(ContributionSum& sum, bool has_sums,
+                                    std::vector<double>& squares) {
+  PlaneNorm norm;
+  std::uint64_t copied = 0;  // for the journal, and not yet written
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    if (!has_sums) add_up(sum, chunk);
+    chunks_.store().scale(chunk, merge_.total_weight);
+    const std::span<const float> mean = std::as_const(chunks_.store()).spare(chunk);
+    journal_mean(chunk.id, std::as_bytes(mean));
+    if (has_codec()) {
+      CENTROID_CO_TRY(encode(chunk));
+    } else if (merge_.wants_norm) {
+      if (!chunks_.plan().is_buffer(chunk)) norm.add(chunk.position, mean);
+      squares.push_back(norm.end_chunk());
+    }
+    if (chunks_.model().apply_on_worker && !has_codec()) emit(chunk, std::as_bytes(mean));
+    copied += journal_.writer().is_on() && has_codec() ? mean.size_bytes() : 0;
+    if (copied > kShardCopyBytes) {
+      copied = 0;
+      CENTROID_CO_TRY(co_await drain_journal());
+    }
+    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
+  }
+  co_return Status();
+}
+
+void ShardRound::journal_mean(ChunkId chunk, Bytes mean) {
+  if (journal_.form() != journal::Form::kMean) return;
+  if (has_codec())  // the codec's residual grows in this memory
+    journal_.writer().chunk_copy(chunk, journal::Form::kMean, mean);
+  else
+    journal_.writer().chunk(chunk, journal::Form::kMean, mean);
+}
+
+Task<Status> ShardRound::step(proto::Step step) {
+  what_ = "Step of round " + to_string(step.round);
+  const ShardProgress::Activity steps(context_.progress, what_, false);
+  chunks_.store().set_gradient_factor(static_cast<float>(step.factor));
+  const TimePoint begin = context_.clock.now();
+  turn_ = 0;
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    if (has_codec())
+      CENTROID_CO_TRY(chunks_.reader()->apply(chunk, *encoded_.at(chunk.id)));
+    else
+      apply(chunk);
+    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
+  }
+  const ShardProgress::Activity waits(context_.progress, what_ + ": waits for its journal's disk",
+                                      true);
+  CENTROID_CO_TRY(co_await end_journal());
+  context_.probe.apply().ended(rounds_lane(), begin, context_.clock.now(), step.round.value);
+  time_ += context_.clock.now() - begin;
+  co_return Status();
+}
+
+void ShardRound::apply(const Chunk& chunk) {
+  ParameterStore& store = chunks_.store();
+  if (chunks_.model().apply_on_worker) {
+    store.shadow_apply(chunk);
+    return;
+  }
+  store.apply(chunk);
+  if (journal_.form() == journal::Form::kParameters)
+    journal_.writer().chunk(chunk.id, journal::Form::kParameters, spare_of(store, chunk));
+  emit(chunk, spare_of(store, chunk));
+}
+
+/// The chunks of the round are in the journal: write its end, before the leader gets an answer.
+Task<Status> ShardRound::end_journal() {
+  Journal& journal = journal_.writer();
+  if (!journal.is_on()) co_return Status();
+  journal::Commit commit;
+  commit.version = chunks_.store().version().next();
+  commit.optimizer_step = chunks_.store().optimizer_step() + 1;
+  commit.weight = merge_.total_weight;
+  commit.chunks = static_cast<std::uint32_t>(chunks_.round_chunks().size());
+  commit.unix_seconds = context_.clock.unix_seconds();
+  const std::uint64_t number = journal.end_round(journal::Kind::kCommit, std::move(commit));
+  const TimePoint begin = context_.clock.now();
+  co_await journal.done(number);
+  static const trace::Lane kLane("journal");
+  context_.probe.journal_stage().ended(kLane, begin, context_.clock.now(), merge_.round.value);
+  CENTROID_CO_TRY(check_led());
+  if (const auto state = journal.state(); state.is_broken)
+    co_return Error(ErrorCode::kResourceExhausted,
+                    "round " + to_string(merge_.round) + " on server '" + context_.options.name +
+                        "' is not in its journal, which is broken: " + state.trouble);
+  fault::point("servers.part_prepared");
+  co_return Status();
+}
+
+/// What was prepared and not committed leaves no trace.
+void ShardRound::begin_encoding() {
+  ParameterStore& store = chunks_.store();
+  if (merge_.clears_residual && store.keeps_residual()) store.clear_residual();
+  chunks_.encoder()->set_rounds(merge_.reply_rounds);
+  chunks_.encoder()->begin(merge_.round);
+}
+
+/// A chunk's mean is in the spare plane: send what can be sent now.
+Status ShardRound::encode(const Chunk& chunk) {
+  ParameterStore& store = chunks_.store();
+  ReplyEncoder::Memory memory;
+  memory.means = store.all_spare();
+  if (store.keeps_residual()) memory.residual = store.residual();
+  const auto send = [this](const Chunk& of, std::vector<std::byte> payload) { emit(of, payload); };
+  const TimePoint begin = context_.clock.now();
+  const Status encoded = chunks_.encoder()->complete(chunk.id, memory, send);
+  static const trace::Lane kLane("replies");
+  context_.probe.encode().ended(kLane, begin, context_.clock.now(), merge_.round.value);
+  if (encoded.ok()) return encoded;
+  return encoded.error().with_context("codec_down on server '" + context_.options.name + "'");
+}
+
+/// The result of a chunk, for everybody who waits for it. A copy, so that a slow reader keeps no
+/// round from this memory.
+void ShardRound::emit(const Chunk& chunk, Bytes values) {
+  ShardResult result;
+  result.head.round = merge_.round;
+  result.head.attempt = merge_.attempt;
+  result.head.chunk = chunk.id;
+  result.values = std::make_shared<const std::vector<std::byte>>(values.begin(), values.end());
+  result.crc = crc32c(*result.values);
+  if (has_codec()) encoded_[chunk.id] = result.values;
+  send_(merge_.members, result);
+}
+
+/// Of what the workers decode, by chunk.
+Task<Status> ShardRound::measure(std::vector<double>& squares) {
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    const auto of = chunks_.reader()->squares(chunk, *encoded_.at(chunk.id));
+    if (!of.ok()) co_return of.error();
+    squares.push_back(*of);
+    if (squares.size() % kChunksPerTurn == 0) CENTROID_CO_TRY(co_await yield());
+  }
+  co_return Status();
+}
+
+}  // namespace centroid::server

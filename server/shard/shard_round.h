@@ -1,0 +1,93 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/proto/servers.h"
+#include "server/shard/contribution_sum.h"
+#include "server/shard/shard_chunks.h"
+#include "server/shard/shard_context.h"
+#include "server/shard/shard_journal.h"
+#include "server/shard/staged_contributions.h"
+
+namespace centroid::server {
+
+/// The result of a chunk, on its way to workers.
+struct ShardResult {
+  proto::ResultChunk head;
+  std::shared_ptr<const std::vector<std::byte>> values;
+  std::uint32_t crc = 0;
+};
+
+/// One round on a shard server, from the leader's Merge to its Commit: sums, means, results and the
+/// step. Until the commit nothing of it counts.
+///
+/// lost    who runs it keeps a reference. It ends by itself after `drop`, and when the leader is
+///         gone: then it does not touch the chunks any more
+/// thread  one executor
+class ShardRound {
+ public:
+  struct Parts {
+    ShardChunks& chunks;
+    StagedContributions& staged;
+    ShardJournal& journal;
+    /// Send a result to those of these workers that are here.
+    const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send;
+  };
+  ShardRound(ShardContext& context, const Parts& parts, proto::Merge merge);
+
+  /// Sums and means; the step, too, unless that waits for the norm.
+  Task<Result<proto::MergeReply>> merge(ContributionSum::Contributions contributions);
+  Task<Status> step(proto::Step step);
+  /// The leader goes on without it, or it is committed.
+  void drop() { is_dropped_ = true; }
+  bool is_attempt(Round round, std::uint32_t attempt) const {
+    return merge_.round == round && merge_.attempt == attempt;
+  }
+  /// Of sums, step and journal.
+  Duration time() const { return time_; }
+
+ private:
+  /// The leader is still there. A task of its session is cancelled before what it works on is taken
+  /// away.
+  bool is_led() const { return !is_dropped_ && context_.leader.is_open(); }
+  Status check_led() const;
+  bool has_codec() const { return chunks_.encoder() != nullptr; }
+  /// A chunk is done. True: it is time to let others run.
+  bool ends_turn();
+  Task<Status> yield();
+
+  Task<Status> await_snapshot();
+  Task<Status> begin_journal();
+  Task<Status> drain_journal();
+  Task<Status> end_journal();
+  void add_up(ContributionSum& sum, const Chunk& chunk);
+  Task<Status> journal_sums(ContributionSum& sum);
+  Task<Status> make_means(ContributionSum& sum, bool has_sums, std::vector<double>& squares);
+  void journal_mean(ChunkId chunk, Bytes mean);
+  void apply(const Chunk& chunk);
+  // results
+  void begin_encoding();
+  Status encode(const Chunk& chunk);
+  void emit(const Chunk& chunk, Bytes values);
+  Task<Status> measure(std::vector<double>& squares);
+
+  ShardContext& context_;
+  ShardChunks& chunks_;
+  StagedContributions& staged_;
+  ShardJournal& journal_;
+  const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send_;
+  const proto::Merge merge_;
+  std::string what_;  ///< is being done
+  bool is_dropped_ = false;
+  std::size_t turn_ = 0;  ///< chunks since the step or the merge began
+  Duration time_{};
+  using Payload = std::shared_ptr<const std::vector<std::byte>>;
+  std::map<ChunkId, Payload> encoded_;  ///< with codec_down
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "common/async/task_group.h"
+#include "server/shard/shard_rows.h"
+#include "server/shard/shard_workers.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// Frames of one session at a shard server's port: of a worker, Enter and then its contributions;
+/// or of a client of rows.
+///
+/// thread  one executor
+class WorkerSink final : public transport::FrameSink {
+ public:
+  /// `tasks`: of the session
+  WorkerSink(ShardWorkers& workers, const ShardRows& rows, TaskGroup& tasks)
+      : workers_(workers), rows_(rows), tasks_(tasks) {}
+
+  Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
+
+  /// Nullptr: no worker has entered.
+  const std::shared_ptr<ShardWorkers::Worker>& worker() const { return worker_; }
+  /// Of a worker or a client of rows; whether they live is the leader's to see, and RowsService's.
+  bool is_known() const { return worker_ || client_; }
+
+ private:
+  Task<Status> serve_rows(transport::Session& session, const transport::InFrame& frame);
+  Task<Status> enter(transport::Session& session, transport::InFrame frame);
+
+  ShardWorkers& workers_;
+  const ShardRows& rows_;
+  TaskGroup& tasks_;
+  std::shared_ptr<ShardWorkers::Worker> worker_;
+  std::shared_ptr<RowsService> service_;
+  std::optional<RowsService::Client> client_;  ///< of it
+};
+
+}  // namespace centroid::server
