@@ -13,7 +13,7 @@
 
 namespace centroid::server {
 
-/// A copy of the state of all servers, for workers that need it (images.cc).
+/// A copy of the state of all servers, for workers that need it (StateImages).
 struct StateImage {
   Version version;
   std::vector<std::vector<float>> planes;

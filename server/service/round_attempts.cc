@@ -263,7 +263,7 @@ void RoundAttempts::leave_silent_out() {
 }
 
 /// It is told that the round closed without it, says Ready when it is done with it, and gets a part
-/// of a later round then (outbox.cc).
+/// of a later round then (Outbox).
 void RoundAttempts::set_silent(Link& link) {
   probe_.member_silent();
   events_.publish(
