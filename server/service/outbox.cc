@@ -22,11 +22,6 @@ Task<Status> send(Session& session, Kind kind, M message) {
 
 }  // namespace
 
-std::string state_on_its_way(Version version, std::size_t piece, std::size_t pieces) {
-  return "the state of version " + to_string(version) + ", chunk " + std::to_string(piece) +
-         " of " + std::to_string(pieces) + " is on its way";
-}
-
 Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
   const Status ended = co_await outbox_loop(link, session);
   attempts_.results_taken();

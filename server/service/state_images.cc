@@ -15,6 +15,11 @@ constexpr std::size_t kChunksPerTurn = 4;
 constexpr std::chrono::milliseconds kLook{5};
 }  // namespace
 
+std::string state_on_its_way(Version version, std::size_t piece, std::size_t pieces) {
+  return "the state of version " + to_string(version) + ", chunk " + std::to_string(piece) +
+         " of " + std::to_string(pieces) + " is on its way";
+}
+
 /// At the end everybody is to hold the last parameters, also who was left out of the last round.
 bool StateImages::needs_last_state(const Link& link) const {
   if (!policy_.is_elastic() || !job_.store || job_.store->version().value == 0) return false;
