@@ -342,11 +342,12 @@ TEST_F(RowsOnServers, AServerThatCannotTakeItsPartIsNamedAndAnotherOfItsNameGets
   const Status refused = all.shards[1]->join();
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.error().to_string(), HasSubstr("allows 109051904"));
-  bool is_named = false;
-  for (const auto& wait : all.waits())
-    is_named = is_named || (wait.what.find("the tables cannot be loaded yet") == 0 &&
-                            wait.what.find("server 's1'") != std::string::npos);
-  EXPECT_TRUE(is_named);
+  EXPECT_TRUE(all.leader->wait_until([&](const auto&) {  // it hears of the end a moment later
+    return std::ranges::any_of(all.waits(), [](const server::WaitView& wait) {
+      return wait.what.find("the tables cannot be loaded yet") == 0 &&
+             wait.what.find("server 's1'") != std::string::npos;
+    });
+  }));
   all.start(1);
   const auto client = client_of(all.leader->endpoint(), "emb");
   EXPECT_EQ(pulled(*client, keys), before) << "what the leader had loaded is loaded once";
