@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace centroid::server {
 
@@ -20,6 +21,7 @@ void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   waiting_ = 0;
   chunks_.clear();
   chunks_.resize(plan_.chunks().size());
+  for (ChunkState& state : chunks_) state.missing = codecs.size();
   ranks_.clear();
   ranks_.resize(codecs.size());
   for (std::size_t r = 0; r < codecs.size(); ++r) {
@@ -46,6 +48,7 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
                                                   std::to_string(weight));
   source.weight = weight;
   source.seen[chunk.value] = true;
+  --chunks_[chunk.value].missing;
   ++source.received;
   ChunkState& state = chunks_[chunk.value];
   if (!rule_.is_mean()) {
@@ -165,15 +168,10 @@ Aggregator::Queued Aggregator::queued(std::uint32_t rank) const {
   return queued;
 }
 
-/// A rank that is to send the chunk has not.
-bool Aggregator::is_missing(ChunkId chunk) const {
-  return std::ranges::any_of(
-      ranks_, [&](const RankState& rank) { return !rank.absent && !rank.seen[chunk.value]; });
-}
-
 void Aggregator::absent(std::uint32_t rank) {
-  ranks_[rank].absent = true;
+  const bool was_absent = std::exchange(ranks_[rank].absent, true);
   for (const Chunk& chunk : plan_.chunks()) {
+    if (!was_absent && !ranks_[rank].seen[chunk.id.value]) --chunks_[chunk.id.value].missing;
     auto& waiting = chunks_[chunk.id.value].waiting;
     for (auto it = waiting.begin(); it != waiting.end();) {
       if (it->rank == rank) {

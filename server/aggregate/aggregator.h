@@ -77,6 +77,7 @@ class Aggregator {
   struct ChunkState {
     std::uint32_t next = 0;   // lowest rank not yet added
     std::uint32_t added = 0;  // ranks in the sum
+    std::size_t missing = 0;  // ranks that are to send it and have not
     bool complete = false;
     bool is_deferred = false;  // all that came are short and wait for the others
     double weight = 0;
@@ -93,7 +94,7 @@ class Aggregator {
   };
   void advance(ChunkId chunk);
   void combine(ChunkId chunk);
-  bool is_missing(ChunkId chunk) const;
+  bool is_missing(ChunkId chunk) const { return chunks_[chunk.value].missing > 0; }
   Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                       Bytes payload) const;
   Status check(const RankState& source, ChunkId chunk, Bytes payload) const;

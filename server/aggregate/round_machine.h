@@ -126,6 +126,12 @@ class RoundMachine {
   bool expects(MemberId member) const;
   /// It has a seat in the open round and has not contributed.
   bool is_missing(MemberId member) const;
+  /// It has contributed to the round that is open, or was last.
+  bool has_contributed(MemberId member) const {
+    const Seat* const s = seat(member);
+    return s != nullptr && s->done;
+  }
+  bool has_contributions() const { return done_ > 0; }
   std::vector<MemberId> missing() const;
   std::vector<MemberId> contributed() const;
   /// Contributions with which the open round may close.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_map>
 
 #include "common/base/log.h"
 #include "common/base/trace_events.h"
@@ -45,9 +46,9 @@ std::vector<std::uint64_t> DataShares::wanted_samples(std::span<const MemberId> 
   const std::vector<MemberId> all = policy_.is_elastic()
                                         ? members_.roster.ranked()
                                         : std::vector<MemberId>(members.begin(), members.end());
-  const auto rank_of = [&](MemberId id) {
-    return static_cast<std::size_t>(std::ranges::find(all, id) - all.begin());
-  };
+  std::unordered_map<MemberId, std::size_t> ranks;
+  for (const MemberId id : all) ranks.emplace(id, ranks.size());
+  const auto rank_of = [&](MemberId id) { return ranks.at(id); };
   std::vector<std::uint64_t> batches;
   for (const MemberId id : all) batches.push_back(members_.find(id)->join.batch);
   const bool is_one_gradient = coordinator_.is_on() && config_.local_steps == 1;

@@ -198,8 +198,7 @@ void RoundAttempts::close_attempt(proto::Outcome outcome, double weight, std::ui
   view.opened_unix_seconds = clock_.unix_seconds() - view.seconds;
   view.loss = open_.tally.loss();
   for (const MemberId member : open_.attempt->members) {
-    const auto done = open_.machine.contributed();
-    const bool is_in = std::find(done.begin(), done.end(), member) != done.end();
+    const bool is_in = open_.machine.has_contributed(member);
     (is_in ? view.contributors : view.missing).push_back(members_.name_of(member));
   }
   view.late = open_.attempt->late;

@@ -243,7 +243,7 @@ void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
 void RoundMerge::emit(const Chunk& chunk) {
-  if (policy_.is_elastic() && open_.machine.contributed().empty()) return;  // nobody waits for it
+  if (policy_.is_elastic() && !open_.machine.has_contributions()) return;  // nobody waits for it
   Bytes values = std::as_bytes(std::as_const(*job_.store).spare(chunk));
   const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
