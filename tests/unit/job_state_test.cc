@@ -1,0 +1,113 @@
+#include "server/state/job_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/store_fixture.h"
+
+namespace centroid::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+/// A job in the middle of its training: version 3 is committed, and the store holds version 1, which
+/// is that before round 2 (round 1 was skipped).
+JobState job_behind_its_workers() {
+  JobState job;
+  job.run_id = "r";
+  job.agreed.emplace().model = "mlp";
+  job.store = std::make_unique<ParameterStore>(small_plan(), optimizer_of("sgd"));
+  job.store->initialize();
+  job.round = Round(2);
+  job.offset = 32;
+  job.held = job.position();
+  for (int round = 0; round < 2; ++round) job.store->commit_elsewhere();
+  job.round = Round(4);
+  job.epoch = 1;
+  job.offset = 64;
+  job.steps_before = 20;
+  job.attempts = 2;
+  job.evaluate_next = true;
+  job.trained_rounds = 2;
+  job.counted = {{"a", Round(3)}, {"b", Round(1)}};
+  job.evaluation = {.version = Version(3), .accuracy = 0.5, .loss = 1};
+  job.history.emplace_front();
+  job.announced = Version(3);
+  job.last_written.emplace();
+  job.measured = std::make_shared<ParametersView>();
+  return job;
+}
+
+void expect_nothing_of_the_later_version(const JobState& job) {
+  EXPECT_THAT(job.history, IsEmpty());
+  EXPECT_FALSE(job.announced);
+  EXPECT_FALSE(job.last_written);
+  EXPECT_EQ(job.measured, nullptr);
+  EXPECT_EQ(job.attempts, 0u);
+  EXPECT_FALSE(job.evaluate_next);
+  EXPECT_EQ(job.evaluation.version, Version());
+  EXPECT_EQ(job.evaluation.accuracy, -1);
+}
+
+TEST(JobState, GoesBackToTheBeginningAsAWhole) {
+  JobState job = job_behind_its_workers();
+  job.replace(JobState());
+  expect_nothing_of_the_later_version(job);
+  EXPECT_EQ(job.version(), Version());
+  EXPECT_EQ(job.round, Round(1));
+  EXPECT_EQ(job.epoch + job.offset + job.steps_before, 0u);
+  EXPECT_THAT(job.counted, IsEmpty());
+  EXPECT_FALSE(job.agreed);
+  EXPECT_EQ(job.run_id, "r") << "it stays the same run";
+}
+
+TEST(JobState, GoesBackToWhatTheStoreHolds) {
+  JobState job = job_behind_its_workers();
+  const ParameterStore* const store = job.store.get();
+  job.replace(std::move(job).back_to_held());
+  expect_nothing_of_the_later_version(job);
+  EXPECT_EQ(job.store.get(), store);
+  EXPECT_EQ(job.version(), Version(1));
+  EXPECT_TRUE(job.store->is_current());
+  EXPECT_EQ(job.round, Round(2));
+  EXPECT_EQ(job.offset, 32u);
+  EXPECT_EQ(job.epoch + job.steps_before, 0u);
+  EXPECT_THAT(job.counted, ElementsAre(Pair("b", Round(1)))) << "round 3 does not count any more";
+  EXPECT_TRUE(job.agreed) << "its workers are still here";
+  EXPECT_EQ(job.trained_rounds, 2u) << "nobody is waited for anew";
+}
+
+TEST(JobState, BeginsAnewInTheSameStoreThatHoldsNothing) {
+  JobState job = job_behind_its_workers();
+  job.store->begin_replacing();  // the last worker goes while it sends the newest values
+  job.replace(std::move(job).back_to_held());
+  EXPECT_EQ(job.version(), Version());
+  EXPECT_EQ(job.round, Round(1));
+  EXPECT_EQ(job.offset, 0u);
+  EXPECT_EQ(job.store->optimizer_step(), 0u);
+}
+
+TEST(JobState, KeepsATestResultThatIsNotOfAVersionToCome) {
+  JobState job = job_behind_its_workers();
+  job.evaluation.version = Version(1);
+  job.replace(std::move(job).back_to_held());
+  EXPECT_EQ(job.evaluation.version, Version(1));
+  EXPECT_EQ(job.evaluation.accuracy, 0.5);
+}
+
+TEST(JobState, WaitsForWorkersAnewWhereTheyMayHaveGone) {
+  JobState job = job_behind_its_workers();
+  job.gather_until = TimePoint();
+  job.gather_again();
+  EXPECT_EQ(job.trained_rounds, 0u);
+  EXPECT_TRUE(job.was_restored);
+  EXPECT_FALSE(job.gather_until);
+  job.gather_until = TimePoint();
+  job.replace(JobState());
+  EXPECT_TRUE(job.was_restored && job.gather_until) << "another first model changes nothing of it";
+}
+
+}  // namespace
+}  // namespace centroid::server
