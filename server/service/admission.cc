@@ -181,7 +181,7 @@ Status Admission::check_model(const Session& session, const proto::Join& join) c
       model = kept->second;
   if (!model.empty() && !join.model.empty() && join.model != model)
     return refuse("its model is '" + join.model + "', the cluster's is '" + model + "'");
-  // Another model than the cluster's was told above, by its tensors.
+  // The tensors are the same here: this finds a Hello that does not belong to its Join.
   const std::uint64_t announced = session.peer().manifest_hash, hash = manifest_hash(join.manifest);
   if (announced != 0 && announced != hash)
     return refuse("its Hello said manifest hash " + std::to_string(announced) +

@@ -290,8 +290,7 @@ Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
          {{"why", written.error()}, {"when", "training goes on"}});
 }
 
-/// A task of the server's own: whoever asked for the checkpoint may go, it is written and its end
-/// is heard of.
+/// Write a checkpoint for a caller who may leave before it is done. Runs as a task of the server.
 Task<void> Checkpointer::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
   outcome->emplace(co_await write_checkpoint(true));
   use_.written.notify_all();
@@ -378,7 +377,7 @@ Task<std::shared_ptr<Snapshot>> Checkpointer::frozen_servers() {
   co_return std::exchange(spread_.frozen, nullptr);
 }
 
-/// From the round loop, for whoever writes a checkpoint.
+/// The round loop calls it between two rounds, for a checkpoint that is to be written.
 Task<Status> Checkpointer::freeze_for_checkpoint() {
   if (spread_.frozen && spread_.frozen->version() != job_.store->version()) spread_.frozen.reset();
   if (!spread_.frozen) {

@@ -112,7 +112,7 @@ Task<Result<ActView>> Control::resume() {
   };
   auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
                                                 boost::asio::use_awaitable);
-  // Of a job that halted in this life of the server the rounds have ended: the next life goes on.
+  // A job that halted in this process has no more rounds here: the next process goes on.
   auto end = [this]() -> Status {
     if (phase_.is(Phase::kHalted) && stopping_.rounds_ended && !commands_.stop)
       server_.request_stop(
@@ -123,8 +123,7 @@ Task<Result<ActView>> Control::resume() {
   co_return std::move(*outcome);
 }
 
-/// Whoever starts the server again finds it on the disk, however this one ends: its end waits until
-/// it is there.
+/// The server does not end before the stop is on disk, so a restart finds it.
 Task<Result<ActView>> Control::stop() {
   const auto act = [](Control& self) -> Result<Copy> {
     CENTROID_TRY(self.gate_.check_lead());

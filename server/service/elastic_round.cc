@@ -69,11 +69,10 @@ void ElasticRound::seat_waiting() {
 /// A decision has been made: who has not contributed is not waited for any more.
 void ElasticRound::leave_out(const RoundDecision& decision) {
   if (decision.action != RoundAction::kMerge && decision.action != RoundAction::kSkip) return;
-  const auto done = open_.machine.contributed();
   for (std::size_t rank = 0; rank < open_.attempt->members.size(); ++rank) {
     const MemberId id = open_.attempt->members[rank];
     const auto link = members_.find(id);
-    if (!link || std::find(done.begin(), done.end(), id) != done.end()) continue;
+    if (!link || open_.machine.has_contributed(id)) continue;
     open_.attempt->left_out.insert(id);
     if (!policy_.applies_each())  // there everybody but one is left out of every round
       events_.publish(

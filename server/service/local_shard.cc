@@ -2,21 +2,14 @@
 
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
 #include "common/base/crc32c.h"
 #include "common/optim/norm.h"
+#include "server/service/turns.h"
 
 namespace centroid::server {
 
 namespace {
 
-/// Let sockets and timers have a turn in the middle of long work.
-Task<void> yield(Executor executor) {
-  co_await boost::asio::post(executor, boost::asio::use_awaitable);
-}
-
-constexpr std::size_t kChunksPerTurn = 4;
 /// Rounds between looks at the residual: each is a pass over it.
 constexpr std::uint64_t kResidualRounds = 16;
 
@@ -105,8 +98,7 @@ Task<Status> LocalShard::measure_replies() {
     const Chunk& chunk = job_.store->plan().chunk(piece.chunk);
     CENTROID_CO_ASSIGN(open_.squares[piece.chunk.value],
                        job_.reply_reader->squares(chunk, piece.values));
-    if (++turn % kChunksPerTurn == 0)
-      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
   co_return Status();
 }

@@ -6,11 +6,10 @@
 #include <optional>
 #include <unordered_map>
 
-#include <boost/asio/post.hpp>
-
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "server/service/chunk_fetcher.h"
+#include "server/service/turns.h"
 
 namespace centroid::server {
 
@@ -18,7 +17,6 @@ using proto::PullKind;
 using transport::Session;
 
 namespace {
-constexpr std::size_t kChunksPerTurn = 4;
 constexpr std::uint64_t kPieceBytes = 1u << 20;
 /// For the client to close its session.
 constexpr std::chrono::seconds kParting{10};
@@ -243,7 +241,7 @@ Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
     }
     std::ranges::copy(ctx_.job.store->params(place.chunk), to);
     if (++turn % kChunksPerTurn != 0) continue;
-    co_await boost::asio::post(ctx_.executor, boost::asio::use_awaitable);
+    co_await yield(ctx_.executor);
     bool goes_on = true;
     while (goes_on && fault::is_held("pulls.copying"))
       goes_on = co_await sleep_until(ctx_.clock.now() + kLook);

@@ -4,11 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/storage/file.h"
+#include "server/service/turns.h"
 
 /// How a server takes the rounds of the journal up again: the same steps on the same bits as in
 /// training.
@@ -21,12 +20,6 @@ namespace {
 
 /// Chunks that are asked for at once.
 constexpr std::size_t kRecallsAtOnce = 8;
-constexpr std::size_t kChunksPerTurn = 4;
-
-/// Let sockets and timers have a turn in the middle of long work.
-Task<void> yield(Executor executor) {
-  co_await boost::asio::post(executor, boost::asio::use_awaitable);
-}
 
 Error mismatched(const std::string& folder, const std::string& why) {
   return {ErrorCode::kFailedPrecondition, "journal " + folder + ": " + why};

@@ -156,8 +156,8 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
   const bool is_short =
       std::max<std::uint64_t>(members.size(), workers_here()) < config_.keep_min_workers;
   if (members.empty() || is_short) return false;
-  // The sum begins anew: a whole contribution of one that has gone was in it, and cannot be had
-  // again. Whose was not whole has given its share back when it went.
+  // The sum begins anew. A member that has gone cannot send its whole contribution again, so others
+  // get its samples. Members with an incomplete contribution returned theirs when they left.
   for (const MemberId member : open_.machine.contributed())
     if (!members_.find(member)) {
       const proto::RoundOpen& open = old->opens[*old->rank_of(member)];
@@ -219,9 +219,8 @@ TimePoint RoundAttempts::round_limit() const {
   return is_bounded ? open_.looked_at + config_.round_timeout : TimePoint::max();
 }
 
-/// Of whom nothing has come for `round_timeout` since it was told to begin, who lives, and is the
-/// one that is waited for (nothing of it waits for others here) is left out: the attempt is given
-/// up and repeated without it, or goes on without it where others have contributed and gone.
+/// Exclude a live member that has sent nothing for `round_timeout` and that blocks the round. The
+/// attempt is repeated without it, or goes on without it where others have contributed and gone.
 void RoundAttempts::leave_silent_out() {
   const TimePoint now = clock_.now();
   if (now < round_limit()) return;

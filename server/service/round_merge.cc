@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/base/trace_events.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
+#include "server/service/turns.h"
 
 /// The end of a round: from its sums to the next version.
 namespace centroid::server {
@@ -18,12 +17,6 @@ namespace {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
-/// Let sockets and timers have a turn in the middle of long work.
-Task<void> yield(Executor executor) {
-  co_await boost::asio::post(executor, boost::asio::use_awaitable);
-}
-
-constexpr std::size_t kChunksPerTurn = 4;
 /// Fast rounds share one event.
 constexpr std::chrono::milliseconds kRoundEvents{250};
 
@@ -291,8 +284,7 @@ Task<void> RoundMerge::sum_parts(double total_weight) {
     for (std::size_t i = 0; i < open_.parts.size(); ++i)
       open_.parts[i].staged->add_to(sum, chunk.id, open_.parts[i].counts.weight, i == 0);
     chunk_complete(chunk.id, total_weight);
-    if (++turn % kChunksPerTurn == 0)
-      co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
   for (KeptPart& part : open_.parts)
     part.staged.reset();  // what counts is still to be told to other servers

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
 #include "common/base/log.h"
+#include "server/service/turns.h"
 
 namespace centroid::server {
 
 namespace {
-constexpr std::size_t kChunksPerTurn = 4;
 /// Between looks whether a copy may be made.
 constexpr std::chrono::milliseconds kLook{5};
 }  // namespace
@@ -110,8 +108,7 @@ Task<Status> StateImages::copy_image(StateImage& image) {
           plane == 0 ? job_.store->params(chunk) : job_.store->slot(plane - 1, chunk);
       std::ranges::copy(values,
                         image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
-      if (++turn % kChunksPerTurn == 0)
-        co_await boost::asio::post(executor_, boost::asio::use_awaitable);
+      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
   co_return Status();
 }
