@@ -317,8 +317,8 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
     part.share = share;
     open_.late_staged.push_back(std::move(part));
   }
-  // With asp and ssp a round follows at once, and its commit answers the member. With other policies
-  // that round may wait for this member, so it gets its answer now.
+  // With asp and ssp a round follows at once, and its commit answers the member. With other
+  // policies that round may wait for this member, so it gets its answer now.
   if (weight == 0 || !policy_.applies_each())
     elastic_.settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
                          end.weight > 0);

@@ -234,6 +234,18 @@ TEST(Aggregator, AnAbsentRankIsNotWaitedForAndWhatItHadWaitingIsDropped) {
   for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(f.sum[i], 2.0f * all[2][i]);
 }
 
+TEST(Aggregator, ARankThatIsAbsentTwiceIsMissedOnce) {
+  Fixture f(8, 64);
+  const auto all = random_contributions(3, 3, 8);
+  f.begin(3);
+  ASSERT_TRUE(f.offer(2, 0, 2, all[2]).ok());
+  f.aggregator->absent(0);
+  f.aggregator->absent(0);
+  ASSERT_TRUE(f.complete.empty()) << "rank 1 is still to come";
+  ASSERT_TRUE(f.offer(1, 0, 5, all[1]).ok());
+  EXPECT_EQ(f.complete.size(), 1u);
+}
+
 TEST(Aggregator, AChunkThatIsStillBeingReadIsWrittenLater) {
   Fixture f(8, 64);
   const auto all = random_contributions(4, 2, 8);

@@ -12,8 +12,8 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-/// A job in the middle of its training: version 3 is committed, and the store holds version 1, which
-/// is that before round 2 (round 1 was skipped).
+/// A job in the middle of its training: version 3 is committed, and the store holds version 1,
+/// which is that before round 2 (round 1 was skipped).
 JobState job_behind_its_workers() {
   JobState job;
   job.run_id = "r";
