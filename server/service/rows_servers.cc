@@ -193,106 +193,172 @@ Task<Status> RowsServers::ask(std::size_t which, TablesKind kind, std::vector<st
   co_return Status();
 }
 
+/// Some servers are given their keys, with what the newest checkpoint and their journals have of
+/// them. Each step needs those before it.
+class RowsServers::Bringing {
+ public:
+  Bringing(RowsServers& all, std::vector<std::size_t> which)
+      : all_(all), which_(std::move(which)), saved_(all.saved_) {}
+
+  Task<Status> find_saved();
+  Status set_tables();
+  Task<Status> send_tables();
+  Task<Status> put_known_pushes();
+  Task<Status> load_saved();
+  Task<Status> replay_journals();
+
+ private:
+  void set_owners();
+  Status replay_mine();
+
+  RowsServers& all_;
+  const std::vector<std::size_t> which_;
+  std::optional<Saved> saved_;
+  proto::Tables tables_;
+  std::vector<bool> wanted_;  ///< by server
+  bool is_needed_ = false;    ///< what the checkpoint has
+};
+
+/// Of a job that has begun there may be a newer checkpoint than that of the start.
+Task<Status> RowsServers::Bringing::find_saved() {
+  if (!all_.is_begun_) co_return Status();
+  auto look_up = [all = &all_] {
+    return std::make_shared<Result<std::optional<Saved>>>(all->newest());
+  };
+  const auto found = co_await run_on(all_.blocking_, std::move(look_up));
+  if (!found->ok()) {
+    log::error("rows.not_restored", {{"why", found->error()}});
+    co_return found->error();
+  }
+  saved_ = std::move(*found).value();
+  co_return Status();
+}
+
+/// What each of the servers is told.
+Status RowsServers::Bringing::set_tables() {
+  const Options& options = all_.options_;
+  const std::vector<Holder>& holders = all_.holders_;
+  RowsService& rows = all_.rows_;
+  tables_.tables = options.tables;
+  if (saved_) tables_.saved_clock = saved_->clock;
+  tables_.clock = all_.is_mine_loaded_ ? rows.clock() : tables_.saved_clock + rows.clock();
+  if (saved_) tables_.restored_from = saved_->entry.path.filename().string();
+  tables_.keeps_journal = options.keeps_journal;
+  tables_.journal_sync_ms = static_cast<std::uint32_t>(options.journal_sync.count());
+  wanted_.assign(holders.size(), false);
+  proto::Route route = rows.route();
+  for (std::size_t i = 1; i < holders.size(); ++i)
+    if (holders[i].link) route.servers[i].endpoint = holders[i].link->endpoint;
+  if (route.servers != rows.route().servers) {  // a server came back at another place
+    ++route.version;
+    CENTROID_TRY(rows.set_route(route, 0));
+  }
+  tables_.route = std::move(route);
+  if (saved_) set_owners();
+  return {};
+}
+
+/// By bucket, as the checkpoint has them.
+void RowsServers::Bringing::set_owners() {
+  tables_.route.owners = all_.owners_of(*saved_);
+  if (saved_->is_followed && saved_->route != 0) tables_.route.version = saved_->route;
+  for (const std::size_t i : which_)
+    is_needed_ = is_needed_ || i == 0 || saved_->journals.contains(all_.holders_[i].name) ||
+                 std::ranges::find(tables_.route.owners, i) != tables_.route.owners.end();
+  // Of a server that is here no more: not asked for.
+  std::ranges::replace(tables_.route.owners, kNobody, std::uint16_t{0});
+}
+
+Task<Status> RowsServers::Bringing::send_tables() {
+  for (const std::size_t i : which_) {
+    wanted_[i] = true;
+    if (i == 0) continue;
+    tables_.journal = 0;  // what is in its journal is older
+    if (saved_)
+      if (const auto own = saved_->journals.find(all_.holders_[i].name);
+          own != saved_->journals.end())
+        tables_.journal = own->second;
+    auto head = proto::encode(tables_);
+    CENTROID_CO_TRY(co_await all_.ask(i, TablesKind::kTables, std::move(head)));
+  }
+  co_return Status();
+}
+
+/// Who comes for the first time, or again after it was drained: what it knew then is here.
+Task<Status> RowsServers::Bringing::put_known_pushes() {
+  if (!all_.is_begun_) co_return Status();
+  std::vector<std::size_t> fresh;
+  for (const std::size_t i : which_)
+    if (i != 0 && (!saved_ || !saved_->journals.contains(all_.holders_[i].name) ||
+                   !all_.holders_[i].has_held))
+      fresh.push_back(i);
+  auto put = [all = &all_, fresh, pushes = all_.rows_.pushes()] {
+    auto done = std::make_shared<Status>();
+    for (const std::size_t i : fresh)
+      if (done->ok()) *done = all->put_pushes(i, pushes);
+    return done;
+  };
+  const auto known = co_await run_on(all_.blocking_, std::move(put));
+  co_return *known;
+}
+
+Task<Status> RowsServers::Bringing::load_saved() {
+  if (!saved_ || !is_needed_) co_return Status();
+  auto read = [all = &all_, saved = saved_, wanted = wanted_] {
+    auto done = std::make_shared<Loaded>();
+    done->status = all->load(*saved, wanted);
+    done->is_gone = !done->status.ok() && !saved->is_there();
+    return done;
+  };
+  const auto loaded = co_await run_on(all_.blocking_, std::move(read));
+  if (!loaded->status.ok()) {
+    const bool is_lost = std::ranges::any_of(
+        which_, [&](std::size_t i) { return i != 0 && !all_.is_here(all_.holders_[i]); });
+    // One that was written since it was found may have taken its place: there is a newer one.
+    if (!is_lost && !(all_.is_begun_ && loaded->is_gone)) all_.hooks_.fail(loaded->status.error());
+    co_return loaded->status;
+  }
+  co_return Status();
+}
+
+Task<Status> RowsServers::Bringing::replay_journals() {
+  for (const std::size_t i : which_) {
+    if (i == 0) {
+      CENTROID_CO_TRY(replay_mine());
+      continue;
+    }
+    CENTROID_CO_TRY(co_await all_.ask(i, TablesKind::kReplay, Head()));
+  }
+  for (const std::size_t i : which_)
+    if (i != 0) CENTROID_CO_TRY(co_await all_.await_replay(i));
+  co_return Status();
+}
+
+Status RowsServers::Bringing::replay_mine() {
+  if (saved_) {
+    const auto own = saved_->journals.find("");
+    all_.rows_.end_load(saved_->clock, own == saved_->journals.end() ? 1 : own->second,
+                        tables_.restored_from);
+  }
+  const Status replayed = all_.rows_.replay(all_.options_.journal_dir, *all_.run_id_);
+  if (!replayed.ok()) all_.hooks_.fail(replayed.error());
+  CENTROID_TRY(replayed);
+  all_.is_mine_loaded_ = true;
+  all_.holders_[0].state = State::kServing;
+  return {};
+}
+
 /// Give these servers their keys, with what the newest checkpoint and their journals have of them.
 /// fails when one of them is lost, or refuses its part (it leaves then, or comes again); what is
 /// wrong with the checkpoint ends the job.
 Task<Status> RowsServers::bring(std::vector<std::size_t> which) {
-  std::optional<Saved> saved = saved_;
-  if (is_begun_) {
-    auto look_up = [this] { return std::make_shared<Result<std::optional<Saved>>>(newest()); };
-    const auto found = co_await run_on(blocking_, std::move(look_up));
-    if (!found->ok()) {
-      log::error("rows.not_restored", {{"why", found->error()}});
-      co_return found->error();
-    }
-    saved = std::move(*found).value();
-  }
-  proto::Tables tables;
-  tables.tables = options_.tables;
-  if (saved) tables.saved_clock = saved->clock;
-  tables.clock = is_mine_loaded_ ? rows_.clock() : tables.saved_clock + rows_.clock();
-  if (saved) tables.restored_from = saved->entry.path.filename().string();
-  tables.keeps_journal = options_.keeps_journal;
-  tables.journal_sync_ms = static_cast<std::uint32_t>(options_.journal_sync.count());
-  std::vector<bool> wanted(holders_.size());
-  proto::Route route = rows_.route();
-  for (std::size_t i = 1; i < holders_.size(); ++i)
-    if (holders_[i].link) route.servers[i].endpoint = holders_[i].link->endpoint;
-  if (route.servers != rows_.route().servers) {  // a server came back at another place
-    ++route.version;
-    CENTROID_CO_TRY(rows_.set_route(route, 0));
-  }
-  tables.route = std::move(route);
-  bool is_needed = false;  // what the checkpoint has
-  if (saved) {
-    tables.route.owners = owners_of(*saved);
-    if (saved->is_followed && saved->route != 0) tables.route.version = saved->route;
-    for (const std::size_t i : which)
-      is_needed = is_needed || i == 0 || saved->journals.contains(holders_[i].name) ||
-                  std::ranges::find(tables.route.owners, i) != tables.route.owners.end();
-    // Of a server that is here no more: not asked for.
-    std::ranges::replace(tables.route.owners, kNobody, std::uint16_t{0});
-  }
-  for (const std::size_t i : which) {
-    wanted[i] = true;
-    if (i == 0) continue;
-    tables.journal = 0;  // what is in its journal is older
-    if (saved)
-      if (const auto own = saved->journals.find(holders_[i].name); own != saved->journals.end())
-        tables.journal = own->second;
-    auto head = proto::encode(tables);
-    CENTROID_CO_TRY(co_await ask(i, TablesKind::kTables, std::move(head)));
-  }
-  if (is_begun_) {
-    // Who comes for the first time, or again after it was drained: what it knew then is here.
-    std::vector<std::size_t> fresh;
-    for (const std::size_t i : which)
-      if (i != 0 &&
-          (!saved || !saved->journals.contains(holders_[i].name) || !holders_[i].has_held))
-        fresh.push_back(i);
-    auto put = [this, fresh, pushes = rows_.pushes()] {
-      auto done = std::make_shared<Status>();
-      for (const std::size_t i : fresh)
-        if (done->ok()) *done = put_pushes(i, pushes);
-      return done;
-    };
-    const auto known = co_await run_on(blocking_, std::move(put));
-    CENTROID_CO_TRY(*known);
-  }
-  if (saved && is_needed) {
-    auto read = [this, saved, wanted] {
-      auto done = std::make_shared<Loaded>();
-      done->status = load(*saved, wanted);
-      done->is_gone = !done->status.ok() && !saved->is_there();
-      return done;
-    };
-    const auto loaded = co_await run_on(blocking_, std::move(read));
-    if (!loaded->status.ok()) {
-      const bool is_lost = std::ranges::any_of(
-          which, [&](std::size_t i) { return i != 0 && !is_here(holders_[i]); });
-      // One that was written since it was found may have taken its place: there is a newer one.
-      if (!is_lost && !(is_begun_ && loaded->is_gone)) hooks_.fail(loaded->status.error());
-      co_return loaded->status;
-    }
-  }
-  for (const std::size_t i : which) {
-    if (i == 0) {
-      if (saved) {
-        const auto own = saved->journals.find("");
-        rows_.end_load(saved->clock, own == saved->journals.end() ? 1 : own->second,
-                       tables.restored_from);
-      }
-      const Status replayed = rows_.replay(options_.journal_dir, *run_id_);
-      if (!replayed.ok()) hooks_.fail(replayed.error());
-      CENTROID_CO_TRY(replayed);
-      is_mine_loaded_ = true;
-      holders_[0].state = State::kServing;
-      continue;
-    }
-    CENTROID_CO_TRY(co_await ask(i, TablesKind::kReplay, Head()));
-  }
-  for (const std::size_t i : which)
-    if (i != 0) CENTROID_CO_TRY(co_await await_replay(i));
+  Bringing bringing(*this, std::move(which));
+  CENTROID_CO_TRY(co_await bringing.find_saved());
+  CENTROID_CO_TRY(bringing.set_tables());
+  CENTROID_CO_TRY(co_await bringing.send_tables());
+  CENTROID_CO_TRY(co_await bringing.put_known_pushes());
+  CENTROID_CO_TRY(co_await bringing.load_saved());
+  CENTROID_CO_TRY(co_await bringing.replay_journals());
   co_return Status();
 }
 

@@ -132,6 +132,7 @@ class RowsServers {
   Status place(std::vector<std::string> others, const Saved* saved);
   bool choose();
   Task<void> look();
+  class Bringing;
   Task<Status> bring(std::vector<std::size_t> which);
   Task<Status> await_replay(std::size_t which);
   Task<Status> begin();
