@@ -58,6 +58,83 @@ class CodecProbe {
   metrics::Counter raw_, encoded_, encode_seconds_, decode_seconds_, chunks_, dense_chunks_;
 };
 
+/// How rounds end, and how long they take.
+struct RoundMetrics {
+  explicit RoundMetrics(metrics::Registry& registry);
+  metrics::Counter committed, skipped, aborted, samples, state_lost;
+  metrics::Gauge open_seconds;
+  metrics::Histogram seconds;
+};
+
+/// What became of the workers' contributions.
+struct ContributionMetrics {
+  explicit ContributionMetrics(metrics::Registry& registry);
+  metrics::Counter lost, nonfinite, carried, dropped, restarted, returned;
+  metrics::Histogram seconds, staleness;
+};
+
+/// Who is a member, who came and who went.
+struct MemberMetrics {
+  explicit MemberMetrics(metrics::Registry& registry);
+  metrics::Counter joined, dead, left, silent;
+  metrics::Gauge present, world, generation, silence, lease, scale_hint;
+  std::array<metrics::Gauge, kWorkerStates.size()> workers;
+};
+
+/// What the coordinator measures and decides.
+struct CadenceMetrics {
+  explicit CadenceMetrics(metrics::Registry& registry);
+  metrics::Counter nudges;
+  metrics::Gauge steps, exchange_seconds, overhead, divergence;
+};
+
+/// How well the model learns.
+struct LearningMetrics {
+  explicit LearningMetrics(metrics::Registry& registry);
+  metrics::Counter clipped;
+  metrics::Gauge gradient_norm, loss, accuracy, test_loss;
+};
+
+/// Where the job is in the training.
+struct PositionMetrics {
+  explicit PositionMetrics(metrics::Registry& registry);
+  metrics::Gauge round, version, epoch;
+};
+
+/// The checkpoints that were written, and those that could not be.
+struct CheckpointMetrics {
+  explicit CheckpointMetrics(metrics::Registry& registry);
+  metrics::Counter written, failures;
+  metrics::Gauge bytes, time;
+  metrics::Histogram seconds;
+};
+
+/// What waits in this server's memory.
+struct BufferMetrics {
+  explicit BufferMetrics(metrics::Registry& registry);
+  metrics::Gauge in_use, capacity, waiting, unsent;
+};
+
+/// How many shard servers are here. What each of them tells has its name as a label.
+struct ShardMetrics {
+  explicit ShardMetrics(metrics::Registry& registry);
+  metrics::Gauge present, missing;
+};
+
+/// What the codecs did, and what error feedback has left to send.
+struct CodecMetrics {
+  explicit CodecMetrics(metrics::Registry& registry);
+  std::array<CodecProbe, CodecSpec::kKinds> up, down;
+  metrics::Gauge residual_up, residual_down;
+};
+
+/// The job's state, and what is waited for.
+struct StateMetrics {
+  explicit StateMetrics(metrics::Registry& registry);
+  std::array<metrics::Gauge, kJobStates.size()> job;
+  std::array<metrics::Gauge, kWaitCauses.size()> waits;
+};
+
 /// The service's metrics behind verbs. Handles are looked up once.
 class Probe : public ServerProbe {
  public:
@@ -66,65 +143,67 @@ class Probe : public ServerProbe {
   void round_committed(double seconds, std::uint64_t samples, double loss) const;
   /// One that training programs have named; the names are bounded.
   void scalar(const std::string& name, double mean) const;
-  void member_silent() const { silent_.add(); }
-  void round_skipped() const { skipped_.add(); }
-  void round_aborted() const { aborted_.add(); }
-  void state_lost() const { state_lost_.add(); }
-  void contribution_lost() const { lost_.add(); }
-  void contribution_late(bool is_carried) const { (is_carried ? carried_ : dropped_).add(); }
-  void state_restarted() const { restarted_.add(); }
-  void contribution_nonfinite() const { nonfinite_.add(); }
+  void member_silent() const { members_.silent.add(); }
+  void round_skipped() const { rounds_.skipped.add(); }
+  void round_aborted() const { rounds_.aborted.add(); }
+  void state_lost() const { rounds_.state_lost.add(); }
+  void contribution_lost() const { contributions_.lost.add(); }
+  void contribution_late(bool is_carried) const {
+    (is_carried ? contributions_.carried : contributions_.dropped).add();
+  }
+  void state_restarted() const { contributions_.restarted.add(); }
+  void contribution_nonfinite() const { contributions_.nonfinite.add(); }
   void contribution_received(double seconds_since_open) const {
-    contribution_seconds_.observe(seconds_since_open);
+    contributions_.seconds.observe(seconds_since_open);
   }
   void coordinated(const Coordinator& coordinator, std::uint64_t nudges) const;
-  void share_returned(std::uint64_t samples) const { returned_.add(static_cast<double>(samples)); }
-  void member_joined() const { joined_.add(); }
-  void member_dead() const { dead_.add(); }
-  void member_left() const { left_.add(); }
+  void share_returned(std::uint64_t samples) const {
+    contributions_.returned.add(static_cast<double>(samples));
+  }
+  void member_joined() const { members_.joined.add(); }
+  void member_dead() const { members_.dead.add(); }
+  void member_left() const { members_.left.add(); }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
-  void checkpoint_failed() const { checkpoint_failures_.add(); }
+  void checkpoint_failed() const { checkpoints_.failures.add(); }
   void scale_hint(std::uint64_t workers) const;
   void members(std::uint64_t present, std::uint64_t world, std::uint64_t generation) const;
   void position(std::uint64_t round, std::uint64_t version, std::uint64_t epoch) const;
-  void job(std::size_t state) const;                                      ///< one of kJobStates
-  void round_is_open(double seconds) const { round_open_.set(seconds); }  ///< 0: none
+  void job(std::size_t state) const;  ///< one of kJobStates
+  void round_is_open(double seconds) const { rounds_.open_seconds.set(seconds); }  ///< 0: none
   void buffers(std::size_t in_use, std::size_t capacity, std::size_t waiting) const;
-  void unsent(std::size_t results) const { unsent_.set(static_cast<double>(results)); }
+  void unsent(std::size_t results) const { buffers_.unsent.set(static_cast<double>(results)); }
   void silence(double longest_seconds, double lease_seconds) const;
   void gradient_norm(double norm, bool is_clipped) const;
   void evaluated(double accuracy, double loss) const;
   /// Of a contribution that counts: rounds between the parameters it was computed on and those it
   /// changes.
-  void staleness(std::uint64_t rounds) const { staleness_.observe(static_cast<double>(rounds)); }
+  void staleness(std::uint64_t rounds) const {
+    contributions_.staleness.observe(static_cast<double>(rounds));
+  }
   void workers(const std::array<std::size_t, kWorkerStates.size()>& by_state) const;
   void waits(const std::array<std::size_t, kWaitCauses.size()>& by_cause) const;
-  const CodecProbe& up(CodecSpec::Kind codec) const { return up_[std::size_t(codec)]; }
-  const CodecProbe& down(CodecSpec::Kind codec) const { return down_[std::size_t(codec)]; }
+  const CodecProbe& up(CodecSpec::Kind codec) const { return codecs_.up[std::size_t(codec)]; }
+  const CodecProbe& down(CodecSpec::Kind codec) const { return codecs_.down[std::size_t(codec)]; }
   /// Of a shard server, as it tells; and when it is gone.
   void shard(const std::string& server, const proto::ServerReport& report) const;
   void shard_gone(const std::string& server) const;
   void shards(std::size_t present, std::size_t missing) const;
-  void residual_up(double norm) const { residual_up_.set(norm); }
-  void residual_down(double norm) const { residual_down_.set(norm); }
+  void residual_up(double norm) const { codecs_.residual_up.set(norm); }
+  void residual_down(double norm) const { codecs_.residual_down.set(norm); }
 
  private:
   metrics::Registry& registry_;
-  metrics::Counter committed_, skipped_, aborted_, lost_, nonfinite_, joined_, dead_, left_,
-      samples_, checkpoints_, checkpoint_failures_, state_lost_, clipped_, carried_, dropped_,
-      restarted_, nudges_, returned_, silent_;
-  metrics::Gauge shards_, shards_missing_;
-  metrics::Gauge loss_, present_, world_, generation_, round_, version_, epoch_, buffers_in_use_,
-      waiting_, checkpoint_bytes_, checkpoint_time_, accuracy_, test_loss_, gradient_norm_,
-      residual_up_, residual_down_, round_open_, cadence_steps_, exchange_seconds_, overhead_,
-      divergence_, scale_hint_;
-  std::array<metrics::Gauge, kJobStates.size()> job_;
-  std::array<CodecProbe, CodecSpec::kKinds> up_, down_;
-  metrics::Histogram round_seconds_, contribution_seconds_, checkpoint_seconds_;
-  metrics::Gauge buffers_capacity_, unsent_, silence_, lease_;
-  metrics::Histogram staleness_;
-  std::array<metrics::Gauge, kWorkerStates.size()> workers_;
-  std::array<metrics::Gauge, kWaitCauses.size()> waits_;
+  const RoundMetrics rounds_;
+  const ContributionMetrics contributions_;
+  const MemberMetrics members_;
+  const CadenceMetrics cadence_;
+  const LearningMetrics learning_;
+  const PositionMetrics position_;
+  const CheckpointMetrics checkpoints_;
+  const BufferMetrics buffers_;
+  const ShardMetrics shards_;
+  const CodecMetrics codecs_;
+  const StateMetrics states_;
 };
 
 }  // namespace centroid::server
