@@ -3,8 +3,10 @@
 /// Every setting of the server, in the order of --help: what a first job needs stands first.
 namespace centroid::server {
 
-void register_fields(config::Schema& s, ServerConfig& c) {
-  // Where it is reached, and by whom.
+namespace {
+
+/// Where it is reached, and by whom.
+void register_endpoints(config::Schema& s, ServerConfig& c) {
   s.field("listen", &c.listen,
           {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
   s.field("token", &c.token,
@@ -20,8 +22,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("endpoints_file", &c.endpoints_file,
           {.text = "write the real endpoints to this JSON file once both listen"},
           "endpoints-file");
+}
 
-  // The job.
+/// The job.
+void register_job(config::Schema& s, ServerConfig& c) {
   s.field("min_workers", &c.min_workers,
           {.text = "workers to wait for before the first round",
            .unit = "workers",
@@ -55,16 +59,20 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                "halt holds until it is taken back",
        .live = true},
       "exit-when-finished");
+}
 
-  // What it leaves on the disk.
+/// What it leaves on the disk.
+void register_files(config::Schema& s, ServerConfig& c) {
   s.field("run_dir", &c.run_dir, {.text = "folder of this training's files"}, "run-dir");
   s.field(
       "run_id", &c.run_id,
       {.text = "name of this training; drawn when empty, taken from the checkpoint with `resume`"},
       "run-id");
   register_durability(s, c);
+}
 
-  // What it tells.
+/// What it tells.
+void register_log(config::Schema& s, ServerConfig& c) {
   s.field("log.level", &c.log_level,
           {.text = "least level to log",
            .choices = {"trace", "debug", "info", "warn", "error", "off"},
@@ -72,8 +80,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           "log-level");
   s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}},
           "log-format");
+}
 
-  // Workers that come, go and are slow.
+/// Workers that come, go and are slow.
+void register_membership(config::Schema& s, ServerConfig& c) {
   s.field("max_workers", &c.max_workers,
           {.text = "workers the cluster takes at most",
            .unit = "workers",
@@ -117,8 +127,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "other than 0 where a scheduler should start it again, e.g. 143",
            .max = 255},
           "stop-status");
+}
 
-  // How gradients travel and are added.
+/// How gradients travel and are added.
+void register_gradients(config::Schema& s, ServerConfig& c) {
   s.field(
       "exchange", &c.exchange,
       {.text = "how gradients are added: star = through this server; ring = by the workers among "
@@ -164,8 +176,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       {.text = "CRC-32C of contributions and results; auto: not between processes of one machine",
        .choices = {"auto", "always"}},
       "payload-checksum");
+}
 
-  // The optimizer in detail.
+/// The optimizer in detail.
+void register_optimizer(config::Schema& s, ServerConfig& c) {
   s.field("optimizer.clip_norm", &c.optimizer.clip_norm,
           {.text = "bound of the norm of the mean gradient over all tensors; 0: none", .min = 0.0},
           "clip-norm");
@@ -190,8 +204,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                "al. 2017); 0: it is as given",
        .min = 0.0,
        .max = 1000.0});
+}
 
-  // TLS.
+/// TLS.
+void register_tls(config::Schema& s, ServerConfig& c) {
   s.field(
       "tls.certificate", &c.tls_certificate,
       {.text = "PEM file with this server's certificate: data connections are TLS (docs/tls.md)"},
@@ -203,8 +219,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
           "tls-authority");
   s.field("api.tls", &c.api_tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
           "api-tls");
+}
 
-  // Local steps, and unequal workers.
+/// Local steps.
+void register_local_steps(config::Schema& s, ServerConfig& c) {
   s.field("local_steps", &c.local_steps,
           {.text = "steps that a worker makes by itself, with its own optimizer (its --inner-...), "
                    "before it contributes what they have changed (docs/low-communication.md); 1: a "
@@ -228,6 +246,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "optimizer nesterov with learning rate 0.7 and momentum 0.9 (DiLoCo); average = "
                    "the parameters become the workers' mean; optimizer = as optimizer.* say",
            .choices = {"nesterov", "average", "optimizer"}});
+}
+
+/// Unequal workers.
+void register_cadence(config::Schema& s, ServerConfig& c) {
   s.field(
       "cadence.mode", &c.cadence_mode,
       {.text = "how the data of a round is divided among unequal workers (docs/coordinator.md): "
@@ -273,13 +295,18 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "the size of an epoch, more while rounds are stable",
            .unit = "steps",
            .max = 1'000'000});
+}
 
-  // Sparse rows, several servers, standbys.
+/// Sparse rows.
+void register_tables(config::Schema& s, ServerConfig& c) {
   s.field("tables", &c.tables,
           {.text = "tables of sparse rows, separated by ';', each NAME:dim=16,optimizer=adagrad,"
                    "lr=0.01,init=zeros,seed=1,admit_after=1,max_bytes=0,max_age=0 with more in "
                    "docs/rows.md; all but dim may be left out"});
-  register_servers(s, c);
+}
+
+/// Standbys.
+void register_standbys(config::Schema& s, ServerConfig& c) {
   s.field("etcd.endpoints", &c.etcd,
           {.text = "several servers, of which one leads: where etcd answers, http://HOST:PORT or "
                    "https://HOST:PORT, separated by commas; implies resume and leave_workers; "
@@ -312,8 +339,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
       "advertise", &c.advertise,
       {.text = "etcd, join: HOST:PORT (with etcd also HOST) by which workers reach this server, "
                "when it is not `listen`"});
+}
 
-  // Bounds and the network, which are rarely touched.
+/// Bounds and the network, which are rarely touched.
+void register_bounds(config::Schema& s, ServerConfig& c) {
   s.field(
       "memory_limit", &c.memory_limit,
       {.text = "what this server may need; a model that needs more is refused with both numbers; "
@@ -339,6 +368,10 @@ void register_fields(config::Schema& s, ServerConfig& c) {
   s.field("congestion_control", &c.congestion_control,
           {.text = "TCP congestion control of data connections: auto (cubic on loopback), a name, "
                    "or empty for the system's"});
+}
+
+/// Additions among the workers.
+void register_reduce(config::Schema& s, ServerConfig& c) {
   s.field(
       "reduce.algorithm", &c.reduce_algorithm,
       {.text = "exchange ring: auto (by size), ring, recursive-doubling, or chain, which adds in "
@@ -359,13 +392,38 @@ void register_fields(config::Schema& s, ServerConfig& c) {
                    "reported as lost",
            .unit = "ms",
            .min = 100});
-  register_api(s, c);
+}
+
+/// The trace.
+void register_trace(config::Schema& s, ServerConfig& c) {
   s.field("trace.file", &c.trace_file,
           {.text = "write what this process does when to this file, as JSON that Perfetto and "
                    "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
           "trace");
   s.field("trace.limit", &c.trace_limit,
           {.text = "largest size of trace.file; later spans are left out", .unit = "bytes"});
+}
+
+}  // namespace
+
+void register_fields(config::Schema& s, ServerConfig& c) {
+  register_endpoints(s, c);
+  register_job(s, c);
+  register_files(s, c);
+  register_log(s, c);
+  register_membership(s, c);
+  register_gradients(s, c);
+  register_optimizer(s, c);
+  register_tls(s, c);
+  register_local_steps(s, c);
+  register_cadence(s, c);
+  register_tables(s, c);
+  register_servers(s, c);
+  register_standbys(s, c);
+  register_bounds(s, c);
+  register_reduce(s, c);
+  register_api(s, c);
+  register_trace(s, c);
 }
 
 }  // namespace centroid::server

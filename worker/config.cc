@@ -6,9 +6,10 @@
 
 namespace centroid::worker {
 
-// In the order of --help: what a first worker needs stands first.
-void register_fields(config::Schema& s, WorkerConfig& c) {
-  // Where it joins, and what it trains.
+namespace {
+
+/// Where it joins, and what it trains.
+void register_work(config::Schema& s, WorkerConfig& c) {
   s.field(
       "server", &c.server,
       {.text = "the server's data endpoint, HOST:PORT; of several servers one or all, separated by "
@@ -32,8 +33,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                    "replica each (docs/gpu.md)"});
   s.field("name", &c.name,
           {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
+}
 
-  // How it takes part.
+/// How it takes part.
+void register_membership(config::Schema& s, WorkerConfig& c) {
   s.field("exchange", &c.exchange,
           {.text = "as the server's: star = through it; ring, hierarchical = gradients among the "
                    "workers; or local: alone, without a server",
@@ -59,8 +62,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                    "where a scheduler should start it again, e.g. 143",
            .max = 255},
           "stop-status");
+}
 
-  // What it tells.
+/// What it tells.
+void register_reports(config::Schema& s, WorkerConfig& c) {
   s.field(
       "log.level", &c.log_level,
       {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}},
@@ -76,8 +81,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
           {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
   s.field("summary_file", &c.summary_file,
           {.text = "write what was done to this JSON file at the end"}, "summary-file");
+}
 
-  // TLS.
+/// TLS.
+void register_tls(config::Schema& s, WorkerConfig& c) {
   s.field("tls.authority", &c.tls_authority,
           {.text = "PEM file with the authority that signs the server's certificate, or \"system\" "
                    "for those this machine trusts: connections are then TLS (docs/tls.md); "
@@ -92,8 +99,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("tls.server_name", &c.tls_server_name,
           {.text = "name that the server's certificate must be for; empty: the host of `server`"},
           "tls-server-name");
+}
 
-  // Data and models in detail.
+/// Data and models in detail.
+void register_data(config::Schema& s, WorkerConfig& c) {
   s.field("data.cache_dir", &c.data_cache_dir,
           {.text = "folder where ./centroid build puts digits.csv.gz"}, "data-cache-dir");
   s.field("data.vocabulary", &c.data_vocabulary,
@@ -120,8 +129,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("adapter.save", &c.adapter_save,
           {.text = "lora: folder in which this worker leaves the adapters at the end; empty: none"},
           "adapter-save");
+}
 
-  // Alone, without a server.
+/// Alone, without a server.
+void register_alone(config::Schema& s, WorkerConfig& c) {
   s.field("epochs", &c.epochs,
           {.text = "exchange local: passes over the data; 0: no limit", .unit = "epochs"});
   s.field("rounds", &c.rounds, {.text = "exchange local: rounds; 0: no limit", .unit = "rounds"});
@@ -144,8 +155,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("checkpoint.dir", &c.checkpoint_dir,
           {.text = "exchange local: folder of the final checkpoint; empty: none"},
           "checkpoint-dir");
+}
 
-  // Local steps.
+/// Local steps.
+void register_local_steps(config::Schema& s, WorkerConfig& c) {
   s.field("inner.optimizer", &c.inner.name,
           {.text = "local steps (the server's local_steps): update rule of this worker",
            .choices = optimizer_names()},
@@ -174,8 +187,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   s.field("inner.on_gpu", &c.inner_on_gpu,
           {.text = "local steps: the optimizer runs on the GPUs, where parameters and slots stay; "
                    "no: on the host, and the GPUs need no memory for slots"});
+}
 
-  // Exchange among the workers.
+/// Exchange among the workers.
+void register_peers(config::Schema& s, WorkerConfig& c) {
   s.field(
       "peer.listen", &c.peer_listen,
       {.text = "exchange ring, hierarchical: where other workers connect, HOST:PORT; empty: the "
@@ -194,8 +209,10 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
       {.text = "exchange hierarchical: name of the machine, the same for workers that share its "
                "memory; empty: found out"},
       "node");
+}
 
-  // Memory, processors and the network, which are rarely touched.
+/// Memory, processors and the network, which are rarely touched.
+void register_resources(config::Schema& s, WorkerConfig& c) {
   s.field("memory_limit", &c.memory_limit,
           {.text = "what model, data and batch of this worker may need; more is refused before "
                    "training; 0: the cgroup's limit, or the physical memory",
@@ -239,6 +256,21 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
                "it asleep",
        .min = 1.0,
        .max = 1000.0});
+}
+
+}  // namespace
+
+// In the order of --help: what a first worker needs stands first.
+void register_fields(config::Schema& s, WorkerConfig& c) {
+  register_work(s, c);
+  register_membership(s, c);
+  register_reports(s, c);
+  register_tls(s, c);
+  register_data(s, c);
+  register_alone(s, c);
+  register_local_steps(s, c);
+  register_peers(s, c);
+  register_resources(s, c);
 }
 
 Status finish(WorkerConfig& c) {
