@@ -270,31 +270,199 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange, b
   }
 }
 
-Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool& is_signalled) {
-  blas::set_threads(static_cast<int>(config.blas_threads));
-  DataOptions data_options;
-  data_options.spec = config.data;
-  data_options.cache_dir = config.data_cache_dir;
-  data_options.seed = config.seed;
-  data_options.vocabulary_file = config.data_vocabulary;
-  CENTROID_ASSIGN(const auto model, make_model(config.model, config.base_weights));
-  data_options.context = model->vocabulary() > 0 ? model->features() : 0;
-  CENTROID_ASSIGN(const auto data, load_data(data_options));
-  CENTROID_TRY(check_fits(*model, data.train));
+/// The data set that the model is trained on.
+Result<DataSplit> load_data_for(const WorkerConfig& config, const Model& model) {
+  DataOptions options;
+  options.spec = config.data;
+  options.cache_dir = config.data_cache_dir;
+  options.seed = config.seed;
+  options.vocabulary_file = config.data_vocabulary;
+  options.context = model.vocabulary() > 0 ? model.features() : 0;
+  CENTROID_ASSIGN(auto data, load_data(options));
+  CENTROID_TRY(check_fits(model, data.train));
   if (config.batch > data.train.samples)
     return Error(ErrorCode::kInvalidArgument,
                  "batch " + std::to_string(config.batch) + " is larger than the training data (" +
                      std::to_string(data.train.samples) + " samples): lower --batch");
-  std::vector<float> adapters;  // that training begins at
-  if (!config.adapter_load.empty() || !config.adapter_save.empty()) {
-    CENTROID_ASSIGN(const auto* const transformer, adapted(*model));
-    if (!config.adapter_load.empty()) {
-      for (const TensorInfo& tensor : model->manifest())
-        adapters.resize(adapters.size() + tensor.elements());
-      CENTROID_TRY(load_adapters(config.adapter_load, transformer->config(),
-                                 transformer->base_hash(), adapters));
-    }
-  }
+  return data;
+}
+
+/// The adapters that training begins at; empty: at none.
+Result<std::vector<float>> read_adapters(const WorkerConfig& config, const Model& model) {
+  std::vector<float> adapters;
+  if (config.adapter_load.empty() && config.adapter_save.empty()) return adapters;
+  CENTROID_ASSIGN(const auto* const transformer, adapted(model));
+  if (config.adapter_load.empty()) return adapters;
+  for (const TensorInfo& tensor : model.manifest())
+    adapters.resize(adapters.size() + tensor.elements());
+  CENTROID_TRY(load_adapters(config.adapter_load, transformer->config(), transformer->base_hash(),
+                             adapters));
+  return adapters;
+}
+
+/// Leave the adapters that were trained, where they are wanted.
+Status write_adapters(const WorkerConfig& config, const Model& model,
+                      std::span<const float> params) {
+  if (config.adapter_save.empty()) return {};
+  CENTROID_ASSIGN(const auto* const transformer, adapted(model));
+  CENTROID_TRY(
+      save_adapters(config.adapter_save, transformer->config(), transformer->base_hash(), params));
+  log::info("adapters.written", {{"path", config.adapter_save}});
+  return {};
+}
+
+/// The replicas on the devices. `ahead`: batches that are loaded ahead.
+Result<std::unique_ptr<ReplicaGroup>> open_group(const WorkerConfig& config, const Model& model,
+                                                 const MemoryLimit& limit, std::uint64_t ahead) {
+  GroupOptions options;
+  options.devices = config.devices;
+  options.load_ahead = ahead;
+  options.batch = config.batch;
+  options.slowdown = config.slowdown;
+  options.nccl = config.nccl;
+  options.nccl_timeout = config.nccl_timeout;
+  options.pinned_bytes = config.pinned_memory > 0 ? config.pinned_memory : limit.bytes / 2;
+  CENTROID_ASSIGN(options.matmul, parse_matmul(config.matmul));
+  return make_replica_group(model, std::move(options));
+}
+
+void log_start(const WorkerConfig& config, const Model& model, const DataSplit& data,
+               ReplicaGroup& group, const GroupMemory& need, std::uint64_t ahead) {
+  const std::string cuda = cuda_release();
+  log::info("worker.started", {{"version", kVersion},
+                               {"cuda", cuda.empty() ? "not built in" : cuda},
+                               {"name", config.name},
+                               {"model", model.spec()},
+                               {"parameters", group.params().size()},
+                               {"frozen_bytes", model.frozen_bytes()},
+                               {"memory_bytes", need.total()},
+                               {"device_bytes", need.per_device},
+                               {"load_ahead", ahead},
+                               {"data", data.train.name},
+                               {"train_samples", data.train.samples},
+                               {"test_samples", data.test.samples},
+                               {"devices", config.devices}});
+}
+
+/// What the process tells of itself, before its first thread that is traced.
+Status begin_measuring(const WorkerConfig& config, metrics::Registry& registry) {
+  metrics::add_process(registry, "centroid-worker");
+  if (const std::size_t gpus = add_gpus(registry); gpus > 0)
+    log::info("gpu.measured", {{"gpus", gpus}});
+  trace::set_process("centroid-worker " + config.name);
+  trace::start_sampling();
+  if (config.trace_file.empty()) return {};
+  return trace::write_to(config.trace_file, config.trace_limit);
+}
+
+/// The port for Prometheus and probes; nullptr: there is none.
+Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
+    const WorkerConfig& config, const metrics::Registry& registry,
+    const std::atomic<bool>& is_member) {
+  if (config.metrics_listen.empty()) return std::unique_ptr<transport::MetricsListener>();
+  transport::MetricsOptions options;
+  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics_listen));
+  CENTROID_ASSIGN(options.tls, metrics_tls(config));
+  options.is_ready = [&is_member]() -> Status {
+    if (is_member) return {};
+    return Error(ErrorCode::kUnavailable, "not a member of a cluster now");
+  };
+  CENTROID_ASSIGN(auto listener, transport::MetricsListener::start(std::move(options), registry));
+  log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
+  return listener;
+}
+
+Result<std::unique_ptr<LocalSteps>> open_local_steps(const WorkerConfig& config,
+                                                     ReplicaGroup& group) {
+  LocalSteps::Options options;
+  options.optimizer = config.inner;
+  options.batch = config.batch;
+  options.worker = config.name;
+  options.state_dir = config.state_dir;
+  options.schedules_by_cluster = config.inner_schedule_by == "cluster";
+  options.scale_ratio = config.inner_scale_ratio;
+  options.on_gpu = config.inner_on_gpu;
+  return LocalSteps::make(group, std::move(options));
+}
+
+/// What the exchange reads and writes; all of it outlives the exchange.
+ExchangeMemory exchange_memory(const WorkerConfig& config, const Model& model, ReplicaGroup& group,
+                               LocalSteps& local, const std::vector<float>& adapters) {
+  ExchangeMemory memory;
+  memory.params = group.params();
+  memory.gradients = group.gradients();
+  memory.use_params = [&local](std::span<float> params) { local.use_params(params); };
+  memory.allocate = [&group](std::size_t bytes) { return group.host_memory(bytes); };
+  memory.initialize = [&model, &adapters, params = group.params()](std::uint64_t seed) {
+    if (adapters.empty())
+      model.initialize(seed, params);
+    else
+      std::ranges::copy(adapters, params.begin());
+  };
+  if (!config.state_dir.empty())
+    memory.keep_local = [&local](Round round) { return local.keep(round); };
+  memory.begin_local = [&local](const LocalTerms& terms, const ChunkPlan& plan) {
+    return local.begin(terms, plan);
+  };
+  if (group.device_gradient().device != nullptr)
+    memory.device_residual = [&group](const std::string& codec, const ChunkPlan& plan) {
+      return residual_on_device(group, codec, plan);
+    };
+  return memory;
+}
+
+/// What is told of rounds and epochs as they end. Of the loop's thread.
+class Progress {
+ public:
+  Progress(Exchange& exchange, Probe& probe, bool has_tokens)
+      : exchange_(exchange), probe_(probe), has_tokens_(has_tokens) {}
+
+  /// A round has ended: to the metrics.
+  void measure(const Share& share, const StepStats& stats, const RoundReport& report,
+               const TrainingSummary& now);
+  /// To the trace, and to the log where it began an epoch.
+  void tell(const Share& share, const RoundReport& report, const TrainingSummary& now);
+
+ private:
+  Exchange& exchange_;
+  Probe& probe_;
+  const bool has_tokens_;  ///< the data: it has a perplexity
+  std::uint64_t epoch_ = 0;
+  TimePoint epoch_begun_ = std::chrono::steady_clock::now();
+  const trace::EventLane lane_{"periods"};
+};
+
+void Progress::measure(const Share& share, const StepStats& stats, const RoundReport& report,
+                       const TrainingSummary& now) {
+  probe_.round_ended(share, stats, report);
+  if (now.divergence.ratio >= 0) probe_.diverged(now.divergence.cosine, now.divergence.shift);
+  probe_.traffic(exchange_.traffic());
+  probe_.evaluated(now.test_accuracy, now.test_loss);
+}
+
+void Progress::tell(const Share& share, const RoundReport& report, const TrainingSummary& now) {
+  const TimePoint end = std::chrono::steady_clock::now();
+  if (report.outcome != RoundReport::Outcome::kCommitted)
+    lane_.mark("round.not_counted", report.reason);
+  if (share.epoch == epoch_) return;
+  lane_.period(trace::Period::kEpoch, std::exchange(epoch_begun_, end), end, epoch_);
+  epoch_ = share.epoch;
+  // Of this worker's last share; the server's event of that name is of the epoch and all workers.
+  const log::Field at{"epoch", epoch_}, version{"version", report.version.value},
+      loss{"last_loss", now.last_loss}, accuracy{"test_accuracy", now.test_accuracy};
+  if (now.test_accuracy < 0)
+    log::info("epoch.ended", {at, version, loss});
+  else if (has_tokens_)
+    log::info("epoch.ended", {at, version, loss, accuracy, {"test_perplexity", perplexity(now)}});
+  else
+    log::info("epoch.ended", {at, version, loss, accuracy});
+}
+
+Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool& is_signalled) {
+  blas::set_threads(static_cast<int>(config.blas_threads));
+  CENTROID_ASSIGN(const auto model, make_model(config.model, config.base_weights));
+  CENTROID_ASSIGN(const auto data, load_data_for(config, *model));
+  CENTROID_ASSIGN(const auto adapters, read_adapters(config, *model));
   const bool on_gpus = config.devices.find("cpu") == std::string::npos;
   const GroupMemory need =
       memory_of(*model, count_devices(config.devices), config.batch, data, on_gpus);
@@ -304,114 +472,28 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                                           .peak_bytes = need.total() - need.data,
                                           .batch_bytes = need.batch,
                                           .most = config.load_ahead});
-  GroupOptions group_options;
-  group_options.devices = config.devices;
-  group_options.load_ahead = ahead;
-  group_options.batch = config.batch;
-  group_options.slowdown = config.slowdown;
-  group_options.nccl = config.nccl;
-  group_options.nccl_timeout = config.nccl_timeout;
-  group_options.pinned_bytes = config.pinned_memory > 0 ? config.pinned_memory : limit.bytes / 2;
-  CENTROID_ASSIGN(group_options.matmul, parse_matmul(config.matmul));
-  CENTROID_ASSIGN(const auto group, make_replica_group(*model, std::move(group_options)));
-  const std::string cuda = cuda_release();
-  log::info("worker.started", {{"version", kVersion},
-                               {"cuda", cuda.empty() ? "not built in" : cuda},
-                               {"name", config.name},
-                               {"model", model->spec()},
-                               {"parameters", group->params().size()},
-                               {"frozen_bytes", model->frozen_bytes()},
-                               {"memory_bytes", need.total()},
-                               {"device_bytes", need.per_device},
-                               {"load_ahead", ahead},
-                               {"data", data.train.name},
-                               {"train_samples", data.train.samples},
-                               {"test_samples", data.test.samples},
-                               {"devices", config.devices}});
+  CENTROID_ASSIGN(const auto group, open_group(config, *model, limit, ahead));
+  log_start(config, *model, data, *group, need, ahead);
   metrics::Registry registry;
-  metrics::add_process(registry, "centroid-worker");
-  if (const std::size_t gpus = add_gpus(registry); gpus > 0)
-    log::info("gpu.measured", {{"gpus", gpus}});
-  trace::set_process("centroid-worker " + config.name);
-  trace::start_sampling();
-  if (!config.trace_file.empty())
-    CENTROID_TRY(trace::write_to(config.trace_file, config.trace_limit));
+  CENTROID_TRY(begin_measuring(config, registry));
   Probe probe(registry);
   std::atomic<bool> is_member = config.exchange == "local";
-  std::unique_ptr<transport::MetricsListener> listener;
-  if (!config.metrics_listen.empty()) {
-    transport::MetricsOptions metrics_options;
-    CENTROID_ASSIGN(metrics_options.endpoint, transport::Endpoint::parse(config.metrics_listen));
-    CENTROID_ASSIGN(metrics_options.tls, metrics_tls(config));
-    metrics_options.is_ready = [&is_member]() -> Status {
-      if (is_member) return {};
-      return Error(ErrorCode::kUnavailable, "not a member of a cluster now");
-    };
-    CENTROID_ASSIGN(listener,
-                    transport::MetricsListener::start(std::move(metrics_options), registry));
-    log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
-  }
+  CENTROID_ASSIGN(const auto listener, listen_for_metrics(config, registry, is_member));
   IoThread io("io");
-  LocalSteps::Options local_options;
-  local_options.optimizer = config.inner;
-  local_options.batch = config.batch;
-  local_options.worker = config.name;
-  local_options.state_dir = config.state_dir;
-  local_options.schedules_by_cluster = config.inner_schedule_by == "cluster";
-  local_options.scale_ratio = config.inner_scale_ratio;
-  local_options.on_gpu = config.inner_on_gpu;
-  CENTROID_ASSIGN(const auto local, LocalSteps::make(*group, std::move(local_options)));
-  ExchangeMemory memory;
-  memory.params = group->params();
-  memory.gradients = group->gradients();
-  memory.use_params = [&](std::span<float> params) { local->use_params(params); };
-  memory.allocate = [&](std::size_t bytes) { return group->host_memory(bytes); };
-  memory.initialize = [&, params = group->params()](std::uint64_t seed) {
-    if (adapters.empty())
-      model->initialize(seed, params);
-    else
-      std::ranges::copy(adapters, params.begin());
-  };
-  if (!config.state_dir.empty())
-    memory.keep_local = [&](Round round) { return local->keep(round); };
-  memory.begin_local = [&](const LocalTerms& terms, const ChunkPlan& plan) {
-    return local->begin(terms, plan);
-  };
-  if (group->device_gradient().device != nullptr)
-    memory.device_residual = [&](const std::string& codec, const ChunkPlan& plan) {
-      return residual_on_device(*group, codec, plan);
-    };
+  CENTROID_ASSIGN(const auto local, open_local_steps(config, *group));
+  ExchangeMemory memory = exchange_memory(config, *model, *group, *local, adapters);
   CENTROID_ASSIGN(const auto exchange,
                   make_exchange(config, *model, data, std::move(memory), io, registry, is_member));
 
   boost::asio::signal_set signals(io.context(), SIGINT, SIGTERM);
   auto watching = boost::asio::co_spawn(
       io.context(), watch_signals(signals, *exchange, is_signalled), boost::asio::use_future);
-  std::uint64_t epoch = 0;
-  TimePoint epoch_begun = std::chrono::steady_clock::now();
-  const trace::EventLane lane("periods");
+  Progress progress(*exchange, probe, data.train.vocabulary > 0);
   const auto observe = [&](const Share& share, const StepStats& stats, const RoundReport& report,
                            const TrainingSummary& now) {
-    probe.round_ended(share, stats, report);
-    if (now.divergence.ratio >= 0) probe.diverged(now.divergence.cosine, now.divergence.shift);
-    probe.traffic(exchange->traffic());
-    probe.evaluated(now.test_accuracy, now.test_loss);
+    progress.measure(share, stats, report, now);
     if (now.rounds == 1) measure_memory(*group, need, limit, config.load_ahead);
-    const TimePoint end = std::chrono::steady_clock::now();
-    if (report.outcome != RoundReport::Outcome::kCommitted)
-      lane.mark("round.not_counted", report.reason);
-    if (share.epoch == epoch) return;
-    lane.period(trace::Period::kEpoch, std::exchange(epoch_begun, end), end, epoch);
-    epoch = share.epoch;
-    // Of this worker's last share; the server's event of that name is of the epoch and all workers.
-    const log::Field at{"epoch", epoch}, version{"version", report.version.value},
-        loss{"last_loss", now.last_loss}, accuracy{"test_accuracy", now.test_accuracy};
-    if (now.test_accuracy < 0)
-      log::info("epoch.ended", {at, version, loss});
-    else if (data.train.vocabulary > 0)
-      log::info("epoch.ended", {at, version, loss, accuracy, {"test_perplexity", perplexity(now)}});
-    else
-      log::info("epoch.ended", {at, version, loss, accuracy});
+    progress.tell(share, report, now);
   };
   const Status result = train(*group, data, *exchange, summary, observe, local.get());
   exchange->leave(result.ok() ? summary.end : result.error().message());
@@ -419,12 +501,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   boost::asio::post(io.context(), [&] { signals.cancel(); });
   watching.get();
   trace::finish();
-  if (result.ok() && !config.adapter_save.empty()) {
-    CENTROID_ASSIGN(const auto* const transformer, adapted(*model));
-    CENTROID_TRY(save_adapters(config.adapter_save, transformer->config(), transformer->base_hash(),
-                               group->params()));
-    log::info("adapters.written", {{"path", config.adapter_save}});
-  }
+  if (result.ok()) CENTROID_TRY(write_adapters(config, *model, group->params()));
   if (!config.summary_file.empty())
     CENTROID_TRY(write_summary(config.summary_file, config, summary, group->params(), result));
   return result;
