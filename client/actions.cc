@@ -221,9 +221,8 @@ int probe(const Session& session, const std::string& url) {
   return kExitFailed;
 }
 
-}  // namespace
-
-void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+/// centroidctl workers drain, evict, evictions, allow
+void add_worker_actions(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const drained = app.get_subcommand("workers")->add_subcommand(
       "drain", "Let a worker finish its round and leave.");
   const auto worker = std::make_shared<std::string>();
@@ -250,7 +249,10 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     status = send(*session, "DELETE", "/v1/evictions/" + path_part(*freed), Json(),
                   *freed + " may join again");
   });
+}
 
+/// centroidctl checkpoints restore, delete, make
+void add_checkpoint_actions(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const restored =
       app.get_subcommand("checkpoints")
           ->add_subcommand("restore",
@@ -278,11 +280,22 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
                   "version " + number + " is deleted");
   });
 
+  CLI::App* const make = app.get_subcommand("checkpoints")
+                             ->add_subcommand("make", "Have the server write one now, and wait.");
+  make->callback([=, &status] { status = make_checkpoint(*session); });
+}
+
+/// centroidctl config set
+void add_config_set(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const set = app.get_subcommand("config")->add_subcommand(
       "set", "Change settings that are live, all of them or none.");
   const auto words = std::make_shared<std::vector<std::string>>();
   set->add_option("NAME=VALUE", *words, "such as checkpoint.keep=5 lease=20s")->required();
   set->callback([=, &status] { status = set_config(*session, *words); });
+}
+
+/// centroidctl scale, and scale set, clear
+void add_scale(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const scale = app.add_subcommand(
       "scale", "How many workers would help, what stands in their way, and how many are wanted.");
   scale->callback([=, &status] {
@@ -298,12 +311,19 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   scale->add_subcommand("clear", "Take that back.")->callback([=, &status] {
     status = want_scale(*session, 0, "");
   });
+}
+
+/// centroidctl parameters
+void add_parameters(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const parameters = app.add_subcommand(
       "parameters", "Every tensor with statistics of its values, and the servers that hold it.");
   const auto tensor = std::make_shared<std::string>();
   parameters->add_option("NAME", *tensor, "only this tensor, with what of it lies on each server");
   parameters->callback([=, &status] { status = show_parameters(*session, *tensor); });
+}
 
+/// centroidctl servers drain
+void add_server_drain(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const emptied = app.get_subcommand("servers")->add_subcommand(
       "drain", "Move the chunks of a shard server to the others; then it ends.");
   const auto server = std::make_shared<std::string>();
@@ -312,11 +332,10 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     status = act(*session, "/v1/servers/" + path_part(*server) + ":drain",
                  *server + " leaves when its chunks have moved");
   });
+}
 
-  CLI::App* const make = app.get_subcommand("checkpoints")
-                             ->add_subcommand("make", "Have the server write one now, and wait.");
-  make->callback([=, &status] { status = make_checkpoint(*session); });
-
+/// centroidctl job pause, resume, stop
+void add_job(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const job = app.add_subcommand("job", "Steers the job.");
   job->require_subcommand(1);
   const auto verb = [&](const char* name, const char* what, const char* said) {
@@ -329,7 +348,10 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   verb("resume", "Open rounds again, after a pause or a stop.", "goes on");
   verb("stop", "Finish the round, write a checkpoint, end; holds when the server is started again.",
        "stops after the open round; `job resume` on a server that was started again goes on");
+}
 
+/// centroidctl probe
+void add_probe(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const probed = app.add_subcommand(
       "probe",
       "Exit 0 when a GET of the URL is answered with 2xx; for health checks of containers. At a "
@@ -337,6 +359,19 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   const auto url = std::make_shared<std::string>();
   probed->add_option("URL", *url, "http://HOST:PORT/PATH")->required();
   probed->callback([=, &status] { status = probe(*session, *url); });
+}
+
+}  // namespace
+
+void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+  add_worker_actions(app, session, status);
+  add_checkpoint_actions(app, session, status);
+  add_config_set(app, session, status);
+  add_scale(app, session, status);
+  add_parameters(app, session, status);
+  add_server_drain(app, session, status);
+  add_job(app, session, status);
+  add_probe(app, session, status);
 }
 
 }  // namespace centroid::client

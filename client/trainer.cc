@@ -88,11 +88,17 @@ struct Trainer::Impl {
   }
 
   Status open(std::span<const float> start);
+  Status lay_out(std::span<const float> start);
+  Result<worker::ClusterOptions> cluster_options() const;
+  worker::ExchangeMemory exchange_memory();
+  Result<std::span<const float>> begin_local(const worker::LocalTerms& terms,
+                                             const ChunkPlan& plan);
   Status contribute(const StepStats& stats);
   void leave(const std::string& why);
 };
 
-Status Trainer::Impl::open(std::span<const float> start) {
+/// Memory for the tensors, with the values that training starts at.
+Status Trainer::Impl::lay_out(std::span<const float> start) {
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : manifest) {
     positions.push_back(total);
@@ -117,7 +123,10 @@ Status Trainer::Impl::open(std::span<const float> start) {
   std::ranges::copy(start, initial.as<float>().begin());
   std::ranges::copy(start, params.begin());
   is_ready.resize(manifest.size());
+  return {};
+}
 
+Result<worker::ClusterOptions> Trainer::Impl::cluster_options() const {
   worker::ClusterOptions cluster;
   CENTROID_ASSIGN(cluster.servers, transport::ServerList::parse(options.servers));
   cluster.token = options.token;
@@ -134,31 +143,35 @@ Status Trainer::Impl::open(std::span<const float> start) {
   cluster.join.sample_tokens = options.sample_tokens;
   cluster.join.model = options.model;
   cluster.join.manifest = manifest;
-  transport::TransportOptions wire;
-  wire.limits.max_head_bytes = transport::kMaxHeadBytes;
-  wire.limits.max_payload_bytes = 256u << 20;
-  if (options.tls) {
-    CENTROID_ASSIGN(wire.layer, transport::make_tls(*options.tls));
+  return cluster;
+}
+
+/// The server wants local steps: own parameters take the place of the gradients.
+Result<std::span<const float>> Trainer::Impl::begin_local(const worker::LocalTerms& terms,
+                                                          const ChunkPlan& plan) {
+  try {
+    CENTROID_TRY(local.open(plan, terms.fragments, params, Buffer(params.size_bytes())));
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "no memory for local steps: own parameters and contribution of " +
+                     std::to_string(params.size_bytes()) + " bytes each");
   }
+  is_local = true;
+  gradients = {};
+  gradients_memory = Buffer();
+  return local.contribution();
+}
+
+/// What the exchange reads and writes.
+worker::ExchangeMemory Trainer::Impl::exchange_memory() {
   worker::ExchangeMemory memory;
   memory.params = params;
   memory.gradients = gradients;
   memory.initialize = [this](std::uint64_t) {
     std::ranges::copy(initial.as<float>(), params.begin());
   };
-  memory.begin_local = [this](const worker::LocalTerms& terms,
-                              const ChunkPlan& plan) -> Result<std::span<const float>> {
-    try {
-      CENTROID_TRY(local.open(plan, terms.fragments, params, Buffer(params.size_bytes())));
-    } catch (const std::bad_alloc&) {
-      return Error(ErrorCode::kResourceExhausted,
-                   "no memory for local steps: own parameters and contribution of " +
-                       std::to_string(params.size_bytes()) + " bytes each");
-    }
-    is_local = true;
-    gradients = {};
-    gradients_memory = Buffer();
-    return local.contribution();
+  memory.begin_local = [this](const worker::LocalTerms& terms, const ChunkPlan& plan) {
+    return begin_local(terms, plan);
   };
   if (options.on_keep)
     memory.keep_local = [this](Round round) -> Status {
@@ -168,9 +181,21 @@ Status Trainer::Impl::open(std::span<const float> start) {
       options.on_keep(round);
       return {};
     };
+  return memory;
+}
+
+Status Trainer::Impl::open(std::span<const float> start) {
+  CENTROID_TRY(lay_out(start));
+  CENTROID_ASSIGN(auto cluster, cluster_options());
+  transport::TransportOptions wire;
+  wire.limits.max_head_bytes = transport::kMaxHeadBytes;
+  wire.limits.max_payload_bytes = 256u << 20;
+  if (options.tls) {
+    CENTROID_ASSIGN(wire.layer, transport::make_tls(*options.tls));
+  }
   exchange =
       worker::make_cluster_exchange(io.executor(), options.make_transport(io.executor(), wire),
-                                    std::move(cluster), std::move(memory), registry);
+                                    std::move(cluster), exchange_memory(), registry);
   return {};
 }
 

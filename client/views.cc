@@ -286,7 +286,10 @@ int show_again(const Session& session, double every_seconds, std::uint64_t count
   }
 }
 
-void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+namespace {
+
+/// centroidctl status
+void add_status(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const overview =
       app.add_subcommand("status", "The cluster, its workers, and who waits for whom.");
   const auto every = std::make_shared<double>(0);
@@ -301,7 +304,10 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     const double seconds = is_watching && *every == 0 ? 1 : *every;
     status = show_again(*session, seconds, *count, [&] { return status_once(*session); });
   });
+}
 
+/// centroidctl workers
+void add_workers(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const workers = app.add_subcommand("workers", "Every worker with what it has done.");
   const auto with_gone = std::make_shared<bool>(false);
   workers->add_flag("--all", *with_gone, "those that left or died too");
@@ -317,14 +323,20 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
                           : workers_table(a["workers"], *with_gone);
     });
   });
+}
 
+/// centroidctl servers
+void add_servers(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const servers =
       app.add_subcommand("servers", "The servers that the model lies on, and what is on each.");
   servers->callback([=, &status] {
     if (!servers->get_subcommands().empty()) return;
     status = show_list(*session, "/v1/servers", "servers", servers_table);
   });
+}
 
+/// centroidctl rounds
+void add_rounds(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const rounds = app.add_subcommand("rounds", "The newest rounds, newest first.");
   const auto limit = std::make_shared<std::uint64_t>(20);
   rounds->add_option("-n,--limit", *limit, "how many")
@@ -333,7 +345,10 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   rounds->callback([=, &status] {
     status = show(*session, "/v1/rounds?limit=" + std::to_string(*limit), rounds_table);
   });
+}
 
+/// centroidctl epochs
+void add_epochs(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const epochs = app.add_subcommand(
       "epochs", "The newest epochs, newest first, and what each worker did in them.");
   const auto epoch_limit = std::make_shared<std::uint64_t>(5);
@@ -343,19 +358,28 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   epochs->callback([=, &status] {
     status = show(*session, "/v1/epochs?limit=" + std::to_string(*epoch_limit), epochs_table);
   });
+}
 
+/// centroidctl waits
+void add_waits(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const waits =
       app.add_subcommand("waits", "Who waits for whom, for what, and how long.");
   waits->callback([=, &status] {
     status = show_list(*session, "/v1/waits", "waits",
                        [](const Json& answer) { return waits_table(answer["waits"]); });
   });
+}
 
+/// centroidctl tables
+void add_tables(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const tables =
       app.add_subcommand("tables", "Tables of sparse rows: memory, and what was done with them.");
   tables->callback(
       [=, &status] { status = show_list(*session, "/v1/tables", "tables", tables_table); });
+}
 
+/// centroidctl config, and config get
+void add_config(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const config =
       app.add_subcommand("config", "Effective settings of the server, and where each came from.");
   const auto prefix = std::make_shared<std::string>();
@@ -368,6 +392,19 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
     status = show(*session, "/v1/config",
                   [&](const Json& answer) { return config_table(answer, *prefix); });
   });
+}
+
+}  // namespace
+
+void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
+  add_status(app, session, status);
+  add_workers(app, session, status);
+  add_servers(app, session, status);
+  add_rounds(app, session, status);
+  add_epochs(app, session, status);
+  add_waits(app, session, status);
+  add_tables(app, session, status);
+  add_config(app, session, status);
 }
 
 }  // namespace centroid::client
