@@ -29,6 +29,14 @@ struct Flag {
 
 }  // namespace
 
+Status ServerLink::measure_asked(Session& session, const transport::InFrame& frame) {
+  auto asked = std::make_shared<AskedWay>();
+  asked->request = frame.header;
+  CENTROID_ASSIGN(asked->measure, proto::decode<proto::Measure>(frame.head));
+  tasks_->spawn(measure_way(session, std::move(asked)));
+  return {};
+}
+
 Task<void> ServerLink::measure_way(Session& session, std::shared_ptr<const AskedWay> asked) {
   const proto::Measure& measure = asked->measure;
   const auto there = transport::Endpoint::parse(measure.endpoint);

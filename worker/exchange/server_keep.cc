@@ -10,21 +10,10 @@ namespace centroid::worker {
 
 using transport::Session;
 
-Status ServerLink::save_feedback() {
-  const ErrorFeedback* const feedback = feedback_at_rest();
-  if (feedback == nullptr) {
-    const Error busy(ErrorCode::kFailedPrecondition, "gradients are still being added");
-    log::warn("feedback.not_saved", {{"why", busy}});
-    return busy;
-  }
-  keeper_->save(*feedback);
-  return {};
-}
-
 /// The thread that writes tells this one, which may be over by then.
 void ServerLink::tell_of_writes() {
   const std::weak_ptr<ServerLink*> here = here_;
-  keeper_->tell([here, executor = executor_](Round round, const Status& written) {
+  feedback_.keeper()->tell([here, executor = executor_](Round round, const Status& written) {
     boost::asio::post(executor, [here, round, written] {
       if (const auto link = here.lock()) (*link)->feedback_written(round, written);
     });
@@ -50,18 +39,18 @@ void ServerLink::keep_asked(Round round) {
   Keeping keeping;
   keeping.round = round;
   keeping.awaits_loop = terms_.local_steps > 1 && memory_.keep_local != nullptr;
-  if (keeper_) {
-    const auto is_wanted = keeper_->is_wanted(round);
+  if (FeedbackKeeper* const keeper = feedback_.keeper()) {
+    const auto is_wanted = keeper->is_wanted(round);
     if (!is_wanted.ok()) {
       log::warn("feedback.not_saved", {{"round", round.value}, {"why", is_wanted.error()}});
       keeping.kept = is_wanted.error();
     } else if (*is_wanted) {
-      keeping.kept = save_feedback();
+      keeping.kept = feedback_.save();
       keeping.awaits_feedback = keeping.kept.ok();
     } else if (written_ && written_->first == round) {
       keeping.kept = written_->second;
     } else {
-      keeping.awaits_feedback = keeper_->is_writing();
+      keeping.awaits_feedback = keeper->is_writing();
     }
   }
   keeping_ = std::move(keeping);
@@ -86,7 +75,7 @@ void ServerLink::say_kept() {
 Status ServerLink::beat_answered(Session& session, Bytes head) {
   if (head.empty()) return {};
   CENTROID_ASSIGN(const auto reply, proto::decode<proto::BeatReply>(head));
-  const bool keeps = keeper_ || (terms_.local_steps > 1 && memory_.keep_local);
+  const bool keeps = feedback_.keeper() || (terms_.local_steps > 1 && memory_.keep_local);
   if (!keeps || tells_kept_ || (reply.takes & proto::BeatReply::kTakesKept) == 0) return {};
   tells_kept_ = true;
   tasks_->spawn(tell_kept(session, proto::encode(proto::Kept())));

@@ -42,6 +42,28 @@ proto::Beat beat_now() {
   return beat;
 }
 
+/// The server leads in the highest term that this worker has followed, `term`, or in a later one.
+Status check_term(const proto::JoinReply& reply, std::uint64_t term,
+                  const transport::Endpoint& server) {
+  if (reply.term >= term) return {};
+  return Error(ErrorCode::kUnavailable, server.to_string() + " leads in term " +
+                                            std::to_string(reply.term) +
+                                            ", this worker has followed term " +
+                                            std::to_string(term) + ": that server is deposed");
+}
+
+/// What was fixed at the first join is so still.
+Status check_unchanged(const proto::JoinReply& reply, const proto::JoinReply& before,
+                       bool is_same_plan) {
+  if (is_same_plan && reply.apply_on_worker == before.apply_on_worker &&
+      reply.codec_down == before.codec_down && reply.fragments == before.fragments &&
+      (reply.local_steps > 1) == (before.local_steps > 1))
+    return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               "the server came back with other settings (chunk_bytes, apply, codec_down, "
+               "local_steps or fragments): restart the worker");
+}
+
 }  // namespace
 
 void Mailbox::push(LinkEvent event) {
@@ -85,6 +107,7 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
       options_(std::move(options)),
       memory_(std::move(memory)),
       mailbox_(mailbox),
+      feedback_(options_, memory_),
       wake_(executor),
       loop_ready_(executor),
       joined_(executor),
@@ -188,74 +211,16 @@ Task<Result<std::unique_ptr<Session>>> ServerLink::connect(Deadline deadline) {
 }
 
 Status ServerLink::accept_terms(proto::JoinReply reply) {
-  if (reply.term < term_)
-    return Error(ErrorCode::kUnavailable, servers_.present().to_string() + " leads in term " +
-                                              std::to_string(reply.term) +
-                                              ", this worker has followed term " +
-                                              std::to_string(term_) + ": that server is deposed");
+  CENTROID_TRY(check_term(reply, term_, servers_.present()));
   term_ = reply.term;
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(options_.join.manifest, reply.chunk_bytes));
   if (plan.hash() != reply.plan_hash)
     return Error(ErrorCode::kFailedPrecondition,
                  "the server cuts the model into other chunks than this program: versions differ");
   if (!joined_once_) {
-    plan_ = std::move(plan);
-    CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, reply.fragments));
-    params_ = memory_.params;
-    if (reply.local_steps > 1) CENTROID_TRY(begin_local(reply));
-    if (reply.codec_down != "f32") {
-      if (!reply.apply_on_worker)
-        return Error(ErrorCode::kFailedPrecondition,
-                     "the server compresses results (codec_down " + reply.codec_down +
-                         ") that are parameters: only gradients can be");
-      CENTROID_ASSIGN(codec_down_, make_codec(reply.codec_down));
-      encoded_results_.resize(plan_.chunks().size());
-    } else {
-      const std::size_t bytes = plan_.total_elements() * sizeof(float);
-      second_plane_ = memory_.allocate ? memory_.allocate(bytes) : Buffer(bytes);
-    }
-    results_ = second_plane_.as<float>();
-    encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
-    CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(options_.join.codec));
-    if (reply.fragments > 1 && spec.scope == Scope::kGlobal)
-      return Error(ErrorCode::kFailedPrecondition,
-                   "codec " + options_.join.codec +
-                       " selects from all tensors at once, but the server has them sent in " +
-                       std::to_string(reply.fragments) + " fragments: leave scope=global away");
-    if (spec.feedback.enabled && !options_.peers) {
-      CENTROID_ASSIGN(feedback_, ErrorFeedback::make(options_.join.codec, plan_));
-      const bool passes =
-          reply.nonfinite == static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
-      feedback_->pass_nonfinite(passes);
-      if (memory_.device_residual && reply.local_steps <= 1 && !passes) {
-        auto residual = memory_.device_residual(options_.join.codec, plan_);
-        if (residual.ok())
-          feedback_->use_device(std::move(residual).value());
-        else
-          log::info("codec.on_host", {{"why", residual.error()}});
-      }
-    }
-    if (spec.feedback.enabled && !options_.state_dir.empty()) {
-      FeedbackKeeper::Identity identity;
-      identity.run_id = reply.run_id;
-      identity.worker = options_.join.name;
-      identity.manifest = options_.join.manifest;
-      identity.every_rounds = reply.checkpoint_rounds;
-      CENTROID_ASSIGN(keeper_, FeedbackKeeper::open(options_.state_dir, std::move(identity)));
-      tell_of_writes();
-    }
-    if (reply.apply_on_worker) {
-      OptimizerConfig config;
-      config.name = reply.optimizer;
-      CENTROID_ASSIGN(const auto optimizer, make_optimizer(config));
-      slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
-    }
-  } else if (plan.hash() != plan_.hash() || reply.apply_on_worker != terms_.apply_on_worker ||
-             reply.codec_down != terms_.codec_down || reply.fragments != terms_.fragments ||
-             (reply.local_steps > 1) != (terms_.local_steps > 1)) {
-    return Error(ErrorCode::kFailedPrecondition,
-                 "the server came back with other settings (chunk_bytes, apply, codec_down, "
-                 "local_steps or fragments): restart the worker");
+    CENTROID_TRY(take_first_terms(reply, std::move(plan)));
+  } else {
+    CENTROID_TRY(check_unchanged(reply, terms_, plan.hash() == plan_.hash()));
   }
   terms_ = std::move(reply);
   {
@@ -264,30 +229,75 @@ Status ServerLink::accept_terms(proto::JoinReply reply) {
     codecs_.codec_down = terms_.codec_down;
   }
   joined_once_ = true;
-  settle(terms_.counted);
-  settle_promised(terms_.counted);
+  feedback_.settle(terms_.counted);
   have_.assign(plan_.chunks().size(), false);
   if (held_ != Version()) left_with_ = held_;
   held_ = Version();
   peers_.reset();
   route_ = {};
   shards_.clear();
-  if (options_.peers) {
-    ReduceTerms reduce;
-    reduce.run_id = terms_.run_id;
-    reduce.algorithm = static_cast<collective::Algorithm>(terms_.algorithm);
-    reduce.bucket_bytes = terms_.bucket_bytes;
-    reduce.orders_by_bandwidth = terms_.ring_by_bandwidth;
-    reduce.timeout = std::chrono::milliseconds(terms_.peer_timeout_ms);
-    reduce.refuses_nonfinite =
-        terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
-    reduce.codec = codec_->spec();
-    reduce.seed = terms_.seed;
-    reduce.fragments = terms_.fragments;
-    reduce.may_list = slots_.empty() && terms_.weight_decay == 0 && terms_.clip_norm == 0;
-    CENTROID_ASSIGN(const bool is_kept, options_.peers->configure(plan_, std::move(reduce)));
-    if (keeper_ && !is_kept) keeper_->broken();
+  return meet_peers();
+}
+
+/// What stays as it is for all later joins.
+Status ServerLink::take_first_terms(const proto::JoinReply& reply, ChunkPlan plan) {
+  plan_ = std::move(plan);
+  CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, reply.fragments));
+  params_ = memory_.params;
+  if (reply.local_steps > 1) CENTROID_TRY(begin_local(reply));
+  CENTROID_TRY(open_results(reply));
+  encoded_.resize(codec_->max_bytes(plan_.max_chunk_elements()));
+  CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(options_.join.codec));
+  if (reply.fragments > 1 && spec.scope == Scope::kGlobal)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "codec " + options_.join.codec +
+                     " selects from all tensors at once, but the server has them sent in " +
+                     std::to_string(reply.fragments) + " fragments: leave scope=global away");
+  CENTROID_TRY(feedback_.open(reply, spec, plan_));
+  if (feedback_.keeper() != nullptr) tell_of_writes();
+  if (!reply.apply_on_worker) return {};
+  OptimizerConfig config;
+  config.name = reply.optimizer;
+  CENTROID_ASSIGN(const auto optimizer, make_optimizer(config));
+  slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
+  return {};
+}
+
+/// Where results arrive: as the codec has them, or as floats in a plane of their own.
+Status ServerLink::open_results(const proto::JoinReply& reply) {
+  if (reply.codec_down != "f32") {
+    if (!reply.apply_on_worker)
+      return Error(ErrorCode::kFailedPrecondition,
+                   "the server compresses results (codec_down " + reply.codec_down +
+                       ") that are parameters: only gradients can be");
+    CENTROID_ASSIGN(codec_down_, make_codec(reply.codec_down));
+    encoded_results_.resize(plan_.chunks().size());
+  } else {
+    const std::size_t bytes = plan_.total_elements() * sizeof(float);
+    second_plane_ = memory_.allocate ? memory_.allocate(bytes) : Buffer(bytes);
   }
+  results_ = second_plane_.as<float>();
+  return {};
+}
+
+/// Tell the side that meets the other workers how gradients are added.
+Status ServerLink::meet_peers() {
+  if (!options_.peers) return {};
+  ReduceTerms reduce;
+  reduce.run_id = terms_.run_id;
+  reduce.algorithm = static_cast<collective::Algorithm>(terms_.algorithm);
+  reduce.bucket_bytes = terms_.bucket_bytes;
+  reduce.orders_by_bandwidth = terms_.ring_by_bandwidth;
+  reduce.timeout = std::chrono::milliseconds(terms_.peer_timeout_ms);
+  reduce.refuses_nonfinite =
+      terms_.nonfinite != static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
+  reduce.codec = codec_->spec();
+  reduce.seed = terms_.seed;
+  reduce.fragments = terms_.fragments;
+  reduce.may_list = slots_.empty() && terms_.weight_decay == 0 && terms_.clip_norm == 0;
+  CENTROID_ASSIGN(const bool is_kept, options_.peers->configure(plan_, std::move(reduce)));
+  if (FeedbackKeeper* const keeper = feedback_.keeper(); keeper != nullptr && !is_kept)
+    keeper->broken();
   return {};
 }
 
@@ -349,8 +359,8 @@ Task<Error> ServerLink::serve(Session& session) {
   // not is computed again, here or by others.
   if (open_ && undelivered_)  // it was late, and we were still sending
     round_is_over(late_end(*undelivered_));
-  else if (open_ && has_feedback() && sent_end_ && open_->attempt != ~std::uint32_t{0})
-    unsettled_ = open_->round;
+  else if (open_ && feedback_.is_any() && sent_end_ && open_->attempt != ~std::uint32_t{0})
+    feedback_.leave_open(open_->round);
   else if (open_)
     round_is_over(RoundEnd::kUndone);
   open_.reset();
@@ -415,6 +425,15 @@ transport::TrafficCounters ServerLink::traffic() const {
     sum.bytes_out += among_us.bytes_out;
   }
   return sum;
+}
+
+void ServerLink::leave_feedback() { feedback_.leave(); }
+
+void ServerLink::look_at_residual() {
+  if (feedback_.own() == nullptr) return;
+  const double norm = feedback_.own()->residual_norm();
+  const std::lock_guard lock(traffic_mutex_);
+  codecs_.residual_norm = norm;
 }
 
 CodecTotals ServerLink::codecs() const {

@@ -10,7 +10,6 @@
 #include "common/base/stage.h"
 #include "common/base/thread.h"
 #include "common/codec/codec.h"
-#include "common/codec/error_feedback.h"
 #include "common/optim/optimizer.h"
 #include "common/proto/about.h"
 #include "common/proto/servers.h"
@@ -20,7 +19,7 @@
 #include "transport/server_list.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
-#include "worker/exchange/feedback_keeper.h"
+#include "worker/exchange/link_feedback.h"
 #include "worker/exchange/peer_reducer.h"
 
 namespace centroid::worker {
@@ -33,6 +32,11 @@ struct LinkEvent {
   std::variant<proto::RoundOpen, proto::RoundClosed, proto::Keep, proto::Finish, Lost, Error>
       what;  ///< Error: final
 };
+
+/// Of a contribution that came late: it counts in another round, or in none.
+inline RoundEnd late_end(const proto::RoundClosed& closed) {
+  return closed.outcome == proto::Outcome::kCarried ? RoundEnd::kPromised : RoundEnd::kSkipped;
+}
 
 /// What the loop's thread did beside computing, in one round.
 struct LoopSeconds {
@@ -61,8 +65,7 @@ class Mailbox {
 
 /// The I/O half of a cluster's exchange: connects, joins, sends and receives. Everything on one
 /// executor. Files: server_link.cc (life), server_round.cc (star's rounds and the state),
-/// server_feedback.cc (their end, for error feedback), server_keep.cc (what is kept with the
-/// server's checkpoints), server_route.cc (a model on several
+/// server_keep.cc (what is kept with the server's checkpoints), server_route.cc (a model on several
 /// servers), peer_round.cc (rounds whose gradients are added among the workers), peer_way.cc (the
 /// way to another worker).
 class ServerLink final : public transport::FrameSink {
@@ -119,13 +122,18 @@ class ServerLink final : public transport::FrameSink {
   Task<void> say_goodbye(transport::Session& session, std::string reason);
   Task<Error> serve(transport::Session& session);
   Status accept_terms(proto::JoinReply reply);
+  Status take_first_terms(const proto::JoinReply& reply, ChunkPlan plan);
+  Status open_results(const proto::JoinReply& reply);
+  Status meet_peers();
   Status begin_local(const proto::JoinReply& reply);
   Task<void> heartbeats(transport::Session& session);
   struct AskedWay {
     transport::FrameHeader request;
     proto::Measure measure;
   };
+  Status measure_asked(transport::Session& session, const transport::InFrame& frame);
   Task<void> measure_way(transport::Session& session, std::shared_ptr<const AskedWay> asked);
+  void initialize(transport::Session& session);
   Task<void> send_initial(transport::Session& session);
   Task<void> sender(transport::Session& session);
   Task<Status> send_contribution(transport::Session& session, proto::RoundOpen open);
@@ -140,16 +148,6 @@ class ServerLink final : public transport::FrameSink {
                           const proto::RoundOpen& open);
   Result<Bytes> encode(const Chunk& chunk, const proto::RoundOpen& open);
   void round_is_over(RoundEnd end);
-  void end_feedback(RoundEnd end);
-  /// Of one that came late: it counts in another round, or in none.
-  static RoundEnd late_end(const proto::RoundClosed& closed) {
-    return closed.outcome == proto::Outcome::kCarried ? RoundEnd::kPromised : RoundEnd::kSkipped;
-  }
-  bool has_feedback() const;
-  void settle(Round counted);
-  void settle_promised(Round counted);
-  ErrorFeedback* feedback_at_rest();
-  Status save_feedback();
   void tell_of_writes();
   Status beat_answered(transport::Session& session, Bytes head);
   void keep_asked(Round round);
@@ -180,6 +178,7 @@ class ServerLink final : public transport::FrameSink {
   Task<void> serve_shard(transport::Session& leader, std::shared_ptr<ShardLink> shard,
                          std::uint64_t route);
   Task<Status> await_results(transport::Session& leader, proto::RoundClosed closed);
+  Status round_told(proto::RoundOpen open);
   Status round_opened(proto::RoundOpen open);
   void tell_lost_rounds(const proto::RoundOpen& open);
   Status round_closed(proto::RoundClosed closed);
@@ -193,8 +192,7 @@ class ServerLink final : public transport::FrameSink {
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Codec> codec_down_;                    // nullptr: results are floats
   std::vector<std::vector<std::byte>> encoded_results_;  // per chunk
-  std::unique_ptr<ErrorFeedback> feedback_;  // what the codec leaves out, when it is to be kept
-  std::unique_ptr<FeedbackKeeper> keeper_;   // with state_dir
+  LinkFeedback feedback_;
   /// A Keep that is not answered yet.
   struct Keeping {
     Round round;
@@ -203,10 +201,9 @@ class ServerLink final : public transport::FrameSink {
   };
   std::optional<Keeping> keeping_;
   bool tells_kept_ = false;                          // the server takes answers to Keep
-  std::optional<std::pair<Round, Status>> written_;  // by keeper_, last
+  std::optional<std::pair<Round, Status>> written_;  // by the keeper, last
   /// What other threads post is for this, until `end`.
   std::shared_ptr<ServerLink*> here_ = std::make_shared<ServerLink*>(this);
-  Generation feedback_generation_;
   Event wake_;  // sender
   Event loop_ready_, joined_;
   Event arrived_;  // a result, or a session with another server
@@ -251,9 +248,7 @@ class ServerLink final : public transport::FrameSink {
   std::size_t have_count_ = 0;
   std::optional<proto::RoundClosed> undelivered_;
   std::optional<proto::RoundOpen> opened_meanwhile_;  ///< to follow `undelivered_`
-  std::optional<Round> promised_;   // told to count, and not known to have counted
-  std::optional<Round> unsettled_;  // sent whole before the connection broke; feedback is open
-  std::optional<proto::Computed> behind_;  // the round that closed without us
+  std::optional<proto::Computed> behind_;             // the round that closed without us
 
   transport::TrafficCounters closed_traffic_, live_traffic_;
   CodecTotals codecs_, codecs_before_;  // the second: what earlier PushEnds have told

@@ -18,6 +18,9 @@ using transport::Session;
 
 namespace {
 
+/// Rounds between looks at what error feedback has left to send: each is a pass over it.
+constexpr std::uint64_t kResidualRounds = 16;
+
 /// Checksum of the numbers' bytes, or nothing when one is not finite. In small pieces, so that the
 /// second pass finds each in cache. Adds their squares to `squares`.
 std::optional<std::uint32_t> checksum_of_finite(std::span<const float> values, double* squares) {
@@ -49,22 +52,13 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
     CENTROID_CO_ASSIGN(auto route, proto::decode<proto::Route>(frame.head));
     co_return co_await route_told(session, std::move(route));
   }
-  if (frame.header.kind == static_cast<std::uint16_t>(proto::AboutKind::kMeasure)) {
-    auto asked = std::make_shared<AskedWay>();
-    asked->request = frame.header;
-    CENTROID_CO_ASSIGN(asked->measure, proto::decode<proto::Measure>(frame.head));
-    tasks_->spawn(measure_way(session, std::move(asked)));
-    co_return Status();
-  }
+  if (frame.header.kind == static_cast<std::uint16_t>(proto::AboutKind::kMeasure))
+    co_return measure_asked(session, frame);
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kHeartbeat:
       co_return beat_answered(session, frame.head);
     case Kind::kInitRequest:
-      memory_.initialize(terms_.seed);
-      if (params_.data() != memory_.params.data())  // the planes have changed places
-        std::ranges::copy(memory_.params, params_.begin());
-      for (auto& slot : slots_) std::fill(slot.begin(), slot.end(), 0.0f);
-      tasks_->spawn(send_initial(session));
+      initialize(session);
       co_return Status();
     case Kind::kStateChunk: {
       CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::StateChunk>(frame.head));
@@ -80,13 +74,8 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
       co_return Status();
     }
     case Kind::kRoundOpen: {
-      CENTROID_CO_ASSIGN(auto open, proto::decode<proto::RoundOpen>(frame.head));
-      if (undelivered_) {  // the loop is to hear of the end of the round before first
-        if (opened_meanwhile_ && opened_meanwhile_->round == open.round) open.resend = false;
-        opened_meanwhile_ = open;
-        co_return Status();
-      }
-      co_return round_opened(open);
+      CENTROID_CO_ASSIGN(const auto open, proto::decode<proto::RoundOpen>(frame.head));
+      co_return round_told(open);
     }
     case Kind::kResult: {
       CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::ResultChunk>(frame.head));
@@ -118,6 +107,15 @@ Task<Status> ServerLink::on_frame(Session& session, InFrame frame) {
           ErrorCode::kInvalidArgument,
           "unexpected message kind " + std::to_string(frame.header.kind) + " from the server");
   }
+}
+
+/// The parameters begin anew, at the values that the seed gives; the server is sent them.
+void ServerLink::initialize(Session& session) {
+  memory_.initialize(terms_.seed);
+  if (params_.data() != memory_.params.data())  // the planes have changed places
+    std::ranges::copy(memory_.params, params_.begin());
+  for (auto& slot : slots_) std::fill(slot.begin(), slot.end(), 0.0f);
+  tasks_->spawn(send_initial(session));
 }
 
 Task<void> ServerLink::send_initial(Session& session) {
@@ -157,6 +155,14 @@ Task<Status> ServerLink::take_state(Session& session, proto::StateChunk head, st
   co_return co_await session.read_payload(into);
 }
 
+/// The server opens a round. The loop is to hear of the end of the round before first.
+Status ServerLink::round_told(proto::RoundOpen open) {
+  if (!undelivered_) return round_opened(open);
+  if (opened_meanwhile_ && opened_meanwhile_->round == open.round) open.resend = false;
+  opened_meanwhile_ = open;
+  return {};
+}
+
 Status ServerLink::round_opened(proto::RoundOpen open) {
   const bool again = open.resend && open_ && open_->round == open.round;
   if (!again && open.resend)
@@ -175,13 +181,7 @@ Status ServerLink::round_opened(proto::RoundOpen open) {
   have_count_ = 0;
   tell_lost_rounds(open);
   held_ = open.version;
-  if (keeper_ && !again && !keeper_->is_before(open.round)) {
-    if (ErrorFeedback* feedback = feedback_at_rest()) keeper_->resume(open.round, *feedback);
-  }
-  if (feedback_ && feedback_generation_ != open.generation) {
-    feedback_generation_ = open.generation;
-    feedback_->begin_generation(open.world);
-  }
+  feedback_.round_opened(open, again);
   if (!again) {
     ++serial_;
     order_.clear();
@@ -290,6 +290,13 @@ Status ServerLink::round_closed(proto::RoundClosed closed) {
   return {};
 }
 
+/// What was sent is in the sum, is to be sent again in a later round, or never was.
+void ServerLink::round_is_over(RoundEnd end) {
+  feedback_.round_over(end, open_->round);
+  if (open_->round.value % kResidualRounds == 1) look_at_residual();
+  feedback_.keep_closed(end, open_->round);
+}
+
 /// The loop may touch its gradients again once it hears of the end, so it hears of it when nothing
 /// is being sent any more.
 void ServerLink::deliver_closed() {
@@ -373,7 +380,7 @@ Task<Status> ServerLink::send_contribution(Session& session, proto::RoundOpen op
   std::size_t next = 0;
   squares_ = 0;
   while (is_current(open) && !session.is_closed()) {
-    bool waits_for_all = feedback_ && feedback_->needs_all() && order_.size() < tensors;
+    bool waits_for_all = feedback_.own() && feedback_.own()->needs_all() && order_.size() < tensors;
     if (terms_.weight_by == proto::WeightBy::kTokens && !stats_) waits_for_all = true;
     if (has_share && !waits_for_all && next < order_.size() && nonfinite_tensor_.empty()) {
       for (const Chunk& chunk : plan_.chunks_of(order_[next])) {
@@ -416,7 +423,8 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
   Bytes payload = std::as_bytes(values);
   if (!is_plain) {
     const TimePoint begin = now();
-    while (feedback_ && !feedback_->prepare(chunk.id, open.round.value)) {  // a GPU is at it
+    while (feedback_.own() &&
+           !feedback_.own()->prepare(chunk.id, open.round.value)) {  // a GPU is at it
       const TimePoint soon = now() + kLook;
       const bool goes_on = co_await sleep_until(soon);
       // What was begun may have been taken back meanwhile.
@@ -436,7 +444,7 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
     if (looks) squares = codec_->squares(payload, chunk.elements);  // as the server will
     squares_ += squares;
     // bf16 rounds the very largest numbers to infinity. Error feedback has looked while it added.
-    if (!feedback_ && !std::isfinite(squares)) {
+    if (!feedback_.own() && !std::isfinite(squares)) {
       nonfinite_tensor_ = plan_.manifest()[chunk.tensor.value].name;
       co_return Status();
     }
@@ -462,14 +470,15 @@ Task<Status> ServerLink::send_chunk(Session& session, const Chunk& chunk,
     codecs_.raw_out += values.size_bytes();
     codecs_.encoded_out += payload.size();
     ++codecs_.chunks;
-    if (feedback_) codecs_.dense_chunks = feedback_->totals().dense_chunks;
+    if (feedback_.own()) codecs_.dense_chunks = feedback_.own()->totals().dense_chunks;
   }
   co_return sent;
 }
 
 /// The chunk as it goes on the wire; the same bytes in every attempt of the round.
 Result<Bytes> ServerLink::encode(const Chunk& chunk, const proto::RoundOpen& open) {
-  if (feedback_) return feedback_->encode(chunk.id, memory_.gradients, open.round.value);
+  if (feedback_.own())
+    return feedback_.own()->encode(chunk.id, memory_.gradients, open.round.value);
   const std::uint64_t stream =
       mix64(mix64(terms_.seed, open.round.value), mix64(open.begin, chunk.id.value));
   const auto values = memory_.gradients.subspan(chunk.position, chunk.elements);

@@ -1,0 +1,119 @@
+#include "worker/exchange/link_feedback.h"
+
+#include "common/base/log.h"
+
+namespace centroid::worker {
+
+Status LinkFeedback::open(const proto::JoinReply& terms, const CodecSpec& spec,
+                          const ChunkPlan& plan) {
+  if (!spec.feedback.enabled) return {};
+  if (!options_.peers) {
+    CENTROID_ASSIGN(own_, ErrorFeedback::make(options_.join.codec, plan));
+    const bool passes = terms.nonfinite == static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
+    own_->pass_nonfinite(passes);
+    if (memory_.device_residual && terms.local_steps <= 1 && !passes) {
+      auto residual = memory_.device_residual(options_.join.codec, plan);
+      if (residual.ok())
+        own_->use_device(std::move(residual).value());
+      else
+        log::info("codec.on_host", {{"why", residual.error()}});
+    }
+  }
+  if (options_.state_dir.empty()) return {};
+  FeedbackKeeper::Identity identity;
+  identity.run_id = terms.run_id;
+  identity.worker = options_.join.name;
+  identity.manifest = options_.join.manifest;
+  identity.every_rounds = terms.checkpoint_rounds;
+  CENTROID_ASSIGN(keeper_, FeedbackKeeper::open(options_.state_dir, std::move(identity)));
+  return {};
+}
+
+void LinkFeedback::round_opened(const proto::RoundOpen& open, bool again) {
+  if (keeper_ && !again && !keeper_->is_before(open.round)) {
+    if (ErrorFeedback* feedback = at_rest()) keeper_->resume(open.round, *feedback);
+  }
+  if (own_ && generation_ != open.generation) {
+    generation_ = open.generation;
+    own_->begin_generation(open.world);
+  }
+}
+
+void LinkFeedback::round_over(RoundEnd how, Round round) {
+  end(how);
+  if (own_ && how == RoundEnd::kPromised) promised_ = round;
+}
+
+void LinkFeedback::keep_closed(RoundEnd how, Round round) {
+  if (!keeper_ || how == RoundEnd::kUndone) return;  // what is in memory is what it was before
+  if (keeper_->closed(round)) (void)save();
+}
+
+void LinkFeedback::end(RoundEnd how) {
+  if (options_.peers) options_.peers->round_over(how);
+  if (!own_) return;
+  if (how == RoundEnd::kCommitted) {
+    own_->commit();
+    if (promised_) own_->promise_kept();  // a round takes with it what came late before it
+    promised_.reset();
+  } else if (how == RoundEnd::kPromised) {
+    own_->commit_promised();
+  } else if (how == RoundEnd::kSkipped) {
+    own_->take_back();
+  } else {
+    own_->undo();
+  }
+}
+
+void LinkFeedback::settle(Round counted) {
+  settle_broken(counted);
+  settle_promised(counted);
+}
+
+/// The server knows, or nobody does: what was sent before the connection broke. Its round may be
+/// open still, so what counts is a promise.
+void LinkFeedback::settle_broken(Round counted) {
+  if (!unsettled_) return;
+  const Round round = *std::exchange(unsettled_, std::nullopt);
+  const bool is_counted = round == counted;
+  end(is_counted ? RoundEnd::kPromised : RoundEnd::kUndone);
+  if (own_ && is_counted) promised_ = round;
+  log::info("contribution.settled", {{"round", round.value}, {"counted", is_counted}});
+  if (keeper_ && is_counted && keeper_->closed(round)) (void)save();
+}
+
+/// A contribution that was to count: the server that was to count it may have gone before.
+void LinkFeedback::settle_promised(Round counted) {
+  if (!promised_ || counted == *promised_) return;
+  const Round round = *std::exchange(promised_, std::nullopt);
+  if (counted > round) return own_->promise_kept();
+  own_->undo_promised();
+  log::info("contribution.settled",
+            {{"round", round.value}, {"counted", false}, {"promised", true}});
+  if (keeper_) keeper_->undone(round);
+}
+
+/// Error feedback between rounds; nullptr while the peers' thread has it.
+ErrorFeedback* LinkFeedback::at_rest() {
+  return options_.peers ? options_.peers->feedback_at_rest() : own_.get();
+}
+
+Status LinkFeedback::save() {
+  const ErrorFeedback* const feedback = at_rest();
+  if (feedback == nullptr) {
+    const Error busy(ErrorCode::kFailedPrecondition, "gradients are still being added");
+    log::warn("feedback.not_saved", {{"why", busy}});
+    return busy;
+  }
+  keeper_->save(*feedback);
+  return {};
+}
+
+void LinkFeedback::leave() {
+  if (unsettled_ && keeper_) keeper_->broken();  // whether it counted is never heard
+  settle_broken(Round());
+  if (!keeper_) return;
+  if (const ErrorFeedback* feedback = at_rest()) keeper_->leave(*feedback);
+}
+
+}  // namespace centroid::worker
