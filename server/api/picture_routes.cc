@@ -21,7 +21,7 @@ HttpResponse svg_response(std::string text) {
 Reply get_model_picture(Services services, Call) {
   const ClusterView cluster = co_await services.control.cluster();
   CENTROID_CO_ASSIGN(const ParametersView model, co_await services.control.parameters());
-  co_return svg_response(model_picture(cluster.model, model));
+  co_return svg_response(model_picture(cluster.model.spec, model));
 }
 
 }  // namespace centroid::server

@@ -41,29 +41,77 @@ struct WorkerView {
   double certificate_expires_unix_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 
+/// Where the job stands, what it has come to, and what it was agreed to be.
 struct ClusterView {
   std::string run_id, state,
       state_reason;  ///< one of kJobStates (server/service/probe.h)
   std::uint64_t generation = 0, world = 0, round = 0, version = 0, epoch = 0, offset = 0,
                 samples_total = 0;
-  std::uint64_t epochs = 0, rounds = 0,
-                train_samples = 0;  ///< the goal (0: none) and the size of the data set
-  double progress = 0, samples_per_second = 0, loss = 0, train_accuracy = 0, uptime_seconds = 0;
-  double test_accuracy = -1, test_loss = -1;  ///< -1 until a worker evaluated
-  std::uint64_t test_version = 0;
-  std::string data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model;
-  std::uint64_t parameters = 0, chunks = 0, skipped_rounds = 0, aborted_attempts = 0,
-                lost_contributions = 0;
-  double learning_rate = 0;   ///< of the next step
-  double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
-  std::uint64_t clipped_rounds = 0;
-  std::uint64_t cadence_steps = 0;  ///< local steps of the slowest worker in a round
-  double exchange_seconds = 0, exchange_overhead = 0, divergence = 0;  ///< docs/coordinator.md
-  std::uint64_t returned_samples = 0;                ///< of lost workers, given to others
-  std::uint64_t late_dropped = 0, late_carried = 0;  ///< contributions whose round closed without
-  std::string role = "alone";  ///< alone | leader | standby | held: leader that may not act now
-  std::string leader, leader_endpoint, leader_api;  ///< as etcd says; empty: none known, or alone
-  std::uint64_t term = 0;                           ///< of the leader; 0: none known, or alone
+  double progress = 0, samples_per_second = 0, uptime_seconds = 0;
+
+  /// What it trains for. 0: no limit.
+  struct Goal {
+    std::uint64_t epochs = 0, rounds = 0;
+    std::uint64_t train_samples = 0;  ///< the size of the data set
+  };
+  Goal goal;
+
+  /// How training goes.
+  struct Learning {
+    double loss = 0, train_accuracy = 0;
+    double rate = 0;            ///< of the next step
+    double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
+    std::uint64_t clipped_rounds = 0;
+  };
+  Learning learning;
+
+  /// What a worker found on held-out data. -1: none has evaluated yet.
+  struct Test {
+    double accuracy = -1, loss = -1;
+    std::uint64_t version = 0;
+  };
+  Test test;
+
+  struct Endpoints {
+    std::string data, api;
+  };
+  Endpoints endpoints;
+
+  /// What is agreed with the workers.
+  struct Terms {
+    std::string policy, exchange, codec, apply, optimizer;
+  };
+  Terms terms;
+
+  struct Model {
+    std::string spec;
+    std::uint64_t parameters = 0, chunks = 0;
+  };
+  Model model;
+
+  /// What did not count, or was done again.
+  struct Losses {
+    std::uint64_t skipped_rounds = 0, aborted_attempts = 0, contributions = 0;
+    std::uint64_t returned_samples = 0;  ///< of lost workers, given to others
+    std::uint64_t late_dropped = 0,
+                  late_carried = 0;  ///< contributions whose round closed without
+  };
+  Losses losses;
+
+  /// docs/coordinator.md
+  struct Cadence {
+    std::uint64_t steps = 0;  ///< local steps of the slowest worker in a round
+    double exchange_seconds = 0, exchange_overhead = 0, divergence = 0;
+  };
+  Cadence cadence;
+
+  /// Which of several servers leads, as etcd says.
+  struct Lead {
+    std::string role = "alone";  ///< alone | leader | standby | held: leader that may not act now
+    std::string leader, endpoint, api;  ///< empty: none known, or alone
+    std::uint64_t term = 0;             ///< of the leader; 0: none known, or alone
+  };
+  Lead lead;
 };
 
 struct RoundView {

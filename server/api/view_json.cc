@@ -8,13 +8,18 @@ namespace centroid::server {
 
 nlohmann::ordered_json to_json_object(const ClusterView& view) {
   const auto& [run_id, state, state_reason, generation, world, round, version, epoch, offset,
-               samples_total, epochs, rounds, train_samples, progress, samples_per_second, loss,
-               train_accuracy, uptime_seconds, test_accuracy, test_loss, test_version,
-               data_endpoint, api_endpoint, policy, exchange, codec, apply, optimizer, model,
-               parameters, chunks, skipped_rounds, aborted_attempts, lost_contributions,
-               learning_rate, gradient_norm, clipped_rounds, cadence_steps, exchange_seconds,
-               exchange_overhead, divergence, returned_samples, late_dropped, late_carried, role,
-               leader, leader_endpoint, leader_api, term] = view;
+               samples_total, progress, samples_per_second, uptime_seconds, goal, learning, test,
+               endpoints, terms, model, losses, cadence, lead] = view;
+  const auto& [epochs, rounds, train_samples] = goal;
+  const auto& [loss, train_accuracy, learning_rate, gradient_norm, clipped_rounds] = learning;
+  const auto& [test_accuracy, test_loss, test_version] = test;
+  const auto& [data_endpoint, api_endpoint] = endpoints;
+  const auto& [policy, exchange, codec, apply, optimizer] = terms;
+  const auto& [model_spec, parameters, chunks] = model;
+  const auto& [skipped_rounds, aborted_attempts, lost_contributions, returned_samples, late_dropped,
+               late_carried] = losses;
+  const auto& [cadence_steps, exchange_seconds, exchange_overhead, divergence] = cadence;
+  const auto& [role, leader, leader_endpoint, leader_api, term] = lead;
   nlohmann::ordered_json out;
   out["run_id"] = run_id;
   out["state"] = state;
@@ -44,7 +49,7 @@ nlohmann::ordered_json to_json_object(const ClusterView& view) {
   out["codec"] = codec;
   out["apply"] = apply;
   out["optimizer"] = optimizer;
-  out["model"] = model;
+  out["model"] = model_spec;
   out["parameters"] = parameters;
   out["chunks"] = chunks;
   out["skipped_rounds"] = skipped_rounds;

@@ -50,9 +50,9 @@ Task<ClusterView> Control::cluster() {
     view.epoch = job_.epoch;
     view.offset = job_.offset;
     view.samples_total = totals_.samples;
-    view.epochs = config_.epochs;
-    view.rounds = config_.rounds;
-    view.train_samples = job_.agreed ? job_.agreed->train_samples : 0;
+    view.goal.epochs = config_.epochs;
+    view.goal.rounds = config_.rounds;
+    view.goal.train_samples = job_.agreed ? job_.agreed->train_samples : 0;
     if (config_.epochs > 0 && job_.agreed) {
       const double position =
           static_cast<double>(job_.epoch) +
@@ -63,49 +63,49 @@ Task<ClusterView> Control::cluster() {
           1.0, static_cast<double>(job_.round.value - 1) / static_cast<double>(config_.rounds));
     }
     view.samples_per_second = totals_.samples_per_second;
-    view.loss = totals_.loss;
-    view.train_accuracy = totals_.train_accuracy;
-    view.test_accuracy = job_.evaluation.accuracy;
-    view.test_loss = job_.evaluation.loss;
-    view.test_version = job_.evaluation.version.value;
+    view.learning.loss = totals_.loss;
+    view.learning.train_accuracy = totals_.train_accuracy;
+    view.test.accuracy = job_.evaluation.accuracy;
+    view.test.loss = job_.evaluation.loss;
+    view.test.version = job_.evaluation.version.value;
     view.uptime_seconds = seconds(clock_.now() - server_.started());
-    view.data_endpoint = data_endpoint_;
-    view.api_endpoint = api_endpoint_;
-    view.policy = config_.policy;
-    view.apply = config_.applies_on_worker() ? "worker" : "server";
-    view.optimizer = config_.optimizer.name;
+    view.endpoints.data = data_endpoint_;
+    view.endpoints.api = api_endpoint_;
+    view.terms.policy = config_.policy;
+    view.terms.apply = config_.applies_on_worker() ? "worker" : "server";
+    view.terms.optimizer = config_.optimizer.name;
     if (job_.agreed) {
-      view.exchange = job_.agreed->exchange;
-      view.codec = job_.agreed->codec;
-      view.model = job_.agreed->model;
+      view.terms.exchange = job_.agreed->exchange;
+      view.terms.codec = job_.agreed->codec;
+      view.model.spec = job_.agreed->model;
     }
     if (job_.store) {
       view.version = job_.store->version().value;
-      view.parameters = job_.store->plan().total_elements();
-      view.chunks = job_.store->plan().chunks().size();
-      view.learning_rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step() + 1);
+      view.model.parameters = job_.store->plan().total_elements();
+      view.model.chunks = job_.store->plan().chunks().size();
+      view.learning.rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step() + 1);
     }
-    view.gradient_norm = totals_.gradient_norm;
-    view.clipped_rounds = totals_.clipped;
+    view.learning.gradient_norm = totals_.gradient_norm;
+    view.learning.clipped_rounds = totals_.clipped;
     const Cadence& cadence = coordinator_.cadence();
-    view.cadence_steps = cadence.anchor();
-    view.exchange_seconds = cadence.exchange_seconds();
-    view.exchange_overhead = cadence.overhead();
-    view.divergence = std::min(coordinator_.divergence(), proto::kMaxLoss);
-    view.returned_samples = job_.returned.returned();
-    view.late_dropped = totals_.late_dropped;
-    view.late_carried = totals_.late_carried;
-    view.role = !gate_.has_election()        ? "alone"
-                : phase_.is(Phase::kStandby) ? "standby"
-                : gate_.held()               ? "held"
-                                             : "leader";
-    view.leader = gate_.leadership().leader;
-    view.leader_endpoint = gate_.leadership().data;
-    view.leader_api = gate_.leadership().api;
-    view.term = gate_.leadership().term;
-    view.skipped_rounds = totals_.skipped;
-    view.aborted_attempts = totals_.aborted;
-    view.lost_contributions = totals_.lost_contributions;
+    view.cadence.steps = cadence.anchor();
+    view.cadence.exchange_seconds = cadence.exchange_seconds();
+    view.cadence.exchange_overhead = cadence.overhead();
+    view.cadence.divergence = std::min(coordinator_.divergence(), proto::kMaxLoss);
+    view.losses.returned_samples = job_.returned.returned();
+    view.losses.late_dropped = totals_.late_dropped;
+    view.losses.late_carried = totals_.late_carried;
+    view.lead.role = !gate_.has_election()        ? "alone"
+                     : phase_.is(Phase::kStandby) ? "standby"
+                     : gate_.held()               ? "held"
+                                                  : "leader";
+    view.lead.leader = gate_.leadership().leader;
+    view.lead.endpoint = gate_.leadership().data;
+    view.lead.api = gate_.leadership().api;
+    view.lead.term = gate_.leadership().term;
+    view.losses.skipped_rounds = totals_.skipped;
+    view.losses.aborted_attempts = totals_.aborted;
+    view.losses.contributions = totals_.lost_contributions;
     return view;
   };
   co_return co_await run_on(executor_, std::move(read));

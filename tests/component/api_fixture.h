@@ -32,7 +32,7 @@ class SampleControl final : public server::ControlPlane {
     view.run_id = "run-1";
     view.state = "training";
     view.world = 2;
-    view.loss = std::numeric_limits<double>::quiet_NaN();
+    view.learning.loss = std::numeric_limits<double>::quiet_NaN();
     co_return view;
   }
   Task<std::vector<server::WorkerView>> workers() override {

@@ -295,7 +295,7 @@ TEST_F(BusyWorkers, AChangeOfTheCadenceIsInTheTrace) {
   for (const auto& outcome : run_workers(specs, data, server.endpoint(), transports()))
     ASSERT_TRUE(outcome.status.ok());
   ASSERT_TRUE(server.join().ok());
-  EXPECT_GT(server.view().cadence_steps, 2u);
+  EXPECT_GT(server.view().cadence.steps, 2u);
   EXPECT_GT(marks("cadence.changed"), before);
 }
 

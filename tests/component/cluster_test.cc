@@ -264,7 +264,7 @@ TEST_P(ClusterTest, AnotherModelIsRefusedWithBothShapesAndTheOthersTrainOn) {
   std::vector<WorkerOutcome> outcomes;
   std::thread first(
       [&] { outcomes = run_workers(workers(1), data, server.endpoint(), transports()); });
-  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.parameters > 0; }));
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.model.parameters > 0; }));
   WorkerSpec other{.name = "other", .model = "mlp:8-12-4", .token = {}};
   stranger = run_worker(other, data, server.endpoint(), transports());
   ASSERT_FALSE(stranger.status.ok());

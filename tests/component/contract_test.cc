@@ -97,7 +97,7 @@ TEST(Contract, WhatALostWorkerContributedCountsThoughAnotherIsTooSlow) {
   ASSERT_TRUE(leaves.ask(Kind::kLeave, proto::Leave{.reason = "done"}).ok());
   ASSERT_TRUE(server.wait_until([](const auto& view) { return view.version == 2; }));
   EXPECT_EQ(server.view().samples_total, 4u);
-  EXPECT_EQ(server.view().aborted_attempts, 0u);
+  EXPECT_EQ(server.view().losses.aborted_attempts, 0u);
   const auto again = slow.round(Round(2));  // it is taken along
   ASSERT_TRUE(again);
   EXPECT_EQ(again->version, Version(2));
@@ -143,7 +143,7 @@ TEST(Contract, WhatALostWorkerContributedIsTrainedByOthersWhereTheSumBeginsAnew)
     stays.contribute(*open);
   }
   EXPECT_THAT(trained, testing::Each(1));
-  EXPECT_EQ(server.view().aborted_attempts, 1u);
+  EXPECT_EQ(server.view().losses.aborted_attempts, 1u);
 }
 
 TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
@@ -385,7 +385,7 @@ TEST(Contract, TheShareOfWhoNeverGotTheStateIsTrainedByOthers) {
     ASSERT_TRUE(gone->ok()) << gone->error().to_string();
   }
   EXPECT_THAT(trained, testing::Each(1));
-  EXPECT_EQ(server.view().late_dropped, 0u) << "it had no samples";
+  EXPECT_EQ(server.view().losses.late_dropped, 0u) << "it had no samples";
 }
 
 TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {
@@ -525,7 +525,7 @@ TEST_F(ContractTest, ReportThatNobodyAskedForEndsTheSession) {
   report.samples = report.correct = 10;
   ASSERT_TRUE(client.send(Kind::kReport, report).ok());
   expect_ended("Report.version of w0 is 1, which nobody asked it to evaluate");
-  EXPECT_LT(server.view().test_accuracy, 0) << "it changed nothing";
+  EXPECT_LT(server.view().test.accuracy, 0) << "it changed nothing";
 }
 
 TEST_F(ContractTest, OneReportAnswersOneQuestion) {
@@ -546,14 +546,14 @@ TEST_F(ContractTest, OneReportAnswersOneQuestion) {
   report.samples = 10;
   report.correct = 9;
   ASSERT_TRUE(client.send(Kind::kReport, report).ok());
-  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.test_accuracy == 0.9; }));
+  ASSERT_TRUE(server.wait_until([](const auto& view) { return view.test.accuracy == 0.9; }));
   report.correct = 10;
   ASSERT_TRUE(client.send(Kind::kReport, report).ok());
   expect_ended("which nobody asked it to evaluate");
-  EXPECT_EQ(server.view().test_accuracy, 0.9);
+  EXPECT_EQ(server.view().test.accuracy, 0.9);
   ASSERT_TRUE(server.restore(begin->version).ok());
-  EXPECT_EQ(server.view().test_accuracy, -1) << "of a version that was given up";
-  EXPECT_EQ(server.view().test_version, 0u);
+  EXPECT_EQ(server.view().test.accuracy, -1) << "of a version that was given up";
+  EXPECT_EQ(server.view().test.version, 0u);
 }
 
 TEST_F(ContractTest, ReportOnOtherParametersEndsTheSession) {

@@ -103,13 +103,13 @@ TEST_F(CoordinatorTest, SyncAveragesOncePerBatch) {
     }
     ServerConfig alone = c;
     const WorkerOutcome single = run_local("mlp:8-64-64-4", data, alone, 16);
-    EXPECT_NEAR(view.test_loss, single.summary.test_loss, 0.02 * single.summary.test_loss)
+    EXPECT_NEAR(view.test.loss, single.summary.test_loss, 0.02 * single.summary.test_loss)
         << "seed " << seed;
     std::printf("seed %llu: %llu averages in 200 rounds, loss %.4f, %.5f times that of one\n",
                 static_cast<unsigned long long>(seed),
-                static_cast<unsigned long long>(view.version - 1), view.test_loss,
-                view.test_loss / single.summary.test_loss);
-    EXPECT_GT(view.exchange_seconds, 0);  // also of one gradient a round it is measured
+                static_cast<unsigned long long>(view.version - 1), view.test.loss,
+                view.test.loss / single.summary.test_loss);
+    EXPECT_GT(view.cadence.exchange_seconds, 0);  // also of one gradient a round it is measured
   }
 }
 
@@ -374,9 +374,9 @@ TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
   const bool is_joint = GetParam().policy == std::string("bsp");
   EXPECT_GE(view.samples_total, is_joint ? 20'000u : 15'000u);
   EXPECT_LE(view.samples_total, 20'000u);
-  EXPECT_GT(view.exchange_seconds, 0);  // measured, not a message's sending time
+  EXPECT_GT(view.cadence.exchange_seconds, 0);  // measured, not a message's sending time
   if (is_joint) {
-    EXPECT_GT(view.divergence, 0);
+    EXPECT_GT(view.cadence.divergence, 0);
   }
   double norm = 0;  // of parameters, as workers tell of it
   for (const auto& worker : server.workers()) norm = std::max(norm, worker.parameter_norm);
@@ -384,9 +384,9 @@ TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
   for (const float p : outcomes[0].params) squares += static_cast<double>(p) * p;
   EXPECT_GT(norm, 0.5 * std::sqrt(squares));
   EXPECT_LT(norm, 2 * std::sqrt(squares));
-  EXPECT_LT(view.divergence, 1);
+  EXPECT_LT(view.cadence.divergence, 1);
   EXPECT_GT(outcomes[0].summary.samples, outcomes[1].summary.samples);
-  EXPECT_GT(view.test_accuracy, 0.9);
+  EXPECT_GT(view.test.accuracy, 0.9);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CadenceWays,
@@ -480,7 +480,7 @@ TEST_F(CoordinatorTest, TheRateGrowsWithTheWorkersOfARound) {
       params.push_back(outcomes.front().params);
       EXPECT_EQ(outcomes.back().params, params.back());
       ASSERT_TRUE(server.join().ok());
-      EXPECT_DOUBLE_EQ(server.view().learning_rate, 0.10);
+      EXPECT_DOUBLE_EQ(server.view().learning.rate, 0.10);
     }
     EXPECT_EQ(params[0], params[1]);
   }
@@ -493,7 +493,7 @@ TEST_F(CoordinatorTest, TheRateGrowsWithTheWorkersOfARound) {
   Trained trained;
   train({spec("a"), spec("b")}, data, server, trained);
   ASSERT_TRUE(server.join().ok());
-  EXPECT_DOUBLE_EQ(server.view().learning_rate, 0.05);
+  EXPECT_DOUBLE_EQ(server.view().learning.rate, 0.05);
 }
 
 /// 1 + (world - 1) ratio: two workers with ratio 1 learn as with twice the rate.

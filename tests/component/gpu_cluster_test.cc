@@ -105,7 +105,7 @@ class GpuWorkers : public testing::Test, protected InProcess {
       const std::function<void(std::size_t worker, std::uint64_t rounds)>& observe = {}) {
     std::vector<WorkerOutcome> outcomes(specs.size());
     std::vector<std::thread> threads;
-    const bool is_asp = server.view().policy == "asp";
+    const bool is_asp = server.view().terms.policy == "asp";
     for (std::size_t i = 0; i < specs.size(); ++i)
       threads.emplace_back([&, i] {
         std::uint64_t rounds = 0;
@@ -157,7 +157,7 @@ TEST_P(GpuCluster, TrainsAsTheCpusDo) {
         EXPECT_EQ(outcomes[0].summary.rounds, 4 * 240 / (24 * way.local_steps));
       }
     }
-    EXPECT_GT(view.test_accuracy, 0.5);  // of five classes
+    EXPECT_GT(view.test.accuracy, 0.5);  // of five classes
     params.push_back(outcomes[0].params);
   }
   if (!way.is_repeatable()) return;
@@ -211,7 +211,7 @@ TEST_P(GpuClusterFailure, TheOthersTrainTheShareOfAWorkerWhoseAdditionFailed) {
   }
   EXPECT_EQ(trained.shares["a"].size(), 2U);
   expect_each_once(trained, 4);
-  EXPECT_GT(server.view().test_accuracy, 0.5);
+  EXPECT_GT(server.view().test.accuracy, 0.5);
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, GpuClusterFailure,

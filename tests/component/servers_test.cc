@@ -477,7 +477,7 @@ TEST(Servers, ChunksMoveWhileRoundsGoOn) {
             }));
             std::uint64_t chunks = 0;
             for (const auto& server : leader.servers()) chunks += server.chunks;
-            EXPECT_EQ(chunks, leader.view().chunks) << "chunks that lie nowhere, or twice";
+            EXPECT_EQ(chunks, leader.view().model.chunks) << "chunks that lie nowhere, or twice";
           }
         });
     EXPECT_GT(moves, 3);

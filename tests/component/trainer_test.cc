@@ -125,7 +125,7 @@ TEST_F(TrainerTest, GradientsAreAveragedBySamplesAndMakeAStep) {
   for (std::thread& thread : threads) thread.join();
   ASSERT_TRUE(server.join().ok());
   EXPECT_EQ(last[0], last[1]);
-  EXPECT_GT(server.view().exchange_seconds, 0);
+  EXPECT_GT(server.view().cadence.exchange_seconds, 0);
   // The mean of 4 samples of 1 and 2 of 2 is 4/3; five steps of 0.5.
   const float start[] = {1, 2, 3, 4, 5};
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(last[0][i], start[i] - 2.5 * 4 / 3, 1e-5);
@@ -214,7 +214,7 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
       if (rounds > 1) continue;
       EXPECT_EQ(share->world, 2u);
       const auto view = server.view();
-      EXPECT_EQ(view.aborted_attempts, 1u);
+      EXPECT_EQ(view.losses.aborted_attempts, 1u);
       EXPECT_EQ(view.version, 2u);
       EXPECT_EQ(server.present(), 2u);  // it lives
       auto closed = server.rounds();    // newest first
@@ -235,7 +235,7 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
     EXPECT_EQ(reports[0].outcome, RoundReport::Outcome::kLate);
     EXPECT_THAT(reports[0].reason, HasSubstr("round_timeout"));
     EXPECT_EQ(reports[1].outcome, RoundReport::Outcome::kCommitted);
-    EXPECT_EQ(server.view().aborted_attempts, 1u);
+    EXPECT_EQ(server.view().losses.aborted_attempts, 1u);
   }
 }
 

@@ -146,7 +146,7 @@ class OneGpuWorker : public testing::TestWithParam<Way>, protected InProcess {
     auto outcome = run_worker(spec, data, server.endpoint(), transports());
     const Status ended = server.join();
     EXPECT_TRUE(ended.ok()) << ended.error().to_string();
-    accuracy = server.view().test_accuracy;
+    accuracy = server.view().test.accuracy;
     return outcome;
   }
 

@@ -197,7 +197,7 @@ void Job::supervise() {
 void Job::watch() {
   for (ServerProgram& one : servers_) {
     const auto present = one.view();
-    if (!present || present->role == "standby") continue;
+    if (!present || present->lead.role == "standby") continue;
     primary_ = &one;
     if (present->state == "halted") around_.fault("the job halted: " + present->state_reason);
     newest_ = std::max(newest_, present->version);
