@@ -267,6 +267,21 @@ Result<ApiOptions> rest_options(const ServerConfig& config, const transport::End
   return options;
 }
 
+/// The job's server learns of REST's limits and of the tokens it gave out.
+void introduce_api(JobServer& server, ApiServer& api, const ServerConfig& config,
+                   std::uint64_t connections) {
+  server.on_config_change(
+      [&api, &config, connections] { api.set_limits(api_limits(config, connections)); });
+  server.set_tokens([&api](std::string_view secret) { return api.may_join(secret); },
+                    [&api] {
+                      proto::Tokens told;
+                      for (TokenDigest& token : api.joining_tokens())
+                        told.tokens.push_back({std::move(token.id), std::move(token.salt),
+                                               std::move(token.hash), token.expires_unix_seconds});
+                      return told;
+                    });
+}
+
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
@@ -303,19 +318,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   CENTROID_ASSIGN(const auto api,
                   ApiServer::start(control.executor(), api_options, control_plane, registry));
   auto introduce = [&] {
-    const auto limit = [&api, &config, connections] {
-      api->set_limits(api_limits(config, connections));
-    };
-    cluster.on_config_change(limit);
-    cluster.set_tokens(
-        [&api](std::string_view secret) { return api->may_join(secret); },
-        [&api] {
-          proto::Tokens told;
-          for (TokenDigest& token : api->joining_tokens())
-            told.tokens.push_back({std::move(token.id), std::move(token.salt),
-                                   std::move(token.hash), token.expires_unix_seconds});
-          return told;
-        });
+    introduce_api(cluster, *api, config, connections);
     control_plane.set_endpoints(listener->endpoint().to_string(), api->endpoint().to_string());
   };
   service.wait(run_on(service.executor(), std::move(introduce)));

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "common/optim/schedule.h"
-#include "server/rows/row_table.h"
+#include "server/rows/record_map.h"
 
 namespace centroid::server {
 namespace {
@@ -157,10 +157,16 @@ Status RowSpec::check() const {
     return refuse("admit_after", std::to_string(admit_after), "from 1 to 65535");
   if (max_age > 1u << 30)
     return refuse("max_age", std::to_string(max_age), "at most 1073741824 (0: for ever)");
-  if (const std::uint64_t least = RowTable::least_bytes(*this); max_bytes != 0 && max_bytes < least)
+  if (const std::uint64_t least = least_bytes(); max_bytes != 0 && max_bytes < least)
     return refuse("max_bytes", std::to_string(max_bytes),
                   "at least " + std::to_string(least) + " with this dim (0: no bound)");
   return {};
+}
+
+std::uint64_t RowSpec::least_bytes() const {
+  // Room for eight slabs, and for one of candidates in their share.
+  return std::max(8 * RecordMap::least_bytes(dim + slot_floats()),
+                  kCandidateShare * RecordMap::least_bytes(0));
 }
 
 bool describes_same_rows(const RowSpec& one, const RowSpec& other) {

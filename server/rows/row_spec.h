@@ -23,6 +23,8 @@ struct RowInitializer {
 };
 
 inline constexpr std::uint32_t kMaxRowDim = 4096;
+/// Part of max_bytes that keys waiting for admission may take.
+inline constexpr std::uint64_t kCandidateShare = 16;
 /// Largest absolute value of a row's gradient: its square, and sums of squares, stay finite.
 inline constexpr float kMaxRowGradient = 1e18f;
 
@@ -43,6 +45,8 @@ struct RowSpec {
 
   /// floats of optimizer state of a row
   std::uint32_t slot_floats() const;
+  /// Smallest max_bytes for such a table.
+  std::uint64_t least_bytes() const;
   /// fails invalid_argument naming the table, the field, its value and what it may be.
   Status check() const;
 };

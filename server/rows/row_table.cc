@@ -13,8 +13,6 @@ namespace {
 
 /// Keys looked up together: their cache misses overlap.
 constexpr std::size_t kBlock = 16;
-/// Part of max_bytes that keys waiting for admission may take.
-constexpr std::uint64_t kCandidateShare = 16;
 constexpr std::uint32_t kMaxCount = 0x7FFFFFFF;
 
 std::uint32_t tick(std::uint64_t now) { return static_cast<std::uint32_t>(now); }
@@ -68,12 +66,6 @@ Result<double> RowTable::rate(std::uint64_t step) const {
 
 std::uint64_t RowTable::payload_bytes() const {
   return rows_.size() * sizeof(float) * (spec_.dim + spec_.slot_floats());
-}
-
-std::uint64_t RowTable::least_bytes(const RowSpec& spec) {
-  // Room for eight slabs, and for one of candidates in their share.
-  return std::max(8 * RecordMap::least_bytes(spec.dim + spec.slot_floats()),
-                  kCandidateShare * RecordMap::least_bytes(0));
 }
 
 bool RowTable::is_expired(const Record& record, std::uint64_t now) const {

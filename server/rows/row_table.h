@@ -46,7 +46,7 @@ class RowTable {
   /// Of values and optimizer state alone.
   std::uint64_t payload_bytes() const;
   /// Smallest max_bytes for such a table.
-  static std::uint64_t least_bytes(const RowSpec& spec);
+  static std::uint64_t least_bytes(const RowSpec& spec) { return spec.least_bytes(); }
 
   /// out: keys.size() * dim. A row that is stored counts as used.
   void pull(std::span<const std::uint64_t> keys, std::span<float> out, std::uint64_t now);

@@ -1,134 +1,50 @@
 #include "server/tables/rows_service.h"
 
 #include <algorithm>
+#include <mutex>
+#include <utility>
 
-#include "common/base/log.h"
-#include "common/base/random.h"
+#include "server/tables/row_files.h"
+#include "server/tables/rows_replay.h"
 
 namespace centroid::server {
 
-using proto::RowsKind;
-using transport::InFrame;
-using transport::Session;
-
 namespace {
 
-/// Changes that are kept in any case for a checkpoint which has not read the rows yet.
-constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
-/// What a request waits for.
-constexpr const char* kForPayload = "the rest of its message";
-constexpr const char* kForDisk = "a checkpoint of the tables, which the disk has not taken yet";
-constexpr const char* kForJournal = "the journal of the tables, which the disk has not taken yet";
-constexpr std::chrono::seconds kHeldUp{2};  ///< from which on it is told why
-constexpr const char* kForReading = "that it reads its answer";
-constexpr const char* kForMove = "rows that move to another server";
-
-std::uint64_t row_bytes(std::uint32_t dim) { return sizeof(std::uint64_t) + dim * sizeof(float); }
-
-std::span<const std::uint64_t> keys_in(Bytes payload, std::uint32_t rows) {
-  return {reinterpret_cast<const std::uint64_t*>(payload.data()), rows};
+std::vector<RowSpec> parsed(const std::string& tables) {
+  auto specs = parse_tables(tables);
+  CENTROID_CHECK(specs.ok());  // server::finish has looked
+  return std::move(specs).value();
 }
 
 }  // namespace
 
-RowsService::Client::Client(RowsService& service, Session& session)
-    : service_(service),
-      session_(session),
-      place_(service.clients_.insert(service.clients_.end(), this)) {
-  service.sessions_.set(static_cast<double>(service.clients_.size()));
-}
-
-RowsService::Client::~Client() {
-  service_.clients_.erase(place_);
-  service_.sessions_.set(static_cast<double>(service_.clients_.size()));
-  if (id != 0) service_.gone_[id] = service_.clock_.now();
-}
-
-/// Says what a request waits for, while it waits.
-struct RowsService::Waiting {
-  Waiting(Client& client, const char* what, bool is_push, std::uint32_t table, std::uint32_t rows)
-      : client_(client) {
-    client.waits_for = what;
-    client.is_push = is_push;
-    client.table = table;
-    client.rows = rows;
-    client.since = client.service_.clock_.now();
-  }
-  ~Waiting() { client_.waits_for = nullptr; }
-  Client& client_;
-};
-
 RowsService::RowsService(const std::string& tables, std::chrono::milliseconds lease,
                          const Clock& clock, metrics::Registry& registry)
-    : clock_(clock), lease_(lease), started_(clock.now()), incarnation_(random_seed()) {
-  auto specs = parse_tables(tables);
-  CENTROID_CHECK(specs.ok());     // server::finish has looked
-  route_.servers.emplace_back();  // this one
-  if (specs->empty()) return;
-  repeated_ = registry.counter("centroid_rows_repeated_pushes_total",
-                               "Pushes of rows that came again and were not applied again");
-  refused_ = registry.counter("centroid_rows_refused_requests_total",
-                              "Requests for rows that were refused");
-  silent_ = registry.counter("centroid_rows_silent_clients_total",
-                             "Clients of rows that were closed after a lease of silence");
-  sessions_ = registry.gauge("centroid_rows_clients", "Clients of rows that are connected");
-  for (RowSpec& spec : *specs) {
-    const metrics::Labels labels{{"table", spec.name}};
-    probes_.push_back(
-        {.told = {},
-         .pulled = registry.counter("centroid_rows_pulled_total", "Rows pulled", labels),
-         .pushed = registry.counter("centroid_rows_pushed_total",
-                                    "Rows of pushes, a repeated key once", labels),
-         .admitted = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels),
-         .held_back = registry.counter("centroid_rows_held_back_total",
-                                       "Gradients of rows not yet admitted", labels),
-         .evicted = registry.counter("centroid_rows_evicted_total",
-                                     "Rows taken away for want of memory", labels),
-         .expired =
-             registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels),
-         .stored = registry.gauge("centroid_rows_stored", "Rows stored", labels),
-         .waiting = registry.gauge("centroid_rows_waiting", "Keys that wait for admission", labels),
-         .bytes = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels)});
-    max_bytes_.push_back(spec.max_bytes);
-    tables_->tables.emplace_back(std::move(spec));
-  }
-}
+    : RowsService(parsed(tables), lease, clock, registry) {}
 
-void RowsService::Probe::tell(const RowTable& table) {
-  const RowCounters& is = table.counters();
-  const auto add = [](const metrics::Counter& counter, std::uint64_t was, std::uint64_t now) {
-    if (now != was) counter.add(static_cast<double>(now - was));
-  };
-  add(pulled, told.pulled, is.pulled);
-  add(pushed, told.pushed, is.pushed);
-  add(admitted, told.admitted, is.admitted);
-  add(held_back, told.held_back, is.held_back);
-  add(evicted, told.evicted, is.evicted);
-  add(expired, told.expired, is.expired);
-  told = is;
-  show(table);
-}
+RowsService::RowsService(std::vector<RowSpec> specs, std::chrono::milliseconds lease,
+                         const Clock& clock, metrics::Registry& registry)
+    : sessions_(lease, clock, registry, !specs.empty()),
+      store_(std::move(specs), clock, registry),
+      room_(store_),
+      journal_(store_),
+      moves_(store_, room_, route_, journal_),
+      requests_({store_, room_, route_, moves_, journal_, sessions_, gate_}) {}
 
-void RowsService::Probe::show(const RowTable& table) const {
-  stored.set(static_cast<double>(table.rows() + elsewhere.rows));
-  waiting.set(static_cast<double>(table.candidates() + elsewhere.waiting));
-  bytes.set(static_cast<double>(table.bytes() + elsewhere.bytes));
-}
-
-std::uint64_t RowsService::now() const {
-  return clock_at_start_ +
-         static_cast<std::uint64_t>(
-             std::chrono::duration_cast<std::chrono::seconds>(clock_.now() - started_).count());
+void RowsService::tick() {
+  sessions_.look();
+  if (is_reading_) return;
+  sessions_.expire([this](std::uint64_t client) {
+    store_.windows().forget(client);
+    journal_.forget(client);
+  });
 }
 
 std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot(std::shared_ptr<DutyCycle> duty) {
   if (!has_tables()) return nullptr;
-  PushedRows pushed;
-  pushed.clients = windows_.entries();
-  pushed.journal = journal_ ? journal_->rotate() : next_position_.segment;
-  duty_ = std::move(duty);
-  tables_->copy_budget = copy_budget();
-  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed), duty_);
+  room_.begin_snapshot(duty);
+  return store_.snapshot(journal_.rotate(), std::move(duty));
 }
 
 Status RowsService::restore(const std::filesystem::path& checkpoint,
@@ -149,9 +65,9 @@ Status RowsService::restore(const std::filesystem::path& checkpoint,
     }
     const std::string name = table_of_rows_file(file).value_or(file);
     CENTROID_ASSIGN(const std::size_t number, check_file(checkpoint, name));
-    const std::lock_guard lock(tables_->mutex);
+    const std::lock_guard lock(store_.mutex());
     CENTROID_ASSIGN(const RowTable::State state,
-                    read_rows(checkpoint / file, tables_->tables[number]));
+                    read_rows(checkpoint / file, store_.table(number)));
     clock = std::max(clock, state.now);
   }
   load_pushes(clients);
@@ -159,386 +75,105 @@ Status RowsService::restore(const std::filesystem::path& checkpoint,
   return {};
 }
 
-Result<std::size_t> RowsService::check_file(const std::filesystem::path& checkpoint,
-                                            const std::string& table) const {
-  auto number = number_of(table);
-  if (number.ok()) return number;
-  return Error(ErrorCode::kFailedPrecondition,
-               "checkpoint " + checkpoint.string() + " has a table '" + table +
-                   "', which the setting `tables` has not: name it there as it was, so that "
-                   "its rows are not lost");
+void RowsService::begin_reading() {
+  before_ = views();
+  is_reading_ = true;
 }
 
-std::uint64_t RowsService::reserved_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const RowTable& table : tables_->tables)
-    bytes += table.spec().max_bytes != 0
-                 ? table.spec().max_bytes
-                 : std::max(table.bytes(), RowTable::least_bytes(table.spec()));
-  return bytes;
+Status RowsService::load(std::size_t table, const RowTable::Block& block, std::uint64_t now) {
+  const std::lock_guard lock(store_.mutex());
+  return store_.load(table, block, now);
 }
 
-void RowsService::set_room(std::uint64_t bytes, std::string source) {
-  room_ = bytes;
-  room_source_ = std::move(source);
+void RowsService::load_pushes(const std::vector<PushWindows::Entry>& clients) {
+  store_.windows().restore(clients);
+  for (const PushWindows::Entry& entry : clients) sessions_.set_gone(entry.client);
 }
 
-/// Memory that all tables may have taken after a push to a table without max_bytes that may grow by
-/// it; 0: it does not.
-std::uint64_t RowsService::bytes_after(const RowTable& table,
-                                       std::span<const std::uint64_t> pushed) const {
-  if (table.spec().max_bytes != 0 || table.bytes_for_push(pushed.size()) <= table.bytes()) return 0;
-  // Rows that are there need no room.
-  const std::uint64_t wanted = table.bytes_for_push(table.without_row(pushed));
-  return wanted <= table.bytes() ? 0 : reserved_bytes() - table.bytes() + wanted;
+void RowsService::end_load(std::uint64_t clock, std::uint64_t journal, const std::string& from) {
+  store_.clock().begin_at(clock);
+  journal_.set_first_segment(journal);
+  store_.end_load(from);
 }
 
-Status RowsService::check_room(const RowTable& table, std::span<const std::uint64_t> keys) const {
-  const std::uint64_t after = bytes_after(table, keys);
-  if (after <= room_) return {};
-  const std::size_t fresh = table.without_row(keys);
-  return Error(ErrorCode::kResourceExhausted,
-               "table '" + table.spec().name + "' holds " + std::to_string(table.rows()) +
-                   " rows in " + std::to_string(table.bytes()) + " bytes; with " +
-                   std::to_string(fresh) + " more the tables may need " + std::to_string(after) +
-                   " bytes, " + room_source_ + " leaves them " + std::to_string(room_) +
-                   ". Give the table max_bytes or max_age, so that rows are evicted, or the server "
-                   "more memory (memory_limit)");
-}
-
-std::vector<TableView> RowsService::views() const {
-  if (is_reading_) return before_;
-  std::vector<TableView> views;
-  const std::lock_guard lock(tables_->mutex);
-  for (const RowTable& table : tables_->tables) {
-    const RowSpec& spec = table.spec();
-    const RowCounters& counted = table.counters();
-    TableView view;
-    view.name = spec.name;
-    view.optimizer = to_string(spec.rule);
-    RowSpec whole = spec;
-    whole.max_bytes = max_bytes_[views.size()];
-    view.spec = to_string(whole);
-    view.dim = spec.dim;
-    view.rows = table.rows();
-    view.waiting = table.candidates();
-    view.bytes = table.bytes();
-    view.payload_bytes = table.payload_bytes();
-    view.max_bytes = max_bytes_[views.size()];
-    view.pulled = counted.pulled;
-    view.pushed = counted.pushed;
-    view.admitted = counted.admitted;
-    view.held_back = counted.held_back;
-    view.evicted = counted.evicted;
-    view.expired = counted.expired;
-    views.push_back(std::move(view));
-  }
-  return views;
-}
-
-void RowsService::waits(std::vector<WaitView>& views) const {
-  constexpr double kLong = 2;
-  for (const Client* const client : clients_) {
-    if (client->waits_for == nullptr) continue;
-    const double seconds = std::chrono::duration<double>(clock_.now() - client->since).count();
-    if (seconds < kLong) continue;
-    const transport::Peer& peer = client->session_.peer();
-    const std::string name = "rows client " + peer.name + " (" + peer.address + ")";
-    const bool is_for_checkpoint = client->waits_for == kForDisk;
-    const bool is_for_move = client->waits_for == kForMove;
-    const bool is_its_own = !is_for_checkpoint && !is_for_move && client->waits_for != kForJournal;
-    std::string what = client->is_push ? "push of " : "pull of ";
-    what += std::to_string(client->rows) + " rows, table '" +
-            tables_->tables[client->table].spec().name + "': " + client->waits_for;
-    if (client->waits_for == kForJournal)
-      if (const auto trouble = journal_->state().trouble; !trouble.empty()) what += ": " + trouble;
-    views.push_back({.who = is_its_own ? "a request for rows" : name,
-                     .for_whom = is_its_own          ? name
-                                 : is_for_checkpoint ? "checkpoint"
-                                 : is_for_move       ? "servers"
-                                                     : "journal",
-                     .what = std::move(what),
-                     .seconds = seconds});
-  }
-}
-
-void RowsService::tick() {
-  const TimePoint now = clock_.now();
-  standstill_.look(now, lease_ / 2);
-  if (is_reading_) return;
-  for (Client* const client : clients_) {
-    if (client->id != 0) gone_.erase(client->id);
-    // Nothing is read while a request is open; the transport has a deadline for its bytes.
-    const Duration silent = now - standstill_.since(client->session_.connection().last_received());
-    if (client->waits_for != nullptr || silent <= lease_) continue;
-    if (client->session_.is_closed()) continue;
-    silent_.add();
-    const transport::Peer& peer = client->session_.peer();
-    log::warn("rows.client_silent",
-              {{"client", peer.name}, {"peer", peer.address}, {"lease_ms", lease_.count()}});
-    client->session_.close(
-        Error(ErrorCode::kUnavailable, "client '" + peer.name + "' of rows sent nothing for " +
-                                           std::to_string(lease_.count()) + " ms (lease)"));
-  }
-  std::erase_if(gone_, [&](const auto& gone) {
-    if (now - gone.second <= proto::kRowsClientKept) return false;
-    windows_.forget(gone.first);
-    journal_forget(gone.first);
-    return true;
-  });
-}
-
-/// Of what the tables leave free a quarter is for copies.
-std::uint64_t RowsService::copy_budget() const {
-  return kCopyBudgetBytes + (room_ - std::min(room_, reserved_bytes())) / 4;
-}
-
-/// Past its budget of copies a change waits for the checkpoint that is being written, as does a
-/// push that may evict, which would change most rows at once, and one that needs the memory that
-/// the copies have.
-bool RowsService::is_held_up(const RowTable& table, std::span<const std::uint64_t> pushed) const {
-  const std::uint64_t copies = tables_->frozen_bytes;
-  if (table.is_frozen()) {
-    tables_->copy_budget = copy_budget();
-    if (copies > tables_->copy_budget || table.may_evict(pushed.size())) return true;
-  }
-  if (copies <= kCopyBudgetBytes) return false;
-  const std::uint64_t after = bytes_after(table, pushed);
-  return after <= room_ && after > room_ - std::min(room_, copies - kCopyBudgetBytes);
-}
-
-/// Every two seconds, of a request that is held up, to whoever waits for its answer.
-Task<Status> RowsService::tell(Client& client, TimePoint now) {
-  if (now - client.since < kHeldUp || now - client.told < kHeldUp) co_return Status();
-  client.told = now;
-  proto::Wait wait;
-  wait.ms = static_cast<std::uint32_t>(
-      std::chrono::duration_cast<std::chrono::milliseconds>(now - client.since).count());
-  wait.what = std::string("the request waits for ") + client.waits_for;
-  const auto head = proto::encode(wait);
-  const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
-  co_return co_await client.session_.send(kind, head, Bytes(), now + kHeldUp);
-}
-
-/// Wait until this request may change the tables.
-Task<Status> RowsService::room(std::uint32_t table, std::uint32_t pushed_keys, std::uint32_t keys,
-                               Client& client) {
-  for (;;) {
-    bool is_held = false;
-    {
-      const std::lock_guard lock(tables_->mutex);
-      is_held = is_held_up(tables_->tables[table], keys_in(client.in, pushed_keys));
-    }
-    if (is_held && duty_) duty_->hurry();
-    const bool moves = is_moving(keys_in(client.in, keys)) && held_.empty();
-    client.waits_for = is_held ? kForDisk : moves ? kForMove : kForJournal;
-    if (!is_held && !moves && (!journal_ || journal_->has_room())) co_return Status();
-    CENTROID_CO_TRY(co_await tell(client, clock_.now()));
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  }
-}
-
-Result<proto::RowsOpenReply> RowsService::open(const Session& session, const proto::RowsOpen& head,
-                                               Client& client) const {
-  if (client.id != 0 && client.id != head.client)
-    return Error(ErrorCode::kInvalidArgument,
-                 "RowsOpen.client is another than this session began with");
-  const std::vector<RowTable>& tables = tables_->tables;
-  const auto found = std::ranges::find_if(
-      tables, [&](const RowTable& table) { return table.spec().name == head.table; });
-  if (found == tables.end()) {
-    std::string names;
-    for (const RowTable& table : tables) names += (names.empty() ? "" : ", ") + table.spec().name;
-    return Error(ErrorCode::kNotFound, "there is no table '" + head.table +
-                                           "' here; this server has " +
-                                           (names.empty() ? "none (its setting `tables`)" : names));
-  }
-  const RowSpec& spec = found->spec();
-  const std::uint64_t most = max_payload_of(session) / row_bytes(spec.dim);
-  if (most == 0)
-    return Error(ErrorCode::kFailedPrecondition, "a row of table '" + spec.name +
-                                                     "' does not fit into a message of " +
-                                                     std::to_string(max_payload_of(session)) +
-                                                     " bytes: raise the server's chunk_bytes");
-  client.id = head.client;
-  proto::RowsOpenReply reply;
-  reply.table = static_cast<std::uint32_t>(found - tables.begin());
-  reply.dim = spec.dim;
-  reply.max_rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, proto::kMaxRows));
-  reply.incarnation = incarnation_;
-  reply.newest = windows_.newest(head.client);
-  reply.optimizer = to_string(spec.rule);
-  reply.lease_ms = static_cast<std::uint32_t>(lease_.count());
-  reply.restored_from = restored_from_;
-  return reply;
-}
-
-Result<std::uint32_t> RowsService::table_of(const Client& client, std::uint32_t number,
-                                            std::uint32_t rows, std::uint64_t payload_bytes,
-                                            bool has_gradients) const {
-  if (client.id == 0)
-    return Error(ErrorCode::kFailedPrecondition, "RowsOpen must come first on this session");
-  const std::vector<RowTable>& tables = tables_->tables;
-  if (number >= tables.size())
-    return Error(ErrorCode::kNotFound, "there is no table number " + std::to_string(number) +
-                                           "; RowsOpenReply.table is it, below " +
-                                           std::to_string(tables.size()));
-  const RowSpec& spec = tables[number].spec();
-  const std::uint64_t wanted = rows * (has_gradients ? row_bytes(spec.dim) : sizeof(std::uint64_t));
-  if (payload_bytes != wanted)
-    return Error(ErrorCode::kInvalidArgument,
-                 "table '" + spec.name + "': the payload of " + std::to_string(rows) +
-                     " rows of dim " + std::to_string(spec.dim) + " is " +
-                     std::to_string(payload_bytes) + " bytes, it must be " +
-                     std::to_string(wanted) + (has_gradients ? " (keys, gradients)" : " (keys)"));
-  return number;
-}
-
-/// Whether requests are served now. A leader that was stopped does not know yet that another one
-/// leads: by its own clock its lease is out.
-Status RowsService::check_open() const {
-  if (!held_.empty()) return Error(ErrorCode::kUnavailable, held_);
-  if (const Status leads = leads_ ? leads_() : Status(); !leads.ok())
-    return Error(ErrorCode::kUnavailable, leads.error().message());
+Status RowsService::settle(const proto::Route& route) {
+  CENTROID_ASSIGN(const std::size_t self, route_.place_in(route));
+  const BucketRoute::Claims claims = route_.compare(route, self);
+  for (const std::uint16_t bucket : claims.mine)
+    if (route_.claims()[bucket] == 0)
+      return Error(ErrorCode::kDataLoss,
+                   "bucket " + std::to_string(bucket) +
+                       " of the tables lies on this server by route " +
+                       std::to_string(route.version) +
+                       ", and its journal has not its rows: is this another run_dir?");
+  CENTROID_TRY(set_route(route, self));
+  if (claims.lost.empty()) return {};
+  const std::lock_guard lock(store_.mutex());
+  store_.drop_buckets(claims.lost);
+  store_.update_probes();
   return {};
 }
 
-Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, Client& client) {
-  if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
-    co_return co_await session.send(frame.header.kind, Bytes(), Bytes(), TimePoint::max());
-  const Status is_open = check_open();
-  if (!is_open.ok()) co_return co_await session.respond_error(frame.header, is_open.error());
-  if (frame.header.payload_bytes > max_payload_of(session)) {
-    refused_.add();
-    const Error large(ErrorCode::kInvalidArgument,
-                      "a question of " + std::to_string(frame.header.payload_bytes) +
-                          " bytes is over the limit of " + std::to_string(max_payload_of(session)) +
-                          "; RowsOpenReply.max_rows holds");
-    co_return co_await session.respond_error(frame.header, large);
-  }
-  switch (static_cast<RowsKind>(frame.header.kind)) {
-    case RowsKind::kOpen: {
-      CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsOpen>(frame.head));
-      const auto opened = open(session, head, client);
-      if (!opened.ok()) co_return co_await session.respond_error(frame.header, opened.error());
-      const auto reply = proto::encode(opened.value());
-      co_return co_await session.respond(frame.header, reply);
-    }
-    case RowsKind::kRoute: {
-      const auto route = proto::encode(route_);
-      co_return co_await session.respond(frame.header, route);
-    }
-    case RowsKind::kPull:
-      co_return co_await pull(session, frame, client);
-    case RowsKind::kPush:
-      co_return co_await push(session, frame, client);
-    default:
-      co_return Error(ErrorCode::kInvalidArgument,
-                      "unexpected message kind " + std::to_string(frame.header.kind) +
-                          " from a client of rows (docs/wire.md lists what it may send)");
-  }
+void RowsService::journal_claims() {
+  const BucketRoute::Claims claims = route_.compare();
+  route_.claim(claims.mine);
+  route_.release(claims.lost);
+  if (!claims.mine.empty()) journal_.take(route_, claims.mine, false);
+  if (!claims.lost.empty()) journal_.give(route_, claims.lost, true);
 }
 
-std::uint64_t RowsService::max_payload_of(const Session& session) const {
-  return std::min(max_payload_, session.peer().limits.max_payload_bytes);
+Status RowsService::replay(const std::filesystem::path& folder, std::string& run_id) {
+  RowsReplay replay({store_, route_, moves_, journal_, sessions_}, folder);
+  return replay.run(run_id);
 }
 
-Task<Status> RowsService::pull(Session& session, const InFrame& frame, Client& client) {
-  CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPull>(frame.head));
-  auto number = table_of(client, head.table, head.rows, frame.header.payload_bytes, false);
-  if (number.ok() &&
-      head.rows * std::uint64_t{tables_->tables[head.table].spec().dim} * sizeof(float) >
-          max_payload_of(session))
-    number =
-        Error(ErrorCode::kInvalidArgument, "RowsPull of " + std::to_string(head.rows) +
-                                               " rows: the answer would be over the limit of " +
-                                               std::to_string(max_payload_of(session)) +
-                                               " bytes; RowsOpenReply.max_rows holds");
-  if (!number.ok()) {
-    refused_.add();
-    co_return co_await session.respond_error(frame.header, number.error());
-  }
-  Waiting waiting(client, kForPayload, false, head.table, head.rows);
-  client.in.resize(frame.header.payload_bytes);
-  CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  CENTROID_CO_TRY(co_await room(head.table, 0, head.rows, client));
-  Status is_here = check_keys(tables_->tables[head.table], keys_in(client.in, head.rows));
-  if (is_here.ok()) is_here = check_open();
-  if (!is_here.ok()) {
-    refused_.add();
-    co_return co_await session.respond_error(frame.header, is_here.error());
-  }
-  {
-    const std::lock_guard lock(tables_->mutex);
-    RowTable& table = tables_->tables[head.table];
-    const std::size_t floats = std::size_t{head.rows} * table.spec().dim;
-    client.out.resize(floats * sizeof(float));
-    const std::uint64_t copied = table.frozen_bytes();
-    table.pull(keys_in(client.in, head.rows),
-               std::span(reinterpret_cast<float*>(client.out.data()), floats), now());
-    tables_->frozen_bytes += table.frozen_bytes() - copied;
-    probes_[head.table].tell(table);
-    if (journals_pulls(table)) journal_pull(head, client);
-  }
-  client.waits_for = kForReading;
-  co_return co_await session.respond(frame.header, Bytes(), client.out);
+Status RowsService::start_journal(const Executor& executor, RowsJournalWriter::Options options) {
+  if (!has_tables()) return {};
+  return journal_.start(executor, std::move(options));
 }
 
-Task<Status> RowsService::push(Session& session, const InFrame& frame, Client& client) {
-  CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPush>(frame.head));
-  const auto number = table_of(client, head.table, head.rows, frame.header.payload_bytes, true);
-  if (!number.ok()) {
-    refused_.add();
-    co_return co_await session.respond_error(frame.header, number.error());
+proto::TablesReport RowsService::report() const {
+  proto::TablesReport report;
+  report.is_loaded = true;
+  report.changes = changes();
+  report.clients = static_cast<std::uint32_t>(sessions_.count());
+  if (const auto state = journal_.state()) {
+    report.journal_bytes = state->bytes;
+    report.is_broken = state->is_broken;
   }
-  Waiting waiting(client, kForPayload, true, head.table, head.rows);
-  client.in.resize(frame.header.payload_bytes);
-  CENTROID_CO_TRY(co_await session.read_payload(client.in));
-  CENTROID_CO_TRY(co_await room(head.table, head.rows, head.rows, client));
-  const auto applied = apply(head, client);
-  client.waits_for = kForJournal;
-  // Also of one that came again: the first may not be written yet.
-  if (applied.ok() && journal_) CENTROID_CO_TRY(co_await journalled(TimePoint::max(), &client));
-  client.waits_for = kForReading;
-  if (!applied.ok()) {
-    refused_.add();
-    co_return co_await session.respond_error(frame.header, applied.error());
+  for (const TableView& view : views()) {
+    proto::TableReport table;
+    table.rows = view.rows;
+    table.waiting = view.waiting;
+    table.bytes = view.bytes;
+    table.payload_bytes = view.payload_bytes;
+    table.pulled = view.pulled;
+    table.pushed = view.pushed;
+    table.admitted = view.admitted;
+    table.held_back = view.held_back;
+    table.evicted = view.evicted;
+    table.expired = view.expired;
+    report.tables.push_back(table);
   }
-  const auto reply = proto::encode(applied.value());
-  co_return co_await session.respond(frame.header, reply);
+  std::vector<WaitView> held;
+  waits(held);
+  for (const WaitView& view : held) {
+    proto::RowsWait wait;
+    wait.who = view.who;
+    wait.for_whom = view.for_whom;
+    wait.what = view.what;
+    wait.seconds = view.seconds;
+    report.waits.push_back(std::move(wait));
+  }
+  return report;
 }
 
-Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head, const Client& client) {
-  proto::RowsPushReply reply;
-  CENTROID_ASSIGN(reply.applied, windows_.is_new(client.id, head.sequence));
-  if (!reply.applied) {
-    repeated_.add();
-    return reply;
-  }
-  const auto keys = keys_in(client.in, head.rows);
-  const auto* const gradients = reinterpret_cast<const float*>(keys.data() + keys.size());
-  const std::lock_guard lock(tables_->mutex);
-  RowTable& table = tables_->tables[head.table];
-  CENTROID_TRY(windows_.check_room(client.id));
-  // Only now: one that was applied before its rows went elsewhere was applied.
-  CENTROID_TRY(check_keys(table, keys));
-  CENTROID_TRY(check_open());
-  CENTROID_TRY(check_room(table, keys));
-  const std::uint64_t copied = table.frozen_bytes();
-  const Status pushed =
-      table.push(keys, std::span(gradients, keys.size() * table.spec().dim), now(), head.step);
-  if (pushed.ok()) {
-    windows_.mark(client.id, head.sequence);
-    ++changes_;
-    if (journal_) journal_push(head, client);
-    // Twice as many places as rows: the whole index is gone through in less than its growth.
-    table.sweep(2 * keys.size(), now());
-  }
-  tables_->frozen_bytes += table.frozen_bytes() - copied;
-  probes_[head.table].tell(table);
-  CENTROID_TRY(pushed);
-  return reply;
+void RowsService::waits(std::vector<WaitView>& views) const {
+  const auto trouble = [this] {
+    const auto state = journal_.state();
+    return state ? state->trouble : std::string();
+  };
+  sessions_.waits(store_, trouble, views);
 }
 
 }  // namespace centroid::server

@@ -1,0 +1,163 @@
+#include "server/tables/rows_journal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/log.h"
+#include "server/tables/row_blocks.h"
+
+namespace centroid::server {
+
+using rows_journal::Entry;
+
+Status RowsJournal::start(const Executor& executor, RowsJournalWriter::Options options) {
+  moved_ = std::make_shared<Event>(executor);
+  options.on_progress = [executor, moved = moved_] {
+    boost::asio::post(executor, [moved] { moved->notify_all(); });
+  };
+  for (const RowTable& table : store_.tables()) options.tables.push_back(to_string(table.spec()));
+  const std::string folder = options.folder.string();
+  const auto sync = options.sync_every;
+  CENTROID_ASSIGN(writer_, RowsJournalWriter::start(std::move(options), next_));
+  writer_->prune(first_segment_);
+  log::info("rows_journal.begun",
+            {{"dir", folder}, {"segment", next_.segment}, {"sync_ms", sync.count()}});
+  return {};
+}
+
+void RowsJournal::set_first_segment(std::uint64_t number) {
+  first_segment_ = next_.segment = std::max<std::uint64_t>(number, 1);
+}
+
+std::uint64_t RowsJournal::rotate() { return writer_ ? writer_->rotate() : next_.segment; }
+
+void RowsJournal::prune(std::uint64_t first) {
+  if (writer_) writer_->prune(first);
+}
+
+bool RowsJournal::wants_checkpoint(std::uint64_t bytes) const {
+  if (!writer_) return false;
+  const RowsJournalWriter::State state = writer_->state();
+  return state.is_broken || (bytes != 0 && state.bytes > bytes);
+}
+
+void RowsJournal::give_up() {
+  if (writer_) writer_->give_up();
+}
+
+std::optional<RowsJournalWriter::State> RowsJournal::state() const {
+  if (!writer_) return std::nullopt;
+  return writer_->state();
+}
+
+void RowsJournal::push(const proto::RowsPush& head, std::uint64_t client, Bytes data) {
+  if (!writer_) return;
+  Entry entry;
+  entry.kind = Entry::Kind::kPush;
+  entry.table = static_cast<std::uint16_t>(head.table);
+  entry.rows = head.rows;
+  entry.now = store_.now();
+  entry.client = client;
+  entry.sequence = head.sequence;
+  entry.step = head.step;
+  entry.data = data;
+  writer_->append(entry);
+}
+
+/// Where no use of a row is counted a pull leaves no trace that a push could meet.
+void RowsJournal::pull(const proto::RowsPull& head, Bytes data) {
+  const RowSpec& spec = store_.spec(head.table);
+  if (!writer_ || (spec.max_age == 0 && spec.max_bytes == 0)) return;
+  Entry entry;
+  entry.kind = Entry::Kind::kPull;
+  entry.table = static_cast<std::uint16_t>(head.table);
+  entry.rows = head.rows;
+  entry.now = store_.now();
+  entry.data = data;
+  writer_->append(entry);
+}
+
+void RowsJournal::forget(std::uint64_t client) {
+  if (!writer_) return;
+  Entry entry;
+  entry.kind = Entry::Kind::kForget;
+  entry.client = client;
+  writer_->append(entry);
+}
+
+void RowsJournal::rows(std::uint32_t table, const RowTable::Block& block, std::uint64_t at) {
+  if (!writer_) return;
+  const auto payload = rows_payload(block, 0, block.keys.size());
+  Entry entry;
+  entry.kind = Entry::Kind::kRows;
+  entry.table = static_cast<std::uint16_t>(table);
+  entry.rows = static_cast<std::uint32_t>(block.keys.size());
+  entry.now = at;
+  entry.client = block.is_candidates ? 1 : 0;
+  entry.data = payload;
+  writer_->append(entry);
+}
+
+void RowsJournal::drop(std::size_t table, std::span<const std::uint64_t> keys) {
+  if (!writer_) return;
+  Entry entry;
+  entry.kind = Entry::Kind::kDrop;
+  entry.table = static_cast<std::uint16_t>(table);
+  entry.rows = static_cast<std::uint32_t>(keys.size());
+  entry.now = store_.now();
+  entry.data = std::as_bytes(keys);
+  writer_->append(entry);
+}
+
+void RowsJournal::take(const BucketRoute& route, const std::vector<std::uint16_t>& buckets,
+                       bool with_rows) {
+  append_buckets(Entry::Kind::kTake, route, buckets, with_rows);
+}
+
+void RowsJournal::give(const BucketRoute& route, const std::vector<std::uint16_t>& buckets,
+                       bool drops_rows) {
+  append_buckets(Entry::Kind::kGive, route, buckets, drops_rows);
+}
+
+void RowsJournal::append_buckets(Entry::Kind kind, const BucketRoute& route,
+                                 const std::vector<std::uint16_t>& buckets, bool flag) {
+  if (!writer_) return;
+  Entry entry;
+  entry.kind = kind;
+  entry.rows = static_cast<std::uint32_t>(buckets.size());
+  entry.now = store_.now();
+  entry.client = flag ? 1 : 0;
+  entry.sequence = route.route().version;
+  entry.data = std::as_bytes(std::span(buckets));
+  writer_->append(entry);
+}
+
+Task<Status> RowsJournal::written(const Clock& clock, TimePoint limit, RowsSession* client) {
+  if (!writer_) co_return Status();
+  const std::uint64_t number = writer_->asked();
+  while (!writer_->is_done(number)) {
+    const TimePoint look = std::min(limit, clock.now() + std::chrono::seconds(1));
+    const bool goes_on = co_await moved_->wait(look);
+    if (!goes_on && clock.now() < look)
+      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    if (!goes_on && clock.now() >= limit)
+      co_return Error(ErrorCode::kDeadlineExceeded,
+                      "the journal of the tables is not on the disk: " + writer_->state().trouble);
+    if (client != nullptr) CENTROID_CO_TRY(co_await client->report_wait(clock.now()));
+  }
+  const RowsJournalWriter::State state = writer_->state();
+  if (state.is_broken && state.gave_up)
+    co_return Error(ErrorCode::kUnavailable,
+                    "the server is stopping, and its journal cannot be written: " + state.trouble);
+  co_return Status();
+}
+
+Task<Status> RowsJournal::on_disk(const Clock& clock, TimePoint limit) {
+  if (!writer_) co_return Status();
+  writer_->sync();
+  co_return co_await written(clock, limit, nullptr);
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,248 @@
+#include "server/tables/rows_replay.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+#include "common/proto/rows.h"
+#include "common/storage/file.h"
+#include "server/tables/row_blocks.h"
+
+namespace centroid::server {
+
+namespace {
+
+Error damaged_push(const rows_journal::Entry& entry, const std::string& why) {
+  return Error(ErrorCode::kDataLoss, "push " + std::to_string(entry.sequence) + " of client " +
+                                         std::to_string(entry.client) + ": " + why);
+}
+
+Error damaged_move(const rows_journal::Entry& entry, const std::string& why) {
+  return Error(ErrorCode::kDataLoss,
+               "rows that moved by route " + std::to_string(entry.sequence) + ": " + why);
+}
+
+/// The numbers that an entry has as its data, which lie there unaligned.
+template <class T>
+std::vector<T> numbers_in(const rows_journal::Entry& entry) {
+  std::vector<T> numbers(entry.rows);
+  if (!numbers.empty()) std::memcpy(numbers.data(), entry.data.data(), entry.data.size());
+  return numbers;
+}
+
+}  // namespace
+
+Status RowsReplay::run(std::string& run_id) {
+  Reader reader(folder_, parts_.journal.first_segment());
+  const Clock& clock = parts_.sessions.clock();
+  const TimePoint begin = clock.now();
+  const std::uint64_t before = parts_.store.changes();
+  const std::lock_guard lock(parts_.store.mutex());
+  std::vector<RowSpec> specs;
+  for (const RowTable& table : parts_.store.tables()) specs.push_back(table.spec());
+  parts_.route.begin_claims();
+  CENTROID_TRY(check_first(reader));
+  CENTROID_TRY(apply_all(reader, run_id));
+  parts_.moves.drop_staged();  // rows that came and were not taken
+  for (std::size_t i = 0; i < specs.size(); ++i) parts_.store.table(i).change(std::move(specs[i]));
+  CENTROID_TRY(cut_off(reader));
+  RowsJournalWriter::Position next;
+  next.segment = parts_.journal.first_segment();
+  for (const LogSegment& there : rows_journal::segments_of(folder_))
+    next.segment = std::max(next.segment, there.number + 1);
+  next.batches = reader.batches();
+  parts_.journal.set_next(next);
+  if (reader.segments().empty()) return {};
+  publish();
+  const double elapsed = std::chrono::duration<double>(clock.now() - begin).count();
+  log::info("rows_journal.replayed", {{"pushes", parts_.store.changes() - before},
+                                      {"seconds", elapsed},
+                                      {"dir", folder_.string()}});
+  return {};
+}
+
+Status RowsReplay::check_first(const Reader& reader) const {
+  const std::uint64_t first = parts_.journal.first_segment();
+  if (reader.segments().empty() || reader.segments().front().number == first) return {};
+  const std::string& from = parts_.store.restored_from();
+  return Error(ErrorCode::kDataLoss,
+               "journal " + folder_.string() + ": segment " + rows_journal::segment_name(first) +
+                   ", which the tables of " + (from.empty() ? "no checkpoint" : from) +
+                   " need next, is missing: the pushes between are lost. Move the rows-*.log "
+                   "away to go on without those behind");
+}
+
+Status RowsReplay::apply_all(Reader& reader, std::string& run_id) {
+  for (;;) {
+    CENTROID_ASSIGN(const Reader::Found found, reader.next());
+    if (found == Reader::Found::kEnd) return {};
+    const auto failed = [&](const Status& status) {
+      return status.error().with_context("journal " + folder_.string() + ", segment " +
+                                         std::to_string(reader.segment()));
+    };
+    if (found == Reader::Found::kBatch) {
+      for (const Entry& entry : reader.entries())
+        if (const Status done = apply(entry); !done.ok()) return failed(done);
+      continue;
+    }
+    if (run_id.empty()) run_id = reader.base().run_id;
+    if (const Status begun = begin_segment(reader, run_id); !begun.ok()) return failed(begun);
+    if (gap_ != 0) return {};
+  }
+}
+
+Status RowsReplay::begin_segment(const Reader& reader, const std::string& run_id) {
+  const rows_journal::Base& base = reader.base();
+  if (base.run_id != run_id)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "it belongs to run '" + base.run_id + "', this one is '" + run_id +
+                     "': move the journal away to go on without it");
+  if (base.follows_gap && reader.segment() != parts_.journal.first_segment()) {
+    gap_ = reader.segment();
+    return {};
+  }
+  CENTROID_ASSIGN(places_, adopt(base.tables));
+  return {};
+}
+
+/// The tables of a segment, by its numbers, with the settings of then.
+Result<std::vector<std::size_t>> RowsReplay::adopt(const std::vector<std::string>& tables) {
+  std::vector<std::size_t> places;
+  for (const std::string& text : tables) {
+    CENTROID_ASSIGN(auto specs, parse_tables(text));
+    RowSpec& then = specs.at(0);
+    const auto number = parts_.store.number_of(then.name);
+    if (!number.ok())
+      return Error(ErrorCode::kFailedPrecondition,
+                   "it has pushes to a table '" + then.name +
+                       "', which the setting `tables` has not: name it there as it was, so that "
+                       "its rows are not lost");
+    RowTable& table = parts_.store.table(*number);
+    if (!describes_same_rows(then, table.spec()))
+      return Error(ErrorCode::kFailedPrecondition,
+                   "table '" + then.name + "' was " + to_string(then) +
+                       ", the setting `tables` says " + to_string(table.spec()) +
+                       ": its rows depend on dim, optimizer, init and seed");
+    table.change(std::move(then));
+    places.push_back(*number);
+  }
+  return places;
+}
+
+/// What stands behind the last whole batch goes.
+Status RowsReplay::cut_off(Reader& reader) {
+  if (gap_ != 0) {
+    log::error("rows_journal.gap",
+               {{"segment", gap_},
+                {"why",
+                 "the journal could not be written then (journal.full), and no checkpoint came "
+                 "behind it: later pushes are lost"}});
+    for (const LogSegment& segment : reader.segments())
+      if (segment.number >= gap_) CENTROID_TRY(file::remove(segment.path));
+  }
+  if (!reader.torn().empty())
+    log::warn("rows_journal.tail_cut",
+              {{"why", reader.torn()}, {"action", "nobody was told of a push there"}});
+  CENTROID_TRY(reader.cut_tail());
+  fault::point("rows_journal.replayed");
+  return {};
+}
+
+void RowsReplay::publish() {
+  TableStore& store = parts_.store;
+  for (const PushWindows::Entry& entry : store.windows().entries())
+    parts_.sessions.set_gone(entry.client);
+  if (store.restored_from().empty()) store.set_restored_from("the journal");
+  store.skip_counters();  // the metrics count what this process did
+  store.update_probes();
+}
+
+Status RowsReplay::apply(const Entry& entry) {
+  switch (entry.kind) {
+    case Entry::Kind::kForget:
+      parts_.store.windows().forget(entry.client);
+      return {};
+    case Entry::Kind::kRows:
+    case Entry::Kind::kDrop:
+      return apply_rows(entry);
+    case Entry::Kind::kTake:
+    case Entry::Kind::kGive:
+      return apply_buckets(entry);
+    default:
+      return apply_request(entry);
+  }
+}
+
+/// A push or a pull.
+Status RowsReplay::apply_request(const Entry& entry) {
+  if (entry.table >= places_.size())
+    return damaged_push(entry, "the segment has no table of its number");
+  TableStore& store = parts_.store;
+  RowTable& table = store.table(places_[entry.table]);
+  const bool is_push = entry.kind == Entry::Kind::kPush;
+  const std::size_t keys_bytes = entry.rows * sizeof(std::uint64_t);
+  const std::size_t floats = std::size_t{entry.rows} * table.spec().dim;
+  if (entry.data.size() != keys_bytes + (is_push ? floats * sizeof(float) : 0))
+    return damaged_push(entry,
+                        "its size does not fit the dim of table '" + table.spec().name + "'");
+  store.clock().begin_at(entry.now);
+  const auto keys = keys_in(entry.data, entry.rows);
+  if (!is_push) {
+    std::vector<float> out(floats);
+    table.pull(keys, out, entry.now);
+    return {};
+  }
+  CENTROID_ASSIGN(const bool is_new, store.windows().is_new(entry.client, entry.sequence));
+  if (!is_new) return damaged_push(entry, "it is there twice");
+  const std::span gradients(reinterpret_cast<const float*>(keys.data() + keys.size()), floats);
+  CENTROID_TRY(table.push(keys, gradients, entry.now, entry.step));
+  store.windows().mark(entry.client, entry.sequence);
+  table.sweep(2 * keys.size(), entry.now);
+  store.count_change();
+  return {};
+}
+
+/// Rows that came from another server, for the Take that follows, or that went to one.
+Status RowsReplay::apply_rows(const Entry& entry) {
+  parts_.store.clock().begin_at(entry.now);
+  if (entry.table >= places_.size())
+    return damaged_move(entry, "the segment has no table of their number");
+  const std::size_t number = places_[entry.table];
+  RowTable& table = parts_.store.table(number);
+  if (entry.kind == Entry::Kind::kRows) {
+    proto::RowsBlock head;
+    head.table = static_cast<std::uint32_t>(number);
+    head.is_waiting = entry.client != 0;
+    head.rows = entry.rows;
+    CENTROID_ASSIGN(auto block, rows_of(head, table.spec(), entry.data));
+    parts_.moves.stage(head.table, std::move(block));
+    return {};
+  }
+  if (entry.data.size() != entry.rows * sizeof(std::uint64_t))
+    return damaged_move(entry, "a Drop is cut short");
+  table.drop(numbers_in<std::uint64_t>(entry));
+  return {};
+}
+
+/// Buckets that became this server's, or another's.
+Status RowsReplay::apply_buckets(const Entry& entry) {
+  parts_.store.clock().begin_at(entry.now);
+  if (entry.data.size() != entry.rows * sizeof(std::uint16_t))
+    return damaged_move(entry, "its buckets are cut short");
+  const auto buckets = numbers_in<std::uint16_t>(entry);
+  for (const std::uint16_t bucket : buckets)
+    if (bucket >= proto::kRowBuckets)
+      return damaged_move(entry, "there is no bucket " + std::to_string(bucket));
+  const bool takes = entry.kind == Entry::Kind::kTake;
+  parts_.route.claim(buckets, takes ? entry.sequence : 0);
+  if (!takes && entry.client != 0) parts_.store.drop_buckets(buckets);
+  if (takes && entry.client != 0) CENTROID_TRY(parts_.moves.load_staged(entry.now));
+  if (takes) parts_.moves.drop_staged();
+  parts_.store.count_change();
+  return {};
+}
+
+}  // namespace centroid::server

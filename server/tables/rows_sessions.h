@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "common/base/clock.h"
+#include "common/base/metrics.h"
+#include "common/base/standstill.h"
+#include "server/api/view.h"
+#include "server/tables/table_store.h"
+#include "transport/session.h"
+
+namespace centroid::server {
+
+/// What a request for rows waits for.
+enum class RowsWaitFor : std::uint8_t { kNothing, kPayload, kDisk, kJournal, kReading, kMove };
+
+/// A request of a client that is open.
+struct RowsRequest {
+  RowsWaitFor waits_for = RowsWaitFor::kNothing;
+  TimePoint since;     ///< it came
+  TimePoint reported;  ///< when the client heard last why it waits
+  bool is_push = false;
+  std::uint32_t table = 0, rows = 0;
+};
+
+class RowsSessions;
+
+/// What one session of a client of rows has said.
+class RowsSession {
+ public:
+  RowsSession(RowsSessions& sessions, transport::Session& session);
+  ~RowsSession();
+  RowsSession(const RowsSession&) = delete;
+  RowsSession& operator=(const RowsSession&) = delete;
+
+  transport::Session& session() const { return session_; }
+  /// Tell the client every two seconds that its request is held up, and by what.
+  Task<Status> report_wait(TimePoint now);
+
+  std::uint64_t id = 0;            ///< of the client; 0: RowsOpen has not come
+  std::vector<std::byte> in, out;  ///< payloads, kept for their memory
+  RowsRequest request;
+
+ private:
+  RowsSessions& sessions_;
+  transport::Session& session_;
+  std::list<RowsSession*>::iterator place_;
+};
+
+/// The sessions of clients of rows, and the clients that may come back.
+///
+/// thread  the service's
+class RowsSessions {
+ public:
+  /// Without tables there are no metrics.
+  RowsSessions(std::chrono::milliseconds lease, const Clock& clock, metrics::Registry& registry,
+               bool has_tables);
+
+  const Clock& clock() const { return clock_; }
+  std::chrono::milliseconds lease() const { return lease_; }
+  std::size_t count() const { return sessions_.size(); }
+  void close_all(const Error& why);
+  /// This client has no session now, and may come back.
+  void set_gone(std::uint64_t client) { gone_[client] = clock_.now(); }
+  /// A request is refused.
+  void count_refused() const { refused_.add(); }
+  /// A push came again.
+  void count_repeated() const { repeated_.add(); }
+
+  // now and then
+  /// The service may have been suspended meanwhile.
+  void look() { standstill_.look(clock_.now(), lease_ / 2); }
+  /// Close the sessions that are silent for a lease, and forget clients that went long ago.
+  void expire(const std::function<void(std::uint64_t client)>& forget);
+  /// Requests that are held up, longer than two seconds. `trouble`: of the journal
+  void waits(const TableStore& store, const std::function<std::string()>& trouble,
+             std::vector<WaitView>& views) const;
+
+ private:
+  friend class RowsSession;
+  std::list<RowsSession*>::iterator add(RowsSession& session);
+  void remove(std::list<RowsSession*>::iterator place, std::uint64_t client);
+  void close_silent(const RowsSession& session, TimePoint now);
+
+  const std::chrono::milliseconds lease_;
+  const Clock& clock_;
+  Standstill standstill_;
+  std::list<RowsSession*> sessions_;
+  std::unordered_map<std::uint64_t, TimePoint> gone_;  ///< by client: when its last session ended
+  metrics::Counter repeated_, refused_, silent_;
+  metrics::Gauge connected_;
+};
+
+/// Says what a request waits for, while it is open.
+class OpenRequest {
+ public:
+  OpenRequest(RowsSession& client, RowsWaitFor what, bool is_push, std::uint32_t table,
+              std::uint32_t rows, TimePoint now)
+      : request_(client.request) {
+    request_.waits_for = what;
+    request_.is_push = is_push;
+    request_.table = table;
+    request_.rows = rows;
+    request_.since = now;
+  }
+  ~OpenRequest() { request_.waits_for = RowsWaitFor::kNothing; }
+  OpenRequest(const OpenRequest&) = delete;
+  OpenRequest& operator=(const OpenRequest&) = delete;
+
+ private:
+  RowsRequest& request_;
+};
+
+}  // namespace centroid::server

@@ -1,0 +1,170 @@
+#include "server/tables/table_store.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/proto/rows.h"
+#include "server/tables/row_files.h"
+
+namespace centroid::server {
+
+TableStore::TableStore(std::vector<RowSpec> specs, const Clock& clock, metrics::Registry& registry)
+    : clock_(clock) {
+  for (RowSpec& spec : specs) {
+    probes_.emplace_back(spec.name, registry);
+    max_bytes_.push_back(spec.max_bytes);
+    tables_->tables.emplace_back(std::move(spec));
+  }
+}
+
+Result<std::size_t> TableStore::number_of(const std::string& table) const {
+  const auto found =
+      std::ranges::find_if(tables(), [&](const RowTable& one) { return one.spec().name == table; });
+  if (found == tables().end())
+    return Error(ErrorCode::kNotFound, "there is no table '" + table + "'");
+  return static_cast<std::size_t>(found - tables().begin());
+}
+
+Result<std::size_t> TableStore::check_file(const std::filesystem::path& checkpoint,
+                                           const std::string& table) const {
+  auto number = number_of(table);
+  if (number.ok()) return number;
+  return Error(ErrorCode::kFailedPrecondition,
+               "checkpoint " + checkpoint.string() + " has a table '" + table +
+                   "', which the setting `tables` has not: name it there as it was, so that "
+                   "its rows are not lost");
+}
+
+Status TableStore::share_max_bytes(std::size_t servers, std::uint64_t mine) {
+  const std::lock_guard lock(tables_->mutex);
+  for (std::size_t i = 0; i < size(); ++i) {
+    RowTable& table = tables_->tables[i];
+    RowSpec spec = table.spec();
+    spec.max_bytes = max_bytes_[i];
+    if (servers > 1 && spec.max_bytes != 0) {
+      // Of buckets that differ by one all servers take the same.
+      spec.max_bytes = spec.max_bytes / proto::kRowBuckets * mine;
+      // Who has none yet gets some. Memory that rows have taken is not given back when they go.
+      if (mine == 0) spec.max_bytes = RowTable::least_bytes(spec);
+      if (table.bytes() > 0) spec.max_bytes = std::max(spec.max_bytes, table.spec().max_bytes);
+      if (const Status fits = spec.check(); !fits.ok())
+        return fits.error().with_context("table '" + spec.name + "', of max_bytes " +
+                                         std::to_string(max_bytes_[i]) + " the share of one of " +
+                                         std::to_string(servers) + " servers");
+    }
+    table.change(std::move(spec));
+  }
+  return {};
+}
+
+void TableStore::begin_load(std::size_t table, const RowTable::State& state) {
+  const std::lock_guard lock(tables_->mutex);
+  RowTable& fresh = tables_->tables[table];
+  if (fresh.rows() + fresh.candidates() > 0)  // of a load that came to no end
+    fresh = RowTable(RowSpec(fresh.spec()));
+  fresh.begin_restore(state);
+}
+
+Status TableStore::load(std::size_t table, const RowTable::Block& block, std::uint64_t now) {
+  return restore_block(tables_->tables[table], block, now, &left_out_);
+}
+
+void TableStore::log_left_out() {
+  if (left_out_ > 0)
+    log::warn("rows.left_out", {{"rows", left_out_}, {"why", "max_bytes, shared by the servers"}});
+  left_out_ = 0;
+}
+
+void TableStore::end_load(const std::string& from) {
+  restored_from_ = from;
+  log_left_out();
+  const std::lock_guard lock(tables_->mutex);
+  for (std::size_t i = 0; i < probes_.size(); ++i) {
+    const RowTable& table = tables_->tables[i];
+    probes_[i].skip(table);
+    probes_[i].update(table);
+    log::info("rows.loaded", {{"table", table.spec().name},
+                              {"rows", table.rows()},
+                              {"bytes", table.bytes()},
+                              {"from", from}});
+  }
+}
+
+void TableStore::drop_buckets(const std::vector<std::uint16_t>& buckets) {
+  std::vector<bool> goes(proto::kRowBuckets);
+  for (const std::uint16_t bucket : buckets) goes[bucket] = true;
+  constexpr std::size_t kPlaces = 1u << 16;
+  for (RowTable& table : tables_->tables) {
+    std::vector<std::uint64_t> keys;
+    RowTable::Cursor cursor;
+    for (bool has_more = true; has_more;) {
+      has_more = table.keys(cursor, kPlaces, keys);
+      std::erase_if(keys, [&](std::uint64_t key) { return !goes[proto::row_bucket(key)]; });
+      table.drop(keys);
+      keys.clear();
+    }
+  }
+}
+
+void TableStore::add_counters(std::size_t table, const RowCounters& counters) {
+  const std::lock_guard lock(tables_->mutex);
+  RowTable& into = tables_->tables[table];
+  into.add(counters);
+  probes_[table].skip(into);  // their server has published them
+}
+
+void TableStore::update_probes() {
+  for (std::size_t i = 0; i < probes_.size(); ++i) update_probe(i);
+}
+
+void TableStore::skip_counters() {
+  for (std::size_t i = 0; i < probes_.size(); ++i) probes_[i].skip(tables_->tables[i]);
+}
+
+void TableStore::show_elsewhere(std::size_t table, const proto::TableReport& total,
+                                const proto::TableReport& more) {
+  probes_[table].add_elsewhere(total, more);
+  const std::lock_guard lock(tables_->mutex);
+  probes_[table].show(tables_->tables[table]);
+}
+
+std::vector<TableView> TableStore::views() const {
+  std::vector<TableView> views;
+  const std::lock_guard lock(tables_->mutex);
+  for (const RowTable& table : tables_->tables) {
+    const RowSpec& spec = table.spec();
+    const RowCounters& counted = table.counters();
+    TableView view;
+    view.name = spec.name;
+    view.optimizer = to_string(spec.rule);
+    RowSpec whole = spec;
+    whole.max_bytes = max_bytes_[views.size()];
+    view.spec = to_string(whole);
+    view.dim = spec.dim;
+    view.rows = table.rows();
+    view.waiting = table.candidates();
+    view.bytes = table.bytes();
+    view.payload_bytes = table.payload_bytes();
+    view.max_bytes = max_bytes_[views.size()];
+    view.pulled = counted.pulled;
+    view.pushed = counted.pushed;
+    view.admitted = counted.admitted;
+    view.held_back = counted.held_back;
+    view.evicted = counted.evicted;
+    view.expired = counted.expired;
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+std::shared_ptr<RowsSnapshot> TableStore::snapshot(std::uint64_t segment,
+                                                   std::shared_ptr<DutyCycle> duty) const {
+  PushedRows pushed;
+  pushed.clients = windows_.entries();
+  pushed.journal = segment;
+  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed), std::move(duty));
+}
+
+}  // namespace centroid::server

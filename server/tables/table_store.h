@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/clock.h"
+#include "common/base/metrics.h"
+#include "common/proto/tables.h"
+#include "server/api/view.h"
+#include "server/rows/push_windows.h"
+#include "server/rows/row_table.h"
+#include "server/tables/rows_snapshot.h"
+#include "server/tables/table_clock.h"
+#include "server/tables/table_probe.h"
+
+namespace centroid::server {
+
+/// The tables of a server with what clients have pushed: their state, and what is counted of it.
+///
+/// lock    the tables are changed under `mutex`, as a checkpoint reads them meanwhile. Functions
+///         with a lock of their own say so
+/// thread  one at a time
+class TableStore {
+ public:
+  TableStore(std::vector<RowSpec> specs, const Clock& clock, metrics::Registry& registry);
+
+  std::size_t size() const { return probes_.size(); }
+  std::mutex& mutex() const { return tables_->mutex; }
+  RowTables& shared() const { return *tables_; }
+  RowTable& table(std::size_t number) { return tables_->tables[number]; }
+  const RowTable& table(std::size_t number) const { return tables_->tables[number]; }
+  const std::vector<RowTable>& tables() const { return tables_->tables; }
+  const RowSpec& spec(std::size_t number) const { return table(number).spec(); }
+  TableClock& clock() { return clock_; }
+  const TableClock& clock() const { return clock_; }
+  std::uint64_t now() const { return clock_.now(); }
+  PushWindows& windows() { return windows_; }
+  const PushWindows& windows() const { return windows_; }
+  /// Grows with every push that was applied, and with every move of buckets.
+  std::uint64_t changes() const { return changes_; }
+  void count_change() { ++changes_; }
+  /// What this server began with: a checkpoint, or "the journal"; empty: nothing.
+  const std::string& restored_from() const { return restored_from_; }
+  void set_restored_from(std::string from) { restored_from_ = std::move(from); }
+
+  /// fails  not_found
+  Result<std::size_t> number_of(const std::string& table) const;
+  /// The number of a table of a checkpoint.
+  /// fails  failed_precondition: the settings have it not
+  Result<std::size_t> check_file(const std::filesystem::path& checkpoint,
+                                 const std::string& table) const;
+  /// This server has `mine` of the buckets of tables on so many servers: of max_bytes the same
+  /// share, but not less than it was since rows are here. Locks.
+  /// fails  invalid_argument: a share is too small
+  Status share_max_bytes(std::size_t servers, std::uint64_t mine);
+
+  // loading
+  /// Make an empty table ready; what an interrupted load has left goes. Locks.
+  void begin_load(std::size_t table, const RowTable::State& state);
+  /// Rows without room are counted, until `log_left_out`.
+  Status load(std::size_t table, const RowTable::Block& block, std::uint64_t now);
+  void log_left_out();
+  /// All rows have come. Locks.
+  void end_load(const std::string& from);
+  /// Rows of these buckets go; all tables are looked through.
+  void drop_buckets(const std::vector<std::uint16_t>& buckets);
+  /// What a server counted that has gone. Locks.
+  void add_counters(std::size_t table, const RowCounters& counters);
+
+  // what is shown
+  void update_probe(std::size_t table) { probes_[table].update(tables_->tables[table]); }
+  void update_probes();
+  /// What the tables have counted so far is not this process's.
+  void skip_counters();
+  /// What the tables have beside these rows lies on other servers. Locks.
+  void show_elsewhere(std::size_t table, const proto::TableReport& total,
+                      const proto::TableReport& more);
+  /// Locks.
+  std::vector<TableView> views() const;
+
+  /// The present state, with the number of the journal's segment that follows it.
+  std::shared_ptr<RowsSnapshot> snapshot(std::uint64_t segment,
+                                         std::shared_ptr<DutyCycle> duty) const;
+
+ private:
+  TableClock clock_;
+  std::shared_ptr<RowTables> tables_ = std::make_shared<RowTables>();
+  std::vector<TableProbe> probes_;        ///< by table
+  std::vector<std::uint64_t> max_bytes_;  ///< by table: on all servers
+  PushWindows windows_;
+  std::uint64_t changes_ = 0;
+  std::uint64_t left_out_ = 0;  ///< rows that had no room when they were loaded
+  std::string restored_from_;
+};
+
+/// The keys at the beginning of a payload.
+inline std::span<const std::uint64_t> keys_in(Bytes payload, std::uint32_t rows) {
+  return {reinterpret_cast<const std::uint64_t*>(payload.data()), rows};
+}
+
+}  // namespace centroid::server
