@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/proto/standby.h"
 #include "server/service/buffers.h"
+#include "server/service/replay.h"
 
 namespace centroid::server {
 

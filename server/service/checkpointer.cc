@@ -9,6 +9,7 @@
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/rows_journal.h"
 #include "common/storage/file.h"
+#include "server/service/replay.h"
 #include "server/service/room.h"
 
 namespace centroid::server {

@@ -7,7 +7,7 @@
 
 #include "server/service/chunk_moves.h"
 #include "server/service/data_shares.h"
-#include "server/service/replay.h"
+#include "server/service/job_part.h"
 #include "server/service/state_loader.h"
 
 namespace centroid::server {
@@ -17,45 +17,21 @@ using CheckpointOutcome = std::optional<Result<CheckpointView>>;
 /// Writes checkpoints: when they are due or asked for, beside the rounds or between them, of a
 /// model on one server or on several, with the rows of tables. One at a time. Of one thread; files
 /// are written on the thread of files.
-class Checkpointer {
+class Checkpointer : private JobPart {
  public:
-  Checkpointer(Executor executor, const ServerConfig& config, const Clock& clock, JobState& job,
-               Members& members, DataShares& data, ShardGroup& shards, Spread& spread,
-               ModelServers& servers, RoundServers& round_servers, ChunkMoves& moves,
-               const StateLoader& loader, RowsService& rows,
-               const std::unique_ptr<RowsServers>& rows_servers,
-               const std::unique_ptr<Replay>& replay, Journal& journal, const LeaderGate& gate,
-               const StopRequest& stopping, std::optional<CheckpointDirectory>& checkpoints,
-               FileThread& disk, StateUse& use, Probe& probe, EventLog& events, Waits& waits,
-               Event& changed, Event& outgoing, TaskGroup& tasks)
-      : executor_(std::move(executor)),
-        config_(config),
-        clock_(clock),
-        started_(clock.now()),
-        job_(job),
-        members_(members),
+  Checkpointer(JobContext& context, DataShares& data, ShardGroup& shards, ModelServers& servers,
+               RoundServers& round_servers, ChunkMoves& moves, const StateLoader& loader,
+               RowsService& rows, const std::unique_ptr<RowsServers>& rows_servers)
+      : JobPart(context),
+        started_(clock_.now()),
         data_(data),
         shards_(shards),
-        spread_(spread),
         servers_(servers),
         round_servers_(round_servers),
         moves_(moves),
         loader_(loader),
         rows_(rows),
-        rows_servers_(rows_servers),
-        replay_(replay),
-        journal_(journal),
-        gate_(gate),
-        stopping_(stopping),
-        checkpoints_(checkpoints),
-        disk_(disk),
-        use_(use),
-        probe_(probe),
-        events_(events),
-        waits_(waits),
-        changed_(changed),
-        outgoing_(outgoing),
-        tasks_(tasks) {}
+        rows_servers_(rows_servers) {}
 
   /// The state is in no checkpoint.
   bool needs_checkpoint() const;
@@ -102,34 +78,15 @@ class Checkpointer {
   Task<std::shared_ptr<Snapshot>> frozen_servers();
   PlaneReader snapshot_reader(std::shared_ptr<Snapshot> snapshot);
 
-  const Executor executor_;
-  const ServerConfig& config_;
-  const Clock& clock_;
   const TimePoint started_;
-  JobState& job_;
-  Members& members_;
   DataShares& data_;
   ShardGroup& shards_;
-  Spread& spread_;
   ModelServers& servers_;
   RoundServers& round_servers_;
   ChunkMoves& moves_;
   const StateLoader& loader_;
   RowsService& rows_;
   const std::unique_ptr<RowsServers>& rows_servers_;
-  const std::unique_ptr<Replay>& replay_;
-  Journal& journal_;
-  const LeaderGate& gate_;
-  const StopRequest& stopping_;
-  std::optional<CheckpointDirectory>& checkpoints_;
-  FileThread& disk_;
-  StateUse& use_;
-  Probe& probe_;
-  EventLog& events_;
-  Waits& waits_;
-  Event& changed_;
-  Event& outgoing_;
-  TaskGroup& tasks_;
   std::uint64_t rows_checkpointed_ = 0;  ///< rows_.changes() that the newest checkpoint holds
   TimePoint checkpoint_begun_;
   bool epoch_checkpoint_due_ = false;

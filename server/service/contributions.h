@@ -4,35 +4,23 @@
 
 #include "common/async/task.h"
 #include "server/service/elastic_round.h"
+#include "server/service/job_part.h"
 #include "server/service/round_control.h"
 #include "transport/session.h"
 
 namespace centroid::server {
 
 /// What workers bring to a round: fenced, checked, and given to the sums. Of one thread.
-class Contributions {
+class Contributions : private JobPart {
  public:
-  Contributions(const ServerConfig& config, const Clock& clock, const RoundPolicy& policy,
-                const AggregateRule& aggregate, JobState& job, OpenRound& open, Members& members,
-                Spread& spread, DataShares& data, const LocalShard& local,
-                const RoundServers& round_servers, ElasticRound& elastic, RoundControl& control,
-                Probe& probe, EventLog& events, Event& changed)
-      : config_(config),
-        clock_(clock),
-        policy_(policy),
-        aggregate_(aggregate),
-        job_(job),
-        open_(open),
-        members_(members),
-        spread_(spread),
+  Contributions(JobContext& context, DataShares& data, const LocalShard& local,
+                const RoundServers& round_servers, ElasticRound& elastic, RoundControl& control)
+      : JobPart(context),
         data_(data),
         local_(local),
         round_servers_(round_servers),
         elastic_(elastic),
-        control_(control),
-        probe_(probe),
-        events_(events),
-        changed_(changed) {}
+        control_(control) {}
 
   Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
                          std::uint64_t bytes);
@@ -55,22 +43,11 @@ class Contributions {
   Status stage_end(Link& link, const proto::PushEnd& end);
   void tell_codecs(Link& link, const proto::PushEnd& end);
 
-  const ServerConfig& config_;
-  const Clock& clock_;
-  const RoundPolicy& policy_;
-  const AggregateRule& aggregate_;
-  JobState& job_;
-  OpenRound& open_;
-  Members& members_;
-  Spread& spread_;
   DataShares& data_;
   const LocalShard& local_;
   const RoundServers& round_servers_;
   ElasticRound& elastic_;
   RoundControl& control_;
-  Probe& probe_;
-  EventLog& events_;
-  Event& changed_;
   KnownScalars known_scalars_;
 };
 

@@ -16,33 +16,14 @@ constexpr std::chrono::milliseconds kLook{2};
 }  // namespace
 
 Control::Control(JobServer& server)
-    : server_(server),
-      executor_(server.context().executor),
+    : JobPart(server.context()),
+      server_(server),
       looks_(server.context().disk.executor),
       verifies_(server.context().disk.executor),
-      config_(server.context().config),
-      clock_(server.context().clock),
-      job_(server.context().job),
-      open_(server.context().open),
-      phase_(server.context().phase),
-      stopping_(server.context().stopping),
-      gate_(server.context().gate),
-      commands_(server.context().commands),
-      waits_(server.context().waits),
-      events_(server.context().events),
-      probe_(server.context().probe),
-      members_(server.context().members),
       shards_(server.parts().shards),
-      spread_(server.context().spread),
       rows_(server.parts().rows),
       rows_servers_(server.parts().rows_servers),
-      journal_(server.context().journal),
-      replay_(server.context().replay),
-      coordinator_(server.parts().data.coordinator()),
-      checkpoints_(server.context().checkpoints),
-      fetched_(server.context().fetched),
-      totals_(server.context().totals),
-      changed_(server.context().changed) {}
+      coordinator_(server.parts().data.coordinator()) {}
 
 Task<void> Control::save_for(std::shared_ptr<const Copy> kept,
                              std::shared_ptr<std::optional<Status>> outcome) {

@@ -17,7 +17,7 @@ struct ChunkShare {
 
 /// What REST shows of a job and does to it. It stands on the job's server, which does not know it.
 /// Callable from any executor; each call does its work on the server's.
-class Control final : public ControlPlane {
+class Control final : public ControlPlane, private JobPart {
  public:
   /// `server` outlives it.
   explicit Control(JobServer& server);
@@ -81,31 +81,11 @@ class Control final : public ControlPlane {
   Task<Result<PartsElsewhere>> measure_elsewhere(Version version, TimePoint limit);
 
   JobServer& server_;
-  const Executor executor_;
   Executor looks_, verifies_;
-  const ServerConfig& config_;
-  const Clock& clock_;
-  JobState& job_;
-  const OpenRound& open_;
-  const JobPhase& phase_;
-  const StopRequest& stopping_;
-  const LeaderGate& gate_;
-  OperatorCommands& commands_;
-  Waits& waits_;
-  EventLog& events_;
-  Probe& probe_;
-  Members& members_;
   ShardGroup& shards_;
-  const Spread& spread_;
   RowsService& rows_;
   const std::unique_ptr<RowsServers>& rows_servers_;
-  const Journal& journal_;
-  const std::unique_ptr<Replay>& replay_;
   const Coordinator& coordinator_;
-  std::optional<CheckpointDirectory>& checkpoints_;
-  FetchedVersions& fetched_;
-  const JobTotals& totals_;
-  Event& changed_;
   std::string data_endpoint_, api_endpoint_;
   bool is_measuring_network_ = false;
 };

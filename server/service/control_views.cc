@@ -4,6 +4,7 @@
 #include "common/base/log.h"
 #include "common/base/version.h"
 #include "server/service/control.h"
+#include "server/service/replay.h"
 #include "server/service/worker_view.h"
 #include "server/shard/placement.h"
 

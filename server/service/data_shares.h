@@ -7,36 +7,19 @@
 #include <vector>
 
 #include "server/api/view.h"
-#include "server/config.h"
 #include "server/coordinate/coordinator.h"
 #include "server/events/event_log.h"
-#include "server/service/members.h"
-#include "server/service/open_round.h"
-#include "server/service/probe.h"
-#include "server/state/job_state.h"
-#include "server/state/job_totals.h"
+#include "server/service/job_part.h"
 
 namespace centroid::server {
 
 /// Who trains which samples: each round's are taken in the order of the epoch and divided among its
 /// members by their speed; those of lost workers go to others. An epoch ends when all its samples
 /// count, and nobody may run more than one ahead of it. Of one thread.
-class DataShares {
+class DataShares : private JobPart {
  public:
-  DataShares(const ServerConfig& config, const Clock& clock, const RoundPolicy& policy,
-             const AggregateRule& aggregate, JobState& job, OpenRound& open, Members& members,
-             Probe& probe, EventLog& events, JobTotals& totals)
-      : config_(config),
-        clock_(clock),
-        policy_(policy),
-        aggregate_(aggregate),
-        job_(job),
-        open_(open),
-        members_(members),
-        probe_(probe),
-        events_(events),
-        totals_(totals),
-        coordinator_(config.coordination()) {}
+  explicit DataShares(JobContext& context)
+      : JobPart(context), coordinator_(config_.coordination()) {}
   Coordinator& coordinator() { return coordinator_; }
 
   bool goal_reached() const;
@@ -70,16 +53,6 @@ class DataShares {
   void fit_to_epoch(std::vector<std::uint64_t>& wanted) const;
   std::uint64_t samples_left() const;
 
-  const ServerConfig& config_;
-  const Clock& clock_;
-  const RoundPolicy& policy_;
-  const AggregateRule& aggregate_;
-  JobState& job_;
-  OpenRound& open_;
-  Members& members_;
-  Probe& probe_;
-  EventLog& events_;
-  JobTotals& totals_;
   Coordinator coordinator_;
   std::optional<Overshoot> overshoot_;
 };

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "server/service/data_shares.h"
+#include "server/service/job_part.h"
 #include "server/service/local_shard.h"
 #include "server/service/round_servers.h"
 
@@ -13,26 +14,11 @@ namespace centroid::server {
 /// has left no trace, and results are sent from copies, so a member that does not take them holds
 /// nobody up. Who was left out is told so, says Ready when its own work on the round has ended, and
 /// gets the newest state with its next RoundOpen. Of one thread.
-class ElasticRound {
+class ElasticRound : private JobPart {
  public:
-  ElasticRound(const ServerConfig& config, const Clock& clock, const RoundPolicy& policy,
-               JobState& job, OpenRound& open, Members& members, DataShares& data,
-               const LocalShard& local, const RoundServers& round_servers, JobTotals& totals,
-               Probe& probe, EventLog& events, Event& changed, Event& outgoing)
-      : config_(config),
-        clock_(clock),
-        policy_(policy),
-        job_(job),
-        open_(open),
-        members_(members),
-        data_(data),
-        local_(local),
-        round_servers_(round_servers),
-        totals_(totals),
-        probe_(probe),
-        events_(events),
-        changed_(changed),
-        outgoing_(outgoing) {}
+  ElasticRound(JobContext& context, DataShares& data, const LocalShard& local,
+               const RoundServers& round_servers)
+      : JobPart(context), data_(data), local_(local), round_servers_(round_servers) {}
 
   std::vector<MemberId> seated(std::vector<MemberId> members);
   void seat(Link& link);
@@ -45,20 +31,9 @@ class ElasticRound {
   void late_counted(const RoundDecision& decision);
 
  private:
-  const ServerConfig& config_;
-  const Clock& clock_;
-  const RoundPolicy& policy_;
-  JobState& job_;
-  OpenRound& open_;
-  Members& members_;
   DataShares& data_;
   const LocalShard& local_;
   const RoundServers& round_servers_;
-  JobTotals& totals_;
-  Probe& probe_;
-  EventLog& events_;
-  Event& changed_;
-  Event& outgoing_;
 };
 
 }  // namespace centroid::server

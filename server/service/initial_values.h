@@ -4,10 +4,7 @@
 
 #include "common/async/task.h"
 #include "server/aggregate/round_policy.h"
-#include "server/service/leader_gate.h"
-#include "server/service/members.h"
-#include "server/service/probe.h"
-#include "server/state/job_state.h"
+#include "server/service/job_part.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -17,20 +14,9 @@ Task<Result<Buffer>> read_numbers(transport::Session& session, const Probe& prob
                                   std::string where, std::uint64_t elements, std::uint64_t bytes);
 
 /// The job's first parameters, as its first worker sends them. Of one thread.
-class InitialValues {
+class InitialValues : private JobPart {
  public:
-  InitialValues(const RoundPolicy& policy, JobState& job, Members& members, JobPhase& phase,
-                const StopRequest& stopping, const LeaderGate& gate, const Probe& probe,
-                Event& changed, Event& outgoing)
-      : policy_(policy),
-        job_(job),
-        members_(members),
-        phase_(phase),
-        stopping_(stopping),
-        gate_(gate),
-        probe_(probe),
-        changed_(changed),
-        outgoing_(outgoing) {}
+  explicit InitialValues(JobContext& context) : JobPart(context) {}
 
   /// Have rank 0 send them; true: they are here.
   Task<bool> initialize();
@@ -43,15 +29,6 @@ class InitialValues {
  private:
   bool is_initial_from(const Link& link) const;
 
-  const RoundPolicy& policy_;
-  JobState& job_;
-  Members& members_;
-  JobPhase& phase_;
-  const StopRequest& stopping_;
-  const LeaderGate& gate_;
-  const Probe& probe_;
-  Event& changed_;
-  Event& outgoing_;
   std::optional<Initial> initial_;
 };
 

@@ -1,8 +1,37 @@
 #include "server/service/job_context.h"
 
 #include "common/base/log_level.h"
+#include "server/service/replay.h"
 
 namespace centroid::server {
+
+JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& settings,
+                       const Clock& time, metrics::Registry& registry)
+    : executor(on),
+      config(settings),
+      clock(time),
+      disk{std::move(blocking),
+           std::make_shared<DutyCycle>(settings.checkpoint_processor_share * core_count())},
+      use(on),
+      probe(registry),
+      events(time),
+      phase(time, events, probe),
+      changed(on),
+      outgoing(on),
+      gate(time, changed, phase, stopping),
+      commands(on, disk.executor, settings, time, gate, job),
+      members(
+          {.lease = settings.lease, .max_members = static_cast<std::size_t>(settings.max_workers)}),
+      policy(policy_of(settings)),
+      aggregate(AggregateRule::parse(settings.aggregate).value()),
+      open(policy),
+      waits(time),
+      journal(on),
+      tasks(on) {
+  job.run_id = settings.run_id;
+}
+
+JobContext::~JobContext() = default;
 
 /// What looks at settings when it is told to; the rest looks at them between two rounds.
 void JobContext::settings_changed() {

@@ -5,46 +5,27 @@
 #include <optional>
 
 #include "common/checkpoint/checkpoint.h"
+#include "server/config.h"
 #include "server/service/members.h"
 #include "server/service/open_round.h"
 #include "server/service/operator_commands.h"
-#include "server/service/replay.h"
 #include "server/service/spread.h"
 #include "server/service/state_use.h"
+#include "server/service/waits.h"
 #include "server/state/job_state.h"
 #include "server/state/job_totals.h"
 #include "server/store/journal.h"
 
 namespace centroid::server {
 
+class Replay;
+
 /// The state of a job's server, and what its parts need to work. The parts (JobParts) get
 /// references to what they need of it. Of one thread.
 struct JobContext {
   JobContext(Executor on, Executor blocking, const ServerConfig& settings, const Clock& time,
-             metrics::Registry& registry)
-      : executor(on),
-        config(settings),
-        clock(time),
-        disk{std::move(blocking),
-             std::make_shared<DutyCycle>(settings.checkpoint_processor_share * core_count())},
-        use(on),
-        probe(registry),
-        events(time),
-        phase(time, events, probe),
-        changed(on),
-        outgoing(on),
-        gate(time, changed, phase, stopping),
-        commands(on, disk.executor, settings, time, gate, job),
-        members({.lease = settings.lease,
-                 .max_members = static_cast<std::size_t>(settings.max_workers)}),
-        policy(policy_of(settings)),
-        aggregate(AggregateRule::parse(settings.aggregate).value()),
-        open(policy),
-        waits(time),
-        journal(on),
-        tasks(on) {
-    job.run_id = settings.run_id;
-  }
+             metrics::Registry& registry);
+  ~JobContext();
 
   /// What looks at settings when they change does; the rest looks at them between two rounds.
   void settings_changed();

@@ -9,6 +9,7 @@
 #include "server/service/buffers.h"
 #include "server/service/job_server.h"
 #include "server/service/pulls.h"
+#include "server/service/replay.h"
 #include "server/service/room.h"
 #include "server/store/memory_need.h"
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "server/service/replay.h"
 
 namespace centroid::server {
 

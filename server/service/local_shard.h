@@ -3,28 +3,15 @@
 #include <vector>
 
 #include "common/async/task.h"
-#include "server/config.h"
-#include "server/service/open_round.h"
-#include "server/service/probe.h"
-#include "server/service/spread.h"
-#include "server/state/job_state.h"
-#include "server/state/job_totals.h"
+#include "server/service/job_part.h"
 
 namespace centroid::server {
 
 /// The chunks of the model that lie in this process: the norm of their mean, the step, and results
 /// through a codec. Of one thread; long work gives others a turn.
-class LocalShard {
+class LocalShard : private JobPart {
  public:
-  LocalShard(Executor executor, const ServerConfig& config, JobState& job, OpenRound& open,
-             const Spread& spread, Probe& probe, JobTotals& totals)
-      : executor_(std::move(executor)),
-        config_(config),
-        job_(job),
-        open_(open),
-        spread_(spread),
-        probe_(probe),
-        totals_(totals) {}
+  explicit LocalShard(JobContext& context) : JobPart(context) {}
 
   /// Whose turn it is, until the round is committed.
   const FragmentPlan::Fragment& fragment() const;
@@ -48,14 +35,6 @@ class LocalShard {
 
  private:
   float clip_to(double norm);
-
-  const Executor executor_;
-  const ServerConfig& config_;
-  JobState& job_;
-  OpenRound& open_;
-  const Spread& spread_;
-  Probe& probe_;
-  JobTotals& totals_;
 };
 
 }  // namespace centroid::server

@@ -7,39 +7,23 @@
 #include <vector>
 
 #include "server/service/chunk_fetcher.h"
+#include "server/service/job_part.h"
 #include "server/service/round_servers.h"
 #include "server/service/rows_servers.h"
-#include "server/service/waits.h"
-#include "server/store/journal.h"
 
 namespace centroid::server {
 
 /// The servers on which the model lies, and the route: which chunk is where. The route changes
 /// between rounds only, so that within a round every server is of one version and one route. Of one
 /// thread.
-class ModelServers {
+class ModelServers : private JobPart {
  public:
-  ModelServers(Executor executor, const ServerConfig& config, const Clock& clock,
-               const RoundPolicy& policy, JobState& job, Members& members, ShardGroup& shards,
-               Spread& spread, RoundServers& round_servers, Journal& journal,
-               const std::unique_ptr<RowsServers>& rows_servers,
-               const std::optional<proto::Finish>& epilogue, Waits& waits, Event& changed,
-               TaskGroup& tasks)
-      : executor_(std::move(executor)),
-        config_(config),
-        clock_(clock),
-        policy_(policy),
-        job_(job),
-        members_(members),
+  ModelServers(JobContext& context, ShardGroup& shards, RoundServers& round_servers,
+               const std::unique_ptr<RowsServers>& rows_servers)
+      : JobPart(context),
         shards_(shards),
-        spread_(spread),
         round_servers_(round_servers),
-        journal_(journal),
-        rows_servers_(rows_servers),
-        epilogue_(epilogue),
-        waits_(waits),
-        changed_(changed),
-        tasks_(tasks) {}
+        rows_servers_(rows_servers) {}
 
   // the route
   Task<Status> adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
@@ -79,21 +63,9 @@ class ModelServers {
   Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
                           std::shared_ptr<ShardGroup::Link> to);
 
-  const Executor executor_;
-  const ServerConfig& config_;
-  const Clock& clock_;
-  const RoundPolicy& policy_;
-  JobState& job_;
-  Members& members_;
   ShardGroup& shards_;
-  Spread& spread_;
   RoundServers& round_servers_;
-  Journal& journal_;
   const std::unique_ptr<RowsServers>& rows_servers_;
-  const std::optional<proto::Finish>& epilogue_;
-  Waits& waits_;
-  Event& changed_;
-  TaskGroup& tasks_;
   std::function<proto::Tokens()> joining_tokens_;  ///< named tokens that let workers in
 };
 

@@ -2,28 +2,18 @@
 
 #include <memory>
 
+#include "server/service/job_part.h"
 #include "server/service/peer_exchange.h"
 #include "server/service/round_attempts.h"
 
 namespace centroid::server {
 
 /// What the server says to a worker on its own account. Of one thread.
-class Outbox {
+class Outbox : private JobPart {
  public:
-  Outbox(const ServerConfig& config, const Clock& clock, Probe& probe, EventLog& events,
-         RoundPolicy& policy, JobState& job, OpenRound& open, Spread& spread, Waits& waits,
-         Event& outgoing, RoundServers& round_servers, ModelServers& servers, StateImages& images,
-         ElasticRound& elastic, RoundAttempts& attempts)
-      : config_(config),
-        clock_(clock),
-        probe_(probe),
-        events_(events),
-        policy_(policy),
-        job_(job),
-        open_(open),
-        spread_(spread),
-        waits_(waits),
-        outgoing_(outgoing),
+  Outbox(JobContext& context, RoundServers& round_servers, ModelServers& servers,
+         StateImages& images, ElasticRound& elastic, RoundAttempts& attempts)
+      : JobPart(context),
         round_servers_(round_servers),
         servers_(servers),
         images_(images),
@@ -41,16 +31,6 @@ class Outbox {
   Task<Status> outbox_loop(std::shared_ptr<Link> link, transport::Session& session);
   Task<Status> send_state(std::shared_ptr<Link> link, transport::Session& session, Version version);
 
-  const ServerConfig& config_;
-  const Clock& clock_;
-  Probe& probe_;
-  EventLog& events_;
-  RoundPolicy& policy_;
-  JobState& job_;
-  OpenRound& open_;
-  Spread& spread_;
-  Waits& waits_;
-  Event& outgoing_;
   RoundServers& round_servers_;
   ModelServers& servers_;
   StateImages& images_;

@@ -5,37 +5,22 @@
 #include <string>
 
 #include "server/service/checkpointer.h"
+#include "server/service/job_part.h"
 
 namespace centroid::server {
 
 /// Exchanges ring and hierarchical: the newest parameters and optimizer slots are with the workers,
 /// all of which hold the same bits. The server fetches them between rounds, when a checkpoint, a
 /// newcomer or the end needs them. Also what happens when workers cannot exchange. Of one thread.
-class PeerExchange {
+class PeerExchange : private JobPart {
  public:
-  PeerExchange(const ServerConfig& config, const Clock& clock, JobState& job, OpenRound& open,
-               Members& members, const DataShares& data, const Checkpointer& checkpointer,
-               StateLoader& loader, RoundControl& control, const StopRequest& stopping,
-               FileThread& disk, StateUse& use, Probe& probe, EventLog& events, Waits& waits,
-               Event& changed, Event& outgoing, TaskGroup& tasks)
-      : config_(config),
-        clock_(clock),
-        job_(job),
-        open_(open),
-        members_(members),
+  PeerExchange(JobContext& context, const DataShares& data, const Checkpointer& checkpointer,
+               StateLoader& loader, RoundControl& control)
+      : JobPart(context),
         data_(data),
         checkpointer_(checkpointer),
         loader_(loader),
-        control_(control),
-        stopping_(stopping),
-        disk_(disk),
-        use_(use),
-        probe_(probe),
-        events_(events),
-        waits_(waits),
-        changed_(changed),
-        outgoing_(outgoing),
-        tasks_(tasks) {}
+        control_(control) {}
 
   bool holds_newest(const Link& link) const;
   bool state_is_wanted() const;
@@ -54,24 +39,10 @@ class PeerExchange {
   Task<void> hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first, std::string why);
   void give_up_attempt(MemberId reporter, const std::string& why);
 
-  const ServerConfig& config_;
-  const Clock& clock_;
-  JobState& job_;
-  OpenRound& open_;
-  Members& members_;
   const DataShares& data_;
   const Checkpointer& checkpointer_;
   StateLoader& loader_;
   RoundControl& control_;
-  const StopRequest& stopping_;
-  FileThread& disk_;
-  StateUse& use_;
-  Probe& probe_;
-  EventLog& events_;
-  Waits& waits_;
-  Event& changed_;
-  Event& outgoing_;
-  TaskGroup& tasks_;
   std::optional<Upload> upload_;  ///< on its way from one worker
 };
 

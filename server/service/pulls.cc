@@ -63,7 +63,7 @@ Task<void> Pulls::serve(Session& session, TaskGroup& tasks,
     log::warn("tensors.not_sent", {{"client", session.peer().name},
                                    {"peer", session.peer().address},
                                    {"why", served.error()}});
-  const bool goes_on = co_await sleep_until(ctx_.clock.now() + kParting);
+  const bool goes_on = co_await sleep_until(clock_.now() + kParting);
   if (!goes_on || session.is_closed()) co_return;
   const Error over(ErrorCode::kDeadlineExceeded, "the pull was over 10 s ago");
   co_await session.goodbye(over);
@@ -71,10 +71,10 @@ Task<void> Pulls::serve(Session& session, TaskGroup& tasks,
 
 /// The store has the values of a version, and keeps them while no round is merged.
 Status Pulls::may_copy() const {
-  if (ctx_.use.is_loading || ctx_.replay || ctx_.spread.lost_since || servers_.has_lost_server())
+  if (use_.is_loading || replay_ || spread_.lost_since || servers_.has_lost_server())
     return Error(ErrorCode::kUnavailable,
                  "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
-  if (!ctx_.job.store || ctx_.job.store->version().value == 0)
+  if (!job_.store || job_.store->version().value == 0)
     return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
   return {};
 }
@@ -82,10 +82,10 @@ Status Pulls::may_copy() const {
 /// What is asked for, looked at before memory is taken.
 Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::TensorName>& names) {
   CENTROID_TRY(may_copy());
-  const ParameterStore* const store = ctx_.job.store.get();
+  const ParameterStore* const store = job_.store.get();
   if (!store->is_current())
     return Error(ErrorCode::kFailedPrecondition,
-                 "with exchange " + ctx_.config.exchange +
+                 "with exchange " + config_.exchange +
                      " the newest tensors are with the workers: take them from a checkpoint "
                      "(`centroidctl checkpoints make`, POST /v1/checkpoints)");
   auto copy = std::make_shared<Copy>();
@@ -148,8 +148,8 @@ Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
   reply.elements = copy->elements;
   const auto head = proto::encode(reply);
   const auto manifest = proto::encode_manifest(copy->manifest);
-  const auto waits = ctx_.waits.begin(WaitCause::kState, who, "its connection",
-                                      "tensors of one version are on their way to it");
+  const auto waits = waits_.begin(WaitCause::kState, who, "its connection",
+                                  "tensors of one version are on their way to it");
   CENTROID_CO_TRY(co_await session.respond(request->header, head, manifest));
   co_return co_await send(session, copy);
 }
@@ -158,10 +158,10 @@ Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
 Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, std::string who) {
   constexpr std::chrono::seconds kEvery{2};
   for (;;) {
-    const bool goes_on = co_await sleep_until(ctx_.clock.now() + kEvery);
+    const bool goes_on = co_await sleep_until(clock_.now() + kEvery);
     if (!goes_on || *is_over || session.is_closed()) co_return;
     std::vector<WaitView> waits;
-    ctx_.waits.list(waits);
+    waits_.list(waits);
     const auto mine = std::ranges::find(waits, who, &WaitView::who);
     if (mine == waits.end()) continue;
     proto::Wait wait;
@@ -169,7 +169,7 @@ Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, st
     wait.what = who + " waits for " + mine->for_whom + ": " + mine->what;
     const auto head = proto::encode(wait);
     const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
-    const TimePoint limit = ctx_.clock.now() + ctx_.config.stall_timeout;
+    const TimePoint limit = clock_.now() + config_.stall_timeout;
     const Status sent = co_await session.send(kind, head, Bytes(), limit);
     if (!sent.ok()) co_return;
   }
@@ -182,13 +182,13 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
   const auto what = [&is_making] {
     return is_making ? "its tensors are copied" : "another one is made";
   };
-  const auto waits = ctx_.waits.begin(WaitCause::kState, std::move(who), kStateCopy, what);
-  const TimePoint limit = ctx_.clock.now() + ctx_.config.stall_timeout;
+  const auto waits = waits_.begin(WaitCause::kState, std::move(who), kStateCopy, what);
+  const TimePoint limit = clock_.now() + config_.stall_timeout;
   for (;;) {
     while (images_.is_copying()) {
-      const bool goes_on = co_await sleep_until(ctx_.clock.now() + kLook);
+      const bool goes_on = co_await sleep_until(clock_.now() + kLook);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      if (ctx_.clock.now() >= limit)
+      if (clock_.now() >= limit)
         co_return Error(ErrorCode::kUnavailable,
                         "another copy of the state was being made for all of stall_timeout: try "
                         "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
@@ -200,8 +200,8 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
       copied = co_await fill_once(copy, tasks);
     }
     const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
-    if (!may_mend || ctx_.clock.now() >= limit) co_return copied;
-    const bool goes_on = co_await sleep_until(ctx_.clock.now() + kLook);
+    if (!may_mend || clock_.now() >= limit) co_return copied;
+    const bool goes_on = co_await sleep_until(clock_.now() + kLook);
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
@@ -210,25 +210,25 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
 Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
   const auto state = [this, &copy]() -> Status {
     CENTROID_TRY(may_copy());
-    if (ctx_.job.store->plan().hash() != copy->plan_hash)
+    if (job_.store->plan().hash() != copy->plan_hash)
       return Error(ErrorCode::kUnavailable,
                    "the model was replaced while it was copied: try again");
-    if (ctx_.job.store->version() != copy->version)
+    if (job_.store->version() != copy->version)
       return Error(ErrorCode::kAborted, "another version came while the tensors were copied");
     return {};
   };
-  if (ctx_.job.store) copy->version = ctx_.job.store->version();
+  if (job_.store) copy->version = job_.store->version();
   CENTROID_CO_TRY(state());
   std::vector<ChunkFetcher::Wanted> wanted;
   for (const Copy::Place& place : copy->places) {
-    if (ctx_.job.store->is_here(place.chunk.id)) continue;
+    if (job_.store->is_here(place.chunk.id)) continue;
     ChunkFetcher::Wanted& one = wanted.emplace_back();
     one.head.version = copy->version;
     one.head.chunk = place.chunk.id;
     one.bytes = place.chunk.elements * sizeof(float);
   }
   const auto fetch = [this](proto::ServerChunk head) { return servers_.fetch_chunk(head); };
-  ChunkFetcher elsewhere(ctx_.executor, tasks, fetch, std::move(wanted));
+  ChunkFetcher elsewhere(executor_, tasks, fetch, std::move(wanted));
   const std::span<float> into = copy->values.as<float>();
   std::size_t turn = 0;
   for (const Copy::Place& place : copy->places) {
@@ -239,12 +239,12 @@ Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
       std::memcpy(to, values.data(), values.size());
       continue;
     }
-    std::ranges::copy(ctx_.job.store->params(place.chunk), to);
+    std::ranges::copy(job_.store->params(place.chunk), to);
     if (++turn % kChunksPerTurn != 0) continue;
-    co_await yield(ctx_.executor);
+    co_await yield(executor_);
     bool goes_on = true;
     while (goes_on && fault::is_held("pulls.copying"))
-      goes_on = co_await sleep_until(ctx_.clock.now() + kLook);
+      goes_on = co_await sleep_until(clock_.now() + kLook);
     CENTROID_CO_TRY(state());
   }
   co_return Status();
@@ -265,9 +265,9 @@ Task<Status> Pulls::send(Session& session, std::shared_ptr<const Copy> copy) {
     message.offset = offset;
     const auto head = proto::encode(message);
     const auto kind = static_cast<std::uint16_t>(PullKind::kValues);
-    const TimePoint limit = ctx_.clock.now() + ctx_.config.stall_timeout;
+    const TimePoint limit = clock_.now() + config_.stall_timeout;
     CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(part), limit));
-    ctx_.probe.payload_sent(part.size_bytes());
+    probe_.payload_sent(part.size_bytes());
   }
   log::info("tensors.sent", {{"client", peer.name},
                              {"version", copy->version.value},

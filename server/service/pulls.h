@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/proto/pulls.h"
-#include "server/service/job_context.h"
+#include "server/service/job_part.h"
 #include "server/service/state_loader.h"
 
 namespace centroid::server {
@@ -16,7 +16,7 @@ namespace centroid::server {
 ///
 /// limits  kReaders at once; their copies together a quarter of what is free under `memory_limit`
 /// thread  the service's
-class Pulls {
+class Pulls : private JobPart {
  public:
   static constexpr std::size_t kReaders = 8;
   struct Request {
@@ -25,7 +25,7 @@ class Pulls {
   };
 
   Pulls(JobContext& context, const StateLoader& loader, StateImages& images, ModelServers& servers)
-      : ctx_(context), loader_(loader), images_(images), servers_(servers) {}
+      : JobPart(context), loader_(loader), images_(images), servers_(servers) {}
   static bool opens(std::uint16_t kind) {
     return kind == static_cast<std::uint16_t>(proto::PullKind::kPull);
   }
@@ -46,7 +46,6 @@ class Pulls {
   Task<Status> fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks);
   Task<Status> send(transport::Session& session, std::shared_ptr<const Copy> copy);
 
-  JobContext& ctx_;
   const StateLoader& loader_;
   StateImages& images_;
   ModelServers& servers_;

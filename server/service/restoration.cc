@@ -7,6 +7,7 @@
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/restore_mark.h"
+#include "server/service/replay.h"
 
 namespace centroid::server {
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "server/service/elastic_round.h"
+#include "server/service/job_part.h"
 #include "server/service/model_servers.h"
 #include "server/service/round_journal.h"
 #include "server/service/wait_report.h"
@@ -12,28 +13,11 @@ namespace centroid::server {
 
 /// The attempts at a round: one is opened, what the round machine decides is kept for the round
 /// loop, and it is closed; one that loses members is repeated with the rest. Of one thread.
-class RoundAttempts {
+class RoundAttempts : private JobPart {
  public:
-  RoundAttempts(const ServerConfig& config, const Clock& clock, Probe& probe, EventLog& events,
-                Event& changed, Members& members, RoundPolicy& policy,
-                const AggregateRule& aggregate, JobState& job, OpenRound& open, JobTotals& totals,
-                Spread& spread, Journal& journal, Event& outgoing, DataShares& data,
-                LocalShard& local, RoundServers& round_servers, ElasticRound& elastic,
-                WaitReport& wait_report)
-      : config_(config),
-        clock_(clock),
-        probe_(probe),
-        events_(events),
-        changed_(changed),
-        members_(members),
-        policy_(policy),
-        aggregate_(aggregate),
-        job_(job),
-        open_(open),
-        totals_(totals),
-        spread_(spread),
-        journal_(journal),
-        outgoing_(outgoing),
+  RoundAttempts(JobContext& context, DataShares& data, LocalShard& local,
+                RoundServers& round_servers, ElasticRound& elastic, WaitReport& wait_report)
+      : JobPart(context),
         data_(data),
         local_(local),
         round_servers_(round_servers),
@@ -61,20 +45,6 @@ class RoundAttempts {
  private:
   void set_silent(Link& link);
 
-  const ServerConfig& config_;
-  const Clock& clock_;
-  Probe& probe_;
-  EventLog& events_;
-  Event& changed_;
-  Members& members_;
-  RoundPolicy& policy_;
-  const AggregateRule& aggregate_;
-  JobState& job_;
-  OpenRound& open_;
-  JobTotals& totals_;
-  Spread& spread_;
-  Journal& journal_;
-  Event& outgoing_;
   DataShares& data_;
   LocalShard& local_;
   RoundServers& round_servers_;

@@ -2,33 +2,18 @@
 
 #include <string>
 
-#include "server/config.h"
 #include "server/service/data_shares.h"
-#include "server/service/leader_gate.h"
+#include "server/service/job_part.h"
 #include "server/service/local_shard.h"
-#include "server/service/waits.h"
-#include "server/store/journal.h"
 
 namespace centroid::server {
 
 /// What the journal gets of each round. A round is in it before anybody hears that it is committed;
 /// its numbers go there chunk by chunk while it is open. Of one thread.
-class RoundJournal {
+class RoundJournal : private JobPart {
  public:
-  RoundJournal(const ServerConfig& config, const Clock& clock, JobState& job, const OpenRound& open,
-               const Members& members, const DataShares& data, const LocalShard& local,
-               LeaderGate& gate, Journal& journal, Waits& waits, Probe& probe)
-      : config_(config),
-        clock_(clock),
-        job_(job),
-        open_(open),
-        members_(members),
-        data_(data),
-        local_(local),
-        gate_(gate),
-        journal_(journal),
-        waits_(waits),
-        probe_(probe) {}
+  RoundJournal(JobContext& context, const DataShares& data, const LocalShard& local)
+      : JobPart(context), data_(data), local_(local) {}
 
   journal::Base base() const;
   std::string terms() const;
@@ -42,17 +27,8 @@ class RoundJournal {
   Waits::Guard begin_wait();
 
  private:
-  const ServerConfig& config_;
-  const Clock& clock_;
-  JobState& job_;
-  const OpenRound& open_;
-  const Members& members_;
   const DataShares& data_;
   const LocalShard& local_;
-  LeaderGate& gate_;
-  Journal& journal_;
-  Waits& waits_;
-  Probe& probe_;
 };
 
 }  // namespace centroid::server

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "server/service/chunk_moves.h"
+#include "server/service/job_part.h"
 #include "server/service/peer_exchange.h"
 #include "server/service/round_attempts.h"
 
@@ -8,30 +9,12 @@ namespace centroid::server {
 
 /// The end of a round: from its sums to the next version, on one server or on several. Of one
 /// thread; long work gives others a turn.
-class RoundMerge {
+class RoundMerge : private JobPart {
  public:
-  RoundMerge(Executor executor, const ServerConfig& config, const Clock& clock, Probe& probe,
-             EventLog& events, Event& changed, Members& members, RoundPolicy& policy,
-             const AggregateRule& aggregate, JobState& job, OpenRound& open, JobTotals& totals,
-             Spread& spread, Waits& waits, Journal& journal, Event& outgoing, LocalShard& local,
-             RoundServers& round_servers, RoundJournal& round_journal, StateImages& images,
-             ElasticRound& elastic, ChunkMoves& moves, RoundAttempts& attempts)
-      : executor_(std::move(executor)),
-        config_(config),
-        clock_(clock),
-        probe_(probe),
-        events_(events),
-        changed_(changed),
-        members_(members),
-        policy_(policy),
-        aggregate_(aggregate),
-        job_(job),
-        open_(open),
-        totals_(totals),
-        spread_(spread),
-        waits_(waits),
-        journal_(journal),
-        outgoing_(outgoing),
+  RoundMerge(JobContext& context, LocalShard& local, RoundServers& round_servers,
+             RoundJournal& round_journal, StateImages& images, ElasticRound& elastic,
+             ChunkMoves& moves, RoundAttempts& attempts)
+      : JobPart(context),
         local_(local),
         round_servers_(round_servers),
         round_journal_(round_journal),
@@ -72,22 +55,6 @@ class RoundMerge {
   void encode_reply(ChunkId chunk);
   Task<void> sum_parts(double total_weight);
 
-  const Executor executor_;
-  const ServerConfig& config_;
-  const Clock& clock_;
-  Probe& probe_;
-  EventLog& events_;
-  Event& changed_;
-  Members& members_;
-  RoundPolicy& policy_;
-  const AggregateRule& aggregate_;
-  JobState& job_;
-  OpenRound& open_;
-  JobTotals& totals_;
-  Spread& spread_;
-  Waits& waits_;
-  Journal& journal_;
-  Event& outgoing_;
   LocalShard& local_;
   RoundServers& round_servers_;
   RoundJournal& round_journal_;

@@ -4,29 +4,18 @@
 #include <string>
 #include <vector>
 
-#include "server/config.h"
+#include "server/service/job_part.h"
 #include "server/service/local_shard.h"
-#include "server/service/members.h"
-#include "server/service/spread.h"
 #include "server/shard/shard_group.h"
 
 namespace centroid::server {
 
 /// A round of a model on several servers, as its leader makes it with the others: they sum, step
 /// and commit what lies on them. Does nothing where all chunks are here. Of one thread.
-class RoundServers {
+class RoundServers : private JobPart {
  public:
-  RoundServers(const ServerConfig& config, const RoundPolicy& policy, JobState& job,
-               OpenRound& open, Members& members, ShardGroup& shards, Spread& spread,
-               const LocalShard& local)
-      : config_(config),
-        policy_(policy),
-        job_(job),
-        open_(open),
-        members_(members),
-        shards_(shards),
-        spread_(spread),
-        local_(local) {}
+  RoundServers(JobContext& context, ShardGroup& shards, const LocalShard& local)
+      : JobPart(context), shards_(shards), local_(local) {}
 
   void tell_opened();
   /// A member is gone, of whom other servers may keep something that counts.
@@ -50,13 +39,7 @@ class RoundServers {
  private:
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
 
-  const ServerConfig& config_;
-  const RoundPolicy& policy_;
-  JobState& job_;
-  OpenRound& open_;
-  Members& members_;
   ShardGroup& shards_;
-  Spread& spread_;
   const LocalShard& local_;
   std::vector<MemberId> departed_;
 };

@@ -5,29 +5,16 @@
 #include <vector>
 
 #include "common/async/task.h"
+#include "server/service/job_part.h"
 #include "server/service/model_servers.h"
-#include "server/service/probe.h"
-#include "server/service/waits.h"
 
 namespace centroid::server {
 
 /// Copies of the state for workers that were left out of a round: who reads one slowly holds up no
 /// round. One copy is shared by all who need its version. Of one thread.
-class StateImages {
+class StateImages : private JobPart {
  public:
-  StateImages(Executor executor, const ServerConfig& config, const Clock& clock,
-              const RoundPolicy& policy, const JobState& job, OpenRound& open,
-              ModelServers& servers, Waits& waits, const Probe& probe, Event& changed)
-      : executor_(std::move(executor)),
-        config_(config),
-        clock_(clock),
-        policy_(policy),
-        job_(job),
-        open_(open),
-        servers_(servers),
-        waits_(waits),
-        probe_(probe),
-        changed_(changed) {}
+  StateImages(JobContext& context, ModelServers& servers) : JobPart(context), servers_(servers) {}
 
   /// So many may be in memory at once.
   void set_limit(std::size_t limit) { limit_ = limit; }
@@ -53,16 +40,7 @@ class StateImages {
                                 std::shared_ptr<const StateImage> image,
                                 std::optional<Attempt::Key> key);
 
-  const Executor executor_;
-  const ServerConfig& config_;
-  const Clock& clock_;
-  const RoundPolicy& policy_;
-  const JobState& job_;
-  OpenRound& open_;
   ModelServers& servers_;
-  Waits& waits_;
-  const Probe& probe_;
-  Event& changed_;
   std::weak_ptr<const StateImage> newest_;
   std::vector<std::weak_ptr<const StateImage>> copies_;
   std::size_t limit_ = 2;
