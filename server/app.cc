@@ -67,25 +67,25 @@ std::uint64_t connections_for(const ServerConfig& config) {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return UINT64_MAX;
   limit.rlim_cur = limit.rlim_max;
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
-  const std::uint64_t others = config.max_workers + 128;
+  const std::uint64_t others = config.workers.max + 128;
   const std::uint64_t files = limit.rlim_max, left = files > 2 * others ? files - others : others;
-  if (left < config.api_max_connections)
+  if (left < config.api.max_connections)
     log::info("api.connections_limited", {{"limit", left},
-                                          {"wanted", config.api_max_connections},
+                                          {"wanted", config.api.max_connections},
                                           {"why", "open files (RLIMIT_NOFILE)"}});
   return left;
 }
 
 ApiLimits api_limits(const ServerConfig& config, std::uint64_t most_connections) {
   ApiLimits limits;
-  limits.header_limit_bytes = config.api_header_limit;
-  limits.body_limit_bytes = config.api_body_limit;
-  limits.max_connections = std::min(config.api_max_connections, most_connections);
-  limits.max_streams = config.api_max_streams;
-  limits.requests_per_second = static_cast<double>(config.api_rate);
-  limits.idle_timeout = config.api_idle_timeout;
-  limits.read_timeout = config.api_read_timeout;
-  limits.write_timeout = config.api_write_timeout;
+  limits.header_limit_bytes = config.api.header_limit;
+  limits.body_limit_bytes = config.api.body_limit;
+  limits.max_connections = std::min(config.api.max_connections, most_connections);
+  limits.max_streams = config.api.max_streams;
+  limits.requests_per_second = static_cast<double>(config.api.rate);
+  limits.idle_timeout = config.api.idle_timeout;
+  limits.read_timeout = config.api.read_timeout;
+  limits.write_timeout = config.api.write_timeout;
   return limits;
 }
 
@@ -113,13 +113,13 @@ Task<Status> serve(JobServer& cluster, transport::Listener& listener,
   TaskGroup group(co_await boost::asio::this_coro::executor);
   const std::function<void(const std::string&)> stop = [&](const std::string& why) {
     is_signalled = true;
-    cluster.request_stop(why, config.leave_workers);
+    cluster.request_stop(why, config.leaving.workers_stay);
     // It has nothing of the job that is not on the disk, and may read for long: a standby's lead is
     // given back.
     if (!cluster.is_beginning() || config.has_election()) return;
     log::info("server.stopped", {{"why", why + " while it began"}});
     trace::finish();
-    ::_exit(static_cast<int>(config.stop_status));
+    ::_exit(static_cast<int>(config.leaving.stop_status));
   };
   group.spawn(watch_signals(signals, stop));
   Status result = co_await cluster.run(listener);
@@ -130,16 +130,16 @@ Task<Status> serve(JobServer& cluster, transport::Listener& listener,
 
 transport::TlsOptions tls_options(const ServerConfig& config) {
   transport::TlsOptions tls;
-  tls.certificate = config.tls_certificate;
-  tls.key = config.tls_key;
-  tls.authority = config.tls_authority;
+  tls.certificate = config.tls.certificate;
+  tls.key = config.tls.key;
+  tls.authority = config.tls.authority;
   tls.is_server = true;
   return tls;
 }
 
 /// TLS of the data connections; nullptr where it is off.
 Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const ServerConfig& config) {
-  if (config.tls_certificate.empty() && config.tls_key.empty() && config.tls_authority.empty())
+  if (config.tls.certificate.empty() && config.tls.key.empty() && config.tls.authority.empty())
     return std::shared_ptr<transport::StreamLayer>();
   return transport::make_tls(tls_options(config));
 }
@@ -153,7 +153,7 @@ Result<transport::TlsFiles> https_files(const ServerConfig& config) {
 
 /// nullptr where it is off.
 Result<std::shared_ptr<transport::TlsFiles>> api_tls(const ServerConfig& config) {
-  if (!config.api_tls) return std::shared_ptr<transport::TlsFiles>();
+  if (!config.api.tls) return std::shared_ptr<transport::TlsFiles>();
   CENTROID_ASSIGN(auto files, https_files(config));
   return std::make_shared<transport::TlsFiles>(std::move(files));
 }
@@ -164,8 +164,8 @@ Status begin_measuring(const ServerConfig& config, metrics::Registry& registry,
   metrics::add_process(registry, "centroid-server");
   trace::set_process(process);
   trace::start_sampling();
-  if (config.trace_file.empty()) return {};
-  return trace::write_to(config.trace_file, config.trace_limit);
+  if (config.trace.file.empty()) return {};
+  return trace::write_to(config.trace.file, config.trace.limit);
 }
 
 Result<std::unique_ptr<transport::Listener>> listen_for_data(transport::Transport& transport,
@@ -199,29 +199,30 @@ Result<Candidacy::Options> candidacy_options(const ServerConfig& config,
                                              const transport::Endpoint& api) {
   Candidacy::Options options;
   EtcdOptions etcd;
-  CENTROID_ASSIGN(etcd.endpoints, parse_etcd_endpoints(config.etcd));
+  CENTROID_ASSIGN(etcd.endpoints, parse_etcd_endpoints(config.etcd.endpoints));
   const auto is_secure = [](const std::string& one) { return one.starts_with("https://"); };
   if (std::ranges::any_of(etcd.endpoints, is_secure)) {
     transport::TlsOptions tls;
-    tls.authority = config.etcd_authority;
-    tls.certificate = config.etcd_certificate;
-    tls.key = config.etcd_key;
+    tls.authority = config.etcd.authority;
+    tls.certificate = config.etcd.certificate;
+    tls.key = config.etcd.key;
     auto files = transport::TlsFiles::open(std::move(tls));
     if (!files.ok()) return std::move(files).error().with_context("etcd");
     etcd.tls = std::make_shared<transport::TlsFiles>(std::move(files).value());
   }
-  etcd.user = config.etcd_user;
-  etcd.password = config.etcd_password;
-  etcd.timeout = config.etcd_lease / 4;
+  etcd.user = config.etcd.user;
+  etcd.password = config.etcd.password;
+  etcd.timeout = config.etcd.lease / 4;
   options.connect = [etcd](Executor executor) {
     return std::make_unique<EtcdClient>(std::move(executor), etcd);
   };
-  options.election.ttl = config.etcd_lease;
-  options.election.renew = config.etcd_lease / 3;
-  options.cluster = config.cluster;
-  CENTROID_ASSIGN(options.data, endpoint_for_others("advertise", config.advertise, data));
-  CENTROID_ASSIGN(options.api, endpoint_for_others("api.advertise", config.api_advertise, api));
-  options.name = config.name.empty() ? options.data : config.name;
+  options.election.ttl = config.etcd.lease;
+  options.election.renew = config.etcd.lease / 3;
+  options.cluster = config.identity.cluster;
+  CENTROID_ASSIGN(options.data, endpoint_for_others("advertise", config.identity.advertise, data));
+  CENTROID_ASSIGN(options.api,
+                  endpoint_for_others("api.advertise", config.identity.api_advertise, api));
+  options.name = config.identity.name.empty() ? options.data : config.identity.name;
   return options;
 }
 
@@ -234,21 +235,21 @@ struct Ending {
 
 /// Of a server without etcd: nobody else writes where it does.
 Status claim_folders(const ServerConfig& config, FolderClaim& claim) {
-  CENTROID_TRY(Fence::check_alone(config.checkpoint_dir));
+  CENTROID_TRY(Fence::check_alone(config.checkpoint.dir));
   CENTROID_TRY(claim.take("run_dir", config.run_dir));
-  CENTROID_TRY(claim.take("checkpoint.dir", config.checkpoint_dir));
+  CENTROID_TRY(claim.take("checkpoint.dir", config.checkpoint.dir));
   // One of before is replayed, and removed, also by who keeps none.
-  const bool has_journal = config.keeps_journal() || file::exists(config.journal_dir);
-  return has_journal ? claim.take("journal.dir", config.journal_dir) : Status();
+  const bool has_journal = config.keeps_journal() || file::exists(config.journal.dir);
+  return has_journal ? claim.take("journal.dir", config.journal.dir) : Status();
 }
 
 /// Of the port for workers and shard servers.
 Result<transport::TransportOptions> data_options(const ServerConfig& config) {
   transport::TransportOptions options;
   options.limits.max_head_bytes = transport::kMaxHeadBytes;
-  options.limits.max_payload_bytes = max_payload_bytes(config.chunk_bytes);
-  options.stall_timeout = config.stall_timeout;
-  options.congestion_control = config.congestion_control;
+  options.limits.max_payload_bytes = max_payload_bytes(config.transfer.chunk_bytes);
+  options.stall_timeout = config.timeouts.stall;
+  options.congestion_control = config.transfer.congestion_control;
   CENTROID_ASSIGN(options.layer, tls_layer(config));
   return options;
 }
@@ -258,12 +259,13 @@ Result<ApiOptions> rest_options(const ServerConfig& config, const transport::End
   ApiOptions options;
   static_cast<ApiLimits&>(options) = api_limits(config, connections);
   options.endpoint = endpoint;
-  options.token = config.api_token;
+  options.token = config.api.token;
   CENTROID_ASSIGN(options.tls, api_tls(config));
-  options.viewer_token = config.api_viewer_token;
+  options.viewer_token = config.api.viewer_token;
   options.state_dir = config.run_dir;
-  if (!config.tls_certificate.empty()) options.certificates.push_back(config.tls_certificate);
-  if (config.has_election()) options.state_name = config.name.empty() ? config.listen : config.name;
+  if (!config.tls.certificate.empty()) options.certificates.push_back(config.tls.certificate);
+  if (config.has_election())
+    options.state_name = config.identity.name.empty() ? config.listen : config.identity.name;
   return options;
 }
 
@@ -284,7 +286,7 @@ void introduce_api(JobServer& server, ApiServer& api, const ServerConfig& config
 
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
-  CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api_listen));
+  CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api.listen));
   if (!data_endpoint.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "--listen " + config.listen +
@@ -305,7 +307,8 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
 
   JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
   CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, data_endpoint));
-  Fence fence(config.checkpoint_dir, config.name.empty() ? config.listen : config.name);
+  Fence fence(config.checkpoint.dir,
+              config.identity.name.empty() ? config.listen : config.identity.name);
   const ElectionProbe election_probe(registry);
   Control control_plane(cluster);
   cluster.set_files(operators.executor());
@@ -330,7 +333,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
     log::info("server.started",
               {{"version", kVersion},
                {"data", listener->endpoint().to_string()},
-               {"api", (config.api_tls ? "https://" : "http://") + api->endpoint().to_string()},
+               {"api", (config.api.tls ? "https://" : "http://") + api->endpoint().to_string()},
                {"run_dir", config.run_dir}});
     std::unique_ptr<Candidacy> candidacy;
     if (config.has_election()) {
@@ -378,10 +381,10 @@ Task<Status> serve_shard(Shard& shard, transport::Listener& listener,
 Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
     const ServerConfig& config, const metrics::Registry& registry, const Shard& shard,
     IoThread& service) {
-  if (config.metrics_listen.empty()) return std::unique_ptr<transport::MetricsListener>();
+  if (config.metrics.listen.empty()) return std::unique_ptr<transport::MetricsListener>();
   transport::MetricsOptions options;
-  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics_listen));
-  if (config.metrics_tls) {
+  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));
+  if (config.metrics.tls) {
     CENTROID_ASSIGN(options.tls, https_files(config));
   }
   const auto ask = [&service](Pulse::Answered answered) {
@@ -412,13 +415,13 @@ Status run_shard(const ServerConfig& config) {
                      " is reachable from other machines: give --token_file FILE with the secret of "
                      "the workers, or listen on 127.0.0.1");
   if (const bool is_any = endpoint.host == "0.0.0.0" || endpoint.host == "::";
-      is_any && config.advertise.empty())
+      is_any && config.identity.advertise.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "listen " + config.listen +
                      " does not say where workers reach this server: set `advertise`");
   // Servers of one machine have one run_dir by default.
-  const bool is_default = config.journal_dir == config.run_dir + "/journal";
-  options.journal_dir = config.journal_dir + (is_default ? "-" + config.name : "");
+  const bool is_default = config.journal.dir == config.run_dir + "/journal";
+  options.journal_dir = config.journal.dir + (is_default ? "-" + config.identity.name : "");
   // Its folder cannot be created: so it can have no journal, and says so where its leader wants
   // one.
   FolderClaim claim;
@@ -427,30 +430,30 @@ Status run_shard(const ServerConfig& config) {
     return taken;
   const SystemClock clock;
   metrics::Registry registry;
-  CENTROID_TRY(begin_measuring(config, registry, "centroid-server " + config.name));
+  CENTROID_TRY(begin_measuring(config, registry, "centroid-server " + config.identity.name));
   IoThread service("service");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = options.max_payload_bytes;
-  transport_options.stall_timeout = config.stall_timeout;
-  transport_options.congestion_control = config.congestion_control;
+  transport_options.stall_timeout = config.timeouts.stall;
+  transport_options.congestion_control = config.transfer.congestion_control;
   CENTROID_ASSIGN(transport_options.layer, tls_layer(config));
-  if (transport_options.layer && config.tls_authority.empty())
+  if (transport_options.layer && config.tls.authority.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "join " + config.join +
                      " with TLS: set tls.authority, by which the leader's certificate is checked");
   const auto transport = transport::make_tcp(service.executor(), transport_options);
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
   CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, endpoint));
-  options.name = config.name;
-  options.advertise =
-      config.advertise.empty() ? listener->endpoint().to_string() : config.advertise;
+  options.name = config.identity.name;
+  options.advertise = config.identity.advertise.empty() ? listener->endpoint().to_string()
+                                                        : config.identity.advertise;
   options.token = config.token;
-  options.memory_limit = config.memory_limit;
-  options.max_workers = config.max_workers;
-  options.join_timeout = config.join_timeout;
-  options.stall_timeout = config.stall_timeout;
-  options.drain_timeout = config.drain_timeout;
+  options.memory_limit = config.memory.limit;
+  options.max_workers = config.workers.max;
+  options.join_timeout = config.timeouts.join;
+  options.stall_timeout = config.timeouts.stall;
+  options.drain_timeout = config.timeouts.drain;
   Shard shard(service.executor(), *transport, options, clock, registry);
   CENTROID_ASSIGN(const auto metrics, listen_for_metrics(config, registry, shard, service));
   if (!config.endpoints_file.empty())
@@ -458,7 +461,7 @@ Status run_shard(const ServerConfig& config) {
                                  metrics ? "metrics" : "",
                                  metrics ? metrics->endpoint().to_string() : ""));
   log::info("shard.started", {{"version", kVersion},
-                              {"name", config.name},
+                              {"name", config.identity.name},
                               {"data", listener->endpoint().to_string()},
                               {"leader", config.join}});
   const Status result =
@@ -510,13 +513,13 @@ Status check_shard_settings(const ServerConfig& config, const std::string& effec
                      ": a shard server gets the job's settings from its leader; "
                      "leave away " +
                      others + ", or give them to the leader");
-  if (config.name.empty())
+  if (config.identity.name.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "join " + config.join + ": give this server a name of its own (--name)");
-  if (config.name.find('/') != std::string::npos)
-    return Error(
-        ErrorCode::kInvalidArgument,
-        "name " + config.name + ": a shard server's journal is named by it: leave '/' away");
+  if (config.identity.name.find('/') != std::string::npos)
+    return Error(ErrorCode::kInvalidArgument,
+                 "name " + config.identity.name +
+                     ": a shard server's journal is named by it: leave '/' away");
   return {};
 }
 
@@ -531,9 +534,9 @@ int run_server(ServerConfig& config, config::Schema& schema) {
     if (!ending.is_deposed) break;
     // What was changed live is with the leader of now, and comes back with the lead.
     schema.take_back_changes();
-    log::set_level(log::parse_level(config.log_level).value());
+    log::set_level(log::parse_level(config.log.level).value());
   }
-  if (result.ok()) return ending.goes_on ? static_cast<int>(config.stop_status) : kExitDone;
+  if (result.ok()) return ending.goes_on ? static_cast<int>(config.leaving.stop_status) : kExitDone;
   if (!ending.is_halted) log::error("server.failed", {{"error", result.error()}});
   if (ending.is_halted) return kExitHalted;
   switch (result.error().code()) {

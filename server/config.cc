@@ -15,14 +15,14 @@ namespace centroid::server {
 namespace {
 
 Status check_codec_down(ServerConfig& c) {
-  auto parsed = CodecSpec::parse(c.codec_down);
+  auto parsed = CodecSpec::parse(c.transfer.codec_down);
   if (!parsed.ok()) return std::move(parsed).error().with_context("codec_down");
-  c.codec_down = parsed->to_string();
+  c.transfer.codec_down = parsed->to_string();
   if (!c.compresses_results()) return {};
   const auto refuse = [&](const std::string& why) {
-    return Error(ErrorCode::kInvalidArgument, "codec_down " + c.codec_down + ": " + why);
+    return Error(ErrorCode::kInvalidArgument, "codec_down " + c.transfer.codec_down + ": " + why);
   };
-  if (c.fragments > 1 && parsed->scope == Scope::kGlobal)
+  if (c.local.fragments > 1 && parsed->scope == Scope::kGlobal)
     return refuse(
         "it selects from all tensors at once, which come in fragments: leave scope=global away");
   if (c.is_peer_to_peer())
@@ -46,37 +46,37 @@ Status check_local_steps(ServerConfig& c) {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, why);
   };
-  const std::string steps = "local_steps " + std::to_string(c.local_steps);
-  if (c.local_steps == 1) {
-    if (c.fragments != 1 || c.overlap != 0)
+  const std::string steps = "local_steps " + std::to_string(c.local.count);
+  if (c.local.count == 1) {
+    if (c.local.fragments != 1 || c.local.overlap != 0)
       return refuse(
           "fragments and overlap are for rounds of local steps: set local_steps, or "
           "leave fragments 1 and overlap 0");
     return {};
   }
-  if (c.local_steps % c.fragments != 0)
-    return refuse(steps + " is no multiple of fragments " + std::to_string(c.fragments) +
+  if (c.local.count % c.local.fragments != 0)
+    return refuse(steps + " is no multiple of fragments " + std::to_string(c.local.fragments) +
                   ": a fragment is contributed every local_steps / fragments steps");
-  if (c.overlap >= c.steps_per_round())
-    return refuse("overlap " + std::to_string(c.overlap) +
+  if (c.local.overlap >= c.steps_per_round())
+    return refuse("overlap " + std::to_string(c.local.overlap) +
                   " must be below local_steps / fragments, " + std::to_string(c.steps_per_round()) +
                   ": a round ends before the next begins");
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
-  if (policy.applies_each() && (c.fragments > 1 || c.overlap > 0))
+  if (policy.applies_each() && (c.local.fragments > 1 || c.local.overlap > 0))
     return refuse(
         "policy " + c.policy +
         ": a contribution comes when others have moved on, so fragments cannot take turns "
         "and nothing can be made meanwhile: leave fragments 1 and overlap 0");
-  if (c.fragments > 1 && policy.is_elastic() && c.late != "drop")
+  if (c.local.fragments > 1 && policy.is_elastic() && c.late != "drop")
     return refuse(
         "late " + c.late +
         ": the fragment of a late contribution is not the one of a later round: leave late "
         "drop, or fragments 1");
-  if (c.outer == "optimizer") return {};
+  if (c.local.outer == "optimizer") return {};
   OptimizerConfig wanted = c.optimizer;
-  wanted.name = c.outer == "average" ? "mean" : "nesterov";
-  wanted.learning_rate = c.outer == "average" ? 1.0 : 0.7;
+  wanted.name = c.local.outer == "average" ? "mean" : "nesterov";
+  wanted.learning_rate = c.local.outer == "average" ? 1.0 : 0.7;
   wanted.momentum = 0.9;
   wanted.weight_decay = 0;
   const auto is_same = [&](const OptimizerConfig& other) {
@@ -85,7 +85,7 @@ Status check_local_steps(ServerConfig& c) {
   };
   if (!is_same(OptimizerConfig()) && !is_same(wanted))
     return refuse(
-        steps + " with outer " + c.outer +
+        steps + " with outer " + c.local.outer +
         " sets the optimizer by itself: leave optimizer.name, learning_rate, momentum and "
         "weight_decay, or take outer optimizer");
   c.optimizer = wanted;
@@ -102,26 +102,28 @@ Status check_election(ServerConfig& c) {
     return (x >= 'a' && x <= 'z') || (x >= 'A' && x <= 'Z') || (x >= '0' && x <= '9') || x == '-' ||
            x == '_' || x == '.';
   };
-  if (c.cluster.empty() || c.cluster.size() > 128 || !std::ranges::all_of(c.cluster, is_plain))
+  if (c.identity.cluster.empty() || c.identity.cluster.size() > 128 ||
+      !std::ranges::all_of(c.identity.cluster, is_plain))
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "cluster '" + c.identity.cluster + "': expected 1 to 128 letters, digits, - _ and .");
+  if (!std::ranges::all_of(c.identity.name, is_plain) || c.identity.name.size() > 128)
     return Error(ErrorCode::kInvalidArgument,
-                 "cluster '" + c.cluster + "': expected 1 to 128 letters, digits, - _ and .");
-  if (!std::ranges::all_of(c.name, is_plain) || c.name.size() > 128)
+                 "name '" + c.identity.name + "': expected at most 128 letters, digits, - _ and .");
+  if (c.etcd.lease.count() % 1000 != 0)
     return Error(ErrorCode::kInvalidArgument,
-                 "name '" + c.name + "': expected at most 128 letters, digits, - _ and .");
-  if (c.etcd_lease.count() % 1000 != 0)
-    return Error(ErrorCode::kInvalidArgument,
-                 "etcd.lease " + std::to_string(c.etcd_lease.count()) +
+                 "etcd.lease " + std::to_string(c.etcd.lease.count()) +
                      " ms: etcd counts leases in whole seconds, take a multiple of 1000");
-  CENTROID_ASSIGN(const auto endpoints, parse_etcd_endpoints(c.etcd));
+  CENTROID_ASSIGN(const auto endpoints, parse_etcd_endpoints(c.etcd.endpoints));
   const auto is_secure = [](const std::string& one) { return one.starts_with("https://"); };
-  if (c.etcd_certificate.empty() != c.etcd_key.empty())
+  if (c.etcd.certificate.empty() != c.etcd.key.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "etcd.certificate and etcd.key belong together: one is set, the other is not");
-  if (!c.etcd_certificate.empty() && !std::ranges::any_of(endpoints, is_secure))
+  if (!c.etcd.certificate.empty() && !std::ranges::any_of(endpoints, is_secure))
     return Error(ErrorCode::kInvalidArgument,
                  "etcd.certificate is shown to an etcd with TLS: take https:// in etcd.endpoints");
-  c.resume = c.leave_workers = true;
-  if (c.run_id.empty()) c.run_id = c.cluster;
+  c.resume = c.leaving.workers_stay = true;
+  if (c.run_id.empty()) c.run_id = c.identity.cluster;
   return {};
 }
 
@@ -133,18 +135,18 @@ Status check_cadence(const ServerConfig& c) {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, why);
   };
-  auto ratios = parse_ratios(c.cadence_ratios);
+  auto ratios = parse_ratios(c.cadence.ratios);
   if (!ratios.ok()) return std::move(ratios).error().with_context("cadence.ratios");
-  if (c.cadence_mode == "tuned" && c.steps_per_round() == 1)
+  if (c.cadence.mode == "tuned" && c.steps_per_round() == 1)
     return refuse(
         "cadence tuned chooses how many local steps lie between two averages: set local_steps to "
         "the number to begin with, e.g. 10 (with fragments, more than that), or take cadence "
         "speed");
-  if (c.cadence_mode == "tuned" && c.cadence_max_steps < c.steps_per_round())
-    return refuse("cadence.max_steps " + std::to_string(c.cadence_max_steps) +
+  if (c.cadence.mode == "tuned" && c.cadence.max_steps < c.steps_per_round())
+    return refuse("cadence.max_steps " + std::to_string(c.cadence.max_steps) +
                   " is below the steps to begin with, " + std::to_string(c.steps_per_round()) +
                   " (local_steps / fragments)");
-  if (!ratios->empty() && c.cadence_mode == "off")
+  if (!ratios->empty() && c.cadence.mode == "off")
     return refuse("cadence.ratios are given speeds: they need cadence speed or tuned, not off");
   return {};
 }
@@ -153,17 +155,17 @@ Status check_cadence(const ServerConfig& c) {
 
 Coordinator::Options ServerConfig::coordination() const {
   Coordinator::Options out;
-  out.mode = cadence_mode == "tuned"   ? Coordinator::Mode::kTuned
-             : cadence_mode == "speed" ? Coordinator::Mode::kSpeed
+  out.mode = cadence.mode == "tuned"   ? Coordinator::Mode::kTuned
+             : cadence.mode == "speed" ? Coordinator::Mode::kSpeed
                                        : Coordinator::Mode::kOff;
   out.cadence.initial = steps_per_round();
-  out.cadence.most = cadence_max_steps;
-  out.cadence.overhead = cadence_overhead;
-  out.cadence.dead_zone = cadence_dead_zone;
-  out.cadence.max_lead = cadence_max_lead;
-  out.divergence = cadence_divergence;
-  out.predicts = cadence_guard == "predict";
-  if (auto ratios = parse_ratios(cadence_ratios); ratios.ok())
+  out.cadence.most = cadence.max_steps;
+  out.cadence.overhead = cadence.overhead;
+  out.cadence.dead_zone = cadence.dead_zone;
+  out.cadence.max_lead = cadence.max_lead;
+  out.divergence = cadence.divergence;
+  out.predicts = cadence.guard == "predict";
+  if (auto ratios = parse_ratios(cadence.ratios); ratios.ok())
     out.ratios = std::move(ratios).value();
   return out;
 }
@@ -177,7 +179,7 @@ Status finish(ServerConfig& c) {
                  "policy " + c.policy + ": with exchange " + c.exchange +
                      " the workers' sums hold a part of everybody, nobody can be left out: take "
                      "exchange star, or policy bsp");
-  if (c.round_timeout.count() > 0 && (policy.is_elastic() || c.is_peer_to_peer()))
+  if (c.timeouts.round.count() > 0 && (policy.is_elastic() || c.is_peer_to_peer()))
     return Error(ErrorCode::kInvalidArgument,
                  "round_timeout is for policy bsp with exchange star: policy " + c.policy +
                      " with exchange " + c.exchange +
@@ -191,16 +193,16 @@ Status finish(ServerConfig& c) {
   if (const auto tables = parse_tables(c.tables); !tables.ok())
     return Error(tables.error()).with_context("tables");
   CENTROID_TRY(check_codec_down(c));
-  if (c.min_workers > c.max_workers)
+  if (c.workers.min > c.workers.max)
     return Error(ErrorCode::kInvalidArgument,
-                 "min_workers (" + std::to_string(c.min_workers) + ") is above max_workers (" +
-                     std::to_string(c.max_workers) + "): raise max_workers or lower min_workers");
-  if (c.keep_min_workers > c.max_workers)
+                 "min_workers (" + std::to_string(c.workers.min) + ") is above max_workers (" +
+                     std::to_string(c.workers.max) + "): raise max_workers or lower min_workers");
+  if (c.workers.keep_min > c.workers.max)
     return Error(ErrorCode::kInvalidArgument,
-                 "keep_min_workers (" + std::to_string(c.keep_min_workers) +
-                     ") is above max_workers (" + std::to_string(c.max_workers) +
+                 "keep_min_workers (" + std::to_string(c.workers.keep_min) +
+                     ") is above max_workers (" + std::to_string(c.workers.max) +
                      "): raise max_workers or lower keep_min_workers");
-  if (c.optimizer_scale_ratio > 0 && c.local_steps > 1)
+  if (c.optimizer_scale_ratio > 0 && c.local.count > 1)
     return Error(ErrorCode::kInvalidArgument,
                  "optimizer.scale_ratio is for a gradient every step: with local_steps set the "
                  "workers' inner.scale_ratio");
@@ -214,36 +216,37 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "exchange " + c.exchange +
                      " applies the optimizer on the workers: apply must be worker or auto");
-  if (c.is_peer_to_peer() && c.reduce_algorithm != "auto" && c.exchange == "hierarchical")
+  if (c.is_peer_to_peer() && c.reduce.algorithm != "auto" && c.exchange == "hierarchical")
     return Error(ErrorCode::kInvalidArgument,
                  "exchange hierarchical has an algorithm of its own: leave reduce.algorithm auto");
-  if (c.reduce_ring_order != "rank" && c.exchange != "ring")
-    return Error(ErrorCode::kInvalidArgument, "reduce.ring_order " + c.reduce_ring_order +
+  if (c.reduce.ring_order != "rank" && c.exchange != "ring")
+    return Error(ErrorCode::kInvalidArgument, "reduce.ring_order " + c.reduce.ring_order +
                                                   " is for exchange ring, not " + c.exchange);
   if (c.keeps_journal() && c.is_peer_to_peer())
     return Error(ErrorCode::kInvalidArgument,
                  "journal on: with exchange " + c.exchange +
                      " no gradient goes through the server, there is nothing to write: leave "
                      "journal off and take checkpoint.every_rounds, or exchange star");
-  if (c.journal_dir.empty()) c.journal_dir = c.run_dir + "/journal";
-  if (c.checkpoint_dir.empty()) c.checkpoint_dir = c.run_dir + "/checkpoints";
+  if (c.journal.dir.empty()) c.journal.dir = c.run_dir + "/journal";
+  if (c.checkpoint.dir.empty()) c.checkpoint.dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
     static constexpr char kDigits[] = "0123456789abcdef";
     std::uint64_t bits = random_seed();
     for (int i = 0; i < 12; ++i, bits >>= 4) c.run_id += kDigits[bits % 16];
   }
-  if (c.credit_bytes == 0) {
+  if (c.transfer.credit_bytes == 0) {
     // A small window keeps waiting chunks in the cache: with 4 MiB instead of 16 MiB the server
     // takes 109 ms of processor time a round instead of 130 (centroid-bench-star --rounds 12
     // --no-memory).
     constexpr std::uint64_t kOne = 4u << 20, kTotal = 128u << 20;
-    const std::uint64_t share = std::min(kOne, kTotal / std::max<std::uint64_t>(c.min_workers, 8));
-    c.credit_bytes = std::max<std::uint64_t>(2 * c.chunk_bytes, share);
+    const std::uint64_t share = std::min(kOne, kTotal / std::max<std::uint64_t>(c.workers.min, 8));
+    c.transfer.credit_bytes = std::max<std::uint64_t>(2 * c.transfer.chunk_bytes, share);
   }
-  if (c.credit_bytes < c.chunk_bytes)
-    return Error(ErrorCode::kInvalidArgument, "credit_bytes (" + std::to_string(c.credit_bytes) +
+  if (c.transfer.credit_bytes < c.transfer.chunk_bytes)
+    return Error(ErrorCode::kInvalidArgument, "credit_bytes (" +
+                                                  std::to_string(c.transfer.credit_bytes) +
                                                   ") must hold at least one chunk (chunk_bytes " +
-                                                  std::to_string(c.chunk_bytes) + ")");
+                                                  std::to_string(c.transfer.chunk_bytes) + ")");
   return {};
 }
 

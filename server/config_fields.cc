@@ -11,11 +11,11 @@ void register_endpoints(config::Schema& s, ServerConfig& c) {
           {.text = "where workers connect, HOST:PORT; port 0 takes a free one"});
   s.field("token", &c.token,
           {.text = "shared secret that workers must show; needed beyond loopback", .secret = true});
-  s.field("api.listen", &c.api_listen, {.text = "where REST and metrics are served, HOST:PORT"},
+  s.field("api.listen", &c.api.listen, {.text = "where REST and metrics are served, HOST:PORT"},
           "api");
-  s.field("api.token", &c.api_token,
+  s.field("api.token", &c.api.token,
           {.text = "bearer token of REST; needed beyond loopback", .secret = true});
-  s.field("api.viewer_token", &c.api_viewer_token,
+  s.field("api.viewer_token", &c.api.viewer_token,
           {.text = "another token of REST, which may only read: for Prometheus and for people who "
                    "look",
            .secret = true});
@@ -26,16 +26,16 @@ void register_endpoints(config::Schema& s, ServerConfig& c) {
 
 /// The job.
 void register_job(config::Schema& s, ServerConfig& c) {
-  s.field("min_workers", &c.min_workers,
+  s.field("min_workers", &c.workers.min,
           {.text = "workers to wait for before the first round",
            .unit = "workers",
            .min = 1,
            .live = true},
           "min-workers");
   s.field(
-      "epochs", &c.epochs,
+      "epochs", &c.goal.epochs,
       {.text = "passes over the data to train for; 0: no limit", .unit = "epochs", .live = true});
-  s.field("rounds", &c.rounds,
+  s.field("rounds", &c.goal.rounds,
           {.text = "rounds to train for; 0: no limit", .unit = "rounds", .live = true});
   s.field(
       "optimizer.name", &c.optimizer.name,
@@ -54,7 +54,7 @@ void register_job(config::Schema& s, ServerConfig& c) {
           {.text = "first-worker, or a safetensors file with the initial parameters"});
   s.field("seed", &c.seed, {.text = "seed of initial parameters, data order and data split"});
   s.field(
-      "exit_when_finished", &c.exit_when_finished,
+      "exit_when_finished", &c.leaving.when_finished,
       {.text = "leave when the goal is reached or the job halted; otherwise REST stays up, and a "
                "halt holds until it is taken back",
        .live = true},
@@ -73,38 +73,38 @@ void register_files(config::Schema& s, ServerConfig& c) {
 
 /// What it tells.
 void register_log(config::Schema& s, ServerConfig& c) {
-  s.field("log.level", &c.log_level,
+  s.field("log.level", &c.log.level,
           {.text = "least level to log",
            .choices = {"trace", "debug", "info", "warn", "error", "off"},
            .live = true},
           "log-level");
-  s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}},
+  s.field("log.format", &c.log.format, {.text = "form of a log line", .choices = {"text", "json"}},
           "log-format");
 }
 
 /// Workers that come, go and are slow.
 void register_membership(config::Schema& s, ServerConfig& c) {
-  s.field("max_workers", &c.max_workers,
+  s.field("max_workers", &c.workers.max,
           {.text = "workers the cluster takes at most",
            .unit = "workers",
            .min = 1,
            .max = 16384,
            .live = true},
           "max-workers");
-  s.field("keep_min_workers", &c.keep_min_workers,
+  s.field("keep_min_workers", &c.workers.keep_min,
           {.text = "with fewer workers than this no round begins: the job waits until so many are "
                    "here, instead of going on with those that are left; 0: it goes on",
            .unit = "workers",
            .live = true},
           "keep-min-workers");
-  s.field("lease", &c.lease,
+  s.field("lease", &c.timeouts.lease,
           {.text = "silence after which a worker is dead",
            .unit = "ms",
            .min = 100,
            .max = 3'600'000,
            .live = true});
   s.field(
-      "round_timeout", &c.round_timeout,
+      "round_timeout", &c.timeouts.round,
       {.text =
            "policy bsp, exchange star: a round in which a worker that lives has contributed "
            "nothing for so long is repeated without it (who came a little late before has up to "
@@ -113,16 +113,16 @@ void register_membership(config::Schema& s, ServerConfig& c) {
        .min = 0,
        .max = 86'400'000,
        .live = true});
-  s.field("drain_timeout", &c.drain_timeout,
+  s.field("drain_timeout", &c.timeouts.drain,
           {.text = "how long a stop waits for the open round and for workers to leave",
            .unit = "ms",
            .min = 0,
            .live = true});
-  s.field("leave_workers", &c.leave_workers,
+  s.field("leave_workers", &c.leaving.workers_stay,
           {.text = "a signal ends only this server: workers are not told that the job is over, but "
                    "wait for it to come back with `resume`, as long as their join_timeout"},
           "leave-workers");
-  s.field("stop_status", &c.stop_status,
+  s.field("stop_status", &c.leaving.stop_status,
           {.text = "exit status after a signal asked this server to leave and the job is not over; "
                    "other than 0 where a scheduler should start it again, e.g. 143",
            .max = 255},
@@ -143,7 +143,7 @@ void register_gradients(config::Schema& s, ServerConfig& c) {
            "(results are mean gradients); auto: the server with star and codec_down f32, else the "
            "workers",
        .choices = {"auto", "server", "worker"}});
-  s.field("codec_down", &c.codec_down,
+  s.field("codec_down", &c.transfer.codec_down,
           {.text = "exchange star: form of the results on the wire, a codec of docs/compression.md "
                    "such as topk:0.01; with another than f32 every worker applies the optimizer"},
           "codec-down");
@@ -166,13 +166,13 @@ void register_gradients(config::Schema& s, ServerConfig& c) {
       {.text = "what a gradient with NaN or infinity does: stop the job, skip the round, or go in",
        .choices = {"halt", "skip", "propagate"}});
   register_aggregate(s, c);
-  s.field("weight_by", &c.weight_by,
+  s.field("weight_by", &c.local.weight_by,
           {.text = "what a worker weighs in the mean: its samples in the round, its steps, as much "
                    "as any other, or the tokens that it judged there (exchange star)",
            .choices = {"samples", "steps", "equal", "tokens"}},
           "weight-by");
   s.field(
-      "payload_checksum", &c.payload_checksum,
+      "payload_checksum", &c.transfer.checksum,
       {.text = "CRC-32C of contributions and results; auto: not between processes of one machine",
        .choices = {"auto", "always"}},
       "payload-checksum");
@@ -209,21 +209,21 @@ void register_optimizer(config::Schema& s, ServerConfig& c) {
 /// TLS.
 void register_tls(config::Schema& s, ServerConfig& c) {
   s.field(
-      "tls.certificate", &c.tls_certificate,
+      "tls.certificate", &c.tls.certificate,
       {.text = "PEM file with this server's certificate: data connections are TLS (docs/tls.md)"},
       "tls-certificate");
-  s.field("tls.key", &c.tls_key, {.text = "PEM file with the certificate's private key"},
+  s.field("tls.key", &c.tls.key, {.text = "PEM file with the certificate's private key"},
           "tls-key");
-  s.field("tls.authority", &c.tls_authority,
+  s.field("tls.authority", &c.tls.authority,
           {.text = "PEM file with who signs workers' certificates: they must show one"},
           "tls-authority");
-  s.field("api.tls", &c.api_tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
+  s.field("api.tls", &c.api.tls, {.text = "REST is HTTPS, with tls.certificate (docs/tls.md)"},
           "api-tls");
 }
 
 /// Local steps.
 void register_local_steps(config::Schema& s, ServerConfig& c) {
-  s.field("local_steps", &c.local_steps,
+  s.field("local_steps", &c.local.count,
           {.text = "steps that a worker makes by itself, with its own optimizer (its --inner-...), "
                    "before it contributes what they have changed (docs/low-communication.md); 1: a "
                    "gradient every step",
@@ -231,17 +231,17 @@ void register_local_steps(config::Schema& s, ServerConfig& c) {
            .min = 1,
            .max = 1'000'000},
           "local-steps");
-  s.field("fragments", &c.fragments,
+  s.field("fragments", &c.local.fragments,
           {.text = "local_steps: sets of tensors of about equal size, of which one is contributed "
                    "every local_steps / fragments steps",
            .unit = "fragments",
            .min = 1,
            .max = 4096});
-  s.field("overlap", &c.overlap,
+  s.field("overlap", &c.local.overlap,
           {.text = "local_steps: steps that are made while a contribution and its result travel",
            .unit = "steps",
            .max = 1'000'000});
-  s.field("outer", &c.outer,
+  s.field("outer", &c.local.outer,
           {.text = "local_steps: what is done with the mean of the contributions: nesterov = "
                    "optimizer nesterov with learning rate 0.7 and momentum 0.9 (DiLoCo); average = "
                    "the parameters become the workers' mean; optimizer = as optimizer.* say",
@@ -251,45 +251,45 @@ void register_local_steps(config::Schema& s, ServerConfig& c) {
 /// Unequal workers.
 void register_cadence(config::Schema& s, ServerConfig& c) {
   s.field(
-      "cadence.mode", &c.cadence_mode,
+      "cadence.mode", &c.cadence.mode,
       {.text = "how the data of a round is divided among unequal workers (docs/coordinator.md): "
                "off = a batch (or local_steps batches) each; speed = by measured speed, so "
                "that all are done at the same time; tuned = so too, and local_steps, those of "
                "the slowest at first, follow the cost of the exchange and the divergence",
        .choices = {"off", "speed", "tuned"}},
       "cadence");
-  s.field("cadence.overhead", &c.cadence_overhead,
+  s.field("cadence.overhead", &c.cadence.overhead,
           {.text = "cadence tuned: time of an exchange that is wanted, as a part of the slowest "
                    "worker's computing",
            .min = 0.01,
            .max = 0.5});
-  s.field("cadence.max_steps", &c.cadence_max_steps,
+  s.field("cadence.max_steps", &c.cadence.max_steps,
           {.text = "cadence tuned: most local steps of the slowest worker",
            .unit = "steps",
            .min = 1,
            .max = 1'000'000});
-  s.field("cadence.max_lead", &c.cadence_max_lead,
+  s.field("cadence.max_lead", &c.cadence.max_lead,
           {.text = "cadence: steps that a worker makes more than the slowest at most, and by which "
                    "its number changes from round to round at most, up and down; 0: all make the "
                    "same",
            .unit = "steps",
            .max = 1'000'000});
-  s.field("cadence.dead_zone", &c.cadence_dead_zone,
+  s.field("cadence.dead_zone", &c.cadence.dead_zone,
           {.text = "cadence: relative change of a worker's speed that changes nothing",
            .min = 0.0,
            .max = 1.0});
-  s.field("cadence.divergence", &c.cadence_divergence,
+  s.field("cadence.divergence", &c.cadence.divergence,
           {.text = "cadence tuned: |own - mean| / |mean| of a worker's parameters above which a "
                    "rise, round after round, stops growth and then halves the steps; 0: never",
            .min = 0.0});
-  s.field("cadence.guard", &c.cadence_guard,
+  s.field("cadence.guard", &c.cadence.guard,
           {.text = "cadence tuned: what bounds the divergence. halve: the local steps, when it has "
                    "risen for long; predict: at most so many steps as its growth allows",
            .choices = {"halve", "predict"}});
-  s.field("cadence.ratios", &c.cadence_ratios,
+  s.field("cadence.ratios", &c.cadence.ratios,
           {.text = "given speeds by rank, such as 3,2,1: with cadence speed instead of measured "
                    "ones, with tuned until they are measured"});
-  s.field("cadence.overshoot", &c.cadence_overshoot,
+  s.field("cadence.overshoot", &c.cadence.overshoot,
           {.text = "cadence with local_steps: steps of a worker by which a round may run into the "
                    "next epoch, so that no round is short because an epoch ends; 0: 2 to 10, by "
                    "the size of an epoch, more while rounds are stable",
@@ -307,36 +307,36 @@ void register_tables(config::Schema& s, ServerConfig& c) {
 
 /// Standbys.
 void register_standbys(config::Schema& s, ServerConfig& c) {
-  s.field("etcd.endpoints", &c.etcd,
+  s.field("etcd.endpoints", &c.etcd.endpoints,
           {.text = "several servers, of which one leads: where etcd answers, http://HOST:PORT or "
                    "https://HOST:PORT, separated by commas; implies resume and leave_workers; "
                    "empty: this server is alone (docs/high-availability.md)"},
           "etcd");
-  s.field("etcd.authority", &c.etcd_authority,
+  s.field("etcd.authority", &c.etcd.authority,
           {.text = "etcd, https: PEM file with who signs its certificates, or system for the "
                    "authorities this machine trusts"});
   s.field(
-      "etcd.certificate", &c.etcd_certificate,
+      "etcd.certificate", &c.etcd.certificate,
       {.text = "etcd, https: PEM file with this server's certificate, where etcd asks for one"});
-  s.field("etcd.key", &c.etcd_key, {.text = "PEM file with the key of etcd.certificate"});
-  s.field("etcd.user", &c.etcd_user, {.text = "user name at etcd; empty: it wants none"});
-  s.field("etcd.password", &c.etcd_password, {.text = "password at etcd", .secret = true});
+  s.field("etcd.key", &c.etcd.key, {.text = "PEM file with the key of etcd.certificate"});
+  s.field("etcd.user", &c.etcd.user, {.text = "user name at etcd; empty: it wants none"});
+  s.field("etcd.password", &c.etcd.password, {.text = "password at etcd", .secret = true});
   s.field(
-      "etcd.lease", &c.etcd_lease,
+      "etcd.lease", &c.etcd.lease,
       {.text = "etcd: silence of the leader after which a standby takes over, in whole seconds; "
                "renewed three times as often",
        .unit = "ms",
        .min = 2000,
        .max = 600'000},
       "etcd-lease");
-  s.field("cluster", &c.cluster,
+  s.field("cluster", &c.identity.cluster,
           {.text = "etcd: name of the cluster, the same for its servers: letters, digits, - _ ."});
   s.field(
-      "name", &c.name,
+      "name", &c.identity.name,
       {.text = "etcd: name of this server, empty: its data endpoint; several servers: name among "
                "those that the model lies on, needed with `join`"});
   s.field(
-      "advertise", &c.advertise,
+      "advertise", &c.identity.advertise,
       {.text = "etcd, join: HOST:PORT (with etcd also HOST) by which workers reach this server, "
                "when it is not `listen`"});
 }
@@ -344,28 +344,28 @@ void register_standbys(config::Schema& s, ServerConfig& c) {
 /// Bounds and the network, which are rarely touched.
 void register_bounds(config::Schema& s, ServerConfig& c) {
   s.field(
-      "memory_limit", &c.memory_limit,
+      "memory_limit", &c.memory.limit,
       {.text = "what this server may need; a model that needs more is refused with both numbers; "
                "0: the cgroup's limit, or the physical memory",
        .unit = "bytes"},
       "memory-limit");
-  s.field("max_model_bytes", &c.max_model_bytes,
+  s.field("max_model_bytes", &c.memory.max_model_bytes,
           {.text = "largest model a worker may bring; the server needs 2 planes of it and one per "
                    "optimizer slot",
            .unit = "bytes",
            .min = 64},
           "max-model-bytes");
-  s.field("chunk_bytes", &c.chunk_bytes,
+  s.field("chunk_bytes", &c.transfer.chunk_bytes,
           {.text = "largest chunk", .unit = "bytes", .min = 64, .max = 64u << 20}, "chunk-bytes");
-  s.field("credit_bytes", &c.credit_bytes,
+  s.field("credit_bytes", &c.transfer.credit_bytes,
           {.text = "contribution bytes one worker may have waiting here; 0: 4 MiB, less beyond 32 "
                    "workers; on long fat links bandwidth times round trip",
            .unit = "bytes"});
-  s.field("stall_timeout", &c.stall_timeout,
+  s.field("stall_timeout", &c.timeouts.stall,
           {.text = "a connection that moves no byte of a begun frame for so long ends",
            .unit = "ms",
            .min = 100});
-  s.field("congestion_control", &c.congestion_control,
+  s.field("congestion_control", &c.transfer.congestion_control,
           {.text = "TCP congestion control of data connections: auto (cubic on loopback), a name, "
                    "or empty for the system's"});
 }
@@ -373,20 +373,20 @@ void register_bounds(config::Schema& s, ServerConfig& c) {
 /// Additions among the workers.
 void register_reduce(config::Schema& s, ServerConfig& c) {
   s.field(
-      "reduce.algorithm", &c.reduce_algorithm,
+      "reduce.algorithm", &c.reduce.algorithm,
       {.text = "exchange ring: auto (by size), ring, recursive-doubling, or chain, which adds in "
                "the order of ranks: the bits of star, for twice the bytes of ring",
        .choices = {"auto", "ring", "recursive-doubling", "chain"}});
   s.field(
-      "reduce.ring_order", &c.reduce_ring_order,
+      "reduce.ring_order", &c.reduce.ring_order,
       {.text = "exchange ring: the workers stand in the ring by rank, or so that its slowest hop "
                "is fastest, measured whenever workers come or go (bits then depend on it)",
        .choices = {"rank", "bandwidth"}});
-  s.field("reduce.bucket_bytes", &c.reduce_bucket_bytes,
+  s.field("reduce.bucket_bytes", &c.reduce.bucket_bytes,
           {.text = "exchange ring, hierarchical: least gradient bytes of one addition",
            .unit = "bytes",
            .min = 64});
-  s.field("reduce.timeout", &c.reduce_timeout,
+  s.field("reduce.timeout", &c.reduce.timeout,
           {.text = "exchange ring, hierarchical: a worker that others wait for in an addition for "
                    "so long is "
                    "reported as lost",
@@ -396,11 +396,11 @@ void register_reduce(config::Schema& s, ServerConfig& c) {
 
 /// The trace.
 void register_trace(config::Schema& s, ServerConfig& c) {
-  s.field("trace.file", &c.trace_file,
+  s.field("trace.file", &c.trace.file,
           {.text = "write what this process does when to this file, as JSON that Perfetto and "
                    "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
           "trace");
-  s.field("trace.limit", &c.trace_limit,
+  s.field("trace.limit", &c.trace.limit,
           {.text = "largest size of trace.file; later spans are left out", .unit = "bytes"});
 }
 

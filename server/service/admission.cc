@@ -17,9 +17,9 @@ namespace {
 /// Numbers of docs/algorithms.md.
 std::uint8_t algorithm_of(const ServerConfig& config) {
   if (config.exchange == "hierarchical") return 4;
-  if (config.reduce_algorithm == "ring") return 1;
-  if (config.reduce_algorithm == "recursive-doubling") return 2;
-  return config.reduce_algorithm == "chain" ? 3 : 0;
+  if (config.reduce.algorithm == "ring") return 1;
+  if (config.reduce.algorithm == "recursive-doubling") return 2;
+  return config.reduce.algorithm == "chain" ? 3 : 0;
 }
 
 bool carries_momentum(const OptimizerConfig& config) {
@@ -43,7 +43,7 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   CENTROID_TRY(check_join(session, join));
   std::optional<ChunkPlan> plan;  // of one that only hears that it is over
   if (!job_.store && epilogue_) {
-    CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.chunk_bytes));
+    CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.transfer.chunk_bytes));
   } else if (!job_.store) {
     CENTROID_TRY(loader_.make_store(job_, join.manifest, join.codec));
   } else if (!epilogue_) {
@@ -91,7 +91,7 @@ std::shared_ptr<Link> Admission::make_link(Session& session, MemberId member, pr
   link->codec = make_codec(join.codec).value();
   const CodecSpec spec = *CodecSpec::parse(join.codec);
   link->codec_kind = spec.kind;
-  link->keeps_state = spec.feedback.enabled || config_.local_steps > 1;
+  link->own_state.is_present = spec.feedback.enabled || config_.local.count > 1;
   link->session = &session;
   link->join = std::move(join);
   link->finish = epilogue_;
@@ -105,9 +105,9 @@ proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::u
   reply.member = link.id;
   reply.run_id = job_.run_id;
   reply.seed = config_.seed;
-  reply.chunk_bytes = config_.chunk_bytes;
+  reply.chunk_bytes = config_.transfer.chunk_bytes;
   reply.plan_hash = plan_hash;
-  reply.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
+  reply.lease_ms = static_cast<std::uint32_t>(config_.timeouts.lease.count());
   reply.apply_on_worker = config_.applies_on_worker();
   reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
   reply.optimizer = optimizer.name;
@@ -123,18 +123,18 @@ proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::u
   reply.clip_norm = optimizer.clip_norm;
   reply.scale_ratio = config_.optimizer_scale_ratio;
   reply.algorithm = algorithm_of(config_);
-  reply.bucket_bytes = config_.reduce_bucket_bytes;
-  reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce_timeout.count());
-  reply.ring_by_bandwidth = config_.reduce_ring_order == "bandwidth";
-  reply.codec_down = config_.codec_down;
-  reply.checkpoint_rounds = config_.checkpoint_every_rounds;
+  reply.bucket_bytes = config_.reduce.bucket_bytes;
+  reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce.timeout.count());
+  reply.ring_by_bandwidth = config_.reduce.ring_order == "bandwidth";
+  reply.codec_down = config_.transfer.codec_down;
+  reply.checkpoint_rounds = config_.checkpoint.every_rounds;
   reply.term = gate_.term();
-  reply.local_steps = static_cast<std::uint32_t>(config_.local_steps);
-  reply.fragments = static_cast<std::uint32_t>(config_.fragments);
-  if (config_.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;
-  if (config_.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
-  if (config_.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
-  if (config_.payload_checksum == "auto" && !node_.empty() && link.join.node == node_) {
+  reply.local_steps = static_cast<std::uint32_t>(config_.local.count);
+  reply.fragments = static_cast<std::uint32_t>(config_.local.fragments);
+  if (config_.local.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;
+  if (config_.local.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
+  if (config_.local.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
+  if (config_.transfer.checksum == "auto" && !node_.empty() && link.join.node == node_) {
     reply.unsummed = true;
     session.take_unsummed();
     session.send_unsummed();
@@ -200,7 +200,7 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
   CENTROID_TRY(check_moment(join.name));
   if (join.batch == 0 || join.train_samples == 0)
     return refuse("it has no training samples or a batch of 0");
-  if (config_.weight_by == "tokens") {
+  if (config_.local.weight_by == "tokens") {
     if (join.sample_tokens == 0)
       return refuse(
           "contributions are weighed by tokens (weight_by), and it does not say how many its "
@@ -211,9 +211,9 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
                     std::to_string(job_.agreed->sample_tokens));
   }
   const std::uint64_t window = session.peer().credit_bytes;
-  if (window < config_.chunk_bytes)
+  if (window < config_.transfer.chunk_bytes)
     return refuse("its credit of " + std::to_string(window) + " bytes does not hold a chunk of " +
-                  std::to_string(config_.chunk_bytes) + " (chunk_bytes)");
+                  std::to_string(config_.transfer.chunk_bytes) + " (chunk_bytes)");
   if (join.exchange != config_.exchange)
     return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
                   "' (exchange)");

@@ -15,7 +15,7 @@ void register_aggregate(config::Schema& s, ServerConfig& c) {
 
 Status check_aggregate(const ServerConfig& c) {
   CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(c.aggregate));
-  if (c.weight_by == "tokens" && c.is_peer_to_peer())
+  if (c.local.weight_by == "tokens" && c.is_peer_to_peer())
     return Error(ErrorCode::kInvalidArgument,
                  "weight_by tokens: with exchange " + c.exchange +
                      " the workers begin to add before they know their tokens: take samples, or "
@@ -40,14 +40,14 @@ Status check_aggregate(const ServerConfig& c) {
                   "or aggregate mean");
   if (c.nonfinite == "propagate")
     return refuse("NaN has no place in an order: set nonfinite to halt or skip");
-  if (c.weight_by == "steps" || c.weight_by == "tokens")
-    return refuse("every worker counts alike, what it says of its " + c.weight_by +
+  if (c.local.weight_by == "steps" || c.local.weight_by == "tokens")
+    return refuse("every worker counts alike, what it says of its " + c.local.weight_by +
                   " is not believed: leave weight_by");
-  if (c.min_workers < rule.least())
+  if (c.workers.min < rule.least())
     return refuse("it needs " + std::to_string(rule.least()) +
                   " workers, with fewer one false contribution does harm: set min_workers, which "
                   "is " +
-                  std::to_string(c.min_workers));
+                  std::to_string(c.workers.min));
   return {};
 }
 

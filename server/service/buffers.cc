@@ -24,8 +24,8 @@ Status check_buffers(const ServerConfig& c, const Manifest& manifest, const std:
     return refuse("late " + c.late, "adds a change of values that are no more: set late to drop");
   if (codec != "f32")
     return refuse("codec " + codec, "does not send it as it is: give the workers codec f32");
-  if (c.codec_down != "f32")
-    return refuse("codec_down " + c.codec_down,
+  if (c.transfer.codec_down != "f32")
+    return refuse("codec_down " + c.transfer.codec_down,
                   "does not send its mean as it is: set codec_down to f32");
   return {};
 }

@@ -36,19 +36,19 @@ bool Checkpointer::is_checkpoint_due() const {
   if (gate_.is_beginning()) return false;  // what is there is being read
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
   const bool is_long =
-      rows_.journal_wants_checkpoint(config_.journal_rows_bytes) ||
-      (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal_rows_bytes));
+      rows_.journal_wants_checkpoint(config_.journal.rows_bytes) ||
+      (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
   if (is_long && !use_.is_writing && since >= kAgain) return true;
   if (epoch_checkpoint_due_ && !use_.is_writing && needs_checkpoint()) return true;
-  return config_.checkpoint_interval.count() > 0 && !use_.is_writing && needs_checkpoint() &&
-         since >= config_.checkpoint_interval;
+  return config_.checkpoint.interval.count() > 0 && !use_.is_writing && needs_checkpoint() &&
+         since >= config_.checkpoint.interval;
 }
 
 /// What checkpoint.every_rounds and every_epochs call for. The end of an epoch comes seldom: where
 /// its checkpoint cannot begin now, for another one is being written, it does as soon as it can.
 void Checkpointer::checkpoint_behind_round() {
-  const std::uint64_t every = config_.checkpoint_every_rounds;
+  const std::uint64_t every = config_.checkpoint.every_rounds;
   if (epoch_checkpoint_due_) (void)disk_.hurried();
   const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
   if (is_due && needs_checkpoint() && !use_.is_writing && !data_.goal_reached())
@@ -212,9 +212,9 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
   if (one.rows) parts = rows_servers_ ? rows_servers_->parts(one.rows) : one.rows->parts();
   auto write = [&directory = *checkpoints_, info = one.info, manifest,
                 snapshot = std::move(one.snapshot), reader, rows = std::move(one.rows),
-                parts = std::move(parts), keep = config_.checkpoint_keep,
-                keep_every = config_.checkpoint_keep_every, keeps_journal = config_.keeps_journal(),
-                journal_dir = config_.journal_dir]() mutable {
+                parts = std::move(parts), keep = config_.checkpoint.keep,
+                keep_every = config_.checkpoint.keep_every, keeps_journal = config_.keeps_journal(),
+                journal_dir = config_.journal.dir]() mutable {
     directory.set_keep(keep, keep_every);  // the folder belongs to this thread
     auto written = std::make_optional(directory.write(info, manifest, reader, parts));
     reader = nullptr;
@@ -268,7 +268,7 @@ bool Checkpointer::announces_checkpoint() const {
       job_.announced == job_.store->version())
     return false;
   return std::any_of(members_.links.begin(), members_.links.end(),
-                     [](const auto& entry) { return entry.second->keeps_state; });
+                     [](const auto& entry) { return entry.second->own_state.is_present; });
 }
 
 /// Between rounds: what error feedback has left belongs to this state now, and to no other one
@@ -277,7 +277,7 @@ void Checkpointer::announce_checkpoint() {
   announcement_wanted_ = false;
   job_.announced = job_.store->version();
   for (const auto& [id, link] : members_.links)
-    if (link->keeps_state) link->keep = Round(job_.round.value - 1);
+    if (link->own_state.is_present) link->own_state.keep = Round(job_.round.value - 1);
   outgoing_.notify_all();
   if (!spread_.has_others()) return use_.fetched.notify_all();
   ++spread_.freezes;  // the same round's state, before the next one: that notifies
@@ -315,7 +315,8 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
     info.extra["codec_down_rounds"] = std::to_string(job_.replies->rounds());
     info.extra["codec_down_generation"] = to_string(job_.replies_committed);
   }
-  if (config_.fragments > 1) info.extra["fragments"] = std::to_string(config_.fragments);
+  if (config_.local.fragments > 1)
+    info.extra["fragments"] = std::to_string(config_.local.fragments);
   if (job_.steps_before > 0) info.extra["local_steps"] = std::to_string(job_.steps_before);
   if (const std::string returned = data_.untrained(false); !returned.empty())
     info.extra["returned"] = returned;

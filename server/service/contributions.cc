@@ -50,8 +50,8 @@ Status Contributions::check_key(const Link& link, const char* what, const Attemp
 /// many tokens the share has the worker alone knows: there are no more than it may have.
 Status Contributions::check_weight(const Link& link, const std::string& where,
                                    double weight) const {
-  const std::uint64_t samples = link.part.samples();
-  if (config_.weight_by == "tokens" && samples > 0) {
+  const std::uint64_t samples = link.share.part.samples();
+  if (config_.local.weight_by == "tokens" && samples > 0) {
     const double most = static_cast<double>(samples) * static_cast<double>(link.join.sample_tokens);
     if (weight >= 1 && weight <= most && weight == std::floor(weight)) return {};
     return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
@@ -60,14 +60,14 @@ Status Contributions::check_weight(const Link& link, const std::string& where,
                                                   " tokens, as a whole number (weight_by tokens)");
   }
   double share = static_cast<double>(samples);
-  if (config_.weight_by == "steps") share = static_cast<double>(link.local_steps);
-  if (config_.weight_by == "equal") share = 1;
+  if (config_.local.weight_by == "steps") share = static_cast<double>(link.share.steps);
+  if (config_.local.weight_by == "equal") share = 1;
   if (samples == 0) share = 0;
   if (weight == share) return {};
   return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
                                                 ", its share of " + std::to_string(samples) +
                                                 " samples weighs " + std::to_string(share) +
-                                                " (weight_by " + config_.weight_by + ")");
+                                                " (weight_by " + config_.local.weight_by + ")");
 }
 
 /// The chunk is the round's, lies here, and its payload is not too long.
@@ -120,11 +120,11 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   if (!buffer) buffer.emplace(bytes);
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
-  link->receive_seconds +=
+  link->measured.receive_seconds +=
       probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
   const TimePoint now = clock_.now();
-  link->silence = std::max(link->silence, now - link->opened_at);
-  link->opened_at = now;
+  link->pace.silence = std::max(link->pace.silence, now - link->pace.opened_at);
+  link->pace.opened_at = now;
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
   const std::size_t elements = job_.store->plan().chunk(head.chunk).elements;
   double squares = 0;
@@ -161,8 +161,8 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   codec.moved(elements * sizeof(float), bytes);
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
-  if (std::exchange(link->pushed, key) != key) link->squares = 0;
-  link->squares += squares;
+  if (std::exchange(link->contribution.pushed, key) != key) link->contribution.squares = 0;
+  link->contribution.squares += squares;
   co_return Status();
 }
 
@@ -174,7 +174,7 @@ Status Contributions::check_end(const Link& link, const proto::PushEnd& end, std
     return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
                                                   std::to_string(end.weight) +
                                                   ", its chunks gave " + std::to_string(weight));
-  if (link.part.samples() > 0 || end.weight > 0)
+  if (link.share.part.samples() > 0 || end.weight > 0)
     CENTROID_TRY(check_weight(link, where, end.weight));
   if (!(end.weight >= 0) ||
       (!round_servers_.is_short(end) && received != (end.weight > 0 ? chunks : 0)))
@@ -186,49 +186,50 @@ Status Contributions::check_end(const Link& link, const proto::PushEnd& end, std
 
 void Contributions::count_end(Link& link, const proto::PushEnd& end) {
   // A round that is repeated gets the contribution again.
-  const Round last = std::exchange(link.counted, end.round);
+  const Round last = std::exchange(link.measured.counted, end.round);
   const bool is_again = last == end.round;
   if (is_again)
-    link.sums = link.sums_before;
+    link.measured.sums = link.measured.sums_before;
   else
-    link.sums_before = link.sums;
+    link.measured.sums_before = link.measured.sums;
   // Who was too slow once is not so for ever, nor as fast as its next round.
-  if (!is_again && link.came_late && link.silence < *link.came_late)
-    *link.came_late -= (*link.came_late - link.silence) / kForgets;
-  link.sums.rounds += 1;
-  link.sums.samples += end.samples;
-  link.sums.compute_seconds += end.compute_seconds;
-  link.sums.wait_seconds += end.wait_seconds;
-  link.sums.encode_seconds += end.encode_seconds;
-  link.sums.decode_seconds += end.decode_seconds;
-  link.send_seconds += end.send_seconds;
-  link.addition_seconds += end.addition_seconds;
-  link.apply_seconds += end.apply_seconds;
-  link.contributed_at = clock_.now();
-  link.step_seconds = end.compute_seconds;
-  if (end.samples > 0) link.last_loss = end.loss_sum / static_cast<double>(end.samples);
+  if (!is_again && link.pace.came_late && link.pace.silence < *link.pace.came_late)
+    *link.pace.came_late -= (*link.pace.came_late - link.pace.silence) / kForgets;
+  link.measured.sums.rounds += 1;
+  link.measured.sums.samples += end.samples;
+  link.measured.sums.compute_seconds += end.compute_seconds;
+  link.measured.sums.wait_seconds += end.wait_seconds;
+  link.measured.sums.encode_seconds += end.encode_seconds;
+  link.measured.sums.decode_seconds += end.decode_seconds;
+  link.measured.send_seconds += end.send_seconds;
+  link.measured.addition_seconds += end.addition_seconds;
+  link.measured.apply_seconds += end.apply_seconds;
+  link.contribution.at = clock_.now();
+  link.measured.step_seconds = end.compute_seconds;
+  if (end.samples > 0) link.measured.last_loss = end.loss_sum / static_cast<double>(end.samples);
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - open_.opened).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
   tell_codecs(link, end);
   const std::uint64_t all = open_.samples + job_.returned.taken();
-  link.share_ratio =
-      all > 0 ? static_cast<double>(link.part.samples()) / static_cast<double>(all) : 0;
+  link.share.ratio =
+      all > 0 ? static_cast<double>(link.share.part.samples()) / static_cast<double>(all) : 0;
   // Of the share, for of a language model `end.samples` counts tokens.
   const double batch = static_cast<double>(std::max<std::uint64_t>(link.join.batch, 1)),
-               steps = static_cast<double>(link.part.samples()) / batch;
-  link.part = {};
-  link.divergence = end.divergence;
-  if (end.parameter_norm >= 0) link.parameter_norm = end.parameter_norm;
+               steps = static_cast<double>(link.share.part.samples()) / batch;
+  link.share.part = {};
+  link.local.divergence = end.divergence;
+  if (end.parameter_norm >= 0) link.local.parameter_norm = end.parameter_norm;
   if (is_again && open_.attempt && open_.attempt->resend) return;  // the same steps
   const auto counted = job_.counted.find(link.join.name);
   const bool is_next = counted != job_.counted.end() && counted->second == last;
-  const double told = link.steps_told.contributed(steps, link.overlap, is_next);
-  data_.coordinator().contributed(link.id, {.steps = told,
-                                            .compute_seconds = end.compute_seconds,
-                                            .part = link.wanted > 0 ? steps / link.wanted : 1,
-                                            .exchange_seconds = end.exchange_seconds,
-                                            .divergence = end.divergence,
-                                            .fragment = link.before});
+  const double told = link.local.told.contributed(steps, link.share.overlap, is_next);
+  data_.coordinator().contributed(link.id,
+                                  {.steps = told,
+                                   .compute_seconds = end.compute_seconds,
+                                   .part = link.share.wanted > 0 ? steps / link.share.wanted : 1,
+                                   .exchange_seconds = end.exchange_seconds,
+                                   .divergence = end.divergence,
+                                   .fragment = link.local.before});
 }
 
 /// What it told of `share`, which the link may have no more.
@@ -241,9 +242,9 @@ ToldShare Contributions::told_of(Link& link, const proto::PushEnd& end, const Da
   told.tally = Tally{.loss_sum = end.loss_sum,
                      .samples = end.samples,
                      .correct = end.correct,
-                     .steps = link.local_steps};
+                     .steps = link.share.steps};
   told.tally.scalars = known_scalars_.of(end);
-  if (!told.tally.scalars.is_empty()) link.scalars = told.tally.scalars;
+  if (!told.tally.scalars.is_empty()) link.contribution.scalars = told.tally.scalars;
   return told;
 }
 
@@ -261,12 +262,12 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   CENTROID_TRY(check_end(link, end, received, job_.aggregator->weight(*rank), chunks));
   CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
   if (!is_whole) {
-    link.pending_end = end;
+    link.contribution.pending_end = end;
     return {};
   }
-  CENTROID_TRY(round_servers_.check_norm(link, end, received > 0 ? link.squares : 0));
-  link.pending_end.reset();
-  const DataPart share = link.part;
+  CENTROID_TRY(round_servers_.check_norm(link, end, received > 0 ? link.contribution.squares : 0));
+  link.contribution.pending_end.reset();
+  const DataPart share = link.share.part;
   count_end(link, end);
   data_.count_told(told_of(link, end, share));
   if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
@@ -290,12 +291,12 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
   CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
   CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
   if (!is_whole) {
-    link.pending_end = end;
+    link.contribution.pending_end = end;
     return {};
   }
   CENTROID_TRY(round_servers_.check_norm(link, end, staged->squares()));
-  link.pending_end.reset();
-  const DataPart share = link.part;
+  link.contribution.pending_end.reset();
+  const DataPart share = link.share.part;
   count_end(link, end);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
@@ -335,20 +336,24 @@ void Contributions::tell_codecs(Link& link, const proto::PushEnd& end) {
   if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
   probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
       .decoded(end.decode_seconds);
-  link.residual_norm = end.residual_norm;
+  link.measured.residual_norm = end.residual_norm;
 }
 
 Status Contributions::take_report(Link& link, const proto::Report& report) {
-  const auto asked = std::find(link.asked.begin(), link.asked.end(), report.version);
-  if (asked == link.asked.end())
+  const auto asked =
+      std::find(link.evaluations.asked.begin(), link.evaluations.asked.end(), report.version);
+  if (asked == link.evaluations.asked.end())
     return Error(ErrorCode::kInvalidArgument,
                  "Report.version of " + link.join.name + " is " + to_string(report.version) +
                      ", which nobody asked it to evaluate" +
-                     (link.asked.empty() ? "" : "; asked was " + to_string(link.asked.front())));
-  link.asked.erase(asked);
+                     (link.evaluations.asked.empty()
+                          ? ""
+                          : "; asked was " + to_string(link.evaluations.asked.front())));
+  link.evaluations.asked.erase(asked);
   if (report.samples == 0) return {};
   if (!link.finish)
-    link.evaluation.observe(std::chrono::duration<double>(clock_.now() - link.asked_at).count());
+    link.evaluations.duration.observe(
+        std::chrono::duration<double>(clock_.now() - link.evaluations.asked_at).count());
   const double samples = static_cast<double>(report.samples);
   job_.evaluation.accuracy = static_cast<double>(report.correct) / samples;
   job_.evaluation.loss = report.loss_sum / samples;
@@ -366,8 +371,8 @@ Status Contributions::take_report(Link& link, const proto::Report& report) {
 void Contributions::whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole) {
   spread_.whole[{whole.key, &server}] = whole;
   const auto link = members_.find(whole.key.member);
-  if (!link || !link->pending_end) return;
-  const proto::PushEnd end = *link->pending_end;
+  if (!link || !link->contribution.pending_end) return;
+  const proto::PushEnd end = *link->contribution.pending_end;
   const Status taken = take_push_end(*link, end);
   if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
 }

@@ -143,9 +143,9 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
   const bool is_halted = phase_.is(Phase::kHalted);
   if (needs_rounds && (phase_.is(Phase::kFinished) || (stopping_.is_requested && !is_halted)))
     return refuse("the job is over: " + phase_.reason());
-  if (config_.lease < before.lease && !members_.links.empty())
+  if (config_.timeouts.lease < before.timeouts.lease && !members_.links.empty())
     return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
-                  std::to_string(before.lease.count()) + " ms: it can only grow");
+                  std::to_string(before.timeouts.lease.count()) + " ms: it can only grow");
   if (policy_of(config_).kind != server_.context().policy.kind)
     return refuse("policy: " + before.policy + " can get other numbers, but not become " +
                   config_.policy + " while the job runs");
@@ -156,7 +156,7 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
   if (job_.store) CENTROID_TRY(check_buffers(config_, job_.store->plan().manifest(), "f32"));
-  CENTROID_TRY(log::parse_level(config_.log_level));
+  CENTROID_TRY(log::parse_level(config_.log.level));
   return {};
 }
 

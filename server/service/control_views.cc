@@ -51,17 +51,17 @@ Task<ClusterView> Control::cluster() {
     view.epoch = job_.epoch;
     view.offset = job_.offset;
     view.samples_total = totals_.samples;
-    view.goal.epochs = config_.epochs;
-    view.goal.rounds = config_.rounds;
+    view.goal.epochs = config_.goal.epochs;
+    view.goal.rounds = config_.goal.rounds;
     view.goal.train_samples = job_.agreed ? job_.agreed->train_samples : 0;
-    if (config_.epochs > 0 && job_.agreed) {
+    if (config_.goal.epochs > 0 && job_.agreed) {
       const double position =
           static_cast<double>(job_.epoch) +
           static_cast<double>(job_.offset) / static_cast<double>(job_.agreed->train_samples);
-      view.progress = std::min(1.0, position / static_cast<double>(config_.epochs));
-    } else if (config_.rounds > 0) {
-      view.progress = std::min(
-          1.0, static_cast<double>(job_.round.value - 1) / static_cast<double>(config_.rounds));
+      view.progress = std::min(1.0, position / static_cast<double>(config_.goal.epochs));
+    } else if (config_.goal.rounds > 0) {
+      view.progress = std::min(1.0, static_cast<double>(job_.round.value - 1) /
+                                        static_cast<double>(config_.goal.rounds));
     }
     view.samples_per_second = totals_.samples_per_second;
     view.learning.loss = totals_.loss;

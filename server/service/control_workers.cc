@@ -112,9 +112,10 @@ ScaleView Control::scale_view(double efficiency) const {
   ScaleQuestion question;
   question.efficiency = efficiency;
   question.adds_at_server = !config_.is_peer_to_peer();
-  question.max_workers = config_.max_workers;
+  question.max_workers = config_.workers.max;
   for (const auto& [id, link] : members_.links)
-    if (link->sums.rounds > 0) question.workers.push_back({link->join.name, link->step_seconds});
+    if (link->measured.sums.rounds > 0)
+      question.workers.push_back({link->join.name, link->measured.step_seconds});
   double first = 0, last = 0;
   for (const RoundView& round : job_.history) {  // newest first
     if (round.outcome != "committed" || round.generation != members_.roster.generation().value)
@@ -128,8 +129,8 @@ ScaleView Control::scale_view(double efficiency) const {
     question.round_seconds = (last - first) / static_cast<double>(question.rounds - 1);
   const ScaleAdvice advice = advise_scale(question);
   const std::uint64_t useful =
-      std::clamp(advice.useful_workers, std::max(config_.min_workers, config_.keep_min_workers),
-                 config_.max_workers);
+      std::clamp(advice.useful_workers, std::max(config_.workers.min, config_.workers.keep_min),
+                 config_.workers.max);
   return ScaleView{
       .workers = advice.workers,
       .useful_workers = advice.useful_workers,
@@ -161,11 +162,11 @@ Task<Result<ScaleView>> Control::hint_scale(std::uint64_t workers, std::string w
                        std::to_string(value) + ": " + action +
                        " it first: `centroidctl config set` (PATCH /v1/config)");
     };
-    if (workers > config_.max_workers) return refuse("max_workers", config_.max_workers, "raise");
-    if (workers > 0 && workers < config_.min_workers)
-      return refuse("min_workers", config_.min_workers, "lower");
-    if (workers > 0 && workers < config_.keep_min_workers)
-      return refuse("keep_min_workers", config_.keep_min_workers, "lower");
+    if (workers > config_.workers.max) return refuse("max_workers", config_.workers.max, "raise");
+    if (workers > 0 && workers < config_.workers.min)
+      return refuse("min_workers", config_.workers.min, "lower");
+    if (workers > 0 && workers < config_.workers.keep_min)
+      return refuse("keep_min_workers", config_.workers.keep_min, "lower");
     commands_.scale_hint = {};
     if (workers > 0) {
       commands_.scale_hint.workers = workers;
@@ -246,7 +247,7 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
     self->is_measuring_network_ = true;
     const auto out = std::make_shared<Measured>();
     const auto bytes = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(self->config_.chunk_bytes, transport::kMaxEchoBytes));
+        std::min<std::uint64_t>(self->config_.transfer.chunk_bytes, transport::kMaxEchoBytes));
     if (there) {
       proto::Measure measure;
       measure.endpoint = there->join.peer_endpoint;

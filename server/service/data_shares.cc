@@ -12,14 +12,14 @@
 namespace centroid::server {
 
 bool DataShares::goal_reached() const {
-  return (config_.epochs > 0 && job_.epoch >= config_.epochs) ||
-         (config_.rounds > 0 && job_.round.value > config_.rounds);
+  return (config_.goal.epochs > 0 && job_.epoch >= config_.goal.epochs) ||
+         (config_.goal.rounds > 0 && job_.round.value > config_.goal.rounds);
 }
 
 /// The open round reaches the goal when it is committed.
 bool DataShares::is_last_round() const {
-  return (config_.rounds > 0 && job_.round.value >= config_.rounds) ||
-         (config_.epochs > 0 && job_.epoch + 1 >= config_.epochs &&
+  return (config_.goal.rounds > 0 && job_.round.value >= config_.goal.rounds) ||
+         (config_.goal.epochs > 0 && job_.epoch + 1 >= config_.goal.epochs &&
           job_.offset + open_.samples >= job_.agreed->train_samples && job_.returned.is_empty());
 }
 
@@ -34,8 +34,8 @@ DataPosition DataShares::next_position() const {
 /// Who of the members of a round evaluates first, if that is to be done; none: nobody can.
 std::optional<std::size_t> DataShares::evaluator(std::span<const MemberId> members) const {
   if (!job_.evaluate_next) return std::nullopt;
-  const auto first =
-      std::ranges::find_if(members, [this](MemberId id) { return !members_.find(id)->behind; });
+  const auto first = std::ranges::find_if(
+      members, [this](MemberId id) { return !members_.find(id)->pace.behind; });
   if (first == members.end()) return std::nullopt;
   return static_cast<std::size_t>(first - members.begin());
 }
@@ -51,7 +51,7 @@ std::vector<std::uint64_t> DataShares::wanted_samples(std::span<const MemberId> 
   const auto rank_of = [&](MemberId id) { return ranks.at(id); };
   std::vector<std::uint64_t> batches;
   for (const MemberId id : all) batches.push_back(members_.find(id)->join.batch);
-  const bool is_one_gradient = coordinator_.is_on() && config_.local_steps == 1;
+  const bool is_one_gradient = coordinator_.is_on() && config_.local.count == 1;
   std::vector<double> planned;  // of all
   if (is_one_gradient) {        // its size stays
     const std::uint64_t total = std::accumulate(batches.begin(), batches.end(), std::uint64_t{0});
@@ -59,8 +59,9 @@ std::vector<std::uint64_t> DataShares::wanted_samples(std::span<const MemberId> 
       planned.push_back(static_cast<double>(part + 1));
   } else {
     std::vector<double> busy(all.size(), 0);
-    if (const auto first = evaluator(members); first && all.size() > 1 && config_.local_steps > 1)
-      busy[rank_of(members[*first])] = members_.find(members[*first])->evaluation.seconds();
+    if (const auto first = evaluator(members); first && all.size() > 1 && config_.local.count > 1)
+      busy[rank_of(members[*first])] =
+          members_.find(members[*first])->evaluations.duration.seconds();
     // A round passes one end of an epoch at most: on average rounds have no more than an epoch.
     const RoundData data{.batches = batches, .samples = job_.agreed->train_samples};
     const auto steps = coordinator_.plan(all, busy, data, members);
@@ -78,7 +79,7 @@ std::vector<std::uint64_t> DataShares::wanted_samples(std::span<const MemberId> 
     const double mine = std::max(std::round(planned[rank_of(id)] * scale), 1.0);
     samples.push_back(static_cast<std::uint64_t>(mine));
     if (!is_one_gradient)
-      members_.find(id)->wanted = mine * part / static_cast<double>(batches[rank_of(id)]);
+      members_.find(id)->share.wanted = mine * part / static_cast<double>(batches[rank_of(id)]);
   }
   return samples;
 }
@@ -86,11 +87,11 @@ std::vector<std::uint64_t> DataShares::wanted_samples(std::span<const MemberId> 
 /// Samples that a round of these members may have: what is left of the epoch, and some of the next.
 std::uint64_t DataShares::round_room(std::span<const MemberId> members) {
   const std::uint64_t samples = job_.agreed->train_samples, left = samples - job_.offset;
-  const bool is_last = config_.epochs > 0 && job_.epoch + 1 >= config_.epochs;
-  if (!coordinator_.is_on() || config_.local_steps == 1 || is_last || left == 0) return left;
+  const bool is_last = config_.goal.epochs > 0 && job_.epoch + 1 >= config_.goal.epochs;
+  if (!coordinator_.is_on() || config_.local.count == 1 || is_last || left == 0) return left;
   if (!overshoot_)
-    overshoot_ = config_.cadence_overshoot > 0
-                     ? Overshoot::fixed(config_.cadence_overshoot)
+    overshoot_ = config_.cadence.overshoot > 0
+                     ? Overshoot::fixed(config_.cadence.overshoot)
                      : Overshoot(samples / std::max<std::uint64_t>(job_.agreed->batch, 1));
   std::uint64_t sum = 0;
   for (const MemberId id : members) {
@@ -162,24 +163,25 @@ void DataShares::take_part(proto::RoundOpen& open, std::uint64_t samples) {
 /// A member has its share now.
 void DataShares::hand_out(Link& link, const proto::RoundOpen& open) const {
   const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
-  link.part = {open.epoch, open.begin, open.end};
-  link.part_of = job_.round;
-  link.held_since.reset();
-  link.overlap = open.overlap;
-  link.local_steps = link.part.samples() / batch + (link.part.samples() % batch > 0 ? 1 : 0);
+  link.share.part = {open.epoch, open.begin, open.end};
+  link.share.round = job_.round;
+  link.pace.held_since.reset();
+  link.share.overlap = open.overlap;
+  link.share.steps =
+      link.share.part.samples() / batch + (link.share.part.samples() % batch > 0 ? 1 : 0);
 }
 
 /// A member is gone: what it had not contributed is for others.
 void DataShares::part_lost(Link& link) {
   coordinator_.gone(link.id);
-  if (link.part.samples() == 0) return;
-  return_part(link.part, link.part_of);
+  if (link.share.part.samples() == 0) return;
+  return_part(link.share.part, link.share.round);
   log::info("share.returned", {{"worker", link.join.name},
-                               {"epoch", link.part.epoch},
-                               {"begin", link.part.begin},
-                               {"end", link.part.end},
+                               {"epoch", link.share.part.epoch},
+                               {"begin", link.share.part.begin},
+                               {"end", link.share.part.end},
                                {"action", "other workers train it"}});
-  link.part = {};
+  link.share.part = {};
 }
 
 /// What a member of round `of` has not trained is for others.
@@ -202,8 +204,8 @@ std::string DataShares::untrained(bool is_over) const {
   else
     shares.give_up();
   for (const auto& [id, link] : members_.links)
-    if (policy_.is_elastic() && (is_over || link->part_of != job_.round))
-      shares.give_back(link->part);
+    if (policy_.is_elastic() && (is_over || link->share.round != job_.round))
+      shares.give_back(link->share.part);
   for (const KeptPart& late : open_.late_staged) shares.give_back(late.share);
   if (!is_over)
     for (const KeptPart& late : open_.parts) shares.give_back(late.share);
@@ -260,7 +262,7 @@ std::uint64_t DataShares::oldest_epoch(MemberId* whose) const {
     oldest = first(part);
     if (whose != nullptr) *whose = member;
   };
-  for (const auto& [id, link] : members_.links) look(link->part, id);
+  for (const auto& [id, link] : members_.links) look(link->share.part, id);
   for (const KeptPart& late : open_.late_staged) look(late.share, late.counts.key.member);
   for (const KeptPart& late : open_.parts) look(late.share, late.counts.key.member);
   if (const auto returned = job_.returned.oldest_epoch(); returned && *returned < oldest) {
@@ -306,20 +308,21 @@ bool DataShares::is_epoch_ahead() const {
 /// Who may not begin an epoch, for an older one is not done.
 void DataShares::epoch_waits(std::vector<WaitView>& views) const {
   const bool waits = std::ranges::any_of(
-      members_.links, [](const auto& one) { return one.second->held_since.has_value(); });
+      members_.links, [](const auto& one) { return one.second->pace.held_since.has_value(); });
   if (!waits) return;
   MemberId whose;
   const std::uint64_t oldest = oldest_epoch(&whose);
   const Member* const member = members_.roster.find(whose);
   for (const auto& [id, link] : members_.links)
-    if (link->held_since && id != whose)
+    if (link->pace.held_since && id != whose)
       views.push_back(
           {.who = "worker " + link->join.name,
            .for_whom = member == nullptr ? "other workers" : members_.name_of(whose),
            .what = "samples of epoch " + std::to_string(oldest) +
                    " are not trained yet; until they are, nobody begins epoch " +
                    std::to_string(oldest + 2),
-           .seconds = std::chrono::duration<double>(clock_.now() - *link->held_since).count()});
+           .seconds =
+               std::chrono::duration<double>(clock_.now() - *link->pace.held_since).count()});
 }
 
 }  // namespace centroid::server

@@ -13,12 +13,12 @@ namespace centroid::server {
 std::vector<MemberId> ElasticRound::seated(std::vector<MemberId> members) {
   const bool is_elastic = policy_.is_elastic();
   std::erase_if(members, [&](MemberId id) {
-    return members_.find(id)->is_away || (is_elastic && !open_.machine.may_begin(id));
+    return members_.find(id)->pace.is_away || (is_elastic && !open_.machine.may_begin(id));
   });
   if (!data_.is_epoch_ahead()) return members;
   // What a lost worker had of the older epoch is for one of them, the others take what it leaves.
   const auto held = members.begin() + (job_.returned.will_be_empty() || members.empty() ? 0 : 1);
-  for (auto at = held; at != members.end(); ++at) members_.find(*at)->hold(clock_.now());
+  for (auto at = held; at != members.end(); ++at) members_.find(*at)->pace.hold(clock_.now());
   members.erase(held, members.end());
   return members;
 }
@@ -26,13 +26,13 @@ std::vector<MemberId> ElasticRound::seated(std::vector<MemberId> members) {
 /// A member that was away is free: it takes a part in the round that is open, with the data behind
 /// the parts there are, as far as a round of them all goes; none when that is at its end.
 void ElasticRound::seat(Link& link) {
-  if (link.is_away) changed_.notify_all();
-  link.is_away = false;
+  if (link.pace.is_away) changed_.notify_all();
+  link.pace.is_away = false;
   if (!policy_.is_elastic() || !open_.attempt || open_.attempt->closed) return;
   // What was lost in this round is handed out when it closes, for which somebody has to contribute.
   const bool may_close = job_.returned.will_be_empty() || !open_.machine.missing().empty();
   if (job_.returned.is_empty() && may_close && data_.is_epoch_ahead()) {
-    link.hold(clock_.now());
+    link.pace.hold(clock_.now());
     return;
   }
   if (!open_.machine.admit(link.id)) return;
@@ -61,8 +61,8 @@ void ElasticRound::seat(Link& link) {
 void ElasticRound::seat_waiting() {
   if (!policy_.applies_each() || !open_.attempt) return;
   for (const auto& [id, link] : members_.links) {
-    const bool waits = policy_.kind == PolicyKind::kSsp || link->held_since;
-    if (waits && !link->is_away && !open_.attempt->rank_of(id)) seat(*link);
+    const bool waits = policy_.kind == PolicyKind::kSsp || link->pace.held_since;
+    if (waits && !link->pace.is_away && !open_.attempt->rank_of(id)) seat(*link);
   }
 }
 
@@ -78,10 +78,10 @@ void ElasticRound::leave_out(const RoundDecision& decision) {
       events_.publish(
           "member.left_out",
           {{"worker", link->join.name}, {"member", id.value}, {"round", job_.round.value}});
-    link->is_away = true;
-    if (link->opened != open_.attempt->key()) {  // it did not come to begin
-      data_.return_part(link->part, job_.round);
-      link->part = {};
+    link->pace.is_away = true;
+    if (link->pace.opened != open_.attempt->key()) {  // it did not come to begin
+      data_.return_part(link->share.part, job_.round);
+      link->share.part = {};
       continue;
     }
     link->late.emplace();
@@ -109,13 +109,13 @@ void ElasticRound::leave_out(const RoundDecision& decision) {
 void ElasticRound::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
-  const bool has_begun = !link.is_brought || link.late->key != link.opened;
-  if (!has_begun) data_.return_part(link.part, link.late->key.round);  // others train it
-  link.part = {};  // it counts, or is left out of this epoch
-  if (!is_carried) link.steps_told = {};
-  if (const auto& end = link.pending_end;
+  const bool has_begun = !link.pace.is_brought || link.late->key != link.pace.opened;
+  if (!has_begun) data_.return_part(link.share.part, link.late->key.round);  // others train it
+  link.share.part = {};  // it counts, or is left out of this epoch
+  if (!is_carried) link.local.told = {};
+  if (const auto& end = link.contribution.pending_end;
       end && link.late->key == Attempt::Key{end->generation, end->round, end->attempt})
-    link.pending_end.reset();
+    link.contribution.pending_end.reset();
   link.late->staged.reset();
   outgoing_.notify_all();
   if (!has_samples || !has_begun) return;
@@ -155,23 +155,23 @@ void ElasticRound::collect_parts(const RoundDecision& decision) {
 /// A member that was left out is done with that round.
 void ElasticRound::member_ready(Link& link, const proto::Computed& done) {
   const Attempt::Key key{done.generation, done.round, done.attempt};
-  if (link.behind != key) {
+  if (link.pace.behind != key) {
     probe_.stale_frame();
     return;
   }
-  link.behind.reset();
-  if (!policy_.is_elastic() && config_.round_timeout.count() > 0) {
-    const Duration took = clock_.now() - link.opened_at;
-    link.came_late = took;
+  link.pace.behind.reset();
+  if (!policy_.is_elastic() && config_.timeouts.round.count() > 0) {
+    const Duration took = clock_.now() - link.pace.opened_at;
+    link.pace.came_late = took;
     const auto ms = [](Duration d) {
       return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
     };
-    const auto allowed = allowed_silence(config_.round_timeout, link.came_late);
-    const bool is_allowed = allowed > config_.round_timeout;
+    const auto allowed = allowed_silence(config_.timeouts.round, link.pace.came_late);
+    const bool is_allowed = allowed > config_.timeouts.round;
     log::warn("member.too_slow",
               {{"worker", link.join.name},
                {"took_ms", ms(took)},
-               {"round_timeout_ms", config_.round_timeout.count()},
+               {"round_timeout_ms", config_.timeouts.round.count()},
                {"allowed_ms", ms(allowed)},
                {"action", is_allowed ? "it may take longer from now on; if it always does, set "
                                        "round_timeout above what it took"

@@ -11,7 +11,7 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       config(settings),
       clock(time),
       disk{std::move(blocking),
-           std::make_shared<DutyCycle>(settings.checkpoint_processor_share * core_count())},
+           std::make_shared<DutyCycle>(settings.checkpoint.processor_share * core_count())},
       use(on),
       probe(registry),
       events(time),
@@ -20,8 +20,8 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       outgoing(on),
       gate(time, changed, phase, stopping),
       commands(on, disk.executor, settings, time, gate, job),
-      members(
-          {.lease = settings.lease, .max_members = static_cast<std::size_t>(settings.max_workers)}),
+      members({.lease = settings.timeouts.lease,
+               .max_members = static_cast<std::size_t>(settings.workers.max)}),
       policy(policy_of(settings)),
       aggregate(AggregateRule::parse(settings.aggregate).value()),
       open(policy),
@@ -35,8 +35,8 @@ JobContext::~JobContext() = default;
 
 /// What looks at settings when it is told to; the rest looks at them between two rounds.
 void JobContext::settings_changed() {
-  members.roster.set_limits(config.lease, static_cast<std::size_t>(config.max_workers));
-  log::set_level(log::parse_level(config.log_level).value());
+  members.roster.set_limits(config.timeouts.lease, static_cast<std::size_t>(config.workers.max));
+  log::set_level(log::parse_level(config.log.level).value());
   commands.is_changed = true;
   changed.notify_all();
   if (on_settings) on_settings();

@@ -3,8 +3,8 @@
 namespace centroid::server {
 
 JobParts::JobParts(JobContext& c, metrics::Registry& registry)
-    : shards(c.executor, c.clock, 2 * c.config.stall_timeout, shard_hooks(c)),
-      rows(c.config.tables, c.config.lease, c.clock, registry),
+    : shards(c.executor, c.clock, 2 * c.config.timeouts.stall, shard_hooks(c)),
+      rows(c.config.tables, c.config.timeouts.lease, c.clock, registry),
       data(c),
       local(c),
       round_servers(c, shards, local),
@@ -31,7 +31,7 @@ JobParts::JobParts(JobContext& c, metrics::Registry& registry)
       rounds(c, shards, data, servers, round_journal, elastic, initial_values, checkpointer,
              exchange, attempts, merge, start, server_changes, restoration),
       pulls(c, loader, images, servers) {
-  rows.bound_payload(2 * c.config.chunk_bytes);
+  rows.bound_payload(2 * c.config.transfer.chunk_bytes);
 }
 
 ShardGroup::Hooks JobParts::shard_hooks(JobContext& c) {

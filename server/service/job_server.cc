@@ -45,8 +45,8 @@ transport::Greeting JobServer::greeting() const {
     return is_known;
   };
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
-  greeting.limits.max_payload_bytes = max_payload_bytes(ctx_.config.chunk_bytes);
-  greeting.credit_bytes = ctx_.config.credit_bytes;
+  greeting.limits.max_payload_bytes = max_payload_bytes(ctx_.config.transfer.chunk_bytes);
+  greeting.credit_bytes = ctx_.config.transfer.credit_bytes;
   return greeting;
 }
 
@@ -71,8 +71,8 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   ctx_.stopping.rounds_ended = true;
   ctx_.use.fetched.notify_all();
   co_await end_job(ending);
-  while (!ctx_.stopping.is_requested && !ctx_.config.exit_when_finished && !ending.is_elsewhere &&
-         !ctx_.gate.is_deposed())
+  while (!ctx_.stopping.is_requested && !ctx_.config.leaving.when_finished &&
+         !ending.is_elsewhere && !ctx_.gate.is_deposed())
     if (!co_await ctx_.changed.wait(TimePoint::max())) break;
   co_await keep_last_state(ending);
   if (ending.is_elsewhere) co_await send_workers_away();
@@ -165,7 +165,7 @@ Task<void> JobServer::keep_last_state(Ending& ending) {
   if (ending.writes_nothing) co_return;
   if (parts_.rows_servers) {
     parts_.rows_servers->end();
-    co_await parts_.rows_servers->await_all(ctx_.config.servers_wait);
+    co_await parts_.rows_servers->await_all(ctx_.config.timeouts.servers);
     co_await parts_.rows_servers->refresh();
   }
   co_await write_last_checkpoint();
@@ -184,7 +184,7 @@ Task<void> JobServer::accept_loop(transport::Listener& listener) {
       if (!co_await sleep_until(ctx_.clock.now() + std::chrono::milliseconds(100))) co_return;
       continue;
     }
-    const std::size_t limit = ctx_.config.max_workers + 64;
+    const std::size_t limit = ctx_.config.workers.max + 64;
     if (ctx_.tasks.size() > limit) {
       log::warn("connection.refused", {{"peer", connection.value()->peer()},
                                        {"why", "too many connections"},
@@ -238,7 +238,7 @@ Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection) {
 
 Task<void> JobServer::watch_leases() {
   while (!ctx_.stopping.is_closing) {
-    if (!co_await sleep_until(ctx_.clock.now() + ctx_.config.lease / 8)) co_return;
+    if (!co_await sleep_until(ctx_.clock.now() + ctx_.config.timeouts.lease / 8)) co_return;
     for (const auto& [id, link] : ctx_.members.links) {
       ctx_.members.roster.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();
@@ -255,7 +255,7 @@ Task<void> JobServer::watch_leases() {
       parts_.member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
     parts_.rows.tick();
-    parts_.shards.expire(ctx_.config.lease);
+    parts_.shards.expire(ctx_.config.timeouts.lease);
     const std::size_t here = parts_.shards.present().size() + 1;
     const std::size_t wanted = std::max<std::size_t>(ctx_.config.servers, ctx_.spread.links.size());
     ctx_.probe.shards(here - 1, wanted - std::min(wanted, here));
@@ -274,10 +274,10 @@ Task<void> JobServer::watch_leases() {
     for (const auto& [id, link] : ctx_.members.links) {
       if (const Member* const member = ctx_.members.roster.find(id))
         silence = std::max(silence, ctx_.clock.now() - member->heard);
-      unsent += link->unsent();
+      unsent += link->results.unsent();
     }
     const auto in_seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
-    ctx_.probe.silence(in_seconds(silence), in_seconds(ctx_.config.lease));
+    ctx_.probe.silence(in_seconds(silence), in_seconds(ctx_.config.timeouts.lease));
     ctx_.probe.unsent(unsent);
     const bool is_open = ctx_.open.attempt && !ctx_.open.attempt->closed;
     ctx_.probe.round_is_open(
@@ -322,13 +322,13 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
     return bytes;
   };
   std::uint64_t seen = sent();
-  TimePoint deadline = ctx_.clock.now() + ctx_.config.drain_timeout;
+  TimePoint deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;
   while (!ctx_.members.links.empty() && ctx_.clock.now() < deadline) {
     co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kLook));
     seen = std::min(seen, sent());  // somebody may have left
     if (sent() < seen + kMoving) continue;
     seen = sent();
-    deadline = ctx_.clock.now() + ctx_.config.drain_timeout;  // the last state is on its way
+    deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;  // the last state is on its way
   }
   for (const auto& [id, link] : ctx_.members.links)
     log::warn("member.did_not_leave", {{"worker", link->join.name}});

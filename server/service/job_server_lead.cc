@@ -61,7 +61,7 @@ Task<void> JobServer::send_workers_away() {
 Task<void> JobServer::write_last_checkpoint() {
   std::optional<TimePoint> limit;
   const auto may_wait = [&] {
-    if (ctx_.stopping.is_requested && !limit) limit = ctx_.clock.now() + ctx_.config.drain_timeout;
+    if (ctx_.stopping.is_requested && !limit) limit = ctx_.clock.now() + ctx_.config.timeouts.drain;
     return ctx_.clock.now() < limit.value_or(TimePoint::max());
   };
   int tries = 0;

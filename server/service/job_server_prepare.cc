@@ -18,9 +18,9 @@ namespace centroid::server {
 namespace {
 /// Nothing is on the disk before the end: said at the start, while it costs nothing to mend.
 void warn_if_not_durable(const ServerConfig& config) {
-  const bool has_checkpoints = config.checkpoint_every_rounds > 0 ||
-                               config.checkpoint_every_epochs > 0 ||
-                               config.checkpoint_interval.count() > 0;
+  const bool has_checkpoints = config.checkpoint.every_rounds > 0 ||
+                               config.checkpoint.every_epochs > 0 ||
+                               config.checkpoint.interval.count() > 0;
   if (config.keeps_journal() || has_checkpoints) return;
   const std::string rows = config.tables.empty() ? "" : " and all pushes to tables of sparse rows";
   const std::string journal = config.is_peer_to_peer() ? "" : ", or journal.mode on";
@@ -35,10 +35,10 @@ void warn_if_not_durable(const ServerConfig& config) {
 
 /// A job that begins anew may not lie over an earlier one.
 Status check_new_run(const ServerConfig& config, const CheckpointDirectory& checkpoints) {
-  if (!journal::segments_of(config.journal_dir).empty() ||
-      !rows_journal::segments_of(config.journal_dir).empty())
+  if (!journal::segments_of(config.journal.dir).empty() ||
+      !rows_journal::segments_of(config.journal.dir).empty())
     return Error(ErrorCode::kFailedPrecondition,
-                 "there is a journal of an earlier run in " + config.journal_dir +
+                 "there is a journal of an earlier run in " + config.journal.dir +
                      ": go on from it with `resume`, or choose another `run_dir`");
   const auto found = checkpoints.list(false);
   if (found.empty()) return {};
@@ -53,9 +53,9 @@ Status check_new_run(const ServerConfig& config, const CheckpointDirectory& chec
 
 Task<Status> JobServer::prepare() {
   CheckpointPolicy policy;
-  policy.keep = ctx_.config.checkpoint_keep;
-  policy.keep_every_rounds = ctx_.config.checkpoint_keep_every;
-  policy.shard_bytes = ctx_.config.checkpoint_shard_bytes;
+  policy.keep = ctx_.config.checkpoint.keep;
+  policy.keep_every_rounds = ctx_.config.checkpoint.keep_every;
+  policy.shard_bytes = ctx_.config.checkpoint.shard_bytes;
   policy.on_pruned = [this](const CheckpointEntry& entry) {
     ctx_.events.publish("checkpoint.deleted", {{"path", entry.path.string()},
                                                {"version", entry.version.value},
@@ -66,7 +66,7 @@ Task<Status> JobServer::prepare() {
   };
   policy.is_sole = ctx_.gate.has_election();
   policy.may_write = ctx_.gate.may_write();
-  auto opened = CheckpointDirectory::open(ctx_.config.checkpoint_dir, policy);
+  auto opened = CheckpointDirectory::open(ctx_.config.checkpoint.dir, policy);
   if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
   ctx_.checkpoints = std::move(opened).value();
   if (!ctx_.config.resume) CENTROID_CO_TRY(check_new_run(ctx_.config, *ctx_.checkpoints));
@@ -77,7 +77,7 @@ Task<Status> JobServer::prepare() {
   if (ctx_.config.resume) {
     auto complete = [this] {
       const auto may_write = ctx_.gate.may_write();
-      return complete_restore(ctx_.config.journal_dir, *ctx_.checkpoints, may_write);
+      return complete_restore(ctx_.config.journal.dir, *ctx_.checkpoints, may_write);
     };
     CENTROID_CO_TRY(co_await ctx_.gate.act(ctx_.disk.hurried(), std::move(complete)));
     CENTROID_CO_ASSIGN(JobState newest, co_await parts_.loader.load_checkpoint());
@@ -100,7 +100,7 @@ Task<Status> JobServer::prepare() {
   }
   co_await stop_.heed_stop();
   if (!ctx_.config.resume)
-    CENTROID_CO_TRY(RestoreMark::remove(ctx_.config.journal_dir));  // of another job
+    CENTROID_CO_TRY(RestoreMark::remove(ctx_.config.journal.dir));  // of another job
   if (!ctx_.config.resume) CENTROID_CO_TRY(prepare_rows());
   if (!parts_.rows_servers) CENTROID_CO_TRY(start_rows_journal());
   if (!ctx_.job.store && ctx_.config.init != "first-worker") {

@@ -21,7 +21,7 @@ Task<Status> JobServer::load_rows() {
       CENTROID_ASSIGN(const auto files, ctx_.checkpoints->parts_of(*ctx_.job.resumed_from));
       CENTROID_TRY(parts_.rows.restore(ctx_.job.resumed_from->path, files));
     }
-    return parts_.rows.replay(ctx_.config.journal_dir, *run_id);
+    return parts_.rows.replay(ctx_.config.journal.dir, *run_id);
   };
   parts_.rows.begin_reading();
   const Status done = co_await run_on(ctx_.disk.executor, std::move(read));
@@ -30,7 +30,7 @@ Task<Status> JobServer::load_rows() {
   ctx_.job.run_id = *run_id;
   if (!parts_.rows.has_tables()) co_return Status();
   co_return check_memory(memory_need(parts_.loader.memory_question()),
-                         memory_limit(ctx_.config.memory_limit));
+                         memory_limit(ctx_.config.memory.limit));
 }
 
 /// With `servers` above 1 they lie on all of them.
@@ -39,11 +39,11 @@ Status JobServer::prepare_rows() {
   RowsServers::Options options;
   options.leader = ctx_.config.leader_name();
   options.tables = ctx_.config.tables;
-  options.journal_dir = ctx_.config.journal_dir;
+  options.journal_dir = ctx_.config.journal.dir;
   options.servers = ctx_.config.servers;
   options.keeps_journal = ctx_.config.keeps_journal();
-  options.journal_sync = ctx_.config.journal_sync;
-  options.lease = ctx_.config.lease;
+  options.journal_sync = ctx_.config.journal.sync;
+  options.lease = ctx_.config.timeouts.lease;
   RowsServers::Hooks hooks;
   hooks.start_journal = [this] { return start_rows_journal(); };
   hooks.write_checkpoint = [this] { return checkpoint_of_rows(); };
@@ -71,7 +71,7 @@ Status JobServer::prepare_rows() {
   alone.servers.emplace_back();
   CENTROID_TRY(parts_.rows.set_route(std::move(alone), 0));
   return check_memory(memory_need(parts_.loader.memory_question()),
-                      memory_limit(ctx_.config.memory_limit));
+                      memory_limit(ctx_.config.memory.limit));
 }
 
 Task<Status> JobServer::checkpoint_of_rows() {
@@ -83,10 +83,10 @@ Task<Status> JobServer::checkpoint_of_rows() {
 Status JobServer::start_rows_journal() {
   if (!ctx_.config.keeps_journal()) return {};
   RowsJournalWriter::Options options;
-  options.folder = ctx_.config.journal_dir;
+  options.folder = ctx_.config.journal.dir;
   options.run_id = ctx_.job.run_id;
-  options.sync_every = ctx_.config.journal_sync;
-  options.waits = ctx_.config.journal_full == "wait";
+  options.sync_every = ctx_.config.journal.sync;
+  options.waits = ctx_.config.journal.full == "wait";
   options.on_sync = [probe = &ctx_.probe](double seconds) { probe->journal_synced(seconds); };
   options.may_write = ctx_.gate.may_write();
   return parts_.rows.start_journal(ctx_.executor, std::move(options));

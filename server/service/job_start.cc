@@ -39,7 +39,7 @@ Status JobStart::begin_replay() {
   if (replay->is_empty()) return {};
   if (!job_.store)
     return Error(ErrorCode::kFailedPrecondition,
-                 "journal " + config_.journal_dir +
+                 "journal " + config_.journal.dir +
                      ": there is no checkpoint to which its rounds could be added");
   replay_ = std::move(replay);
   return {};
@@ -96,16 +96,16 @@ Task<Status> JobStart::start_journal() {
     CENTROID_CO_TRY(co_await gate_.may_commit());
     if (begun.ok()) {
       JournalWriter::Options options;
-      options.folder = config_.journal_dir;
-      options.sync_every = config_.journal_sync;
-      options.waits = config_.journal_full == "wait";
+      options.folder = config_.journal.dir;
+      options.sync_every = config_.journal.sync;
+      options.waits = config_.journal.full == "wait";
       options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
       options.may_write = gate_.may_write();
       journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
       begun = journal_.start(std::move(options), round_journal_.base(), servers_.journal_route());
     }
     if (begun.ok()) break;
-    if (config_.journal_full != "wait" || !is_of_disk(begun.error())) co_return begun;
+    if (config_.journal.full != "wait" || !is_of_disk(begun.error())) co_return begun;
     if (!full)
       log::error("journal.waits", {{"error", begun.error()}, {"action", "no round begins before"}});
     trouble = begun.error().message();
@@ -119,9 +119,9 @@ Task<Status> JobStart::start_journal() {
         use_.is_writing)
       co_return Status();  // again
   }
-  log::info("journal.begun", {{"dir", config_.journal_dir},
+  log::info("journal.begun", {{"dir", config_.journal.dir},
                               {"round", job_.round.value - 1},
-                              {"sync_ms", config_.journal_sync.count()}});
+                              {"sync_ms", config_.journal.sync.count()}});
   co_return Status();
 }
 

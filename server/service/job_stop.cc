@@ -20,7 +20,7 @@ void JobStop::request_stop(const std::string& why, bool leaves_workers) {
 /// Whatever starts the server again, or another server that takes over, does not undo a halt by
 /// that. Where the server ends with it (exit status 3), who starts it again means to go on.
 bool JobStop::keeps_halts() const {
-  return !ctx_.config.exit_when_finished || ctx_.gate.has_election();
+  return !ctx_.config.leaving.when_finished || ctx_.gate.has_election();
 }
 
 Task<void> JobStop::keep_halt(const Error& why) {
@@ -85,14 +85,14 @@ Task<void> JobStop::stay_stopped() {
   const TimePoint begin = ctx_.clock.now();
   while (ctx_.commands.stop && !ctx_.stopping.is_requested && !ctx_.gate.is_deposed()) {
     const TimePoint limit =
-        ctx_.config.exit_when_finished ? begin + ctx_.config.drain_timeout : TimePoint::max();
+        ctx_.config.leaving.when_finished ? begin + ctx_.config.timeouts.drain : TimePoint::max();
     if (ctx_.clock.now() >= limit) co_return;
     co_await ctx_.changed.wait(limit);
   }
   if (ctx_.commands.stop) co_return;
   ctx_.epilogue.reset();
   const auto was_told = [](const auto& one) { return one.second->finish.has_value(); };
-  const TimePoint limit = ctx_.clock.now() + ctx_.config.drain_timeout;
+  const TimePoint limit = ctx_.clock.now() + ctx_.config.timeouts.drain;
   while (std::ranges::any_of(ctx_.members.links, was_told) && ctx_.clock.now() < limit)
     co_await ctx_.changed.wait(limit);
   for (const auto& one : ctx_.members.links)

@@ -15,19 +15,19 @@ void not_kept(EventLog& events, const Link& link, Round round, const std::string
 
 void keep_told(EventLog& events, Link& link, Round round) {
   keep_unanswered(events, link, "it had not answered when it was to keep the next one");
-  if (link.tells_kept) link.keeping = round;
+  if (link.own_state.tells_kept) link.own_state.keeping = round;
 }
 
 void keep_answered(EventLog& events, Link& link, const proto::Kept& kept) {
-  link.tells_kept = true;
+  link.own_state.tells_kept = true;
   if (kept.state == proto::KeptState::kWillTell) return;
-  if (link.keeping == kept.round) link.keeping.reset();
+  if (link.own_state.keeping == kept.round) link.own_state.keeping.reset();
   if (kept.state == proto::KeptState::kNotKept) not_kept(events, link, kept.round, kept.why);
 }
 
 void keep_unanswered(EventLog& events, Link& link, const std::string& why) {
-  if (!link.keeping) return;
-  const Round round = *std::exchange(link.keeping, std::nullopt);
+  if (!link.own_state.keeping) return;
+  const Round round = *std::exchange(link.own_state.keeping, std::nullopt);
   not_kept(events, link, round, why);
 }
 

@@ -28,7 +28,6 @@ struct Link {
   std::shared_ptr<const Codec> codec;
   CodecSpec::Kind codec_kind = CodecSpec::Kind::kF32;
   trace::Lane lane;
-  double residual_norm = 0;  ///< of its error feedback, as it told last
   transport::Session* session = nullptr;
   TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
   bool is_gone = false;
@@ -37,45 +36,86 @@ struct Link {
   std::optional<proto::Wait> wait;      ///< to be told why it waits
   TimePoint wait_told;                  ///< when it was told last
   bool init_requested = false, sends_init = false;
-  std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
-  TimePoint asked_at;          ///< when it was last told so with a round
-  SmoothedTime evaluation;     ///< how long that took, before it began to train
   bool state_requested = false;
-  bool keeps_state = false;       ///< error feedback or local steps, which belong to a round
-  std::optional<Round> keep;      ///< to be told that the state after this round is saved
-  bool tells_kept = false;        ///< answers Keep
-  std::optional<Round> keeping;   ///< it was told so, and has not answered
-  Generation told;                ///< whose peers it knows
-  Attempt::Key computed;          ///< the last attempt for which its gradients were complete
-  DataPart part;                  ///< its share, until a contribution of it is here
-  Round part_of;                  ///< the round for which it got it
-  std::uint64_t local_steps = 0;  ///< of its last share
-  double wanted = 0;              ///< steps it would have with data enough; 0: not known
-  std::uint32_t overlap = 0;      ///< steps of it that it makes behind its contribution
-  StepsTold steps_told;
-  double divergence = -1;                     ///< at its last average
-  std::uint32_t fragment = 0;                 ///< of the round it began last
-  std::uint32_t before = 0;                   ///< of the one before, of whose average it tells
-  Round fragment_of;                          ///< the round it began last
-  double parameter_norm = -1;                 ///< of its parameters, as it told last
-  Scalars scalars;                            ///< of its last contribution with any
-  double share_ratio = 0;                     ///< its part of its last round's samples
-  std::uint64_t route = 0;                    ///< that it knows, with several servers
-  bool is_told_of = false;                    ///< to them
-  Attempt::Key pushed;                        ///< the attempt of which `squares` are
-  double squares = 0;                         ///< of the numbers that came for it, added up
-  std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
-  // policies that close a round without some members
-  Attempt::Key opened;      ///< the last attempt it was told to begin
-  bool is_brought = false;  ///< its state for that is on its way: it has not begun
-  TimePoint opened_at;      ///< when, or when its last chunk came, with policy bsp
-  /// How long it said nothing when it was left out last; falls as it says nothing for less (bsp).
-  std::optional<Duration> came_late;
-  Duration silence{};    ///< the longest, of what it contributes now (bsp)
-  bool is_away = false;  ///< has no seat until it is free again
-  /// Since when it may not begin an epoch, for an older one is not done (asp, ssp).
-  std::optional<TimePoint> held_since;
-  std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
+  Generation told;          ///< whose peers it knows
+  std::uint64_t route = 0;  ///< that it knows, with several servers
+  bool is_told_of = false;  ///< to them
+  transport::TrafficCounters traffic;
+  ClockWatch clock;     ///< of its machine
+  std::string program;  ///< its version; empty: it has not said
+
+  struct Evaluations {
+    std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
+    TimePoint asked_at;          ///< when it was last told so with a round
+    SmoothedTime duration;       ///< of one, before it began to train
+  };
+  Evaluations evaluations;
+
+  /// Error feedback or local steps, which belong to a round.
+  struct OwnState {
+    bool is_present = false;
+    std::optional<Round> keep;     ///< to be told that the state after this round is saved
+    bool tells_kept = false;       ///< answers Keep
+    std::optional<Round> keeping;  ///< it was told so, and has not answered
+  };
+  OwnState own_state;
+
+  /// Its last share of samples.
+  struct Share {
+    DataPart part;              ///< until a contribution of it is here
+    Round round;                ///< for which it got it
+    std::uint64_t steps = 0;    ///< local ones
+    double wanted = 0;          ///< steps it would have with data enough; 0: not known
+    std::uint32_t overlap = 0;  ///< steps of it that it makes behind its contribution
+    double ratio = 0;           ///< its part of its last round's samples
+  };
+  Share share;
+
+  /// Its rounds of local steps.
+  struct LocalSteps {
+    StepsTold told;
+    double divergence = -1;      ///< at its last average
+    double parameter_norm = -1;  ///< of its parameters, as it told last
+    std::uint32_t fragment = 0;  ///< of the round it began last
+    std::uint32_t before = 0;    ///< of the one before, of whose average it tells
+    Round round;                 ///< the round it began last
+    /// It is told to begin a round of a fragment.
+    void begin(Round next, std::uint32_t of) {
+      if (std::exchange(round, next) == next) return;
+      before = std::exchange(fragment, of);
+    }
+  };
+  LocalSteps local;
+
+  struct Contribution {
+    Attempt::Key computed;  ///< the last attempt for which its gradients were complete
+    Attempt::Key pushed;    ///< the attempt of which `squares` are
+    double squares = 0;     ///< of the numbers that came for it, added up
+    std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
+    Scalars scalars;                            ///< of its last with any
+    std::optional<TimePoint> at;                ///< its last one
+  };
+  Contribution contribution;
+
+  /// How it keeps up, where a round may close without some members.
+  struct Pace {
+    Attempt::Key opened;      ///< the last attempt it was told to begin
+    bool is_brought = false;  ///< its state for that is on its way: it has not begun
+    TimePoint opened_at;      ///< when, or when its last chunk came, with policy bsp
+    /// How long it said nothing when it was left out last; falls as it says nothing for less (bsp).
+    std::optional<Duration> came_late;
+    Duration silence{};    ///< the longest, of what it contributes now (bsp)
+    bool is_away = false;  ///< has no seat until it is free again
+    /// Since when it may not begin an epoch, for an older one is not done (asp, ssp).
+    std::optional<TimePoint> held_since;
+    std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
+    /// It may not begin now.
+    void hold(TimePoint now) {
+      if (!held_since) held_since = now;
+    }
+  };
+  Pace pace;
+
   /// What it still gives to a round that is over.
   struct Late {
     Attempt::Key key;
@@ -84,38 +124,35 @@ struct Link {
     std::optional<proto::Outcome> outcome;       ///< kLate or kCarried, once that is known
   };
   std::optional<Late> late;
-  // for the operator
+
   /// Of its contributions, each once, however many attempts its round took.
   struct Sums {
     std::uint64_t samples = 0, rounds = 0;
     double compute_seconds = 0, wait_seconds = 0;
     double encode_seconds = 0, decode_seconds = 0;  ///< in its codecs, as it told
   };
-  Sums sums, sums_before;  ///< with and without the last
-  Round counted;           ///< the round of the last
-  double step_seconds = 0, last_loss = 0;
-  double send_seconds = 0, addition_seconds = 0, apply_seconds = 0;  ///< as it told
-  double receive_seconds = 0;                                        ///< reading its chunks here
-  std::optional<TimePoint> contributed_at;                           ///< its last one
-  transport::TrafficCounters traffic;
-  ClockWatch clock;                ///< of its machine
-  std::string program;             ///< its version; empty: it has not said
-  std::weak_ptr<Attempt> sending;  ///< whose results its outbox sends
-  std::size_t sent = 0;            ///< of its pieces
-  /// It is told to begin a round of a fragment.
-  void begin(Round round, std::uint32_t of) {
-    if (std::exchange(fragment_of, round) == round) return;
-    before = std::exchange(fragment, of);
-  }
-  /// It may not begin now.
-  void hold(TimePoint now) {
-    if (!held_since) held_since = now;
-  }
-  /// Results that are ready for it and not yet sent.
-  std::size_t unsent() const {
-    const auto attempt = sending.lock();
-    return attempt ? attempt->pieces.size() - sent : 0;
-  }
+  /// For the operator.
+  struct Measured {
+    Sums sums, sums_before;  ///< with and without the last
+    Round counted;           ///< the round of the last
+    double step_seconds = 0, last_loss = 0;
+    double send_seconds = 0, addition_seconds = 0, apply_seconds = 0;  ///< as it told
+    double receive_seconds = 0;                                        ///< reading its chunks here
+    double residual_norm = 0;  ///< of its error feedback, as it told last
+  };
+  Measured measured;
+
+  /// Results on their way to it.
+  struct Results {
+    std::weak_ptr<Attempt> attempt;  ///< whose its outbox sends
+    std::size_t sent = 0;            ///< of its pieces
+    /// That are ready for it and not yet sent.
+    std::size_t unsent() const {
+      const auto from = attempt.lock();
+      return from ? from->pieces.size() - sent : 0;
+    }
+  };
+  Results results;
 };
 
 /// The first values, on their way from one worker.

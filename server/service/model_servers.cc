@@ -108,10 +108,10 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   }
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::ServerModel model;
-  model.chunk_bytes = config_.chunk_bytes;
+  model.chunk_bytes = config_.transfer.chunk_bytes;
   model.plan_hash = job_.store->plan().hash();
   model.apply_on_worker = config_.applies_on_worker();
-  model.fragments = static_cast<std::uint32_t>(config_.fragments);
+  model.fragments = static_cast<std::uint32_t>(config_.local.fragments);
   model.optimizer = optimizer.name;
   model.learning_rate = optimizer.learning_rate;
   model.momentum = optimizer.momentum;
@@ -124,7 +124,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.schedule = optimizer.schedule;
   model.clip_norm = optimizer.clip_norm;
   model.keeps_journal = config_.keeps_journal();
-  model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal_sync.count());
+  model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal.sync.count());
   // Those that are here: fewer than the setting says when one was lost.
   model.servers = shards_.count_of_staying();
   CENTROID_CO_ASSIGN(model.workers, workers_to_reckon(nullptr, 1));
@@ -132,7 +132,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   link->reckoned.servers = model.servers;
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
-  model.codec_down = config_.codec_down;
+  model.codec_down = config_.transfer.codec_down;
   model.seed = config_.seed;
   model.aggregate = config_.aggregate;
   auto head = proto::encode(model);
@@ -317,7 +317,7 @@ Result<std::uint32_t> ModelServers::workers_to_reckon(const proto::Join* joining
   if (codecs.empty())
     codecs.insert(job_.resumed_from ? codec_in(job_.resumed_from->info) : kUnknownCodec);
   // Where nobody has said how many workers there will be, some more than are here.
-  const bool is_said = config_.min_workers > 1;
+  const bool is_said = config_.workers.min > 1;
   return without_codec(job_.fragments, codecs, expected_workers(is_said, more));
 }
 
@@ -330,8 +330,8 @@ std::uint64_t ModelServers::expected_workers(bool keeps_whole, std::size_t more)
   std::uint64_t named = keeps_whole ? 1 : kOften;
   if (keeps_whole && policy.kind == PolicyKind::kQuorum) named = policy.count;
   if (keeps_whole && policy.kind == PolicyKind::kBackup) named = policy.count + 1;
-  return std::min(std::max({config_.min_workers, named, members_.links.size() + more}),
-                  config_.max_workers);
+  return std::min(std::max({config_.workers.min, named, members_.links.size() + more}),
+                  config_.workers.max);
 }
 
 /// A chunk that lies elsewhere, as it is in this version.
@@ -477,7 +477,7 @@ Task<Status> ModelServers::reckon_worker(const proto::Join& join) {
   if (!job_.store || epilogue_ || shards_.present().empty()) co_return Status();
   const auto is_it = [&](const auto& one) { return one.second->join.name == join.name; };
   const std::size_t more = std::ranges::any_of(members_.links, is_it) ? 0 : 1;
-  const auto all = static_cast<std::uint32_t>(expected_workers(config_.min_workers > 1, more));
+  const auto all = static_cast<std::uint32_t>(expected_workers(config_.workers.min > 1, more));
   const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
     std::optional<proto::Reckon> need;
     const auto count = workers_to_reckon(&join, 1);

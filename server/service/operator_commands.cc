@@ -99,7 +99,7 @@ bool OperatorCommands::take_settings(const std::vector<OperatorState::Setting>& 
 
 /// What was said to an earlier life of this server, or to the leader before.
 Result<bool> OperatorCommands::load(const CheckpointDirectory& checkpoints) {
-  CENTROID_ASSIGN(const OperatorState state, read_operator_state(config_.checkpoint_dir));
+  CENTROID_ASSIGN(const OperatorState state, read_operator_state(config_.checkpoint.dir));
   const double now = clock_.unix_seconds();
   evicted_.clear();
   for (const OperatorState::Eviction& one : state.evictions) {
@@ -157,7 +157,7 @@ Task<Status> OperatorCommands::save(std::shared_ptr<const OperatorState> state,
     if (revision <= written_) return {};
     const std::function<Status()> may = gate_.may_write();
     if (may) CENTROID_TRY(may());  // a leader that was deposed begins nothing
-    CENTROID_TRY(write_operator_state(config_.checkpoint_dir, *state, may, gate_.writer()));
+    CENTROID_TRY(write_operator_state(config_.checkpoint.dir, *state, may, gate_.writer()));
     written_ = revision;
     return {};
   };

@@ -42,20 +42,20 @@ Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
     }
     if (!link->late) {
       open_.machine.forgive(link->id);
-      link->opened = key;
+      link->pace.opened = key;
       attempt = open_.attempt;
     }
   } else {
     attempt = open_.attempt;
     if (link->version != attempt->version)
       CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
-    link->opened = attempt->key();
-    link->opened_at = clock_.now();
-    link->silence = {};
+    link->pace.opened = attempt->key();
+    link->pace.opened_at = clock_.now();
+    link->pace.silence = {};
   }
-  if (attempt) link->begin(attempt->round, job_.fragments.turn(attempt->optimizer_step));
-  link->sent = 0;
-  link->sending = attempt;
+  if (attempt) link->local.begin(attempt->round, job_.fragments.turn(attempt->optimizer_step));
+  link->results.sent = 0;
+  link->results.attempt = attempt;
   if (config_.is_peer_to_peer() && link->told != attempt->generation) {
     link->told = attempt->generation;
     const proto::Peers peers = attempt->peers;
@@ -70,8 +70,8 @@ Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
     CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
   }
   if (open.evaluate) {
-    link->asked.push_back(open.version);
-    link->asked_at = clock_.now();
+    link->evaluations.asked.push_back(open.version);
+    link->evaluations.asked_at = clock_.now();
   }
   CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
   co_return Status();
@@ -79,7 +79,7 @@ Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
 
 Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& attempt,
                                  const trace::Lane& lane) {
-  const Attempt::Piece piece = attempt.pieces[link.sent++];
+  const Attempt::Piece piece = attempt.pieces[link.results.sent++];
   proto::ResultChunk message;
   message.round = attempt.round;
   message.attempt = attempt.number;
@@ -88,7 +88,7 @@ Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& at
   const auto kind = static_cast<std::uint16_t>(Kind::kResult);
   const TimePoint begin = clock_.now();
   CENTROID_CO_TRY(
-      co_await session.send(kind, head, piece.values, begin + config_.stall_timeout, piece.crc));
+      co_await session.send(kind, head, piece.values, begin + config_.timeouts.stall, piece.crc));
   probe_.send().ended(lane, begin, clock_.now(), attempt.round.value);
   probe_.payload_sent(piece.values.size());
   probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
@@ -100,7 +100,7 @@ Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& at
 /// RoundOpen, the results as they complete, RoundClosed; at last Finish.
 Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   std::shared_ptr<Attempt> attempt;
-  std::size_t& sent = link->sent;
+  std::size_t& sent = link->results.sent;
   const trace::Lane lane(link->join.name + " out");
   while (!session.is_closed() && !link->is_gone) {
     const bool has_seat = open_.attempt && !open_.attempt->closed &&
@@ -108,18 +108,18 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
                           open_.attempt->left_out.count(link->id) == 0;
     if (link->late) {  // its results, a model's size, are not for this member
       attempt.reset();
-      link->sending.reset();
+      link->results.attempt.reset();
     }
     const bool is_free = !attempt && !link->late;
     if (link->wait) {
       const proto::Wait wait = *std::exchange(link->wait, std::nullopt);
       CENTROID_CO_TRY(co_await send(session, Kind::kWait, wait));
-    } else if (is_free && link->keep) {
+    } else if (is_free && link->own_state.keep) {
       proto::Keep keep;
-      keep.round = *std::exchange(link->keep, std::nullopt);
+      keep.round = *std::exchange(link->own_state.keep, std::nullopt);
       keep_told(events_, *link, keep.round);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
-    } else if (is_free && has_seat && !link->behind) {
+    } else if (is_free && has_seat && !link->pace.behind) {
       CENTROID_CO_TRY(co_await open_round(link, session, attempt));
     } else if (link->late) {
       if (!link->late->outcome || !link->late->closed) {
@@ -130,7 +130,7 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       closed.outcome = *link->late->outcome;
       closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
       if (!policy_.is_elastic()) closed.reason = "no contribution came within round_timeout";
-      link->behind = link->late->key;
+      link->pace.behind = link->late->key;
       link->late.reset();
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
     } else if (attempt && attempt->closed &&
@@ -140,7 +140,7 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
       if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
       attempt.reset();
-      link->sending.reset();
+      link->results.attempt.reset();
       attempts_.results_taken();
     } else if (attempt && sent < attempt->pieces.size()) {
       CENTROID_CO_TRY(co_await send_result(*link, session, *attempt, lane));
@@ -154,17 +154,17 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       mark.version = job_.store->version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish && images_.needs_last_state(*link)) {
-      if (!link->behind)
+      if (!link->pace.behind)
         CENTROID_CO_TRY(co_await images_.bring_last_state(link, session));
       else if (!co_await outgoing_.wait(TimePoint::max()))
         co_return Status();
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
-      if (finish.evaluate) link->asked.push_back(finish.version);
+      if (finish.evaluate) link->evaluations.asked.push_back(finish.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
       co_return Status();
     } else {
-      if (!attempt && !link->behind && link->is_away) {
+      if (!attempt && !link->pace.behind && link->pace.is_away) {
         elastic_.seat(*link);
         continue;
       }
@@ -209,7 +209,7 @@ Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Ve
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);
       CENTROID_CO_TRY(
-          co_await session.send(kind, head, values, clock_.now() + config_.stall_timeout));
+          co_await session.send(kind, head, values, clock_.now() + config_.timeouts.stall));
       probe_.payload_sent(values.size());
       if (link->is_gone) co_return Status();
     }

@@ -61,10 +61,11 @@ Task<Status> PeerExchange::fetch_state() {
                      .planes = 1 + job_.store->optimizer().slots()};
     outgoing_.notify_all();
     while (!job_.store->is_current() && members_.find(holder->id)) {
-      const TimePoint limit = upload_->moved + config_.stall_timeout;
+      const TimePoint limit = upload_->moved + config_.timeouts.stall;
       if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
       const std::string why = "it was asked for the state and sent nothing for " +
-                              std::to_string(config_.stall_timeout.count()) + " ms (stall_timeout)";
+                              std::to_string(config_.timeouts.stall.count()) +
+                              " ms (stall_timeout)";
       tell(events_, log::Level::kWarn, "member.lost",
            {{"worker", holder->join.name}, {"member", holder->id.value}, {"why", why}});
       members_.roster.lost(holder->id, why);

@@ -110,7 +110,7 @@ Status PeerSession::on_word(const InFrame& frame) {
     }
     case Kind::kComputed: {
       CENTROID_ASSIGN(const auto head, proto::decode<proto::Computed>(frame.head));
-      link_->computed = {head.generation, head.round, head.attempt};
+      link_->contribution.computed = {head.generation, head.round, head.attempt};
       return {};
     }
     case Kind::kReady: {
@@ -153,7 +153,7 @@ Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
     tell(ctx_.events, log::Level::kInfo, "member.left",
          {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
     ctx_.probe.member_left();
-    link_->keeping.reset();  // who leaves keeps its part as it goes
+    link_->own_state.keeping.reset();  // who leaves keeps its part as it goes
     parts_.member_gone(link_->id, std::nullopt);
   }
   co_return co_await session.respond(frame.header, Bytes());

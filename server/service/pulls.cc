@@ -169,7 +169,7 @@ Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, st
     wait.what = who + " waits for " + mine->for_whom + ": " + mine->what;
     const auto head = proto::encode(wait);
     const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
-    const TimePoint limit = clock_.now() + config_.stall_timeout;
+    const TimePoint limit = clock_.now() + config_.timeouts.stall;
     const Status sent = co_await session.send(kind, head, Bytes(), limit);
     if (!sent.ok()) co_return;
   }
@@ -183,7 +183,7 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
     return is_making ? "its tensors are copied" : "another one is made";
   };
   const auto waits = waits_.begin(WaitCause::kState, std::move(who), kStateCopy, what);
-  const TimePoint limit = clock_.now() + config_.stall_timeout;
+  const TimePoint limit = clock_.now() + config_.timeouts.stall;
   for (;;) {
     while (images_.is_copying()) {
       const bool goes_on = co_await sleep_until(clock_.now() + kLook);
@@ -265,7 +265,7 @@ Task<Status> Pulls::send(Session& session, std::shared_ptr<const Copy> copy) {
     message.offset = offset;
     const auto head = proto::encode(message);
     const auto kind = static_cast<std::uint16_t>(PullKind::kValues);
-    const TimePoint limit = clock_.now() + config_.stall_timeout;
+    const TimePoint limit = clock_.now() + config_.timeouts.stall;
     CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(part), limit));
     probe_.payload_sent(part.size_bytes());
   }

@@ -73,16 +73,16 @@ Replay::Replay(Executor executor, Executor blocking, const ServerConfig& config,
       shards_(shards),
       local_(local),
       waits_(waits),
-      reader_(config.journal_dir),
+      reader_(config.journal.dir),
       terms_(std::move(terms)),
       first_(job.round),
       begin_(clock.now()),
-      why_("its segments in " + config.journal_dir + " are read") {
+      why_("its segments in " + config.journal.dir + " are read") {
   if (job_.store) has_.resize(job_.store->plan().chunks().size());
 }
 
 Status Replay::check(const journal::Base& base) {
-  const std::string& folder = config_.journal_dir;
+  const std::string& folder = config_.journal.dir;
   if (base.run_id != job_.run_id)
     return mismatched(folder, "it belongs to run '" + base.run_id + "', the checkpoint to '" +
                                   job_.run_id + "': move the journal away to go on without it");
@@ -142,7 +142,7 @@ Status Replay::read_round() {
     } else if (const auto* route = std::get_if<journal::Route>(&*record)) {
       if (mismatch_) continue;
       if (route->owners.size() != has_.size())
-        return mismatched(config_.journal_dir,
+        return mismatched(config_.journal.dir,
                           "a route of " + std::to_string(route->owners.size()) +
                               " chunks, the model has " + std::to_string(has_.size()));
       route_ = *route;
@@ -179,7 +179,7 @@ Result<bool> Replay::read_chunk(const journal::Head& head) {
   const std::uint64_t bytes =
       is_known ? job_.store->plan().chunk(head.chunk).elements * sizeof(float) : 0;
   if (!is_known || head.payload_bytes != bytes || has_[head.chunk.value])
-    return mismatched(config_.journal_dir, "round " + to_string(head.round) + ", chunk " +
+    return mismatched(config_.journal.dir, "round " + to_string(head.round) + ", chunk " +
                                                to_string(head.chunk) +
                                                ": not a chunk of this model, or twice there");
   const std::span<float> into = job_.store->spare(job_.store->plan().chunk(head.chunk));
@@ -207,7 +207,7 @@ Task<Result<bool>> Replay::replay_end() {
   const bool is_whole =
       count_ == wanted && head.round == present_.round && head.attempt == present_.attempt;
   if (head.round != job_.round || (counts && !is_whole && wanted > 0))
-    co_return mismatched(config_.journal_dir, "the end of round " + to_string(head.round) +
+    co_return mismatched(config_.journal.dir, "the end of round " + to_string(head.round) +
                                                   " came where that of round " +
                                                   to_string(job_.round) + " was expected, with " +
                                                   std::to_string(count_) + " of " +
@@ -391,7 +391,7 @@ Task<Status> Replay::replay_round(Form form, journal::Commit commit) {
   }
   if (job_.store->version() != commit.version ||
       job_.store->optimizer_step() != commit.optimizer_step)
-    co_return mismatched(config_.journal_dir, "round " + to_string(job_.round) +
+    co_return mismatched(config_.journal.dir, "round " + to_string(job_.round) +
                                                   " ends at version " + to_string(commit.version) +
                                                   ", the replay at " +
                                                   to_string(job_.store->version()));

@@ -99,7 +99,7 @@ Task<Result<std::shared_ptr<const Restoration::Folder>>> Restoration::look(Versi
     folder.found.emplace(checkpoints_->find(version, true));
     for (const CheckpointEntry& other : checkpoints_->list(false))
       if (other.version > version) folder.newer.push_back(other);
-    folder.has_journal = !journal::segments_of(config_.journal_dir).empty();
+    folder.has_journal = !journal::segments_of(config_.journal.dir).empty();
     return std::make_shared<const Folder>(std::move(folder));
   };
   const auto folder = co_await run_on(disk_.hurried(), std::move(read));
@@ -156,9 +156,9 @@ Task<Status> Restoration::write_mark(std::shared_ptr<RestoreMark> mark,
   for (const CheckpointEntry& other : folder->newer)
     mark->newer.push_back(other.path.filename().string());
   auto decide = [this, mark, may_write = gate_.may_write(), writer = gate_.writer()] {
-    for (const LogSegment& one : journal::segments_of(config_.journal_dir))
+    for (const LogSegment& one : journal::segments_of(config_.journal.dir))
       mark->segments.push_back({one.path.filename().string(), one.bytes});
-    return mark->write(config_.journal_dir, may_write, writer);
+    return mark->write(config_.journal.dir, may_write, writer);
   };
   co_return co_await run_on(disk_.hurried(), std::move(decide));
 }
@@ -168,7 +168,7 @@ Task<Status> Restoration::complete(std::shared_ptr<RestoreMark> mark) {
   for (;;) {
     CENTROID_CO_TRY(co_await gate_.may_commit());
     auto remove = [this, mark, may_write = gate_.may_write()] {
-      return mark->complete(config_.journal_dir, *checkpoints_, may_write);
+      return mark->complete(config_.journal.dir, *checkpoints_, may_write);
     };
     const Status completed = co_await run_on(disk_.hurried(), std::move(remove));
     if (completed.ok() || !gate_.is_late(completed.error())) co_return completed;
@@ -187,7 +187,7 @@ Task<void> Restoration::dismiss_everybody(std::string why) {
   for (const MemberId id : members)
     if (members_.roster.leave(id, why))
       control_.member_gone(id, Error(ErrorCode::kAborted, "fenced: " + why + "; join again"));
-  const TimePoint limit = clock_.now() + config_.drain_timeout;
+  const TimePoint limit = clock_.now() + config_.timeouts.drain;
   const auto is_there = [](const std::weak_ptr<Link>& one) { return !one.expired(); };
   while (std::any_of(leaving.begin(), leaving.end(), is_there)) {
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(2))) co_return;

@@ -64,13 +64,14 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
     open.version = open_.attempt->version;
     open.optimizer_step = open_.attempt->optimizer_step;
     open.resend = resend;
-    open.steps_before = config_.local_steps > 1 ? job_.steps_before : 0;
+    open.steps_before = config_.local.count > 1 ? job_.steps_before : 0;
     // What is made after a contribution goes into the next one: there is none behind the last.
-    open.overlap = data_.is_last_round() ? 0 : static_cast<std::uint32_t>(config_.overlap);
+    open.overlap = data_.is_last_round() ? 0 : static_cast<std::uint32_t>(config_.local.overlap);
     open.evaluate = data_.evaluator(open_.attempt->members) == rank;
     if (open.evaluate) job_.evaluate_next = false;
     data_.hand_out(*members_.find(open_.attempt->members[rank]), open);
-    if (!policy_.is_elastic()) members_.find(open_.attempt->members[rank])->pending_end.reset();
+    if (!policy_.is_elastic())
+      members_.find(open_.attempt->members[rank])->contribution.pending_end.reset();
     codecs.push_back(members_.find(open_.attempt->members[rank])->codec);
   }
   if (generation_told_ != open_.attempt->generation) {
@@ -111,8 +112,8 @@ void RoundAttempts::decide(RoundDecision decision) {
   const bool is_short = contributors < aggregate_.least();
   // Of one that closes without some, or whose members are here but had no samples, that is not
   // said.
-  const bool has_lost = !policy_.is_elastic() && contributors < config_.keep_min_workers &&
-                        workers_here() < config_.keep_min_workers;
+  const bool has_lost = !policy_.is_elastic() && contributors < config_.workers.keep_min &&
+                        workers_here() < config_.workers.keep_min;
   if (decision.action == RoundAction::kMerge && (is_short || has_lost)) {
     decision.action = RoundAction::kDeserted;
     decision.text = std::to_string(contributors) + " contributions, ";
@@ -120,7 +121,7 @@ void RoundAttempts::decide(RoundDecision decision) {
       decision.text +=
           "aggregate " + aggregate_.to_string() + " needs " + std::to_string(aggregate_.least());
     else
-      decision.text += "keep_min_workers is " + std::to_string(config_.keep_min_workers);
+      decision.text += "keep_min_workers is " + std::to_string(config_.workers.keep_min);
     ++totals_.aborted;
     probe_.round_aborted();
     tell(events_, log::Level::kWarn, "round.aborted",
@@ -149,12 +150,12 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
   std::vector<proto::RoundOpen> shares;
   for (std::size_t rank = 0; rank < old->members.size(); ++rank) {
     const auto link = members_.find(old->members[rank]);
-    if (!link || link->is_away) continue;  // away: silent
+    if (!link || link->pace.is_away) continue;  // away: silent
     members.push_back(old->members[rank]);
     shares.push_back(old->opens[rank]);
   }
   const bool is_short =
-      std::max<std::uint64_t>(members.size(), workers_here()) < config_.keep_min_workers;
+      std::max<std::uint64_t>(members.size(), workers_here()) < config_.workers.keep_min;
   if (members.empty() || is_short) return false;
   // The sum begins anew. A member that has gone cannot send its whole contribution again, so others
   // get its samples. Members with an incomplete contribution returned theirs when they left.
@@ -215,8 +216,8 @@ void RoundAttempts::close_attempt(proto::Outcome outcome, double weight, std::ui
 /// When those that are missing have had their time.
 TimePoint RoundAttempts::round_limit() const {
   const bool is_bounded =
-      config_.round_timeout.count() > 0 && open_.attempt && !open_.attempt->closed;
-  return is_bounded ? open_.looked_at + config_.round_timeout : TimePoint::max();
+      config_.timeouts.round.count() > 0 && open_.attempt && !open_.attempt->closed;
+  return is_bounded ? open_.looked_at + config_.timeouts.round : TimePoint::max();
 }
 
 /// Exclude a live member that has sent nothing for `round_timeout` and that blocks the round. The
@@ -228,17 +229,17 @@ void RoundAttempts::leave_silent_out() {
   std::vector<MemberId> silent;
   for (const MemberId member : open_.machine.missing()) {
     const auto link = members_.find(member);
-    const bool was_told = link && link->opened == open_.attempt->key();
+    const bool was_told = link && link->pace.opened == open_.attempt->key();
     // A median takes chunks when all are there, and holds nobody up meanwhile.
     const bool awaits_others = aggregate_.is_mean() && was_told &&
                                job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
-    if (!was_told || link->pending_end || awaits_others) continue;
+    if (!was_told || link->contribution.pending_end || awaits_others) continue;
     const TimePoint until =
-        link->opened_at + allowed_silence(config_.round_timeout, link->came_late);
+        link->pace.opened_at + allowed_silence(config_.timeouts.round, link->pace.came_late);
     if (now >= until)
       silent.push_back(member);
     else
-      open_.looked_at = std::min(open_.looked_at, until - config_.round_timeout);
+      open_.looked_at = std::min(open_.looked_at, until - config_.timeouts.round);
   }
   const bool has_part = std::ranges::any_of(silent, [this](MemberId member) {
     return job_.aggregator->has_part_of(*open_.attempt->rank_of(member));
@@ -252,7 +253,7 @@ void RoundAttempts::leave_silent_out() {
     names.append(names.empty() ? "" : ", ").append(members_.name_of(member));
   if (decision.action == RoundAction::kRetry)
     decision.text = names + ": no contribution within round_timeout, " +
-                    std::to_string(config_.round_timeout.count()) + " ms (at most " +
+                    std::to_string(config_.timeouts.round.count()) + " ms (at most " +
                     std::to_string(kMostRoundTimeouts) + " times that of who came late)";
   else
     for (const MemberId member : silent) job_.aggregator->absent(*open_.attempt->rank_of(member));
@@ -268,7 +269,7 @@ void RoundAttempts::set_silent(Link& link) {
       "member.left_out",
       {{"worker", link.join.name}, {"member", link.id.value}, {"round", job_.round.value}});
   data_.part_lost(link);
-  link.is_away = true;
+  link.pace.is_away = true;
   link.late.emplace();
   link.late->key = open_.attempt->key();
   link.late->outcome = proto::Outcome::kLate;

@@ -39,14 +39,15 @@ std::string RoundJournal::terms() const {
   // The rate is the one of the rounds, which may not be the one that is wanted from the next on.
   const OptimizerConfig& used = job_.store ? job_.store->optimizer().config() : o;
   return "apply=" + std::string(config_.applies_on_worker() ? "worker" : "server") +
-         " codec_down=" + config_.codec_down + " seed=" + std::to_string(config_.seed) +
+         " codec_down=" + config_.transfer.codec_down + " seed=" + std::to_string(config_.seed) +
          " optimizer=" + o.name + " learning_rate=" + exact(used.learning_rate) +
          " schedule=" + used.schedule + " clip_norm=" + exact(o.clip_norm) +
          " momentum=" + exact(o.momentum) + " beta1=" + exact(o.beta1) +
          " beta2=" + exact(o.beta2) + " epsilon=" + exact(o.epsilon) +
          " weight_decay=" + exact(o.weight_decay) + " l1=" + exact(o.l1) +
          " ftrl_beta=" + exact(o.ftrl_beta) +
-         (config_.fragments > 1 ? " fragments=" + std::to_string(config_.fragments) : "");
+         (config_.local.fragments > 1 ? " fragments=" + std::to_string(config_.local.fragments)
+                                      : "");
 }
 
 /// What the numbers of a complete chunk are when `chunk_complete` hands them over.
@@ -113,7 +114,7 @@ Task<Status> RoundJournal::written(std::uint64_t number) {
 Waits::Guard RoundJournal::begin_wait() {
   return waits_.begin(WaitCause::kJournal, present_round(job_), "journal", [this] {
     const auto state = journal_.state();
-    return state.trouble.empty() ? "its disk, at " + config_.journal_dir : state.trouble;
+    return state.trouble.empty() ? "its disk, at " + config_.journal.dir : state.trouble;
   });
 }
 

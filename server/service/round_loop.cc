@@ -89,7 +89,7 @@ Task<Status> RoundLoop::one_round() {
   for (;;) {
     while (!open_.decision) {
       if (gate_.is_deposed()) co_return gate_.holds();
-      if (stopping_.is_requested && !give_up) give_up = clock_.now() + config_.drain_timeout;
+      if (stopping_.is_requested && !give_up) give_up = clock_.now() + config_.timeouts.drain;
       TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
                                  open_.machine.deadline().value_or(TimePoint::max()));
       limit = std::min(limit, attempts_.round_limit());
@@ -146,17 +146,17 @@ Task<Status> RoundLoop::one_round() {
 /// for a worker may have gone with what was lost. `keep_min_workers` always are.
 Task<bool> RoundLoop::wait_for_members() {
   if (job_.trained_rounds == 0 && job_.was_restored && !job_.gather_until)
-    job_.gather_until = clock_.now() + config_.lease;
+    job_.gather_until = clock_.now() + config_.timeouts.lease;
   const bool is_over = job_.gather_until && clock_.now() >= *job_.gather_until;
   const bool is_start = job_.trained_rounds == 0 && !is_over;
-  const std::uint64_t needed = is_start ? config_.min_workers : aggregate_.least();
+  const std::uint64_t needed = is_start ? config_.workers.min : aggregate_.least();
   std::uint64_t present = 0;
   for (const auto& [id, link] : members_.links)
     present += members_.roster.find(id)->state != MemberState::kDraining &&
-                       !(link->is_away && !policy_.is_elastic())
+                       !(link->pace.is_away && !policy_.is_elastic())
                    ? 1
                    : 0;
-  const std::uint64_t here = attempts_.workers_here(), kept = config_.keep_min_workers;
+  const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.keep_min;
   const bool has_begun = present >= needed;
   if (has_begun && here >= kept) co_return true;
   std::string why("min_workers");
@@ -221,7 +221,7 @@ void RoundLoop::round_over() {
   job_.returned.commit();
   data_.coordinate();
   const bool is_epoch_over = next.epoch != job_.epoch;
-  if (const std::uint64_t every = config_.checkpoint_every_epochs; every > 0)
+  if (const std::uint64_t every = config_.checkpoint.every_epochs; every > 0)
     if (next.epoch / every != job_.epoch / every) checkpointer_.set_epoch_due();
   job_.epoch = next.epoch;
   job_.offset = next.offset;

@@ -191,7 +191,8 @@ void RoundMerge::count_round(const Merging& round) {
   probe_.round_committed(elapsed, open_.tally.samples, totals_.loss);
   for (const auto& [name, sum] : open_.tally.scalars.all()) probe_.scalar(name, sum.mean());
   double residual = 0;
-  for (const auto& [id, link] : members_.links) residual = std::max(residual, link->residual_norm);
+  for (const auto& [id, link] : members_.links)
+    residual = std::max(residual, link->measured.residual_norm);
   probe_.residual_up(residual);
   log::debug("round.committed", {{"round", job_.round.value},
                                  {"version", job_.store->version().value},

@@ -53,7 +53,7 @@ void RoundServers::forget_departed() {
 
 /// On which servers a contribution, complete for its worker, is not whole.
 std::string RoundServers::names_of_missing_holders(const Link& link) const {
-  const proto::PushEnd& end = *link.pending_end;
+  const proto::PushEnd& end = *link.contribution.pending_end;
   const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
   std::string names;
   for (const ShardGroup::Link* holder :

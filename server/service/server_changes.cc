@@ -123,10 +123,10 @@ Task<Status> ServerChanges::drain_while_paused() {
 /// Wait for the lost server, for so long as the setting says; then place all chunks anew from the
 /// newest checkpoint, or from the beginning without one.
 Task<Result<bool>> ServerChanges::recover_servers() {
-  const TimePoint limit = *spread_.lost_since + config_.servers_wait;
+  const TimePoint limit = *spread_.lost_since + config_.timeouts.servers;
   if (!shards_.find(spread_.lost) && clock_.now() < limit) {
     phase_.set(Phase::kWaiting, "server '" + spread_.lost + "' is gone with its chunks; after " +
-                                    std::to_string(config_.servers_wait.count()) +
+                                    std::to_string(config_.timeouts.servers.count()) +
                                     " ms (servers_wait) the others take them, from the newest "
                                     "checkpoint");
     co_await changed_.wait(limit);
@@ -205,8 +205,8 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
   CENTROID_ASSIGN(link, shards_.join(session, tasks, join));
   proto::ServerTerms terms;
   terms.run_id = job_.run_id;
-  terms.lease_ms = static_cast<std::uint32_t>(config_.lease.count());
-  terms.credit_bytes = config_.credit_bytes;
+  terms.lease_ms = static_cast<std::uint32_t>(config_.timeouts.lease.count());
+  terms.credit_bytes = config_.transfer.credit_bytes;
   terms.term = gate_.leadership().term;
   return terms;
 }

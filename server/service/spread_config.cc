@@ -9,24 +9,24 @@ void register_servers(config::Schema& s, ServerConfig& c) {
           {.text = "be a shard server: hold a part of the model of the leader that listens at "
                    "HOST:PORT, and do what it says (docs/several-servers.md). Where etcd chooses "
                    "the leader: one of its servers, or several, separated by commas"});
-  s.field("join_timeout", &c.join_timeout,
+  s.field("join_timeout", &c.timeouts.join,
           {.text = "shard server: leave when there was no leader for so long",
            .unit = "ms",
            .min = 100},
           "join-timeout");
-  s.field("metrics.listen", &c.metrics_listen,
+  s.field("metrics.listen", &c.metrics.listen,
           {.text = "shard server: where GET /metrics (Prometheus), /v1/trace and the probes /livez "
                    "and /readyz are served, HOST:PORT, without a token; port 0 takes a free one; "
                    "empty: nowhere. A server with REST serves them at api.listen"},
           "metrics-listen");
-  s.field("metrics.tls", &c.metrics_tls,
+  s.field("metrics.tls", &c.metrics.tls,
           {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
   s.field("servers", &c.servers,
           {.text = "servers to wait for before the first round, this leader and its shard servers",
            .unit = "servers",
            .min = 1,
            .max = 256});
-  s.field("servers_wait", &c.servers_wait,
+  s.field("servers_wait", &c.timeouts.servers,
           {.text = "how long to wait for a shard server that is gone with its chunks, before the "
                    "others take them from the newest checkpoint",
            .unit = "ms",
@@ -38,24 +38,24 @@ std::string why_one_server(const ServerConfig& c) {
   if (c.is_peer_to_peer())
     return "with exchange " + c.exchange +
            " no parameters lie on a server: take exchange star for several servers";
-  const auto down = CodecSpec::parse(c.codec_down);
+  const auto down = CodecSpec::parse(c.transfer.codec_down);
   if (down.ok() && down->scope == Scope::kGlobal && down->feedback.enabled)
-    return "codec_down " + c.codec_down +
+    return "codec_down " + c.transfer.codec_down +
            " selects from all tensors at once, which lie on one server only: leave scope=global "
            "away for several";
-  if (c.keeps_journal() && c.journal_full != "wait")
-    return "journal.full " + c.journal_full +
+  if (c.keeps_journal() && c.journal.full != "wait")
+    return "journal.full " + c.journal.full +
            " works with one server: with several a round waits for the disk (wait)";
   return "";
 }
 
 Status check_metrics(const ServerConfig& c) {
-  if (c.join.empty() && (!c.metrics_listen.empty() || c.metrics_tls))
+  if (c.join.empty() && (!c.metrics.listen.empty() || c.metrics.tls))
     return Error(ErrorCode::kInvalidArgument,
                  "metrics.listen and metrics.tls are for a shard server (join): this one serves "
                  "/metrics and the probes with its REST, at api.listen (api.tls)");
-  if (!c.metrics_tls) return {};
-  if (c.tls_certificate.empty() || c.tls_key.empty() || c.metrics_listen.empty())
+  if (!c.metrics.tls) return {};
+  if (c.tls.certificate.empty() || c.tls.key.empty() || c.metrics.listen.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "metrics.tls needs tls.certificate, tls.key and metrics.listen");
   return {};
@@ -71,7 +71,7 @@ Status check_told_chunks(const ServerConfig& c, std::size_t chunks) {
                "the model has " + std::to_string(chunks) + " chunks, on several servers " +
                    (tells_squares ? "with optimizer.clip_norm " : "") + "at most " +
                    std::to_string(most) + " can be told of: set a larger chunk_bytes, which is " +
-                   std::to_string(c.chunk_bytes));
+                   std::to_string(c.transfer.chunk_bytes));
 }
 
 }  // namespace centroid::server

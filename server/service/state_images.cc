@@ -122,10 +122,10 @@ Task<Result<bool>> StateImages::bring_state(std::shared_ptr<Link> link, transpor
   open_.machine.forgive(link->id);  // it never began an earlier round that it owes
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
   if (!image || !is_of_use(*link, key)) co_return false;
-  if (open_.machine.may_come_late(key.round)) link->opened = key;
-  link->is_brought = link->opened == key;
+  if (open_.machine.may_come_late(key.round)) link->pace.opened = key;
+  link->pace.is_brought = link->pace.opened == key;
   CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(link, session, image, key));
-  link->is_brought = false;
+  link->pace.is_brought = false;
   if (is_there || link->is_gone) co_return is_there;
   link->late.reset();
   open_.machine.forgive(link->id);
@@ -168,7 +168,7 @@ Task<Result<bool>> StateImages::send_image(std::shared_ptr<Link> link, transport
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(proto::Kind::kStateChunk);
       CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
-                                            clock_.now() + config_.stall_timeout));
+                                            clock_.now() + config_.timeouts.stall));
       probe_.payload_sent(values.size_bytes());
       if (link->is_gone || (key && !is_of_use(*link, *key))) co_return false;
     }

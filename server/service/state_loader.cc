@@ -22,7 +22,7 @@ constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 /// as it was known last.
 Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragments,
                                std::size_t slots, const std::string& codec) {
-  CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
+  CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.transfer.codec_down));
   MemoryQuestion question = memory_question();
   question.parameters = plan.total_elements();
   question.tensors = plan.manifest().size();
@@ -42,11 +42,11 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.is_elastic = policy_.is_elastic();
   question.waits_for_all = !aggregate_.is_mean();
   question.workers = servers_.expected_workers(question.is_elastic || question.waits_for_all);
-  question.credit_bytes = question.workers * config_.credit_bytes;
+  question.credit_bytes = question.workers * config_.transfer.credit_bytes;
   question.journal_copies =
       config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
   const MemoryNeed need = memory_need(question);
-  const MemoryLimit limit = memory_limit(config_.memory_limit);
+  const MemoryLimit limit = memory_limit(config_.memory.limit);
   CENTROID_TRY(check_memory(need, limit));
   // What is free is shared out, so that all of it may be taken at once. A quarter for the copies of
   // a checkpoint: a round that would need more has to wait for the disk.
@@ -56,7 +56,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   std::uint64_t taken = quarter + (snapshot_budget_ - kSnapshotBudgetBytes);
   // Copies of the state for who was left out: of one plane each has its receiver's own room.
   if (need.image > 0 && (!config_.applies_on_worker() || slots == 0)) {
-    images_.set_limit(std::max<std::size_t>(MemoryQuestion::kImages, config_.max_workers));
+    images_.set_limit(std::max<std::size_t>(MemoryQuestion::kImages, config_.workers.max));
   } else if (need.image > 0) {
     images_.set_limit(MemoryQuestion::kImages + quarter / need.image);
     taken += quarter / need.image * need.image;
@@ -89,16 +89,16 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   CENTROID_TRY(check_buffers(config_, manifest, "f32"));
   std::uint64_t model_bytes = 0;  // the sum cannot overflow: `validate` bounds it
   for (const TensorInfo& tensor : manifest) model_bytes += tensor.bytes();
-  if (model_bytes > config_.max_model_bytes)
+  if (model_bytes > config_.memory.max_model_bytes)
     return Error(ErrorCode::kResourceExhausted,
                  "the model has " + std::to_string(model_bytes) +
                      " bytes of parameters, the server takes at most " +
-                     std::to_string(config_.max_model_bytes) + " (max_model_bytes)");
+                     std::to_string(config_.memory.max_model_bytes) + " (max_model_bytes)");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
-  CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.chunk_bytes));
+  CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.transfer.chunk_bytes));
   if (config_.servers > 1) CENTROID_TRY(check_told_chunks(config_, plan.chunks().size()));
   CENTROID_ASSIGN(into.fragments,
-                  FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.fragments)));
+                  FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.local.fragments)));
   CENTROID_TRY(check_room(plan, into.fragments, optimizer->slots(), codec));
   // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
   // taken at all only when it needs nothing else: not who contributes.
@@ -106,10 +106,10 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
       config_.applies_on_worker() || (optimizer->slots() == 0 && config_.optimizer.clip_norm == 0 &&
                                       config_.optimizer_scale_ratio == 0);
   try {
-    CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.codec_down));
+    CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.transfer.codec_down));
     into.store = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
                                                   codec_down.feedback.enabled);
-    into.store->set_fragments(config_.fragments);
+    into.store->set_fragments(config_.local.fragments);
     CENTROID_TRY(make_replies(into));
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted, "no memory for a model of " +
@@ -118,7 +118,8 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   }
   const std::uint64_t buffer_bytes = into.store->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
-      std::max<std::uint64_t>(config_.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
+      std::max<std::uint64_t>(
+          config_.transfer.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
       servers_.expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
   into.pool = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
@@ -146,8 +147,8 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
 
 Status StateLoader::make_replies(JobState& into) const {
   if (!config_.compresses_results()) return {};
-  CENTROID_ASSIGN(into.replies,
-                  ReplyEncoder::make(config_.codec_down, into.store->plan(), config_.seed));
+  CENTROID_ASSIGN(into.replies, ReplyEncoder::make(config_.transfer.codec_down, into.store->plan(),
+                                                   config_.seed));
   into.reply_reader = std::make_unique<ReplyReader>(into.replies->codec(), *into.store);
   return {};
 }
@@ -155,7 +156,7 @@ Status StateLoader::make_replies(JobState& into) const {
 /// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
 Task<Result<JobState>> StateLoader::load_checkpoint() {
   const Raised loading(use_.is_loading, changed_);
-  const std::string& folder = config_.checkpoint_dir;
+  const std::string& folder = config_.checkpoint.dir;
   if (gate_.is_beginning()) phase_.explain("the checkpoints in " + folder + " are looked through");
   auto look = [this]() -> Result<std::shared_ptr<const CheckpointEntry>> {
     const auto refused = [](const CheckpointEntry& entry) {
@@ -202,10 +203,11 @@ Status StateLoader::check_settings(const CheckpointEntry& entry,
                      std::to_string(config_.seed) + ": the order of the data follows it");
   const auto fragments = info.extra.find("fragments");
   if (const std::string kept = fragments == info.extra.end() ? "1" : fragments->second;
-      kept != std::to_string(config_.fragments))
+      kept != std::to_string(config_.local.fragments))
     return Error(ErrorCode::kFailedPrecondition,
                  "checkpoint " + entry.path.string() + " was made with " + kept +
-                     " fragments, the configuration says " + std::to_string(config_.fragments) +
+                     " fragments, the configuration says " +
+                     std::to_string(config_.local.fragments) +
                      ": whose turn it is follows from them (fragments)");
   return {};
 }
@@ -282,7 +284,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   } else if (has_residual || takes_residual) {
     log::warn("checkpoint.residual",
               {{"path", entry->path.string()},
-               {"codec_down", config_.codec_down},
+               {"codec_down", config_.transfer.codec_down},
                {"why", has_residual ? "the checkpoint has a residual of the results' codec, which "
                                       "codec_down does not use: it is lost"
                                     : "the checkpoint has no residual of the results' codec: it "
@@ -354,7 +356,7 @@ Status StateLoader::check_tables_room() {
     CENTROID_TRY(rows_.set_route(std::move(route), 0));
   }
   const MemoryNeed need = memory_need(memory_question());
-  const MemoryLimit limit = memory_limit(config_.memory_limit);
+  const MemoryLimit limit = memory_limit(config_.memory.limit);
   CENTROID_TRY(check_memory(need, limit));
   rows_.set_room(rows_.reserved_bytes() + limit.bytes - need.total(), limit.source);
   return {};

@@ -59,7 +59,7 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
       what += "; the round has " + std::to_string(done) + " of the " + std::to_string(needed) +
               " contributions that it needs, of " + std::to_string(open_.attempt->members.size()) +
               " workers";
-    if (silent > config_.lease / 2)  // it should have sent two heartbeats
+    if (silent > config_.timeouts.lease / 2)  // it should have sent two heartbeats
       what += ", silent for " + milliseconds(silent) + " ms";
     else if (open > kLong)
       what += ", last heard " + milliseconds(silent) + " ms ago";
@@ -78,7 +78,7 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
       const std::string what = "credit: " + std::to_string(queued->bytes) +
                                " bytes of its contribution wait here, from chunk " +
                                to_string(queued->chunk) + " of " + round + " on, ";
-      const double since = seconds(clock_.now() - link->opened_at);  // its last chunk
+      const double since = seconds(clock_.now() - link->pace.opened_at);  // its last chunk
       for (const std::uint32_t rank : queued->behind)
         views.push_back({.who = "worker " + link->join.name,
                          .for_whom = members_.name_of(open_.attempt->members[rank]),
@@ -92,20 +92,21 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
                          .seconds = since});
       continue;
     }
-    if (link && link->pending_end) {
+    if (link && link->contribution.pending_end) {
       add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*link));
       continue;
     }
-    const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
+    const bool adds =
+        link && config_.is_peer_to_peer() && link->contribution.computed == open_.attempt->key();
     add(member, adds ? "addition with its peers" : "contribution");
   }
   if (!policy_.is_elastic()) return;
   if (done < needed)
     for (const MemberId member : unseated()) {
       const auto link = members_.find(member);
-      const auto late = link->late     ? link->late->key.round
-                        : link->behind ? link->behind->round
-                                       : link->opened.round;
+      const auto late = link->late          ? link->late->key.round
+                        : link->pace.behind ? link->pace.behind->round
+                                            : link->pace.opened.round;
       add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
     }
   if (const auto deadline = open_.machine.deadline())
@@ -121,7 +122,7 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
 /// Who is held back for slower members, whether or not a round is open.
 void WaitReport::pace_waits(std::vector<WaitView>& views) const {
   for (const auto& [id, link] : members_.links) {
-    if (link->is_away || open_.machine.may_begin(id)) continue;
+    if (link->pace.is_away || open_.machine.may_begin(id)) continue;
     const MemberId slowest = open_.machine.slowest();
     const Member* const member = members_.roster.find(slowest);
     if (member == nullptr) continue;
@@ -133,7 +134,7 @@ void WaitReport::pace_waits(std::vector<WaitView>& views) const {
                  " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
                  std::to_string(policy_.count) + "; that one was heard " +
                  std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
-         .seconds = seconds(clock_.now() - link->contributed_at.value_or(phase_.since()))});
+         .seconds = seconds(clock_.now() - link->contribution.at.value_or(phase_.since()))});
   }
 }
 
@@ -202,10 +203,11 @@ std::vector<WaitView> WaitReport::present_waits() const {
   if (rows_servers_) rows_servers_->waits(views);
   for (const auto& [id, link] : members_.links)
     for (const transport::Session::Wait& wait : link->session->waits())
-      views.push_back({.who = "session of " + link->join.name,
-                       .for_whom = link->join.name,
-                       .what = wait.what + ", " + present_round(job_, link->sending.lock().get()),
-                       .seconds = seconds(clock_.now() - wait.since)});
+      views.push_back(
+          {.who = "session of " + link->join.name,
+           .for_whom = link->join.name,
+           .what = wait.what + ", " + present_round(job_, link->results.attempt.lock().get()),
+           .seconds = seconds(clock_.now() - wait.since)});
   return views;
 }
 
@@ -218,7 +220,7 @@ void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
     if (clock_.now() - link->wait_told < kEvery || link->finish) continue;
     const bool is_for_copy = waits_.has("worker " + link->join.name, kStateCopy);
     const bool has_part = open_.attempt && !open_.attempt->closed && open_.machine.is_missing(id);
-    if (has_part && !is_for_copy && !link->pending_end && !held_up(*link)) continue;
+    if (has_part && !is_for_copy && !link->contribution.pending_end && !held_up(*link)) continue;
     proto::Wait wait;
     for (const WaitView& one : lasting) {
       const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
@@ -276,7 +278,8 @@ std::array<std::size_t, kWaitCauses.size()> WaitReport::count_waits() const {
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
     for (const MemberId member : open_.machine.missing()) {
       const auto link = members_.find(member);
-      const bool adds = link && config_.is_peer_to_peer() && link->computed == open_.attempt->key();
+      const bool adds =
+          link && config_.is_peer_to_peer() && link->contribution.computed == open_.attempt->key();
       count(adds                     ? WaitCause::kAddition
             : link && held_up(*link) ? WaitCause::kCredit
                                      : WaitCause::kContribution);
@@ -289,7 +292,7 @@ std::array<std::size_t, kWaitCauses.size()> WaitReport::count_waits() const {
     if (!link->work.empty()) count(WaitCause::kServers);
   if (upload_) count(WaitCause::kState);
   for (const auto& [id, link] : members_.links) {
-    if (link->held_since || (!link->is_away && !open_.machine.may_begin(id)))
+    if (link->pace.held_since || (!link->pace.is_away && !open_.machine.may_begin(id)))
       count(WaitCause::kPace);
     if (!link->session->waits().empty()) count(WaitCause::kCredit);
   }

@@ -31,29 +31,29 @@ WorkerView worker_view(const Member& member, const Link* link, const Coordinator
   view.reason = member.reason;
   if (link == nullptr) return view;
   view.devices = link->join.devices;
-  view.samples = link->sums.samples;
-  view.rounds = link->sums.rounds;
+  view.samples = link->measured.sums.samples;
+  view.rounds = link->measured.sums.rounds;
   const auto traffic = link->is_gone || link->session == nullptr
                            ? link->traffic
                            : link->session->connection().traffic();
   view.bytes_in = traffic.bytes_in;
   view.bytes_out = traffic.bytes_out;
-  view.step_seconds = link->step_seconds;
-  view.compute_seconds = link->sums.compute_seconds;
-  view.wait_seconds = link->sums.wait_seconds;
-  view.encode_seconds = link->sums.encode_seconds;
-  view.decode_seconds = link->sums.decode_seconds;
-  view.send_seconds = link->send_seconds;
-  view.exchange_seconds = link->addition_seconds;
-  view.apply_seconds = link->apply_seconds;
-  view.receive_seconds = link->receive_seconds;
-  view.last_loss = link->last_loss;
-  view.local_steps = link->local_steps;
+  view.step_seconds = link->measured.step_seconds;
+  view.compute_seconds = link->measured.sums.compute_seconds;
+  view.wait_seconds = link->measured.sums.wait_seconds;
+  view.encode_seconds = link->measured.sums.encode_seconds;
+  view.decode_seconds = link->measured.sums.decode_seconds;
+  view.send_seconds = link->measured.send_seconds;
+  view.exchange_seconds = link->measured.addition_seconds;
+  view.apply_seconds = link->measured.apply_seconds;
+  view.receive_seconds = link->measured.receive_seconds;
+  view.last_loss = link->measured.last_loss;
+  view.local_steps = link->share.steps;
   view.pace_seconds = coordinator.cadence().seconds_per_step(link->id);
-  view.share_ratio = link->share_ratio;
-  view.divergence = std::min(link->divergence, proto::kMaxLoss);
-  view.parameter_norm = link->parameter_norm;
-  view.scalars = link->scalars;
+  view.share_ratio = link->share.ratio;
+  view.divergence = std::min(link->local.divergence, proto::kMaxLoss);
+  view.parameter_norm = link->local.parameter_norm;
+  view.scalars = link->contribution.scalars;
   view.version = link->program;
   view.clock_ahead_seconds = link->clock.ahead();
   if (!link->is_gone && link->session != nullptr)

@@ -100,11 +100,11 @@ class Buffers : public ::testing::Test, protected InProcess {
  protected:
   ServerConfig config() {
     ServerConfig c = config_of_own();
-    c.lease = std::chrono::seconds(60);
-    c.chunk_bytes = 64;  // a buffer is a chunk of its own
-    c.reduce_bucket_bytes = 200;
-    c.min_workers = 3;
-    c.rounds = 9;  // the ninth has what is left of the epoch
+    c.timeouts.lease = std::chrono::seconds(60);
+    c.transfer.chunk_bytes = 64;  // a buffer is a chunk of its own
+    c.reduce.bucket_bytes = 200;
+    c.workers.min = 3;
+    c.goal.rounds = 9;  // the ninth has what is left of the epoch
     return c;
   }
   /// Of unequal weight; the last one's share of the end of the epoch is short.
@@ -178,7 +178,7 @@ TEST_F(Buffers, AreTheWeightedMeanWhicheverWayTheyGo) {
       c.optimizer = optimizer;
       way.set(c, specs);
       const auto outcomes = train(c, specs);
-      const auto right = by_hand(optimizer, specs, data_, c.rounds);
+      const auto right = by_hand(optimizer, specs, data_, c.goal.rounds);
       EXPECT_LT(largest_difference(outcomes[0].params, right.params), 2e-4);
       EXPECT_GT(right.apart, 0.01);  // a worker's own buffers would be seen
     }
@@ -189,12 +189,12 @@ TEST_F(Buffers, WithoutANetworkTheStepsAreTheSame) {
   ServerConfig c = config();
   c.optimizer = {.name = "adamw", .learning_rate = 0.02, .weight_decay = 0.3};
   c.optimizer.clip_norm = 0.2;
-  c.min_workers = 1;
+  c.workers.min = 1;
   auto specs = workers();
   specs.resize(1);
   specs[0].batch = 16;  // a power of two: weighing rounds nothing
-  c.rounds = 8;
-  c.chunk_bytes = 1u << 20;  // of LocalOptions: norms are added by chunks
+  c.goal.rounds = 8;
+  c.transfer.chunk_bytes = 1u << 20;  // of LocalOptions: norms are added by chunks
   const auto alone = run_local(kModel, data_, c, specs[0].batch);
   ASSERT_TRUE(alone.status.ok()) << alone.status.error().to_string();
   EXPECT_LT(largest_difference(alone.params, by_hand(c.optimizer, specs, data_, 8).params), 2e-4);
@@ -218,15 +218,15 @@ TEST_F(Buffers, AJobThatWasStoppedOrKilledEndsWithTheSameBits) {
        }},
       {"local steps",
        [](ServerConfig& c, auto& specs) {
-         c.local_steps = 3;
+         c.local.count = 3;
          for (auto& spec : specs) spec.inner = {.name = "sgd", .learning_rate = 0.05};
        }},
   };
   for (const Way& way : ways) {
     SCOPED_TRACE(way.name);
     ServerConfig c = config();
-    c.rounds = 20;
-    c.journal = "on";
+    c.goal.rounds = 20;
+    c.journal.mode = "on";
     c.run_id = "run";
     auto specs = workers();
     way.set(c, specs);
@@ -236,12 +236,12 @@ TEST_F(Buffers, AJobThatWasStoppedOrKilledEndsWithTheSameBits) {
       std::filesystem::create_directories(killed.parent_path());
       std::filesystem::copy(c.run_dir, killed, std::filesystem::copy_options::recursive);
     };
-    c.checkpoint_every_rounds = 4;
+    c.checkpoint.every_rounds = 4;
     const auto whole = train(c, specs, at_round);
     const auto held = CheckpointDirectory::open(killed / "checkpoints", 100).value().list(true);
     ASSERT_FALSE(held.empty());
     c.run_dir = killed;
-    c.journal_dir = c.checkpoint_dir = "";
+    c.journal.dir = c.checkpoint.dir = "";
     c.resume = true;
     const auto resumed = train(c, specs);
     EXPECT_LT(resumed[0].summary.rounds, 12U);
@@ -260,10 +260,10 @@ TEST_F(Buffers, LocalStepsAverageThemWhateverTheOuterStepIs) {
   for (const char* const outer : {"nesterov", "average"}) {
     SCOPED_TRACE(outer);
     ServerConfig c = config();
-    c.local_steps = 4;
-    c.outer = outer;
-    c.rounds = 0;
-    c.epochs = 12;
+    c.local.count = 4;
+    c.local.outer = outer;
+    c.goal.rounds = 0;
+    c.goal.epochs = 12;
     auto specs = workers();
     for (auto& spec : specs)
       spec.inner = {.name = "adamw", .learning_rate = 0.02, .weight_decay = 0.1};
@@ -299,12 +299,13 @@ TEST_F(Buffers, CombinationsThatCannotWorkAreRefused) {
               HasSubstr("set late to drop"));
   EXPECT_THAT(why("topk:0.1", [](C&) {}), HasSubstr("give the workers codec f32"));
   EXPECT_THAT(why("bf16", [](C&) {}), HasSubstr("codec bf16"));
-  EXPECT_THAT(why("f32", [](C& c) { c.codec_down = "int8"; }), HasSubstr("set codec_down"));
+  EXPECT_THAT(why("f32", [](C& c) { c.transfer.codec_down = "int8"; }),
+              HasSubstr("set codec_down"));
   ServerConfig c = config();
   auto specs = workers();
   specs.resize(1);
   c.policy = "asp";
-  c.min_workers = 1;
+  c.workers.min = 1;
   TestServer server(c, transports());
   const auto refused = run_worker(specs[0], data_, server.endpoint(), transports());
   ASSERT_FALSE(refused.status.ok());

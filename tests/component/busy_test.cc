@@ -164,9 +164,9 @@ TEST(Busy, TensorsAreExchangedWhileOthersAreComputed) {
   const TemporaryDirectory directory;
   ServerConfig config;
   config.run_dir = directory.path();
-  config.rounds = 2;
-  config.min_workers = kWorkers;
-  config.exit_when_finished = true;
+  config.goal.rounds = 2;
+  config.workers.min = kWorkers;
+  config.leaving.when_finished = true;
   config.optimizer = {.name = "sgd", .learning_rate = 0.1};  // a chunk needs no other one
   const auto transports = [](Executor executor) { return transport::make_tcp(executor, {}); };
   TestServer server(config, transports);
@@ -216,10 +216,10 @@ class BusyWorkers : public ::testing::Test, protected InProcess {
  protected:
   ServerConfig config() {
     ServerConfig c = config_of_own();
-    c.min_workers = 2;
-    c.local_steps = 10;
-    c.outer = "average";
-    c.cadence_mode = "tuned";
+    c.workers.min = 2;
+    c.local.count = 10;
+    c.local.outer = "average";
+    c.cadence.mode = "tuned";
     return c;
   }
 };
@@ -230,7 +230,7 @@ TEST_F(BusyWorkers, UnequalOnesMakeMostOfTheirSteps) {
   constexpr std::uint64_t kBatch = 8;
   const auto data = numbers(45 * kBatch);
   ServerConfig c = config();
-  c.rounds = 30;
+  c.goal.rounds = 30;
   TestServer server(c, transports());
   std::vector<WorkerSpec> specs(2);
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -280,10 +280,10 @@ std::size_t marks(const std::string& name) {
 TEST_F(BusyWorkers, AChangeOfTheCadenceIsInTheTrace) {
   const auto data = numbers(8000);
   ServerConfig c = config();
-  c.rounds = 12;
-  c.local_steps = 2;
-  c.cadence_overhead = 0.01;
-  c.cadence_divergence = 0;
+  c.goal.rounds = 12;
+  c.local.count = 2;
+  c.cadence.overhead = 0.01;
+  c.cadence.divergence = 0;
   TestServer server(c, transports());
   const std::size_t before = marks("cadence.changed");
   std::vector<WorkerSpec> specs(2);
@@ -324,9 +324,9 @@ TEST_F(BusyWorkers, APredictedDivergenceShortensTheRounds) {
   for (const std::string guard : {"predict", "halve"}) {
     SCOPED_TRACE(guard);
     ServerConfig c = config();
-    c.rounds = 14;
-    c.local_steps = c.cadence_max_steps = 40;
-    c.cadence_guard = guard;
+    c.goal.rounds = 14;
+    c.local.count = c.cadence.max_steps = 40;
+    c.cadence.guard = guard;
     TestServer server(c, transports());
     const std::size_t marked = marks("cadence.nudged_down");
     std::vector<WorkerSpec> specs(2);

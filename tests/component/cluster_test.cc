@@ -32,11 +32,11 @@ class ClusterTest : public ::testing::TestWithParam<Wire> {
   ServerConfig config() {
     ServerConfig c;
     c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
-    c.chunk_bytes = 256;  // many chunks even in a small model
-    c.lease = std::chrono::seconds(20);
+    c.leaving.when_finished = true;
+    c.transfer.chunk_bytes = 256;  // many chunks even in a small model
+    c.timeouts.lease = std::chrono::seconds(20);
     c.optimizer = {.name = "momentum", .learning_rate = 0.05};
-    c.epochs = 3;
+    c.goal.epochs = 3;
     return c;
   }
 
@@ -51,7 +51,7 @@ class ClusterTest : public ::testing::TestWithParam<Wire> {
 
   std::vector<WorkerOutcome> train(ServerConfig c, const std::vector<WorkerSpec>& specs,
                                    const worker::DataSplit& data) {
-    c.min_workers = specs.size();
+    c.workers.min = specs.size();
     TestServer server(c, transports());
     auto outcomes = run_workers(specs, data, server.endpoint(), transports());
     const Status ended = server.join();
@@ -104,8 +104,8 @@ TEST_P(ClusterTest, ManyWorkersGiveWhatOneGivesWithTheSumOfTheirBatches) {
   for (const char* optimizer : {"sgd", "momentum", "adam"}) {
     SCOPED_TRACE(optimizer);
     ServerConfig c = config();
-    c.epochs = 0;
-    c.rounds = 100;
+    c.goal.epochs = 0;
+    c.goal.rounds = 100;
     c.optimizer.name = optimizer;
     c.optimizer.learning_rate = 0.01;
     const auto outcomes = train(c, workers(4), data);
@@ -187,15 +187,15 @@ TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
   for (const std::string policy : {"asp", "quorum:2"}) {
     SCOPED_TRACE(policy);
     ServerConfig c = config();
-    c.epochs = 0;
-    c.rounds = 200;
+    c.goal.epochs = 0;
+    c.goal.rounds = 200;
     c.policy = policy;
     if (policy != "asp") c.late = "carry:max=8";
     auto specs = workers(3);
     std::map<std::string, std::uint64_t> batches;
     for (std::size_t i = 0; i < specs.size(); ++i)
       batches[specs[i].name] = specs[i].batch = std::array{8u, 5u, 11u}[i];
-    c.min_workers = specs.size();
+    c.workers.min = specs.size();
     std::uint64_t late = 0, whole_with_late = 0;
     // Where threads run one after another, as under a sanitizer, nobody may be late in a whole job.
     for (int tries = 0; tries < 20 && whole_with_late == 0; ++tries) {
@@ -216,7 +216,7 @@ TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
             << "round " << round.round << ", " << round.late.size() << " late";
         whole_with_late += !round.late.empty() && round.samples == samples ? 1 : 0;
       }
-      EXPECT_EQ(rounds, c.rounds);
+      EXPECT_EQ(rounds, c.goal.rounds);
     }
     EXPECT_GT(whole_with_late, 0u);
     EXPECT_GT(late, 0u) << "nobody was late, so nothing was shown";
@@ -226,7 +226,7 @@ TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
 TEST_P(ClusterTest, ANonFiniteGradientHaltsTheJobEverywhereAndSaysWhere) {
   const auto data = make_blobs(64, 8, 4, 6, 17);
   ServerConfig c = config();
-  c.min_workers = 2;
+  c.workers.min = 2;
   TestServer server(c, transports());
   const auto outcomes = run_workers(workers(2), data, server.endpoint(), transports());
   const Status ended = server.join();
@@ -258,7 +258,7 @@ TEST_P(ClusterTest, ASkippedRoundHasNoEffectOnAnyWorker) {
 TEST_P(ClusterTest, AnotherModelIsRefusedWithBothShapesAndTheOthersTrainOn) {
   const auto data = make_blobs(64, 8, 4, 7);
   ServerConfig c = config();
-  c.min_workers = 2;
+  c.workers.min = 2;
   TestServer server(c, transports());
   WorkerOutcome stranger;
   std::vector<WorkerOutcome> outcomes;
@@ -282,7 +282,7 @@ TEST_P(ClusterTest, AnotherModelIsRefusedWithBothShapesAndTheOthersTrainOn) {
 TEST_P(ClusterTest, AModelWhoseOnlyWorkerLeftBeforeTheStartBindsNobody) {
   const auto data = make_blobs(64, 8, 4, 11);
   ServerConfig c = config();
-  c.min_workers = 2;
+  c.workers.min = 2;
   TestServer server(c, transports());
   std::thread first([&] {
     const WorkerSpec leaver{.name = "leaver", .model = "mlp:8-12-4", .token = {}};
@@ -304,7 +304,7 @@ TEST_P(ClusterTest, ALateWorkerGetsTheStateAndEndsWithTheSameBits) {
     ServerConfig c = config();
     c.apply = apply;
     c.optimizer.name = "adam";
-    c.epochs = 30;
+    c.goal.epochs = 30;
     TestServer server(c, transports());
     std::vector<WorkerOutcome> outcomes(2);
     std::thread first(
@@ -323,15 +323,15 @@ TEST_P(ClusterTest, AResumedJobEndsWithTheBitsOfOneThatWasNeverStopped) {
   const auto data = make_blobs(203, 8, 4, 9);
   ServerConfig whole = config();
   whole.optimizer.name = "adam";
-  whole.epochs = 6;
+  whole.goal.epochs = 6;
   const auto expected = train(whole, workers(2), data);
   ServerConfig c = whole;
   c.run_dir = directory_.path() / "resumed";
-  c.epochs = 0;
-  c.rounds = 20;
+  c.goal.epochs = 0;
+  c.goal.rounds = 20;
   train(c, workers(2), data);
-  c.rounds = 0;
-  c.epochs = 6;
+  c.goal.rounds = 0;
+  c.goal.epochs = 6;
   c.resume = true;
   const auto resumed = train(c, workers(2), data);
   EXPECT_TRUE(same_bits(resumed[0].params, expected[0].params));
@@ -340,10 +340,10 @@ TEST_P(ClusterTest, AResumedJobEndsWithTheBitsOfOneThatWasNeverStopped) {
 TEST_P(ClusterTest, ACheckpointStandsAtTheEndOfEveryOtherEpoch) {
   const auto data = make_blobs(64, 8, 4, 2);  // 4 rounds an epoch
   ServerConfig c = config();
-  c.epochs = 5;
-  c.checkpoint_every_epochs = 2;
-  c.checkpoint_keep = 100;
-  c.min_workers = 2;
+  c.goal.epochs = 5;
+  c.checkpoint.every_epochs = 2;
+  c.checkpoint.keep = 100;
+  c.workers.min = 2;
   TestServer server(c, transports());
   // One is over before the next is due: rounds are shorter than it takes to write.
   const auto folder = std::filesystem::path(c.run_dir) / "checkpoints";
@@ -400,9 +400,9 @@ class HeldWorker {
 TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehindIt) {
   const auto data = make_blobs(64, 8, 4, 2);
   ServerConfig c = config();
-  c.epochs = 0;
-  c.checkpoint_every_epochs = 3;
-  c.lease = std::chrono::seconds(2);
+  c.goal.epochs = 0;
+  c.checkpoint.every_epochs = 3;
+  c.timeouts.lease = std::chrono::seconds(2);
   TestServer server(c, transports());
   HeldWorker worker(workers(1, 16)[0], data, server, transports());
   auto disk = server.hold_disk();
@@ -435,10 +435,10 @@ TEST_P(ClusterTest, ACheckpointBesideRoundsIsWrittenAtOnceWhenSomebodyWaits) {
   const auto data = make_blobs(64, 8, 4, 2);
   ServerConfig c = config();
   c.optimizer.name = "momentum";
-  c.rounds = 9;
-  c.epochs = 0;
-  c.checkpoint_every_rounds = 3;
-  c.checkpoint_processor_share = 1e-9;
+  c.goal.rounds = 9;
+  c.goal.epochs = 0;
+  c.checkpoint.every_rounds = 3;
+  c.checkpoint.processor_share = 1e-9;
   TestServer server(c, transports());
   HeldWorker worker(workers(1, 16)[0], data, server, transports());
   const auto directory =
@@ -459,15 +459,15 @@ TEST_P(ClusterTest, AnEpochThatEndsWithASkippedRoundGetsItsCheckpoint) {
   const auto data = make_blobs(64, 8, 4, 2, 5);  // 4 rounds an epoch, one of them is skipped
   ServerConfig c = config();
   c.nonfinite = "skip";
-  c.epochs = 24;
-  c.checkpoint_every_epochs = 1;
-  c.checkpoint_keep = 100;
+  c.goal.epochs = 24;
+  c.checkpoint.every_epochs = 1;
+  c.checkpoint.keep = 100;
   TestServer server(c, transports());
   std::uint64_t rounds = 0, skipped = 0, skipped_at_end = 0, missing = 0;
   const auto observe = [&](const worker::Share&, const worker::StepStats&,
                            const worker::RoundReport&, const worker::TrainingSummary& summary) {
     const bool is_skipped = summary.skipped > std::exchange(skipped, summary.skipped);
-    if (++rounds % 4 != 0 || rounds / 4 == c.epochs) return;
+    if (++rounds % 4 != 0 || rounds / 4 == c.goal.epochs) return;
     skipped_at_end += is_skipped ? 1 : 0;
     const bool is_there = server.wait_until([&](const auto&) {
       const auto written =
@@ -482,7 +482,7 @@ TEST_P(ClusterTest, AnEpochThatEndsWithASkippedRoundGetsItsCheckpoint) {
   EXPECT_TRUE(server.join().ok());
   EXPECT_GT(skipped_at_end, 0u);
   EXPECT_EQ(missing, 0u);
-  EXPECT_EQ(rounds, 4 * c.epochs);
+  EXPECT_EQ(rounds, 4 * c.goal.epochs);
 }
 
 /// The link of one of two workers breaks at its N-th operation, for every N: nothing hangs, the job
@@ -496,9 +496,9 @@ TEST_P(ClusterTest, ABreakAtEveryOperationOfAWorkerEndsWell) {
       SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
                    std::to_string(n));
       ServerConfig c = config();
-      c.min_workers = 2;
-      c.epochs = 2;
-      c.chunk_bytes = 1024;
+      c.workers.min = 2;
+      c.goal.epochs = 2;
+      c.transfer.chunk_bytes = 1024;
       TestServer server(c, transports());
       const auto faulty = [&, plain = transports()](Executor executor) {
         transport::FaultPlan plan;

@@ -338,11 +338,11 @@ class ContractTest : public testing::Test {
   static server::ServerConfig config(const std::filesystem::path& folder,
                                      const std::string& payload_checksum) {
     server::ServerConfig c;
-    c.payload_checksum = payload_checksum;
+    c.transfer.checksum = payload_checksum;
     c.run_dir = folder;
-    c.exit_when_finished = true;
-    c.epochs = 2;
-    c.drain_timeout = std::chrono::seconds(2);
+    c.leaving.when_finished = true;
+    c.goal.epochs = 2;
+    c.timeouts.drain = std::chrono::seconds(2);
     return c;
   }
   void enter() {

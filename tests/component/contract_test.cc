@@ -37,9 +37,9 @@ TEST(Contract, WhatIsSentAgainCountsOnce) {
   TemporaryDirectory directory;
   server::ServerConfig c;
   c.run_dir = directory.path();
-  c.epochs = 2;
-  c.min_workers = 2;
-  c.drain_timeout = std::chrono::seconds(2);
+  c.goal.epochs = 2;
+  c.workers.min = 2;
+  c.timeouts.drain = std::chrono::seconds(2);
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   Client first;
   auto lost = std::make_unique<Client>();
@@ -78,11 +78,11 @@ TEST(Contract, WhatALostWorkerContributedCountsThoughAnotherIsTooSlow) {
   const TemporaryDirectory directory;
   server::ServerConfig c;
   c.run_dir = directory.path();
-  c.epochs = 2;
-  c.min_workers = 2;
-  c.round_timeout = std::chrono::seconds(3);
-  c.lease = std::chrono::seconds(90);
-  c.drain_timeout = std::chrono::seconds(2);
+  c.goal.epochs = 2;
+  c.workers.min = 2;
+  c.timeouts.round = std::chrono::seconds(3);
+  c.timeouts.lease = std::chrono::seconds(90);
+  c.timeouts.drain = std::chrono::seconds(2);
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   Client leaves, slow;
   slow.join.name = slow.greeting.name = "w1";
@@ -114,10 +114,10 @@ TEST(Contract, WhatALostWorkerContributedIsTrainedByOthersWhereTheSumBeginsAnew)
   const TemporaryDirectory directory;
   server::ServerConfig c;
   c.run_dir = directory.path();
-  c.epochs = 2;
-  c.min_workers = 3;
-  c.chunk_bytes = 64;
-  c.drain_timeout = std::chrono::seconds(2);
+  c.goal.epochs = 2;
+  c.workers.min = 3;
+  c.transfer.chunk_bytes = 64;
+  c.timeouts.drain = std::chrono::seconds(2);
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   Client leaves, stays;
   auto dies = std::make_unique<Client>();
@@ -173,12 +173,12 @@ TEST(Contract, WhoIsQueuedBehindAStalledWorkerIsNotTheOneThatIsWaitedFor) {
   const TemporaryDirectory directory;
   server::ServerConfig config;
   config.run_dir = directory.path();
-  config.chunk_bytes = 64;
-  config.credit_bytes = 128;
-  config.min_workers = 2;
-  config.epochs = 2;
-  config.lease = config.stall_timeout = std::chrono::seconds(90);
-  config.drain_timeout = std::chrono::seconds(2);
+  config.transfer.chunk_bytes = 64;
+  config.transfer.credit_bytes = 128;
+  config.workers.min = 2;
+  config.goal.epochs = 2;
+  config.timeouts.lease = config.timeouts.stall = std::chrono::seconds(90);
+  config.timeouts.drain = std::chrono::seconds(2);
   TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
   Client stalled, behind;
   behind.join.name = behind.greeting.name = "w1";
@@ -223,11 +223,11 @@ TEST(Contract, WhoWaitsForACopyOfTheStateIsTold) {
   config.policy = "quorum:1,grace=0";
   config.apply = "worker";
   config.optimizer.name = "momentum";  // a copy has two planes
-  config.chunk_bytes = 64;
-  config.epochs = 10;
-  config.memory_limit = 1;
-  config.lease = config.stall_timeout = std::chrono::seconds(90);
-  config.drain_timeout = std::chrono::seconds(2);
+  config.transfer.chunk_bytes = 64;
+  config.goal.epochs = 10;
+  config.memory.limit = 1;
+  config.timeouts.lease = config.timeouts.stall = std::chrono::seconds(90);
+  config.timeouts.drain = std::chrono::seconds(2);
   const auto tcp = [](Executor executor) { return transport::make_tcp(executor); };
   const auto prepare = [](Client& client, const std::string& name) {
     client.join.name = client.greeting.name = name;
@@ -246,8 +246,8 @@ TEST(Contract, WhoWaitsForACopyOfTheStateIsTold) {
     const std::string why = reply.error().message();
     const std::size_t at = why.find("needs ");
     ASSERT_NE(at, std::string::npos) << why;
-    config.memory_limit = std::strtoull(why.c_str() + at + 6, nullptr, 10);
-    config.memory_limit += 3 * 2 * 2 * 16 * sizeof(float);  // the contributions of three more
+    config.memory.limit = std::strtoull(why.c_str() + at + 6, nullptr, 10);
+    config.memory.limit += 3 * 2 * 2 * 16 * sizeof(float);  // the contributions of three more
     refuses.stop();
     (void)refuses.join();
   }
@@ -316,9 +316,9 @@ TEST(Contract, WhoHasNotGotTheStateIsNotTakenToCompute) {
     server::ServerConfig config;
     config.run_dir = directory.path();
     config.policy = policy;
-    config.chunk_bytes = 64;
-    config.exit_when_finished = true;
-    config.drain_timeout = std::chrono::seconds(2);
+    config.transfer.chunk_bytes = 64;
+    config.leaving.when_finished = true;
+    config.timeouts.drain = std::chrono::seconds(2);
     TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
     Client first, late;
     for (Client* client : {&first, &late})
@@ -349,9 +349,9 @@ TEST(Contract, TheShareOfWhoNeverGotTheStateIsTrainedByOthers) {
   config.run_dir = directory.path();
   config.policy = "quorum:1";
   config.late = "carry:max=1";
-  config.chunk_bytes = 64;
-  config.epochs = 2;
-  config.drain_timeout = std::chrono::seconds(2);
+  config.transfer.chunk_bytes = 64;
+  config.goal.epochs = 2;
+  config.timeouts.drain = std::chrono::seconds(2);
   TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
   Client first, late;
   for (Client* client : {&first, &late}) {

@@ -22,7 +22,7 @@ class CoordinatorTest : public ::testing::Test, protected InProcess {
   ServerConfig config(std::uint64_t workers) {
     ServerConfig c = config_of_own();
     c.run_id = "coordinated";
-    c.min_workers = workers;
+    c.workers.min = workers;
     return c;
   }
 
@@ -64,18 +64,18 @@ TEST_F(CoordinatorTest, SettingsThatContradictAreRefused) {
     return finished.ok() ? std::string() : finished.error().to_string();
   };
   using C = ServerConfig;
-  EXPECT_EQ(refused([](C& c) { c.cadence_mode = "speed"; }), "");
-  EXPECT_EQ(refused([](C& c) { c.cadence_mode = "tuned", c.local_steps = 10; }), "");
-  EXPECT_THAT(refused([](C& c) { c.cadence_mode = "tuned"; }), HasSubstr("set local_steps"));
-  EXPECT_THAT(refused([](C& c) { c.cadence_mode = "tuned", c.local_steps = 300; }),
+  EXPECT_EQ(refused([](C& c) { c.cadence.mode = "speed"; }), "");
+  EXPECT_EQ(refused([](C& c) { c.cadence.mode = "tuned", c.local.count = 10; }), "");
+  EXPECT_THAT(refused([](C& c) { c.cadence.mode = "tuned"; }), HasSubstr("set local_steps"));
+  EXPECT_THAT(refused([](C& c) { c.cadence.mode = "tuned", c.local.count = 300; }),
               HasSubstr("cadence.max_steps 200 is below"));
-  EXPECT_THAT(refused([](C& c) { c.cadence_ratios = "2,1"; }),
+  EXPECT_THAT(refused([](C& c) { c.cadence.ratios = "2,1"; }),
               HasSubstr("need cadence speed or tuned"));
-  EXPECT_THAT(refused([](C& c) { c.cadence_mode = "speed", c.cadence_ratios = "2,x"; }),
+  EXPECT_THAT(refused([](C& c) { c.cadence.mode = "speed", c.cadence.ratios = "2,x"; }),
               HasSubstr("speeds by rank"));
-  EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.local_steps = 4; }),
+  EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.local.count = 4; }),
               HasSubstr("inner.scale_ratio"));
-  const auto bounded = [](C& c) { c.round_timeout = std::chrono::seconds(1); };
+  const auto bounded = [](C& c) { c.timeouts.round = std::chrono::seconds(1); };
   EXPECT_EQ(refused(bounded), "");
   EXPECT_THAT(refused([&](C& c) { bounded(c), c.policy = "asp"; }),
               HasSubstr("round_timeout is for policy bsp with exchange star"));
@@ -90,7 +90,7 @@ TEST_F(CoordinatorTest, SyncAveragesOncePerBatch) {
     const auto data = make_blobs(640, 8, 4, seed);
     ServerConfig c = config(2);
     c.seed = seed;
-    c.rounds = 200;
+    c.goal.rounds = 200;
     TestServer server(c, transports());
     Trained trained;
     const auto outcomes = train({spec("a"), spec("b")}, data, server, trained);
@@ -117,8 +117,8 @@ TEST_F(CoordinatorTest, SyncAveragesOncePerBatch) {
 TEST_F(CoordinatorTest, SpeedDividesTheBatchOfARound) {
   const auto data = make_blobs(960, 8, 4, 1);
   ServerConfig c = config(2);
-  c.epochs = 4;
-  c.cadence_mode = "speed";
+  c.goal.epochs = 4;
+  c.cadence.mode = "speed";
   TestServer server(c, transports());
   Trained trained;
   train({spec("fast"), spec("slow", 20)}, data, server, trained);
@@ -139,11 +139,11 @@ TEST_F(CoordinatorTest, SpeedDividesTheBatchOfARound) {
 TEST_F(CoordinatorTest, GivenSpeedsAreKept) {
   const auto data = make_blobs(900, 8, 4, 1);
   ServerConfig c = config(3);
-  c.rounds = 9;
-  c.local_steps = 5;
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,2,1";
-  c.cadence_overshoot = 7;
+  c.goal.rounds = 9;
+  c.local.count = 5;
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "3,2,1";
+  c.cadence.overshoot = 7;
   TestServer server(c, transports());
   Trained trained;
   train({spec("a"), spec("b"), spec("c")}, data, server, trained);
@@ -165,11 +165,11 @@ TEST_F(CoordinatorTest, NoRoundIsShortBecauseAnEpochEnds) {
   for (const bool is_bounded : {false, true}) {
     SCOPED_TRACE(is_bounded);
     ServerConfig c = config(3);
-    c.epochs = 6;
-    c.local_steps = 20;
-    c.cadence_mode = "speed";
-    c.cadence_ratios = "3,2,1";
-    if (is_bounded) c.cadence_overshoot = 0;
+    c.goal.epochs = 6;
+    c.local.count = 20;
+    c.cadence.mode = "speed";
+    c.cadence.ratios = "3,2,1";
+    if (is_bounded) c.cadence.overshoot = 0;
     TestServer server(c, transports());
     Trained trained;
     train({spec("a"), spec("b"), spec("c")}, data, server, trained);
@@ -191,11 +191,11 @@ TEST_F(CoordinatorTest, NoRoundIsShortBecauseAnEpochEnds) {
 TEST_F(CoordinatorTest, AShortEpochIsDividedInProportion) {
   const auto data = make_blobs(900, 8, 4, 1);
   ServerConfig c = config(3);
-  c.rounds = 3;
-  c.local_steps = 100;
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,2,1";  // 2400, 1600 and 800 samples would be wanted
-  c.cadence_overshoot = 7;
+  c.goal.rounds = 3;
+  c.local.count = 100;
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "3,2,1";  // 2400, 1600 and 800 samples would be wanted
+  c.cadence.overshoot = 7;
   TestServer server(c, transports());
   Trained trained;
   train({spec("a"), spec("b"), spec("c")}, data, server, trained);
@@ -214,10 +214,10 @@ TEST_F(CoordinatorTest, AShortEpochIsDividedInProportion) {
 TEST_F(CoordinatorTest, NoEpochIsSteppedOver) {
   const auto data = make_blobs(900, 8, 4, 1);
   ServerConfig c = config(3);
-  c.rounds = 4;
-  c.local_steps = 100;
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,2,1";
+  c.goal.rounds = 4;
+  c.local.count = 100;
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "3,2,1";
   TestServer server(c, transports());
   Trained trained;
   train({spec("a"), spec("b"), spec("c")}, data, server, trained);
@@ -230,12 +230,12 @@ TEST_F(CoordinatorTest, NoEpochIsSteppedOver) {
 TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {
   const auto data = make_blobs(900, 8, 4, 1);
   ServerConfig c = config(2);
-  c.rounds = 2;
-  c.local_steps = 4;
-  c.overlap = 2;
-  c.outer = "average";
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "7,4";
+  c.goal.rounds = 2;
+  c.local.count = 4;
+  c.local.overlap = 2;
+  c.local.outer = "average";
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "7,4";
   TestServer server(c, transports());
   Trained trained;
   train({spec("a"), spec("b")}, data, server, trained);
@@ -252,9 +252,9 @@ TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {
 TEST_F(CoordinatorTest, AsynchronousContributionsAreOfTenSteps) {
   const auto data = make_blobs(8000, 8, 4, 1);
   ServerConfig c = config(2);
-  c.rounds = 20;
-  c.local_steps = 10;
-  c.outer = "average";
+  c.goal.rounds = 20;
+  c.local.count = 10;
+  c.local.outer = "average";
   c.policy = "asp";
   TestServer server(c, transports());
   Trained trained;
@@ -278,12 +278,12 @@ TEST_F(CoordinatorTest, AsynchronousContributionsAreOfTenSteps) {
 TEST_F(CoordinatorTest, AsynchronousSharesGoByTheSpeedsOfAll) {
   const auto data = make_blobs(500, 8, 4, 1);
   ServerConfig c = config(2);
-  c.rounds = 40;
-  c.local_steps = 10;
-  c.outer = "average";
+  c.goal.rounds = 40;
+  c.local.count = 10;
+  c.local.outer = "average";
   c.policy = "asp";
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,1";
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "3,1";
   TestServer server(c, transports());
   Trained trained;
   train({spec("a"), spec("b", 3)}, data, server, trained);
@@ -301,7 +301,7 @@ TEST_F(CoordinatorTest, AsynchronousWorkersAreToldOfAll) {
   for (const std::string policy : {"asp", "ssp:2", "backup:1"}) {
     SCOPED_TRACE(policy);
     ServerConfig c = config(3);
-    c.rounds = 30;
+    c.goal.rounds = 30;
     c.policy = policy;
     TestServer server(c, transports());
     std::mutex mutex;
@@ -329,10 +329,10 @@ TEST_F(CoordinatorTest, AsynchronousWorkersAreToldOfAll) {
 TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
   const auto data = make_blobs(500, 8, 4, 1);
   ServerConfig c = config(2);
-  c.rounds = 60;
+  c.goal.rounds = 60;
   c.policy = "asp";
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,1";
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "3,1";
   TestServer server(c, transports());
   Trained trained;
   train({spec("a"), spec("b", 3)}, data, server, trained);
@@ -354,13 +354,13 @@ class CadenceWays : public CoordinatorTest, public ::testing::WithParamInterface
 TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
   const auto data = make_blobs(1000, 8, 4, 2);
   ServerConfig c = config(2);
-  c.epochs = 20;
-  c.local_steps = 4;
-  c.outer = "average";
-  c.cadence_mode = "tuned";
+  c.goal.epochs = 20;
+  c.local.count = 4;
+  c.local.outer = "average";
+  c.cadence.mode = "tuned";
   c.exchange = GetParam().exchange;
   c.policy = GetParam().policy;
-  c.overlap = GetParam().overlap;
+  c.local.overlap = GetParam().overlap;
   TestServer server(c, transports());
   WorkerSpec fast = spec("fast"), slow = spec("slow", 20);
   fast.exchange = slow.exchange = GetParam().exchange;
@@ -402,9 +402,9 @@ TEST_F(CoordinatorTest, OneWorkersScheduleIsTheClusters) {
   std::vector<std::vector<float>> params;
   for (const bool by_cluster : {false, true}) {
     ServerConfig c = config(1);
-    c.rounds = 30;
-    c.local_steps = 5;
-    c.outer = "average";
+    c.goal.rounds = 30;
+    c.local.count = 5;
+    c.local.outer = "average";
     TestServer server(c, transports());
     WorkerSpec one = spec("a");
     one.inner.schedule = "linear:rounds=120,floor=0.1,warmup=10";
@@ -422,9 +422,9 @@ TEST_F(CoordinatorTest, TwoWorkersScheduleCountsTheStepsOfBoth) {
   std::vector<std::vector<float>> params;
   for (const char* const schedule : {"step:every=10,factor=0.000001", "constant"}) {
     ServerConfig c = config(2);
-    c.rounds = 2;
-    c.local_steps = 5;
-    c.outer = "average";
+    c.goal.rounds = 2;
+    c.local.count = 5;
+    c.local.outer = "average";
     TestServer server(c, transports());
     WorkerSpec a = spec("a"), b = spec("b");
     a.inner.schedule = b.inner.schedule = schedule;
@@ -434,9 +434,9 @@ TEST_F(CoordinatorTest, TwoWorkersScheduleCountsTheStepsOfBoth) {
     ASSERT_TRUE(server.join().ok());
     if (params.size() == 1) {  // ten steps were made in the first round: the second learns nothing
       ServerConfig first = config(2);
-      first.rounds = 1;
-      first.local_steps = 5;
-      first.outer = "average";
+      first.goal.rounds = 1;
+      first.local.count = 5;
+      first.local.outer = "average";
       TestServer again(first, transports());
       Trained more;
       const auto after_one = train({a, b}, data, again, more).front().params;
@@ -465,10 +465,10 @@ TEST_F(CoordinatorTest, TheRateGrowsWithTheWorkersOfARound) {
     std::vector<std::vector<float>> params;
     for (const double ratio : {1.0, 0.0}) {
       ServerConfig c = config(2);
-      c.rounds = 10;
+      c.goal.rounds = 10;
       c.exchange = way.exchange;
       c.apply = way.apply;
-      c.codec_down = way.codec_down;
+      c.transfer.codec_down = way.codec_down;
       c.optimizer.name = way.optimizer;
       c.optimizer_scale_ratio = ratio;
       c.optimizer.learning_rate = ratio > 0 ? 0.05 : 0.10;
@@ -485,7 +485,7 @@ TEST_F(CoordinatorTest, TheRateGrowsWithTheWorkersOfARound) {
     EXPECT_EQ(params[0], params[1]);
   }
   ServerConfig c = config(2);
-  c.rounds = 10;
+  c.goal.rounds = 10;
   c.policy = "asp";
   c.optimizer_scale_ratio = 1;
   c.optimizer.learning_rate = 0.05;
@@ -502,9 +502,9 @@ TEST_F(CoordinatorTest, TheInnerRateGrowsWithTheWorkers) {
   std::vector<std::vector<float>> params;
   for (const double ratio : {1.0, 0.0}) {
     ServerConfig c = config(2);
-    c.rounds = 10;
-    c.local_steps = 5;
-    c.outer = "average";
+    c.goal.rounds = 10;
+    c.local.count = 5;
+    c.local.outer = "average";
     TestServer server(c, transports());
     WorkerSpec a = spec("a"), b = spec("b");
     for (WorkerSpec* const one : {&a, &b}) {

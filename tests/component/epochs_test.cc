@@ -62,9 +62,9 @@ class AheadTest : public testing::TestWithParam<const char*> {
     ServerConfig c;
     c.run_dir = directory_.path();
     c.policy = GetParam();
-    c.min_workers = 2;
-    c.epochs = 4;
-    c.drain_timeout = std::chrono::seconds(2);
+    c.workers.min = 2;
+    c.goal.epochs = 4;
+    c.timeouts.drain = std::chrono::seconds(2);
     return c;
   }
   /// The next round that is opened for it.
@@ -197,11 +197,11 @@ class EpochsTest : public testing::Test, protected InProcess {};
 TEST_F(EpochsTest, ARoundOverTheEndOfAnEpochCountsInBoth) {
   const auto data = make_blobs(500, 8, 4, 1);
   ServerConfig c = config_of_own();
-  c.min_workers = 2;
-  c.epochs = 3;
-  c.local_steps = 5;
-  c.cadence_mode = "speed";
-  c.cadence_ratios = "3,1";  // rounds of 160 samples
+  c.workers.min = 2;
+  c.goal.epochs = 3;
+  c.local.count = 5;
+  c.cadence.mode = "speed";
+  c.cadence.ratios = "3,1";  // rounds of 160 samples
   TestServer server(c, transports());
   std::vector<WorkerSpec> specs(2);
   specs[0].name = "a", specs[1].name = "b";

@@ -52,16 +52,16 @@ class GpuWorkers : public testing::Test, protected InProcess {
   ServerConfig config(const Way& way) {
     ServerConfig c = config_of_own();
     c.run_id = "gpus";
-    c.lease = std::chrono::seconds(60);
-    c.min_workers = 2;
-    c.epochs = 4;
+    c.timeouts.lease = std::chrono::seconds(60);
+    c.workers.min = 2;
+    c.goal.epochs = 4;
     c.policy = way.policy;
-    c.cadence_mode = way.cadence;
-    c.cadence_ratios = way.ratios;
-    c.local_steps = way.local_steps;
+    c.cadence.mode = way.cadence;
+    c.cadence.ratios = way.ratios;
+    c.local.count = way.local_steps;
     c.exchange = way.exchange;
     if (way.local_steps > 1)
-      c.outer = "average";
+      c.local.outer = "average";
     else
       c.optimizer.learning_rate = 0.1;
     return c;
@@ -192,7 +192,7 @@ class GpuClusterFailure : public GpuCluster {};
 TEST_P(GpuClusterFailure, TheOthersTrainTheShareOfAWorkerWhoseAdditionFailed) {
   const Way way = GetParam();
   ServerConfig c = config(way);
-  c.min_workers = 3;  // nobody trains all of it before another has joined
+  c.workers.min = 3;  // nobody trains all of it before another has joined
   TestServer server(c, transports());
   const std::vector<WorkerSpec> specs{spec("a", "cuda:0,cuda:1", way),
                                       spec("b", "cuda:2,cuda:3", way), spec("c", "cpu:0", way)};
@@ -259,7 +259,7 @@ class FailingResidual final : public DeviceResidual {
 TEST_F(GpuWorkers, AWorkerWhoseGpuFailsEndsAndNotTheJob) {
   const Way way{.name = "topk", .codec = "topk:0.2"};
   ServerConfig c = config(way);
-  c.min_workers = 3;  // nobody trains all of it before another has joined
+  c.workers.min = 3;  // nobody trains all of it before another has joined
   TestServer server(c, transports());
   std::vector<WorkerSpec> specs{spec("a", "cuda:0,cuda:1", way), spec("b", "cpu:0", way),
                                 spec("c", "cpu:0", way)};

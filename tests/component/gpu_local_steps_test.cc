@@ -28,12 +28,12 @@ class GpuLocalSteps : public ::testing::Test, protected InProcess {
   ServerConfig config(const Setting& s) {
     ServerConfig c = config_of_own();
     c.exchange = "star";
-    c.lease = std::chrono::seconds(60);
-    c.rounds = s.rounds;
-    c.local_steps = 4;
-    c.fragments = s.fragments;
-    c.overlap = s.overlap;
-    c.min_workers = 2;
+    c.timeouts.lease = std::chrono::seconds(60);
+    c.goal.rounds = s.rounds;
+    c.local.count = 4;
+    c.local.fragments = s.fragments;
+    c.local.overlap = s.overlap;
+    c.workers.min = 2;
     return c;
   }
 
@@ -104,7 +104,7 @@ TEST_F(GpuLocalSteps, AResumedJobEndsWithTheSameBits) {
   const auto whole = train(config(s), specs);
   for (WorkerSpec& spec : specs) spec.state_dir = directory_.path() / "state";
   ServerConfig c = config(s);
-  c.checkpoint_every_rounds = 2;
+  c.checkpoint.every_rounds = 2;
   c.run_id = "run";
   {
     TestServer server(c, transports());
@@ -126,7 +126,7 @@ TEST_F(GpuLocalSteps, AResumedJobEndsWithTheSameBits) {
   // And what was left there is of use to an optimizer on the host.
   auto moved = workers(s, false);
   for (WorkerSpec& spec : moved) spec.state_dir = directory_.path() / "state";
-  c.rounds = s.rounds = 8;
+  c.goal.rounds = s.rounds = 8;
   const auto on_host = train(c, moved);
   const auto longer = train(config(s), workers(s, true));
   EXPECT_EQ(on_host[0].params, longer[0].params);

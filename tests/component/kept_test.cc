@@ -52,10 +52,10 @@ TEST_P(KeptPartTest, AWorkerThatCannotWriteItsStateIsNamed) {
   const auto data = make_blobs(64, 8, 4, 1);
   ServerConfig config = config_of_own();
   config.run_id = "run";
-  config.rounds = 1'000'000;
-  config.min_workers = 2;
-  config.checkpoint_every_rounds = 100;
-  if (is_local) config.local_steps = 2;
+  config.goal.rounds = 1'000'000;
+  config.workers.min = 2;
+  config.checkpoint.every_rounds = 100;
+  if (is_local) config.local.count = 2;
   TestServer server(config, transports());
   WorkerSpec spec;
   spec.state_dir = directory_.path() / "state";
@@ -97,9 +97,9 @@ class KeptContractTest : public KeptTest {
  protected:
   ServerConfig config() {
     ServerConfig c = config_of_own();
-    c.epochs = 1'000'000;
-    c.local_steps = 2;
-    c.checkpoint_every_rounds = 1;
+    c.goal.epochs = 1'000'000;
+    c.local.count = 2;
+    c.checkpoint.every_rounds = 1;
     return c;
   }
   void enter(bool tells) {

@@ -26,8 +26,8 @@ class LoadAheadTest : public testing::Test, protected InProcess {
       model->initialize(seed, params);
     };
     server::ServerConfig config = config_of_own();
-    config.epochs = 4;
-    config.min_workers = 2;
+    config.goal.epochs = 4;
+    config.workers.min = 2;
     TestServer server(config, transports());
     WorkerSpec first, second;
     first.name = "a", second.name = "b";

@@ -91,33 +91,34 @@ std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
 TEST(LocalStepsSettings, CombinationsThatCannotWorkAreRefused) {
   const auto refused = [](const auto& change) {
     ServerConfig c;
-    c.local_steps = 12;
+    c.local.count = 12;
     change(c);
     const Status finished = server::finish(c);
     return finished.ok() ? std::string() : finished.error().message();
   };
   using C = ServerConfig;
   EXPECT_EQ(refused([](C&) {}), "");
-  EXPECT_NE(refused([](C& c) { c.fragments = 5; }).find("no multiple"), std::string::npos);
-  EXPECT_NE(refused([](C& c) { c.fragments = 4, c.overlap = 3; }).find("below"), std::string::npos);
-  EXPECT_EQ(refused([](C& c) { c.fragments = 4, c.overlap = 2; }), "");
-  EXPECT_NE(refused([](C& c) { c.local_steps = 1, c.overlap = 1; }).find("set local_steps"),
+  EXPECT_NE(refused([](C& c) { c.local.fragments = 5; }).find("no multiple"), std::string::npos);
+  EXPECT_NE(refused([](C& c) { c.local.fragments = 4, c.local.overlap = 3; }).find("below"),
+            std::string::npos);
+  EXPECT_EQ(refused([](C& c) { c.local.fragments = 4, c.local.overlap = 2; }), "");
+  EXPECT_NE(refused([](C& c) { c.local.count = 1, c.local.overlap = 1; }).find("set local_steps"),
             std::string::npos);
   EXPECT_NE(refused([](C& c) { c.optimizer.name = "adam"; }).find("outer optimizer"),
             std::string::npos);
-  EXPECT_EQ(refused([](C& c) { c.optimizer.name = "adam", c.outer = "optimizer"; }), "");
-  EXPECT_NE(refused([](C& c) { c.policy = "asp", c.overlap = 1; }).find("policy asp"),
+  EXPECT_EQ(refused([](C& c) { c.optimizer.name = "adam", c.local.outer = "optimizer"; }), "");
+  EXPECT_NE(refused([](C& c) { c.policy = "asp", c.local.overlap = 1; }).find("policy asp"),
             std::string::npos);
   EXPECT_NE(refused([](C& c) {
-              c.policy = "quorum:1", c.late = "carry:max=2", c.fragments = 2;
+              c.policy = "quorum:1", c.late = "carry:max=2", c.local.fragments = 2;
             }).find("late carry"),
             std::string::npos);
   EXPECT_NE(refused([](C& c) {
-              c.codec_down = "topk:0.1,scope=global", c.fragments = 2;
+              c.transfer.codec_down = "topk:0.1,scope=global", c.local.fragments = 2;
             }).find("scope=global"),
             std::string::npos);
   ServerConfig c;
-  c.local_steps = 12;
+  c.local.count = 12;
   ASSERT_TRUE(server::finish(c).ok());
   EXPECT_EQ(c.optimizer.name, "nesterov");
   EXPECT_EQ(c.optimizer.learning_rate, 0.7);
@@ -130,14 +131,14 @@ class LocalStepsTest : public ::testing::TestWithParam<const char*>, protected I
   ServerConfig config(const Setting& s) {
     ServerConfig c = config_of_own();
     c.exchange = GetParam();
-    c.chunk_bytes = 64;
-    c.reduce_bucket_bytes = 80;
-    c.lease = std::chrono::seconds(20);
-    c.rounds = s.rounds;
-    c.local_steps = s.local_steps;
-    c.fragments = s.fragments;
-    c.overlap = s.overlap;
-    c.min_workers = s.batches.size();
+    c.transfer.chunk_bytes = 64;
+    c.reduce.bucket_bytes = 80;
+    c.timeouts.lease = std::chrono::seconds(20);
+    c.goal.rounds = s.rounds;
+    c.local.count = s.local_steps;
+    c.local.fragments = s.fragments;
+    c.local.overlap = s.overlap;
+    c.workers.min = s.batches.size();
     return c;
   }
 
@@ -231,11 +232,11 @@ TEST_P(LocalStepsTest, TheMeanOfTheParametersIsOneOfTheOuterSteps) {
   s.outer_momentum = 0;
   const auto data = quadratic_data(s.samples);
   ServerConfig c = config(s);
-  c.outer = "average";
+  c.local.outer = "average";
   const auto averaged = train(c, workers(s), data);
   EXPECT_LT(distance(averaged[0].params, by_hand(s, data)), 1e-6);
   c = config(s);
-  c.outer = "optimizer";
+  c.local.outer = "optimizer";
   c.optimizer = {.name = "sgd", .learning_rate = 1};
   const auto stepped = train(c, workers(s), data);
   EXPECT_TRUE(same_bits(averaged[0].params, stepped[0].params));
@@ -252,9 +253,9 @@ TEST_P(LocalStepsTest, AWorkerWeighsWhatTheServerSays) {
     for (const auto& [weight_by, value] : means(x)) {
       SCOPED_TRACE(weight_by + ", ratios " + ratios);
       ServerConfig c = config(s);
-      c.outer = "average";
-      c.weight_by = weight_by;
-      if (!ratios.empty()) c.cadence_mode = "speed", c.cadence_ratios = ratios;
+      c.local.outer = "average";
+      c.local.weight_by = weight_by;
+      if (!ratios.empty()) c.cadence.mode = "speed", c.cadence.ratios = ratios;
       EXPECT_NEAR(train(c, workers(s), data)[0].params[0], value, 1e-6);
     }
   };
@@ -294,7 +295,7 @@ TEST_P(LocalStepsTest, EverySampleIsTrainedOnOnceAnEpoch) {
   s.rounds = 0;
   const auto data = quadratic_data(s.samples);
   ServerConfig c = config(s);
-  c.epochs = 3;
+  c.goal.epochs = 3;
   const auto outcomes = train(c, workers(s), data);
   std::uint64_t samples = 0;
   for (const auto& outcome : outcomes) samples += outcome.summary.samples;
@@ -355,7 +356,7 @@ TEST_P(LocalStepsTest, AFragmentsOuterStepsAreItsOwn) {
   auto data = quadratic_data(s.samples);
   std::ranges::fill(data.train.x, 2.0f);
   ServerConfig c = config(s);
-  c.outer = "optimizer";
+  c.local.outer = "optimizer";
   c.optimizer = {.name = "adam", .learning_rate = 0.1, .schedule = "linear:rounds=10,floor=0.1"};
   c.optimizer.clip_norm = 1e9;
   const auto whole = train(c, workers(s), data);
@@ -363,9 +364,9 @@ TEST_P(LocalStepsTest, AFragmentsOuterStepsAreItsOwn) {
   s.fragments = 2;
   s.rounds = 20;
   const ServerConfig two = config(s);
-  c.fragments = two.fragments;
-  c.local_steps = two.local_steps;
-  c.rounds = two.rounds;
+  c.local.fragments = two.local.fragments;
+  c.local.count = two.local.count;
+  c.goal.rounds = two.goal.rounds;
   c.run_dir = two.run_dir;
   const auto parts = train(c, workers(s), data);
   // Adam's steps go by the sign of the contributions, which is the same everywhere.
@@ -388,8 +389,8 @@ TEST_P(LocalStepsTest, CodecsCarryContributionsAndResults) {
         s.overlap = 1;
         const auto data = quadratic_data(s.samples);
         ServerConfig c = config(s);
-        c.codec_down = down;
-        c.outer = "optimizer";
+        c.transfer.codec_down = down;
+        c.local.outer = "optimizer";
         c.optimizer = {.name = "sgd", .learning_rate = 0.7};
         auto specs = workers(s);
         for (WorkerSpec& spec : specs) spec.codec = codec;
@@ -435,7 +436,7 @@ TEST_P(LocalStepsTest, AResumedJobEndsWithTheSameBits) {
         for (WorkerSpec& spec : specs)
           spec.state_dir = directory_.path() / ("state-" + std::to_string(runs_));
         ServerConfig c = config(s);
-        c.checkpoint_every_rounds = stop;
+        c.checkpoint.every_rounds = stop;
         c.run_id = "run";
         {
           // Killed when a later round is over: workers and server are gone at once.
@@ -538,9 +539,9 @@ TEST_P(LocalStepsTest, RatesAreOneSequenceInEveryMode) {
     if (is_sync)
       c.optimizer = {.name = "sgd", .learning_rate = 1, .schedule = "constant:warmup=100"};
     else
-      c.outer = "average";
+      c.local.outer = "average";
     c.policy = mode.policy;
-    c.cadence_mode = mode.cadence;
+    c.cadence.mode = mode.cadence;
     const bool is_joint = mode.policy == std::string("bsp");
     std::vector<std::vector<float>> rates(2);
     auto specs = workers(s);

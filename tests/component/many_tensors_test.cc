@@ -55,9 +55,9 @@ void train_many_tensors(std::uint64_t servers) {
   ServerConfig config;
   config.run_dir = testing::TempDir() + "/many-tensors-" + std::to_string(servers);
   std::filesystem::remove_all(config.run_dir);
-  config.min_workers = 2;
-  config.rounds = kRounds;
-  config.exit_when_finished = true;
+  config.workers.min = 2;
+  config.goal.rounds = kRounds;
+  config.leaving.when_finished = true;
   config.servers = servers;
   config.optimizer.name = "sgd";
   config.optimizer.learning_rate = 0.5;

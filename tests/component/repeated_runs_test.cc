@@ -48,12 +48,12 @@ TEST(RepeatedRuns, MemoryStaysFlat) {
   for (int run = 1; run <= kRuns; ++run) {
     server::ServerConfig config;
     config.run_dir = directory.path() / std::to_string(run);
-    config.min_workers = 2;
-    config.rounds = 4;
-    config.local_steps = 2;
-    config.outer = "average";
-    config.cadence_mode = "tuned";
-    config.exit_when_finished = true;
+    config.workers.min = 2;
+    config.goal.rounds = 4;
+    config.local.count = 2;
+    config.local.outer = "average";
+    config.cadence.mode = "tuned";
+    config.leaving.when_finished = true;
     TestServer server(config, transports);
     std::vector<WorkerSpec> specs(2);
     specs[0].name = "a";

@@ -41,7 +41,7 @@ class ReplicaNumbers : public ::testing::Test, protected InProcess {
  protected:
   ServerConfig config(std::uint64_t workers) {
     ServerConfig c = config_of_own();
-    c.min_workers = workers;
+    c.workers.min = workers;
     return c;
   }
   std::vector<WorkerOutcome> train(const ServerConfig& c, const std::vector<WorkerSpec>& specs,
@@ -90,7 +90,7 @@ TEST_F(ReplicaNumbers, WeightsAndBiasOfAChangedClassifierAreThoseOfTheOthers) {
       specs[i].batch = 4;
     }
     ServerConfig c = config(2);
-    c.rounds = 3;
+    c.goal.rounds = 3;
     c.optimizer.learning_rate = learns ? 0.1 : 0;
     const auto outcomes = train(c, specs, data);
     EXPECT_TRUE(same_bits(outcomes[0].params, outcomes[1].params));
@@ -153,7 +153,7 @@ TEST_F(ReplicaNumbers, AdaptersAndHeadOfAChangedReplicaAreThoseOfTheOthers) {
     }
     ServerConfig c = config(2);
     c.exchange = exchange;
-    c.rounds = 3;
+    c.goal.rounds = 3;
     c.optimizer.learning_rate = 0;  // what they hold is what they were given
     const auto outcomes = train(c, specs, data);
     ASSERT_EQ(outcomes[0].params.size(), changed.size());
@@ -189,7 +189,7 @@ TEST_F(ReplicaNumbers, OptimizersOfAllWorkersAreTheSame) {
       ServerConfig c = config(3);
       c.exchange = exchange;
       c.apply = "worker";
-      c.rounds = 30;
+      c.goal.rounds = 30;
       c.optimizer = {.name = optimizer, .learning_rate = 0.01};
       const auto outcomes = train(c, specs, data);
       const auto print = [&](std::size_t i) { return outcomes[i].summary.optimizer_fingerprint; };
@@ -202,7 +202,7 @@ TEST_F(ReplicaNumbers, OptimizersOfAllWorkersAreTheSame) {
     }
   EXPECT_GE(seen.size(), 2u);  // they tell optimizers apart
   ServerConfig c = config(1);
-  c.rounds = 3;
+  c.goal.rounds = 3;
   WorkerSpec one;
   one.name = "a";
   EXPECT_EQ(train(c, {one}, data)[0].summary.optimizer_fingerprint, 0u);  // the server has it
@@ -214,10 +214,10 @@ TEST_F(ReplicaNumbers, StepsOfALanguageModelAreBatches) {
   std::vector<std::vector<float>> params;
   for (const bool by_cluster : {false, true}) {
     ServerConfig c = config(1);
-    c.rounds = 8;
-    c.local_steps = 5;
-    c.outer = "average";
-    c.cadence_mode = "speed";
+    c.goal.rounds = 8;
+    c.local.count = 5;
+    c.local.outer = "average";
+    c.cadence.mode = "speed";
     WorkerSpec one;
     one.name = "a";
     one.model = "transformer:layers=1,width=8,heads=2,context=16,vocabulary=20";
@@ -236,7 +236,7 @@ TEST_F(ReplicaNumbers, StepsOfALanguageModelAreBatches) {
 TEST_F(ReplicaNumbers, TrainingBeginsWithTheSecondOfTwo) {
   const auto data = make_blobs(64, 8, 4, 1);
   ServerConfig c = config(2);
-  c.rounds = 3;
+  c.goal.rounds = 3;
   TestServer server(c, transports());
   WorkerSpec first, second;
   first.name = "first";
@@ -267,16 +267,16 @@ TEST_F(ReplicaNumbers, NoTailIsDropped) {
     const auto data = make_blobs(samples + 4, 8, 4, 1 + rng.below(1000));
     const std::uint64_t all = data.train.samples;
     ServerConfig c = config(workers);
-    c.epochs = epochs;
-    c.local_steps = 1 + rng.below(3) * rng.below(4);
-    c.outer = "average";
-    c.cadence_mode = rng.below(2) == 0 ? "off" : "speed";
+    c.goal.epochs = epochs;
+    c.local.count = 1 + rng.below(3) * rng.below(4);
+    c.local.outer = "average";
+    c.cadence.mode = rng.below(2) == 0 ? "off" : "speed";
     c.exchange = rng.below(3) == 0 ? "ring" : "star";
-    c.overlap = c.local_steps > 1 && c.exchange == "star" ? rng.below(2) : 0;
+    c.local.overlap = c.local.count > 1 && c.exchange == "star" ? rng.below(2) : 0;
     SCOPED_TRACE("trial " + std::to_string(trial) + ": " + std::to_string(all) + " samples, " +
                  std::to_string(workers) + " workers, local_steps " +
-                 std::to_string(c.local_steps) + ", overlap " + std::to_string(c.overlap) + ", " +
-                 c.cadence_mode + ", " + c.exchange);
+                 std::to_string(c.local.count) + ", overlap " + std::to_string(c.local.overlap) +
+                 ", " + c.cadence.mode + ", " + c.exchange);
     std::vector<WorkerSpec> specs(workers);
     for (std::size_t i = 0; i < workers; ++i) {
       specs[i].name = "worker-" + std::to_string(i);

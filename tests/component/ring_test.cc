@@ -39,13 +39,13 @@ class RingTest : public ::testing::TestWithParam<Wire> {
   ServerConfig config(const std::string& exchange = "ring") {
     ServerConfig c;
     c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
+    c.leaving.when_finished = true;
     c.exchange = exchange;
-    c.chunk_bytes = 256;
-    c.reduce_bucket_bytes = 300;  // several buckets even in a small model
-    c.lease = std::chrono::seconds(20);
+    c.transfer.chunk_bytes = 256;
+    c.reduce.bucket_bytes = 300;  // several buckets even in a small model
+    c.timeouts.lease = std::chrono::seconds(20);
     c.optimizer = {.name = "momentum", .learning_rate = 0.05};
-    c.epochs = 2;
+    c.goal.epochs = 2;
     return c;
   }
 
@@ -61,7 +61,7 @@ class RingTest : public ::testing::TestWithParam<Wire> {
   }
 
   std::vector<WorkerOutcome> train(ServerConfig c, std::size_t n, const worker::DataSplit& data) {
-    c.min_workers = n;
+    c.workers.min = n;
     TestServer server(c, transports());
     auto outcomes = run_workers(workers(c, n), data, server.endpoint(), transports());
     const Status ended = server.join();
@@ -122,7 +122,7 @@ TEST_P(RingTest, AddingInRankOrderHasTheBitsOfStar) {
     SCOPED_TRACE(optimizer);
     ServerConfig star = config("star"), chain = config();
     star.optimizer.name = chain.optimizer.name = optimizer;
-    chain.reduce_algorithm = "chain";
+    chain.reduce.algorithm = "chain";
     EXPECT_TRUE(same_bits(train(star, 4, data)[0].params, train(chain, 4, data)[0].params));
   }
 }
@@ -132,8 +132,8 @@ TEST_P(RingTest, EveryAlgorithmLearnsAndRepeats) {
   for (const char* algorithm : {"auto", "ring", "recursive-doubling", "chain"}) {
     SCOPED_TRACE(algorithm);
     ServerConfig c = config();
-    c.epochs = 8;
-    c.reduce_algorithm = algorithm;
+    c.goal.epochs = 8;
+    c.reduce.algorithm = algorithm;
     const auto outcomes = train(c, 3, data);
     EXPECT_GT(outcomes[0].summary.test_accuracy, 0.8);
     c.run_dir += "-again";
@@ -158,7 +158,7 @@ TEST_P(RingTest, EveryCodecLearnsAndRepeats) {
     SCOPED_TRACE(codec);
     codec_ = codec;
     ServerConfig c = config(codec_ == "bf16" ? "hierarchical" : "ring");
-    c.epochs = 8;
+    c.goal.epochs = 8;
     const auto outcomes = train(c, 3, data);
     EXPECT_GT(outcomes[0].summary.test_accuracy, 0.8);
     c.run_dir += "-again";
@@ -170,12 +170,12 @@ TEST_P(RingTest, ACheckpointHasTheSlotsOfTheWorkers) {
   const auto data = make_blobs(100, 8, 4, 3);
   ServerConfig c = config();
   c.optimizer.name = "adam";
-  c.epochs = 4;
+  c.goal.epochs = 4;
   const auto whole = train(c, 2, data);
   c = config();
   c.optimizer.name = "adam";
   train(c, 2, data);
-  c.epochs = 4;
+  c.goal.epochs = 4;
   c.resume = true;
   EXPECT_TRUE(same_bits(train(c, 2, data)[0].params, whole[0].params));
 }
@@ -196,7 +196,7 @@ TEST_P(RingTest, ABreakAtEveryOperationBetweenPeersEndsWell) {
       SCOPED_TRACE(codec_ + ", action " + std::to_string(static_cast<int>(breaks.action)) +
                    " at operation " + std::to_string(n));
       ServerConfig c = config();
-      c.min_workers = 2;
+      c.workers.min = 2;
       expect_good_end(c, data, transports(), faulty(breaks.action, n));
       if (HasFailure()) return;
     }
@@ -210,7 +210,7 @@ TEST_P(RingTest, ABreakAtEveryOperationWithTheServerEndsWell) {
       SCOPED_TRACE("action " + std::to_string(static_cast<int>(action)) + " at operation " +
                    std::to_string(n));
       ServerConfig c = config();
-      c.min_workers = 2;
+      c.workers.min = 2;
       expect_good_end(c, data, faulty(action, n), transports());
       if (HasFailure()) return;
     }

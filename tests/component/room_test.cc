@@ -29,7 +29,7 @@ class Room : public testing::Test {
   server::ServerConfig config(std::uint64_t limit) {
     server::ServerConfig c;
     c.run_dir = directory_.path();
-    c.memory_limit = limit;
+    c.memory.limit = limit;
     return c;
   }
   WorkerSpec spec(int number) {
@@ -49,8 +49,8 @@ TEST_F(Room, AWorkerForWhoseContributionsThereIsNoMemoryIsRefusedWithBothNumbers
   // Two planes and two copied, results and two images; two contributions of each of 9 workers.
   server::ServerConfig c = config(kProcess + (2 + 2 + 3 + 2 * 9) * kPlane + (1u << 20));
   c.policy = "quorum:8";
-  c.min_workers = 8;
-  c.rounds = 0;
+  c.workers.min = 8;
+  c.goal.rounds = 0;
   TestServer server(c, tcp());
   std::vector<std::thread> threads;
   std::vector<WorkerOutcome> outcomes(13);
@@ -81,7 +81,7 @@ TEST_F(Room, AWorkerForWhoseContributionsThereIsNoMemoryIsRefusedWithBothNumbers
     const std::string why = refused.error().to_string();
     EXPECT_THAT(why, HasSubstr("no memory for contributions of 10 workers"));
     EXPECT_THAT(why, HasSubstr("269572 parameters and needs "));
-    EXPECT_THAT(why, HasSubstr("memory_limit allows " + std::to_string(c.memory_limit)));
+    EXPECT_THAT(why, HasSubstr("memory_limit allows " + std::to_string(c.memory.limit)));
   }
 }
 
@@ -108,12 +108,12 @@ TEST_F(Room, ContributionsAreReckonedByFragmentCodecAndTheWorkersOfTheSettings) 
   EXPECT_LT(more, 1u << 16) << "planes, copies, results and images, two of each of two workers";
   EXPECT_EQ(needed([](auto& c, auto&) { c.policy = "quorum:5"; }) - need, 3 * 2 * kPlane);
   EXPECT_EQ(needed([](auto& c, auto&) { c.policy = "backup:3"; }) - need, 2 * 2 * kPlane);
-  EXPECT_EQ(needed([](auto& c, auto&) { c.min_workers = 6; }) - need, 4 * 2 * kPlane);
+  EXPECT_EQ(needed([](auto& c, auto&) { c.workers.min = 6; }) - need, 4 * 2 * kPlane);
   EXPECT_EQ(need - needed([](auto&, auto& worker) { worker.codec = "bf16"; }), 2 * 2 * kPlane / 2);
   const std::uint64_t of_fragments = needed([](auto& c, auto&) {
-    c.local_steps = 4;
-    c.outer = "average";  // without slots, too
-    c.fragments = 2;
+    c.local.count = 4;
+    c.local.outer = "average";  // without slots, too
+    c.local.fragments = 2;
   });
   const std::uint64_t largest = 256 * 1024 * sizeof(float);  // one tensor is nearly all
   EXPECT_EQ(need - of_fragments, (2 * 2 + 1) * (kPlane - largest));
@@ -125,13 +125,13 @@ TEST_F(Room, AfterARestartMemoryIsReckonedWithTheCodecThatTheWorkersHad) {
   const auto data = make_blobs(256, 8, 4, 1);
   server::ServerConfig c = config(kProcess + (2 + 2 + 3 + 2 * 2) * kPlane - kPlane);
   c.policy = "quorum:2";
-  c.rounds = 2;
-  c.exit_when_finished = true;
+  c.goal.rounds = 2;
+  c.leaving.when_finished = true;
   WorkerSpec small = spec(0), large = spec(1);
   small.codec = "bf16";
   large.join_timeout = std::chrono::milliseconds(1000);
-  for (c.rounds = 2; c.rounds <= 4; c.rounds += 2, c.resume = true) {
-    SCOPED_TRACE(c.rounds);
+  for (c.goal.rounds = 2; c.goal.rounds <= 4; c.goal.rounds += 2, c.resume = true) {
+    SCOPED_TRACE(c.goal.rounds);
     TestServer server(c, tcp());
     const Status refused = run_worker(large, data, server.endpoint(), tcp()).status;
     ASSERT_FALSE(refused.ok());
@@ -149,7 +149,7 @@ TEST_F(Room, TablesAndReadersShareWhatIsFree) {
   const std::uint64_t need = kProcess + (2 + 8 + 2) * kPlane + kCopies;
   server::ServerConfig c = config(need + (4u << 20));
   c.tables = "emb:dim=16,optimizer=sgd";
-  c.rounds = 2;
+  c.goal.rounds = 2;
   TestServer server(c, tcp());
   EXPECT_TRUE(run_worker(spec(0), data, server.endpoint(), tcp()).status.ok());
 
@@ -179,7 +179,7 @@ TEST_F(Room, TablesAndReadersShareWhatIsFree) {
   ASSERT_FALSE(pushed.ok());
   const std::uint64_t tables = number_in(pushed.error().message(), "leaves them ");
   EXPECT_GT(tables, 1u << 20);
-  EXPECT_LE(need + readers + tables, c.memory_limit);
+  EXPECT_LE(need + readers + tables, c.memory.limit);
 }
 
 }  // namespace

@@ -75,9 +75,9 @@ class RowsBesideCheckpoints : public testing::Test {
 
 TEST_F(RowsBesideCheckpoints, OneRestsWhilePushesGoOnUntilSomebodyWaitsForIt) {
   server::ServerConfig c = config("emb:dim=64,optimizer=sgd");
-  c.checkpoint_interval = std::chrono::milliseconds(1);
-  c.checkpoint_processor_share = kForHours;
-  c.checkpoint_keep = 1000;
+  c.checkpoint.interval = std::chrono::milliseconds(1);
+  c.checkpoint.processor_share = kForHours;
+  c.checkpoint.keep = 1000;
   const auto server = start(c);
   const auto client = client_of(*server);
   // Those of the first rows are written before their first rest; from some 4000 rows on one rests.
@@ -96,8 +96,8 @@ TEST_F(RowsBesideCheckpoints, OneRestsWhilePushesGoOnUntilSomebodyWaitsForIt) {
 
 TEST_F(RowsBesideCheckpoints, APushThatHasToWaitHurriesIt) {
   server::ServerConfig c = config("emb:dim=64,optimizer=sgd,max_bytes=6000000");
-  c.checkpoint_interval = std::chrono::milliseconds(1);
-  c.checkpoint_processor_share = kForHours;
+  c.checkpoint.interval = std::chrono::milliseconds(1);
+  c.checkpoint.processor_share = kForHours;
   const auto server = start(c);
   const auto client = client_of(*server);
   // Each of the later ones may evict, for which a checkpoint must have been read.
@@ -114,8 +114,8 @@ TEST_F(RowsBesideCheckpoints, PushesGoOnAsFarAsTheMemoryHoldsTheirCopies) {
     SCOPED_TRACE(has_room);
     server::ServerConfig c = config("emb:dim=4096,optimizer=sgd,lr=1");
     c.run_dir = directory.path() / (has_room ? "large" : "small");
-    c.memory_limit = (has_room ? 1024u : 230u) << 20;
-    c.chunk_bytes = 1 << 20;
+    c.memory.limit = (has_room ? 1024u : 230u) << 20;
+    c.transfer.chunk_bytes = 1 << 20;
     auto server = start(c);
     auto client = client_of(*server);
     ASSERT_NO_FATAL_FAILURE(push(*client, 1, kRows, 1.0f));

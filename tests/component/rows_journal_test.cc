@@ -28,8 +28,8 @@ class RowsJournalled : public testing::Test {
     c.run_dir = folder.path() / run;
     c.run_id = "r";
     c.tables = tables;
-    c.journal = "on";
-    c.journal_sync = std::chrono::minutes(10);
+    c.journal.mode = "on";
+    c.journal.sync = std::chrono::minutes(10);
     c.resume = resume;
     return std::make_unique<TestServer>(
         c, [](Executor executor) { return transport::make_tcp(executor); });

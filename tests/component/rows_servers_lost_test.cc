@@ -18,7 +18,7 @@ using server::ServerConfig;
 using testing::HasSubstr;
 
 /// No report is asked for while a test holds a server up.
-void be_patient(ServerConfig& c) { c.lease = std::chrono::minutes(5); }
+void be_patient(ServerConfig& c) { c.timeouts.lease = std::chrono::minutes(5); }
 
 /// Of one chunk, which stays where it is.
 class OneTensor final : public CustomGroup {
@@ -117,7 +117,7 @@ TEST_F(RowsOnLostServers, ACheckpointForWhichOneHadKeptItsRowsFailsWhetherOrNotI
 
 TEST_F(RowsOnLostServers, OneComesBackWhenTheModelsGoalIsReached) {
   const auto data = make_blobs(200, 8, 4, 5);
-  const auto set = [](ServerConfig& c) { c.rounds = 3; };
+  const auto set = [](ServerConfig& c) { c.goal.rounds = 3; };
   const auto is_over = [](const auto& view) { return view.state == "finished"; };
   Floats rows;
   {
@@ -157,7 +157,7 @@ TEST_F(RowsOnLostServers, AJournalBeginsLaterWhenOneWasLostAndBackDuringItsFirst
   const auto data = one_feature("numbers", std::vector<float>(64, 1.0f));
   const auto set = [](ServerConfig& c) {
     be_patient(c);
-    c.rounds = 3;
+    c.goal.rounds = 3;
   };
   Servers all(folder.path(), 3, false, kTables, true, set);
   ASSERT_TRUE(all.wait_settled(3));
@@ -194,7 +194,7 @@ TEST_F(RowsOnLostServers, AJournalBeginsLaterWhenOneWasLostAndBackDuringItsFirst
 }
 
 TEST_F(RowsOnLostServers, OneIsGivenItsPartOfANewerCheckpointWhenTheOneThatWasFoundIsGone) {
-  const auto set = [](ServerConfig& c) { c.checkpoint_keep = 1; };
+  const auto set = [](ServerConfig& c) { c.checkpoint.keep = 1; };
   Servers all(folder.path(), 2, false, kTables, false, set);
   ASSERT_TRUE(all.wait_settled(2));
   const auto client = client_of(all.leader->endpoint(), "emb");

@@ -167,8 +167,8 @@ TEST_F(RowsOnServers, APushThatOneServerHasNoMemoryForIsRepeatedThereAlone) {
   c.run_id = "r";
   c.tables = "emb:dim=64,optimizer=sgd,lr=1,init=zeros";
   c.servers = 2;
-  c.journal = "on";
-  c.chunk_bytes = 64 << 10;
+  c.journal.mode = "on";
+  c.transfer.chunk_bytes = 64 << 10;
   all.leader = std::make_unique<TestServer>(c, tcp);
   all.start(1, 132u << 20);  // 4 MB for its half: enough for the first rows only
   const auto client = client_of(all.leader->endpoint(), "emb");
@@ -333,8 +333,8 @@ TEST_F(RowsOnServers, AServerThatCannotTakeItsPartIsNamedAndAnotherOfItsNameGets
   c.tables = wide;
   c.servers = 2;
   c.resume = true;
-  c.journal = "off";
-  c.chunk_bytes = 64 << 10;
+  c.journal.mode = "off";
+  c.transfer.chunk_bytes = 64 << 10;
   Servers all(folder.path() / "unused", 1, false);
   all.stop();
   all.leader = std::make_unique<TestServer>(c, tcp);
@@ -415,11 +415,11 @@ TEST_F(RowsOnServers, TheLeaderNeedsMemoryForItsShareOnly) {
   server::ServerConfig c;
   c.run_dir = folder.path();
   c.tables = "emb:dim=4,max_bytes=600000000";
-  c.journal = "off";
-  c.memory_limit = 450u << 20;  // between a half and all
+  c.journal.mode = "off";
+  c.memory.limit = 450u << 20;  // between a half and all
   c.servers = 2;
   TestServer leader(c, tcp);
-  TestShard shard("s1", leader.endpoint(), "", c.memory_limit);
+  TestShard shard("s1", leader.endpoint(), "", c.memory.limit);
   const auto client = client_of(leader.endpoint(), "emb");
   EXPECT_TRUE(client->push(Keys{1, 2, 3}, Floats(12, 1.0f)).ok());
   leader.stop();

@@ -34,7 +34,7 @@ server::ServerConfig config(const std::filesystem::path& folder) {
   server::ServerConfig c;
   c.run_dir = folder;
   c.tables = kTables;
-  c.chunk_bytes = 64 << 10;
+  c.transfer.chunk_bytes = 64 << 10;
   return c;
 }
 
@@ -43,7 +43,7 @@ std::string prepare_error(const std::filesystem::path& folder, const std::string
                           std::uint64_t memory_limit) {
   server::ServerConfig c = config(folder);
   c.tables = tables;
-  c.memory_limit = memory_limit;
+  c.memory.limit = memory_limit;
   c.resume = memory_limit == 0;
   EXPECT_TRUE(server::finish(c).ok());
   IoThread service{"test-service"}, blocking{"test-blocking"};
@@ -298,7 +298,7 @@ TEST_F(RowsRestartTest, TablesThatDoNotFitIntoTheMemoryAreRefusedWithTheNumbers)
 
 TEST_F(RowsRestartTest, ATableWithoutABoundGrowsAsFarAsTheMemoryLimitLets) {
   server::ServerConfig c = config(directory.path());
-  c.memory_limit = 112u << 20;  // 32 are the server's own, 64 for copies of a checkpoint
+  c.memory.limit = 112u << 20;  // 32 are the server's own, 64 for copies of a checkpoint
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   RowsClientOptions options;
   options.servers = server.endpoint().to_string();
@@ -421,7 +421,7 @@ TEST_F(RowsRestartTest, ALeaderWhoseLeaseIsOutServesNoRows) {
 
 TEST_F(RowsRestartTest, AClientThatIsSilentForALeaseIsClosedAndOneThatStaysIsNot) {
   server::ServerConfig c = config(directory.path());
-  c.lease = std::chrono::milliseconds(400);
+  c.timeouts.lease = std::chrono::milliseconds(400);
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor); });
   RowsClientOptions options;
   options.servers = server.endpoint().to_string();

@@ -92,9 +92,9 @@ TEST_P(ServerSteps, FollowTheFormulasInDoubleOverAThousandRounds) {
   server::ServerConfig c;
   c.run_dir = directory.path() / "run";
   c.run_id = "steps";
-  c.exit_when_finished = true;
-  c.min_workers = kBatches.size();
-  c.rounds = kRounds;
+  c.leaving.when_finished = true;
+  c.workers.min = kBatches.size();
+  c.goal.rounds = kRounds;
   c.optimizer = GetParam();
   TestServer server(c, [](Executor executor) { return transport::make_tcp(executor, {}); });
   const Manifest manifest{{"x", DType::kF32, {kElements}}};

@@ -37,9 +37,9 @@ class ServersRoom : public testing::Test {
     server::ServerConfig c;
     c.run_dir = directory_.path();
     c.servers = 2;
-    c.min_workers = 2;
-    c.chunk_bytes = kChunk;
-    c.rounds = 0;
+    c.workers.min = 2;
+    c.transfer.chunk_bytes = kChunk;
+    c.goal.rounds = 0;
     return c;
   }
   WorkerSpec spec(int number) {
@@ -149,12 +149,12 @@ TEST_F(ServersRoom, AWorkerBeyondThoseThatAShardServerHasMemoryForIsRefused) {
 
 TEST_F(ServersRoom, SoIsOneBeyondThemWhenAJobGoesOnWithMoreWorkersThanItHad) {
   server::ServerConfig c = config();
-  c.rounds = 4;
-  c.exit_when_finished = true;
+  c.goal.rounds = 4;
+  c.leaving.when_finished = true;
   for (const bool resumes : {false, true}) {
     SCOPED_TRACE(resumes);
     c.resume = resumes;
-    if (resumes) c.rounds = 0, c.exit_when_finished = false;
+    if (resumes) c.goal.rounds = 0, c.leaving.when_finished = false;
     TestServer leader(c, tcp);
     TestShard shard("s1", leader.endpoint(), "", kForThree);
     if (resumes) join_three(leader);
@@ -174,7 +174,7 @@ TEST_F(ServersRoom, SoIsOneBeyondThemWhenAJobGoesOnWithMoreWorkersThanItHad) {
 /// Where nobody says how many there will be, memory is reckoned with eight.
 TEST_F(ServersRoom, AServerThatHasNoMemoryForWorkersThatAreThereLeaves) {
   server::ServerConfig c = config();
-  c.min_workers = 1;
+  c.workers.min = 1;
   TestServer leader(c, tcp);
   TestShard shard("s1", leader.endpoint(), "", kForThree);
   auto worker = join(leader, spec(0));
@@ -189,7 +189,7 @@ TEST_F(ServersRoom, AServerThatHasNoMemoryForWorkersThatAreThereLeaves) {
 TEST_F(ServersRoom, WhoAsksIsToldWhenAServerDoesNotSayWhetherItHasMemory) {
   server::ServerConfig c = config();
   c.servers = 3;
-  c.lease = std::chrono::seconds(60);
+  c.timeouts.lease = std::chrono::seconds(60);
   TestServer leader(c, tcp);
   TestShard first("s1", leader.endpoint()), second("s2", leader.endpoint());
   join_three(leader);
@@ -217,8 +217,8 @@ TEST_F(ServersRoom, WhoAsksIsToldWhenAServerDoesNotSayWhetherItHasMemory) {
 
 TEST_F(ServersRoom, AServerThatIsLostWhileItIsAskedHoldsUpNoWorker) {
   server::ServerConfig c = config();
-  c.lease = std::chrono::seconds(1);
-  c.servers_wait = std::chrono::milliseconds(1);
+  c.timeouts.lease = std::chrono::seconds(1);
+  c.timeouts.servers = std::chrono::milliseconds(1);
   TestServer leader(c, tcp);
   TestShard shard("s1", leader.endpoint());
   join_three(leader);
@@ -317,7 +317,7 @@ TEST_F(ServersRoom, OneThatCannotTakeMoreLeavesBeforeTheFirstChunkMoves) {
 TEST_F(ServersRoom, ALostServersShareIsNotPutOnOneWithoutMemoryForIt) {
   server::ServerConfig c = config();
   c.servers = 3;
-  c.servers_wait = std::chrono::milliseconds(1);
+  c.timeouts.servers = std::chrono::milliseconds(1);
   TestServer leader(c, tcp);
   TestShard first("s1", leader.endpoint(), "", kThird);
   const auto now = [](server::ShardOptions& options) { options.drain_timeout = {}; };
@@ -339,8 +339,8 @@ TEST_F(ServersRoom, ALostServersShareIsNotPutOnOneWithoutMemoryForIt) {
 TEST_F(ServersRoom, ACheckpointOfMoreServersIsNotLoadedWhereAShareHasNoRoom) {
   server::ServerConfig c = config();
   c.servers = 3;
-  c.rounds = 4;
-  c.exit_when_finished = true;
+  c.goal.rounds = 4;
+  c.leaving.when_finished = true;
   {
     TestServer leader(c, tcp);
     TestShard first("s1", leader.endpoint(), "", kThird);
@@ -353,8 +353,8 @@ TEST_F(ServersRoom, ACheckpointOfMoreServersIsNotLoadedWhereAShareHasNoRoom) {
     EXPECT_TRUE(second.join().ok());
   }
   c.servers = 2;
-  c.rounds = 0;
-  c.exit_when_finished = false;
+  c.goal.rounds = 0;
+  c.leaving.when_finished = false;
   c.resume = true;
   TestServer leader(c, tcp);
   TestShard small("s1", leader.endpoint(), "", kThird);

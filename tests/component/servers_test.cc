@@ -25,10 +25,10 @@ ServerConfig config(const std::string& name, std::uint64_t servers) {
   ServerConfig c;
   c.run_dir = testing::TempDir() + "/servers-" + name + "-" + std::to_string(servers);
   std::filesystem::remove_all(c.run_dir);
-  c.min_workers = 3;
-  c.rounds = 12;
-  c.exit_when_finished = true;
-  c.chunk_bytes = 256;  // many chunks even in a small model
+  c.workers.min = 3;
+  c.goal.rounds = 12;
+  c.leaving.when_finished = true;
+  c.transfer.chunk_bytes = 256;  // many chunks even in a small model
   c.servers = servers;
   return c;
 }
@@ -68,9 +68,9 @@ std::vector<float> train(const ServerConfig& c, std::vector<WorkerSpec> specs = 
 /// as bf16, not four as float32.
 TEST(Servers, MemoryIsReckonedForTheWorkersAndTheCodecThatThereAre) {
   ServerConfig c = config("room", 2);
-  c.min_workers = 4;
-  c.rounds = 1;
-  c.chunk_bytes = 1 << 20;
+  c.workers.min = 4;
+  c.goal.rounds = 1;
+  c.transfer.chunk_bytes = 1 << 20;
   const auto data = make_blobs(64, 8, 4, 5);
   std::vector<WorkerSpec> specs(4);
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -203,11 +203,11 @@ TEST(Servers, CompressedResultsGiveTheBitsOfOneServer) {
     for (const std::uint64_t servers : {1, 2, 3}) {
       SCOPED_TRACE(servers);
       ServerConfig c = config(std::string("down-").append(std::to_string(number)), servers);
-      c.codec_down = one.codec;
+      c.transfer.codec_down = one.codec;
       if (one.local_steps == 1) c.optimizer.name = one.optimizer;
       c.optimizer.clip_norm = one.clip;
-      c.local_steps = one.local_steps;
-      c.fragments = one.fragments;
+      c.local.count = one.local_steps;
+      c.local.fragments = one.fragments;
       const auto params = train(c);
       if (servers == 1) alone = params;
       EXPECT_EQ(params, alone);
@@ -217,11 +217,11 @@ TEST(Servers, CompressedResultsGiveTheBitsOfOneServer) {
 
 TEST(Servers, ASelectionAmongAllTensorsNeedsOneServer) {
   ServerConfig c = config("global", 2);
-  c.codec_down = "topk:0.1,scope=global";
+  c.transfer.codec_down = "topk:0.1,scope=global";
   const Status refused = server::finish(c);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.error().message().find("scope=global"), std::string::npos);
-  c.codec_down = "topk:0.1";
+  c.transfer.codec_down = "topk:0.1";
   EXPECT_TRUE(server::finish(c).ok());
 }
 
@@ -239,7 +239,7 @@ TEST(Servers, PoliciesGiveTheBitsOfOneServer) {
       ServerConfig c = config(one.policy.substr(0, 3), servers);
       c.policy = one.policy;
       c.optimizer.name = "adam";
-      c.min_workers = one.workers;
+      c.workers.min = one.workers;
       auto specs = three_workers();
       specs.resize(one.workers);
       const auto params = train(c, specs);
@@ -258,7 +258,7 @@ TEST(Servers, WorkersOfUnequalSpeedEndAlike) {
       ServerConfig c = config(policy.substr(0, 3) + "-speed", 3);
       c.policy = policy;
       c.late = late;
-      c.rounds = 60;
+      c.goal.rounds = 60;
       c.optimizer.name = "momentum";
       auto specs = three_workers();
       specs[2].batch = 64;
@@ -273,9 +273,9 @@ TEST(Servers, FragmentsOverlapAndCodecsGiveTheBitsOfOneServer) {
     std::vector<float> alone;
     for (const std::uint64_t servers : {1, 3}) {
       ServerConfig c = config("fragments", servers);
-      c.local_steps = 4;
-      c.fragments = 2;
-      c.overlap = overlap;
+      c.local.count = 4;
+      c.local.fragments = 2;
+      c.local.overlap = overlap;
       auto specs = three_workers();
       for (WorkerSpec& spec : specs) spec.codec = "int8";
       const auto params = train(c, specs);
@@ -291,17 +291,17 @@ TEST(Servers, CadencesGiveTheBitsOfOneServer) {
   for (const std::uint64_t servers : {1, 2, 3}) {
     SCOPED_TRACE(servers);
     ServerConfig c = config("cadence", servers);
-    c.cadence_mode = "speed";
-    c.cadence_ratios = "3,1,2";
-    c.local_steps = 6;
+    c.cadence.mode = "speed";
+    c.cadence.ratios = "3,1,2";
+    c.local.count = 6;
     const auto params = train(c);
     if (servers == 1) alone = params;
     EXPECT_EQ(params, alone);
   }
   ServerConfig c = config("cadence-tuned", 3);
-  c.cadence_mode = "tuned";
-  c.local_steps = 4;
-  c.rounds = 40;
+  c.cadence.mode = "tuned";
+  c.local.count = 4;
+  c.goal.rounds = 40;
   auto specs = three_workers();
   specs[1].slowdown = 4;
   for (const float x : train(c, specs)) ASSERT_TRUE(std::isfinite(x));
@@ -365,7 +365,7 @@ std::vector<float> train_disturbed(
       leader.registry()
           .counter("centroid_server_rounds_total", "", {{"outcome", "committed"}})
           .value();
-  EXPECT_EQ(committed, static_cast<double>(c.rounds)) << "rounds that were made twice";
+  EXPECT_EQ(committed, static_cast<double>(c.goal.rounds)) << "rounds that were made twice";
   return outcomes.front().params;
 }
 
@@ -389,29 +389,29 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
        [](ServerConfig& c) {
          c.optimizer.name = "momentum";
          c.optimizer.clip_norm = 0.05;
-         c.codec_down = "topk:0.2,warmup=30";
+         c.transfer.codec_down = "topk:0.2,warmup=30";
        }},
       {"steps",
        [](ServerConfig& c) {
-         c.local_steps = 4;
+         c.local.count = 4;
          c.policy = "quorum:3";
        }},
   };
   for (const auto& [name, set] : cases) {
     SCOPED_TRACE(name);
     ServerConfig alone = config(std::string("journal-alone-").append(name), 1);
-    alone.rounds = 60;
+    alone.goal.rounds = 60;
     set(alone);
-    auto specs = three_workers(alone.codec_down == "f32");
+    auto specs = three_workers(alone.transfer.codec_down == "f32");
     for (WorkerSpec& spec : specs) {  // a rate that goes by the local steps of all workers so far
-      spec.schedules_by_cluster = alone.local_steps > 1;
-      if (alone.local_steps > 1) spec.inner.schedule = "linear:rounds=700,floor=0.1";
+      spec.schedules_by_cluster = alone.local.count > 1;
+      if (alone.local.count > 1) spec.inner.schedule = "linear:rounds=700,floor=0.1";
     }
     const auto expected = train(alone, specs);
     ServerConfig c = config(std::string("journal-").append(name), 3);
-    c.rounds = 60;
-    c.journal = "on";
-    c.checkpoint_every_rounds = 25;
+    c.goal.rounds = 60;
+    c.journal.mode = "on";
+    c.checkpoint.every_rounds = 25;
     set(c);
     Gate gate;
     gate.hold_behind(11);
@@ -447,14 +447,14 @@ TEST(Servers, ChunksMoveWhileRoundsGoOn) {
   for (const auto& [optimizer, codec] : cases) {
     SCOPED_TRACE(optimizer);
     ServerConfig alone = config(std::string("moves-alone-").append(optimizer), 1);
-    alone.rounds = 400;
+    alone.goal.rounds = 400;
     alone.optimizer.name = optimizer;
-    alone.codec_down = codec;
+    alone.transfer.codec_down = codec;
     const auto expected = train(alone);
     ServerConfig c = config(std::string("moves-").append(optimizer), 2);
-    c.rounds = 400;
+    c.goal.rounds = 400;
     c.optimizer.name = optimizer;
-    c.codec_down = codec;
+    c.transfer.codec_down = codec;
     int last = 1, moves = 0;
     std::vector<std::unique_ptr<TestShard>> drained;
     const auto params =

@@ -23,10 +23,10 @@ ServerConfig config(const std::string& name) {
   ServerConfig c;
   c.run_dir = testing::TempDir() + "/servers-waits-" + name;
   std::filesystem::remove_all(c.run_dir);
-  c.min_workers = 2;
-  c.rounds = 300;
-  c.exit_when_finished = true;
-  c.chunk_bytes = 256;
+  c.workers.min = 2;
+  c.goal.rounds = 300;
+  c.leaving.when_finished = true;
+  c.transfer.chunk_bytes = 256;
   c.servers = 2;
   c.optimizer.name = "momentum";
   return c;
@@ -45,8 +45,8 @@ void keep_no_copies(server::ShardOptions& options) { options.snapshot_budget = 6
 
 TEST(ServersWaits, AServerThatWaitsForACheckpointIsNotGivenUp) {
   ServerConfig c = config("checkpoint");
-  c.stall_timeout = 100ms;
-  c.lease = 2s;
+  c.timeouts.stall = 100ms;
+  c.timeouts.lease = 2s;
   const auto data = make_blobs(200, 8, 4, 5);
   TestServer leader(c, tcp);
   TestShard shard("s1", leader.endpoint(), "", 0, false, keep_no_copies);
@@ -103,8 +103,8 @@ TEST(ServersWaits, AServerWhoseLeaderGoesWhileItWaitsEnds) {
 /// Without a checkpoint there is no model then, until a worker brings one.
 TEST(ServersWaits, ALeaderWithoutServerCheckpointAndWorkersLives) {
   ServerConfig c = config("nothing");
-  c.servers_wait = 0ms;
-  c.lease = 400ms;
+  c.timeouts.servers = 0ms;
+  c.timeouts.lease = 400ms;
   const auto data = make_blobs(200, 8, 4, 5);
   TestServer leader(c, tcp);
   TestShard shard("s1", leader.endpoint(), "", 0, false,

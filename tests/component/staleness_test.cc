@@ -16,9 +16,9 @@ TEST_P(Staleness, NobodyBeginsWithAVersionThatIsStalerThanTheBound) {
   server::ServerConfig config;
   config.run_dir = directory.path();
   config.policy = "ssp:" + std::to_string(bound);
-  config.min_workers = 3;
-  config.epochs = 1;
-  config.drain_timeout = std::chrono::seconds(2);
+  config.workers.min = 3;
+  config.goal.epochs = 1;
+  config.timeouts.drain = std::chrono::seconds(2);
   TestServer server(config, [](Executor executor) { return transport::make_tcp(executor); });
   struct Worker {
     Client client;

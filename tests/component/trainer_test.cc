@@ -33,9 +33,9 @@ class TrainerTest : public ::testing::Test {
     ServerConfig c;
     c.run_dir = directory_.path() / std::to_string(++runs_);
     c.run_id = "trained";
-    c.exit_when_finished = true;
-    c.min_workers = workers;
-    c.rounds = 5;
+    c.leaving.when_finished = true;
+    c.workers.min = workers;
+    c.goal.rounds = 5;
     c.optimizer.name = "sgd";
     c.optimizer.learning_rate = 0.5;
     return c;
@@ -136,9 +136,9 @@ TEST_F(TrainerTest, GradientsAreAveragedBySamplesAndMakeAStep) {
 /// One worker: the mean is its own. What it adds between contribute and finish is kept.
 TEST_F(TrainerTest, LocalStepsAreAveragedAndLaterOnesKept) {
   ServerConfig c = config(1);
-  c.local_steps = 4;
-  c.overlap = 1;
-  c.outer = "average";
+  c.local.count = 4;
+  c.local.overlap = 1;
+  c.local.outer = "average";
   c.optimizer = ServerConfig().optimizer;
   TestServer server(c, tcp());
   const auto trainer = open(options(server, "alone"));
@@ -174,9 +174,9 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
   for (const std::string silent : {"a", "b"}) {
     SCOPED_TRACE(silent);
     ServerConfig c = config(2);
-    c.rounds = 0;
+    c.goal.rounds = 0;
     c.optimizer.learning_rate = 0.125;
-    c.round_timeout = std::chrono::seconds(2);
+    c.timeouts.round = std::chrono::seconds(2);
     TestServer server(c, tcp());
     std::promise<void> is_left_out;
     std::atomic<bool> is_over = false;
@@ -244,8 +244,8 @@ TEST_F(TrainerTest, WhoIsSilentForTooLongIsLeftOutAndTakenAlongAgain) {
 /// left out once more.
 TEST_F(TrainerTest, WhoIsALittleTooSlowIsWaitedForWhileItIs) {
   ServerConfig c = config(2);
-  c.rounds = 0;
-  c.round_timeout = std::chrono::milliseconds(400);
+  c.goal.rounds = 0;
+  c.timeouts.round = std::chrono::milliseconds(400);
   TestServer server(c, tcp());
   using Outcome = RoundReport::Outcome;
   std::vector<Outcome> before, after;
@@ -256,7 +256,7 @@ TEST_F(TrainerTest, WhoIsALittleTooSlowIsWaitedForWhileItIs) {
       const auto share = next(*trainer);
       if (!share) return Outcome::kLost;
       if (is_slow)
-        std::this_thread::sleep_for(2 * c.round_timeout);  // lint-ok: sleeping is computing here
+        std::this_thread::sleep_for(2 * c.timeouts.round);  // lint-ok: sleeping is computing here
       give(*trainer, 0.0f);
       const auto report = trainer->finish({.samples = share->samples()});
       EXPECT_TRUE(report.ok()) << report.error().message();
@@ -291,7 +291,7 @@ TEST_F(TrainerTest, WhoIsALittleTooSlowIsWaitedForWhileItIs) {
 /// Numbers of a program's own: means over all that it recorded for a contribution, and over all.
 TEST_F(TrainerTest, RecordedNumbersAreSeenByWorkerAndRound) {
   ServerConfig c = config(2);
-  c.rounds = 2;
+  c.goal.rounds = 2;
   TestServer server(c, tcp());
   const auto train = [&](const std::string& name, int batches, double value) {
     const auto trainer = open(options(server, name));
@@ -324,10 +324,10 @@ TEST_F(TrainerTest, RecordedNumbersAreSeenByWorkerAndRound) {
 /// with the next ones, and none twice.
 TEST_F(TrainerTest, StepsBehindAContributionAreToldWithTheNext) {
   ServerConfig c = config(2);
-  c.rounds = 3;
-  c.local_steps = 8;
-  c.overlap = 2;
-  c.outer = "average";
+  c.goal.rounds = 3;
+  c.local.count = 8;
+  c.local.overlap = 2;
+  c.local.outer = "average";
   c.optimizer = ServerConfig().optimizer;
   TestServer server(c, tcp());
   const auto train = [&](const std::string& name, std::uint64_t in, std::uint64_t behind) {
@@ -353,7 +353,7 @@ TEST_F(TrainerTest, StepsBehindAContributionAreToldWithTheNext) {
 
 TEST_F(TrainerTest, CallsAtTheWrongMomentSaySo) {
   ServerConfig c = config(1);
-  c.rounds = 1;
+  c.goal.rounds = 1;
   TestServer server(c, tcp());
   const auto trainer = open(options(server, "alone"));
   EXPECT_THAT(trainer->finish({}).error().message(), HasSubstr("next comes before finish"));

@@ -27,10 +27,10 @@ ServerConfig config(const std::string& name) {
   ServerConfig c;
   c.run_dir = testing::TempDir() + "/transient-" + name;
   std::filesystem::remove_all(c.run_dir);
-  c.min_workers = 2;
-  c.rounds = 20;
-  c.exit_when_finished = true;
-  c.drain_timeout = 5s;
+  c.workers.min = 2;
+  c.goal.rounds = 20;
+  c.leaving.when_finished = true;
+  c.timeouts.drain = 5s;
   return c;
 }
 
@@ -72,7 +72,7 @@ class LateLease : public testing::Test {
   /// While its first checkpoint is written, behind which all goes on.
   void expect_held_up(ServerConfig c) {
     CENTROID_CHECK(server::finish(c).ok());
-    server::Fence fence(c.checkpoint_dir, "a");
+    server::Fence fence(c.checkpoint.dir, "a");
     fence.open(1, kLater);
     TestServer leader(c, tcp, &fence);
     ASSERT_TRUE(leader.wait_until([](const auto& view) { return view.state == "waiting"; }));
@@ -88,7 +88,7 @@ class LateLease : public testing::Test {
 
 TEST_F(LateLease, AtTheJournalsStartHoldsItUp) {
   ServerConfig c = config("journal");
-  c.journal = "on";
+  c.journal.mode = "on";
   expect_held_up(c);
 }
 
@@ -97,7 +97,7 @@ TEST_F(LateLease, AtTheEndHoldsUpTheLastCheckpoint) { expect_held_up(config("end
 TEST_F(LateLease, AtTheBeginningHoldsItUp) {
   ServerConfig c = config("begin");
   CENTROID_CHECK(server::finish(c).ok());
-  server::Fence fence(c.checkpoint_dir, "a");
+  server::Fence fence(c.checkpoint.dir, "a");
   fence.open(1, TimePoint::min());
   TestServer leader(c, tcp, &fence);
   auto training = train(leader);
@@ -119,9 +119,9 @@ class ChangingServers : public testing::Test {
   ServerConfig few_chunks(const std::string& name) {
     ServerConfig c = config(name);
     c.servers = kShards + 1;
-    c.rounds = 1'000'000;
-    c.stall_timeout = 200ms;
-    c.lease = 5s;
+    c.goal.rounds = 1'000'000;
+    c.timeouts.stall = 200ms;
+    c.timeouts.lease = 5s;
     return c;
   }
   void start(const ServerConfig& c) {
@@ -232,8 +232,8 @@ class Beginning : public testing::Test {
   }
   ServerConfig one_worker(const std::string& name) {
     ServerConfig c = config(name);
-    c.min_workers = 1;
-    c.chunk_bytes = 4096;
+    c.workers.min = 1;
+    c.transfer.chunk_bytes = 4096;
     return c;
   }
 };

@@ -109,12 +109,12 @@ class OneGpuWorker : public testing::TestWithParam<Way>, protected InProcess {
     const Way& way = GetParam();
     server::ServerConfig c = config_of_own();
     c.run_id = "one";
-    c.lease = std::chrono::seconds(60);
-    c.min_workers = 1;
-    c.epochs = 2;
-    c.local_steps = way.local_steps;
+    c.timeouts.lease = std::chrono::seconds(60);
+    c.workers.min = 1;
+    c.goal.epochs = 2;
+    c.local.count = way.local_steps;
     if (way.local_steps > 1)
-      c.outer = "average";
+      c.local.outer = "average";
     else
       c.optimizer.learning_rate = 0.5;
     TestServer server(c, transports());

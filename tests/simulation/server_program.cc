@@ -14,28 +14,28 @@ server::ServerConfig ServerProgram::config() const {
   const Plan& plan = around_.plan;
   server::ServerConfig config;
   config.run_dir = "/shared/run";
-  config.name = name();
-  config.advertise = name() + ":7070";
+  config.identity.name = name();
+  config.identity.advertise = name() + ":7070";
   config.resume = has_run_ && plan.servers == 1;
   config.run_id = "simulated";
-  if (plan.servers > 1) config.etcd = "http://etcd:2379";
-  config.rounds = plan.rounds;
-  config.min_workers = plan.min_workers;
+  if (plan.servers > 1) config.etcd.endpoints = "http://etcd:2379";
+  config.goal.rounds = plan.rounds;
+  config.workers.min = plan.min_workers;
   config.policy = plan.policy;
   config.late = plan.late;
   config.apply = plan.apply;
-  config.codec_down = plan.codec_down;
+  config.transfer.codec_down = plan.codec_down;
   config.optimizer.name = plan.optimizer;
   config.optimizer.learning_rate = kRate;
   if (plan.rows_clients > 0) config.tables = kTable;
   config.servers = 1 + plan.shards;
-  config.chunk_bytes = 512;
-  config.journal = "on";
-  config.journal_sync = milliseconds(0);
-  config.checkpoint_every_rounds = plan.checkpoint_every;
-  config.memory_limit = 1u << 30;
-  config.lease = milliseconds(3000);
-  config.stall_timeout = milliseconds(5000);
+  config.transfer.chunk_bytes = 512;
+  config.journal.mode = "on";
+  config.journal.sync = milliseconds(0);
+  config.checkpoint.every_rounds = plan.checkpoint_every;
+  config.memory.limit = 1u << 30;
+  config.timeouts.lease = milliseconds(3000);
+  config.timeouts.stall = milliseconds(5000);
   return config;
 }
 
@@ -62,7 +62,7 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   server::Control control(cluster);
   cluster.set_files(files.executor());
   control.set_files(looks.executor(), verifies.executor());
-  server::Fence fence(config.checkpoint_dir, config.name);
+  server::Fence fence(config.checkpoint.dir, config.identity.name);
   const server::ElectionProbe probe(registry);
   if (config.has_election()) cluster.stand_by(fence);
   CENTROID_ASSIGN(const auto listener, transport->listen({.host = name(), .port = 7070}));
@@ -74,11 +74,11 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   if (config.has_election()) {
     server::Candidacy::Options options;
     options.connect = around_.etcd.connector();
-    options.election.ttl = config.etcd_lease;
-    options.election.renew = config.etcd_lease / 3;
-    options.cluster = config.cluster;
+    options.election.ttl = config.etcd.lease;
+    options.election.renew = config.etcd.lease / 3;
+    options.cluster = config.identity.cluster;
     options.name = name();
-    options.data = config.advertise;
+    options.data = config.identity.advertise;
     candidacy = std::make_unique<server::Candidacy>(
         std::move(options), fence, probe, [mine](server::Leadership present) {
           boost::asio::post(mine->executor, [mine, present = std::move(present)]() mutable {

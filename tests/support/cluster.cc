@@ -261,8 +261,8 @@ WorkerOutcome run_local(const std::string& spec, const worker::DataSplit& data,
   options.seed = config.seed;
   options.batch = batch;
   options.train_samples = data.train.samples;
-  options.epochs = config.epochs;
-  options.rounds = config.rounds;
+  options.epochs = config.goal.epochs;
+  options.rounds = config.goal.rounds;
   options.manifest = model->manifest();
   worker::ExchangeMemory memory;
   memory.params = group->params();

@@ -19,7 +19,7 @@ class InProcess {
   server::ServerConfig config_of_own() {
     server::ServerConfig c;
     c.run_dir = directory_.path() / std::to_string(++runs_);
-    c.exit_when_finished = true;
+    c.leaving.when_finished = true;
     return c;
   }
 

@@ -45,8 +45,8 @@ class Servers {
     c.tables = tables;
     c.servers = servers;
     c.resume = resume;
-    c.journal = journal ? "on" : "off";
-    c.chunk_bytes = 64 << 10;
+    c.journal.mode = journal ? "on" : "off";
+    c.transfer.chunk_bytes = 64 << 10;
     if (set) set(c);
     leader = std::make_unique<TestServer>(c, tcp);
     for (std::size_t i = 1; i < servers; ++i) start(i);

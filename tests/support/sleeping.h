@@ -76,9 +76,9 @@ inline std::vector<double> round_seconds(const std::shared_ptr<const CustomModel
                                          const std::filesystem::path& run_dir) {
   server::ServerConfig config;
   config.run_dir = run_dir;
-  config.rounds = rounds + 2;
-  config.min_workers = workers;
-  config.exit_when_finished = true;
+  config.goal.rounds = rounds + 2;
+  config.workers.min = workers;
+  config.leaving.when_finished = true;
   const auto transports = [](Executor executor) { return transport::make_tcp(executor, {}); };
   TestServer server(config, transports);
   const worker::DataSplit data = numbers(1'000'000);
