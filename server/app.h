@@ -1,6 +1,6 @@
 #pragma once
 
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 namespace centroid::server {
 

@@ -4,7 +4,7 @@
 
 #include "common/base/result.h"
 #include "common/tensor/tensor.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 namespace centroid::server {
 

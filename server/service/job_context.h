@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "common/checkpoint/checkpoint.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 #include "server/service/members.h"
 #include "server/service/open_round.h"
 #include "server/service/operator_commands.h"

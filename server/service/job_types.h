@@ -15,7 +15,7 @@
 #include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/round_policy.h"
 #include "server/api/view.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 #include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/returned_shares.h"
 #include "server/service/fetched_versions.h"

@@ -11,7 +11,7 @@
 #include "common/async/task.h"
 #include "common/base/clock.h"
 #include "common/checkpoint/checkpoint.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 #include "server/service/leader_gate.h"
 #include "server/service/operator_file.h"
 #include "server/service/probe.h"

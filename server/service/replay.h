@@ -9,7 +9,7 @@
 
 #include "common/async/task_group.h"
 #include "common/checkpoint/journal_reader.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 #include "server/service/local_shard.h"
 #include "server/service/members.h"
 #include "server/service/waits.h"

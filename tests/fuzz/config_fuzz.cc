@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 /// Settings from any bytes, as a file brings them and as PATCH /v1/config does: an error and
 /// nothing has changed, or settings that are valid together.

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "common/async/wait_on.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 #include "server/service/control.h"
 #include "tests/simulation/machine.h"
 

@@ -9,7 +9,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/metrics.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 #include "server/service/control.h"
 #include "transport/transport.h"
 #include "worker/data/data_source.h"

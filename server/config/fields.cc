@@ -1,4 +1,4 @@
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 /// Every setting of the server, in the order of --help: what a first job needs stands first.
 namespace centroid::server {

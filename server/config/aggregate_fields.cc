@@ -1,6 +1,6 @@
 #include "server/aggregate/robust.h"
 #include "server/aggregate/round_policy.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 /// Settings of how the contributions of a round become one.
 namespace centroid::server {

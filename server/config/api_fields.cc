@@ -1,4 +1,4 @@
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 /// Settings of REST beside its address and tokens.
 namespace centroid::server {

@@ -1,5 +1,5 @@
 #include "common/codec/spec.h"
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 /// Settings of a model on several servers.
 namespace centroid::server {

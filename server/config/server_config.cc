@@ -1,4 +1,4 @@
-#include "server/config.h"
+#include "server/config/server_config.h"
 
 #include <algorithm>
 #include <utility>
