@@ -431,7 +431,7 @@ Status run_shard(const ServerConfig& config) {
   const SystemClock clock;
   metrics::Registry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server " + config.identity.name));
-  IoThread service("service");
+  IoThread service("service"), files("files");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = options.max_payload_bytes;
@@ -454,7 +454,7 @@ Status run_shard(const ServerConfig& config) {
   options.join_timeout = config.timeouts.join;
   options.stall_timeout = config.timeouts.stall;
   options.drain_timeout = config.timeouts.drain;
-  Shard shard(service.executor(), *transport, options, clock, registry);
+  Shard shard(service.executor(), files.executor(), *transport, options, clock, registry);
   CENTROID_ASSIGN(const auto metrics, listen_for_metrics(config, registry, shard, service));
   if (!config.endpoints_file.empty())
     CENTROID_TRY(write_endpoints(config.endpoints_file, listener->endpoint().to_string(),

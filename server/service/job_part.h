@@ -9,7 +9,8 @@ namespace centroid::server {
 class JobPart {
  protected:
   explicit JobPart(JobContext& c)
-      : executor_(c.executor),
+      : context_(c),
+        executor_(c.executor),
         config_(c.config),
         clock_(c.clock),
         disk_(c.disk),
@@ -41,6 +42,7 @@ class JobPart {
   JobPart& operator=(const JobPart&) = delete;
   ~JobPart() = default;
 
+  JobContext& context_;  ///< for parts that this one makes
   const Executor& executor_;
   const ServerConfig& config_;
   const Clock& clock_;

@@ -85,10 +85,11 @@ class JobServer final {
   Task<void> write_last_checkpoint();
   Task<void> send_workers_away();
 
+  Task<Status> open_checkpoints();
   Task<Status> load_rows();
   Status prepare_rows();
   Task<Status> checkpoint_of_rows();
-  Status start_rows_journal();
+  Task<Status> start_rows_journal();
 
   JobContext ctx_;
   JobParts parts_;

@@ -51,7 +51,7 @@ Status check_new_run(const ServerConfig& config, const CheckpointDirectory& chec
 
 }  // namespace
 
-Task<Status> JobServer::prepare() {
+Task<Status> JobServer::open_checkpoints() {
   CheckpointPolicy policy;
   policy.keep = ctx_.config.checkpoint.keep;
   policy.keep_every_rounds = ctx_.config.checkpoint.keep_every;
@@ -66,11 +66,18 @@ Task<Status> JobServer::prepare() {
   };
   policy.is_sole = ctx_.gate.has_election();
   policy.may_write = ctx_.gate.may_write();
-  auto opened = CheckpointDirectory::open(ctx_.config.checkpoint.dir, policy);
-  if (!opened.ok()) co_return std::move(opened).error().with_context("checkpoint.dir");
-  ctx_.checkpoints = std::move(opened).value();
-  if (!ctx_.config.resume) CENTROID_CO_TRY(check_new_run(ctx_.config, *ctx_.checkpoints));
-  CENTROID_CO_ASSIGN(const bool has_settings, ctx_.commands.load(*ctx_.checkpoints));
+  auto open = [this, policy = std::move(policy)]() -> Status {
+    auto opened = CheckpointDirectory::open(ctx_.config.checkpoint.dir, policy);
+    if (!opened.ok()) return std::move(opened).error().with_context("checkpoint.dir");
+    ctx_.checkpoints = std::move(opened).value();
+    return ctx_.config.resume ? Status() : check_new_run(ctx_.config, *ctx_.checkpoints);
+  };
+  co_return co_await run_on(ctx_.disk.executor, std::move(open));
+}
+
+Task<Status> JobServer::prepare() {
+  CENTROID_CO_TRY(co_await open_checkpoints());
+  CENTROID_CO_ASSIGN(const bool has_settings, co_await ctx_.commands.load(*ctx_.checkpoints));
   if (has_settings) ctx_.settings_changed();
   ctx_.probe.scale_hint(ctx_.commands.scale_hint.workers);
   if (parts_.rows.has_tables()) CENTROID_CO_TRY(parts_.loader.check_tables_room());
@@ -84,7 +91,7 @@ Task<Status> JobServer::prepare() {
     parts_.start.go_on_from(std::move(newest));
     CENTROID_CO_TRY(prepare_rows());
     if (!parts_.rows_servers) CENTROID_CO_TRY(co_await load_rows());
-    CENTROID_CO_TRY(parts_.start.begin_replay());
+    CENTROID_CO_TRY(co_await parts_.start.begin_replay());
     if (ctx_.replay) {  // what needs other servers goes on when they are here
       if (ctx_.gate.is_beginning()) ctx_.phase.explain("the journal is replayed");
       const auto what = [this] { return present_round(ctx_.job) + " is replayed from it"; };
@@ -99,10 +106,12 @@ Task<Status> JobServer::prepare() {
     ctx_.job.run_id = fresh.run_id;
   }
   co_await stop_.heed_stop();
-  if (!ctx_.config.resume)
-    CENTROID_CO_TRY(RestoreMark::remove(ctx_.config.journal.dir));  // of another job
-  if (!ctx_.config.resume) CENTROID_CO_TRY(prepare_rows());
-  if (!parts_.rows_servers) CENTROID_CO_TRY(start_rows_journal());
+  if (!ctx_.config.resume) {
+    auto remove = [&folder = ctx_.config.journal.dir] { return RestoreMark::remove(folder); };
+    CENTROID_CO_TRY(co_await run_on(ctx_.disk.executor, std::move(remove)));  // of another job
+    CENTROID_CO_TRY(prepare_rows());
+  }
+  if (!parts_.rows_servers) CENTROID_CO_TRY(co_await start_rows_journal());
   if (!ctx_.job.store && ctx_.config.init != "first-worker") {
     CENTROID_CO_ASSIGN(JobState initial, co_await parts_.loader.load_initial_file());
     parts_.start.go_on_from(std::move(initial));

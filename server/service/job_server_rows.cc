@@ -80,8 +80,8 @@ Task<Status> JobServer::checkpoint_of_rows() {
   co_return Status();
 }
 
-Status JobServer::start_rows_journal() {
-  if (!ctx_.config.keeps_journal()) return {};
+Task<Status> JobServer::start_rows_journal() {
+  if (!ctx_.config.keeps_journal()) co_return Status();
   RowsJournalWriter::Options options;
   options.folder = ctx_.config.journal.dir;
   options.run_id = ctx_.job.run_id;
@@ -89,7 +89,8 @@ Status JobServer::start_rows_journal() {
   options.waits = ctx_.config.journal.full == "wait";
   options.on_sync = [probe = &ctx_.probe](double seconds) { probe->journal_synced(seconds); };
   options.may_write = ctx_.gate.may_write();
-  return parts_.rows.start_journal(ctx_.executor, std::move(options));
+  co_return co_await parts_.rows.start_journal(ctx_.executor, ctx_.disk.executor,
+                                               std::move(options));
 }
 
 }  // namespace centroid::server

@@ -31,18 +31,17 @@ void JobStart::go_on_from(JobState next) {
 
 /// After a state was loaded, with all chunks on this server: the rounds behind its checkpoint. They
 /// are read as settings are now, which may be changed meanwhile.
-Status JobStart::begin_replay() {
+Task<Status> JobStart::begin_replay() {
   replay_.reset();
-  auto replay = std::make_unique<Replay>(executor_, disk_.executor, config_, clock_,
-                                         round_journal_.terms(), round_journal_.form(), job_, open_,
-                                         members_, shards_, local_, waits_);
-  if (replay->is_empty()) return {};
+  auto open = [folder = config_.journal.dir] { return std::make_unique<journal::Reader>(folder); };
+  auto reader = co_await run_on(disk_.executor, std::move(open));
+  if (reader->segments().empty()) co_return Status();
   if (!job_.store)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "journal " + config_.journal.dir +
-                     ": there is no checkpoint to which its rounds could be added");
-  replay_ = std::move(replay);
-  return {};
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "journal " + config_.journal.dir +
+                        ": there is no checkpoint to which its rounds could be added");
+  replay_ = std::make_unique<Replay>(context_, std::move(reader), round_journal_, shards_, local_);
+  co_return Status();
 }
 
 /// True: the job goes on from its end; false: a server must come first.
@@ -102,7 +101,10 @@ Task<Status> JobStart::start_journal() {
       options.on_sync = [this](double seconds) { probe_.journal_synced(seconds); };
       options.may_write = gate_.may_write();
       journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
-      begun = journal_.start(std::move(options), round_journal_.base(), servers_.journal_route());
+      journal::Base base = round_journal_.base();
+      journal::Route route = servers_.journal_route();
+      begun = co_await journal_.start(disk_.executor, std::move(options), std::move(base),
+                                      std::move(route));
     }
     if (begun.ok()) break;
     if (config_.journal.full != "wait" || !is_of_disk(begun.error())) co_return begun;

@@ -25,7 +25,7 @@ class JobStart : private JobPart {
   /// From another version than the next one; the round that was open does not count.
   void go_on_from(JobState next);
   /// With all chunks on this server: the rounds behind the state's checkpoint.
-  Status begin_replay();
+  Task<Status> begin_replay();
   /// True: the job goes on from the journal's end; false: a server must come first.
   Task<Result<bool>> replay_on();
   /// Once there are parameters. A journal goes on from a checkpoint: the first one comes before.

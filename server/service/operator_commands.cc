@@ -47,9 +47,8 @@ Status OperatorCommands::check_evicted(const std::string& name) {
 /// Pause and settings hold for the job that they were said to: not for another one in the same
 /// folder, nor for one that begins anew because the checkpoints were moved away.
 bool OperatorCommands::is_of_this_job(const OperatorState::Job& job,
-                                      const CheckpointDirectory& checkpoints) const {
+                                      const std::vector<CheckpointEntry>& found) const {
   if (!config_.resume) return false;
-  const std::vector<CheckpointEntry> found = checkpoints.list(false);
   if (found.empty() && job.version > 0) return false;
   std::string run = config_.run_id;
   if (run.empty() && !found.empty()) run = found.front().info.run_id;
@@ -98,8 +97,17 @@ bool OperatorCommands::take_settings(const std::vector<OperatorState::Setting>& 
 }
 
 /// What was said to an earlier life of this server, or to the leader before.
-Result<bool> OperatorCommands::load(const CheckpointDirectory& checkpoints) {
-  CENTROID_ASSIGN(const OperatorState state, read_operator_state(config_.checkpoint.dir));
+Task<Result<bool>> OperatorCommands::load(const CheckpointDirectory& checkpoints) {
+  struct Files {
+    Result<OperatorState> state;
+    std::vector<CheckpointEntry> checkpoints;
+  };
+  auto read = [folder = config_.checkpoint.dir, &checkpoints] {
+    return std::make_shared<Files>(read_operator_state(folder), checkpoints.list(false));
+  };
+  const std::shared_ptr<Files> files = co_await run_on(files_, std::move(read));
+  if (!files->state.ok()) co_return files->state.error();
+  const OperatorState& state = files->state.value();
   const double now = clock_.unix_seconds();
   evicted_.clear();
   for (const OperatorState::Eviction& one : state.evictions) {
@@ -118,7 +126,7 @@ Result<bool> OperatorCommands::load(const CheckpointDirectory& checkpoints) {
   stop = state.stop;
   pause.reset();
   bool has_settings = false;
-  if (state.has_job() && is_of_this_job(state.job, checkpoints)) {
+  if (state.has_job() && is_of_this_job(state.job, files->checkpoints)) {
     pause = state.pause;
     has_settings = take_settings(state.settings);
   } else if (state.has_job()) {
@@ -128,7 +136,7 @@ Result<bool> OperatorCommands::load(const CheckpointDirectory& checkpoints) {
   if (!evicted_.empty())
     log::info("evictions.remembered",
               {{"workers", evicted_.size()}, {"first", evicted_.begin()->first}});
-  return has_settings;
+  co_return has_settings;
 }
 
 OperatorState OperatorCommands::state() const {

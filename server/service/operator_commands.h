@@ -64,7 +64,7 @@ class OperatorCommands {
 
   /// What an earlier life of this server, or the leader before, was asked for. True: settings have
   /// changed. fails data_loss
-  Result<bool> load(const CheckpointDirectory& checkpoints);
+  Task<Result<bool>> load(const CheckpointDirectory& checkpoints);
   Copy copy() { return {std::make_shared<const OperatorState>(state()), ++revision_}; }
   /// Something has changed that is copied later.
   void set_unsaved() { ++revision_; }
@@ -75,7 +75,8 @@ class OperatorCommands {
 
  private:
   OperatorState state() const;
-  bool is_of_this_job(const OperatorState::Job& job, const CheckpointDirectory& checkpoints) const;
+  bool is_of_this_job(const OperatorState::Job& job,
+                      const std::vector<CheckpointEntry>& found) const;
   bool take_settings(const std::vector<OperatorState::Setting>& settings);
 
   const Executor executor_;

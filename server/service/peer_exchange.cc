@@ -81,7 +81,9 @@ Task<Status> PeerExchange::fetch_state() {
 Task<Status> PeerExchange::go_back() {
   const Version lost = job_.store->version();
   const std::uint64_t lost_round = job_.round.value - 1;
-  if (job_.store->held() == Version() && loader_.has_checkpoint()) {
+  bool has_checkpoint = job_.store->held() == Version();
+  if (has_checkpoint) has_checkpoint = co_await loader_.has_checkpoint();
+  if (has_checkpoint) {
     // The last worker went while it was sending.
     CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
     newest.trained_rounds = job_.trained_rounds;  // those that are here go on without waiting

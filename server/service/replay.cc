@@ -59,25 +59,17 @@ Status use_rate(ParameterStore& store, const Replay::Rate& rate) {
 
 }  // namespace
 
-Replay::Replay(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
-               std::string terms, journal::Form form, JobState& job, OpenRound& open,
-               Members& members, ShardGroup& shards, LocalShard& local, Waits& waits)
-    : executor_(std::move(executor)),
-      blocking_(std::move(blocking)),
-      config_(config),
-      clock_(clock),
-      form_(form),
-      job_(job),
-      open_(open),
-      members_(members),
+Replay::Replay(JobContext& context, std::unique_ptr<journal::Reader> reader,
+               const RoundJournal& journal, ShardGroup& shards, LocalShard& local)
+    : JobPart(context),
+      form_(journal.form()),
+      terms_(journal.terms()),
       shards_(shards),
       local_(local),
-      waits_(waits),
-      reader_(config.journal.dir),
-      terms_(std::move(terms)),
-      first_(job.round),
-      begin_(clock.now()),
-      why_("its segments in " + config.journal.dir + " are read") {
+      reader_(std::move(reader)),
+      first_(job_.round),
+      begin_(clock_.now()),
+      why_("its segments in " + config_.journal.dir + " are read") {
   if (job_.store) has_.resize(job_.store->plan().chunks().size());
 }
 
@@ -115,7 +107,7 @@ Task<Result<bool>> Replay::run() {
   while (!is_at_gap_ && !is_cut_) {
     if (!end_) {
       auto read = [this] { return std::make_shared<Status>(read_round()); };
-      const auto found = co_await run_on(blocking_, std::move(read));
+      const auto found = co_await run_on(disk_.executor, std::move(read));
       CENTROID_CO_TRY(*found);
       if (!end_) break;
     }
@@ -133,7 +125,7 @@ Task<Result<bool>> Replay::run() {
 Status Replay::read_round() {
   fault::point("journal.reading");
   while (!end_ && !is_at_gap_) {
-    CENTROID_ASSIGN(const auto record, reader_.next());
+    CENTROID_ASSIGN(const auto record, reader_->next());
     if (!record) break;
     if (const auto* base = std::get_if<journal::Base>(&*record)) {
       is_at_gap_ = base->follows_gap && base->round.value >= job_.round.value;
@@ -148,7 +140,7 @@ Status Replay::read_round() {
       route_ = *route;
     } else if (const auto* chunk = std::get_if<journal::Reader::Chunk>(&*record)) {
       if (mismatch_) {
-        reader_.skip();
+        reader_->skip();
         continue;
       }
       CENTROID_ASSIGN(const bool is_sound, read_chunk(chunk->head));
@@ -165,7 +157,7 @@ Status Replay::read_round() {
 /// Numbers of one of this server's own chunks. False: it is the torn tail.
 Result<bool> Replay::read_chunk(const journal::Head& head) {
   if (head.round < job_.round) {
-    reader_.skip();
+    reader_->skip();
     return true;
   }
   if (head.round != present_.round || head.attempt != present_.attempt || count_ == 0) {
@@ -183,7 +175,7 @@ Result<bool> Replay::read_chunk(const journal::Head& head) {
                                                to_string(head.chunk) +
                                                ": not a chunk of this model, or twice there");
   const std::span<float> into = job_.store->spare(job_.store->plan().chunk(head.chunk));
-  CENTROID_ASSIGN(const bool is_sound, reader_.read(std::as_writable_bytes(into)));
+  CENTROID_ASSIGN(const bool is_sound, reader_->read(std::as_writable_bytes(into)));
   if (!is_sound) return false;
   has_[head.chunk.value] = true;
   ++count_;
@@ -326,7 +318,7 @@ void Replay::cut(const std::string& server) {
 }
 
 Task<Status> Replay::finish() {
-  journal::Reader& reader = reader_;
+  journal::Reader& reader = *reader_;
   if (is_at_gap_) {
     log::error("journal.gap", {{"round", job_.round.value - 1},
                                {"why",
@@ -338,13 +330,13 @@ Task<Status> Replay::finish() {
         if (segment.number >= end && removed->ok()) *removed = file::remove(segment.path);
       return removed;
     };
-    const auto is_removed = co_await run_on(blocking_, std::move(remove));
+    const auto is_removed = co_await run_on(disk_.executor, std::move(remove));
     CENTROID_CO_TRY(*is_removed);
   } else if (!is_cut_) {
     if (!reader.torn().empty())
       log::warn("journal.tail_cut", {{"why", reader.torn()}, {"action", "no round ends there"}});
     auto cut = [&reader] { return std::make_shared<Status>(reader.cut_tail()); };
-    const auto is_cut = co_await run_on(blocking_, std::move(cut));
+    const auto is_cut = co_await run_on(disk_.executor, std::move(cut));
     CENTROID_CO_TRY(*is_cut);
   }
   fault::point("journal.replayed");

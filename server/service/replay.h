@@ -9,12 +9,7 @@
 
 #include "common/async/task_group.h"
 #include "common/checkpoint/journal_reader.h"
-#include "server/config/server_config.h"
-#include "server/service/local_shard.h"
-#include "server/service/members.h"
-#include "server/service/waits.h"
-#include "server/shard/shard_group.h"
-#include "server/state/job_state.h"
+#include "server/service/round_journal.h"
 
 namespace centroid::server {
 
@@ -24,7 +19,7 @@ namespace centroid::server {
 /// round is replayed whole, and replay ends at one version: that of the last round that the
 /// leader's journal has as committed. It exists from the moment when a state was loaded until its
 /// journal's end; nobody joins meanwhile.
-class Replay {
+class Replay : private JobPart {
  public:
   /// Of the optimizer's steps. It may change between two rounds, and each segment has its own.
   struct Rate {
@@ -32,13 +27,10 @@ class Replay {
     std::string schedule;
     bool operator==(const Rate&) const = default;
   };
-  /// `terms`: that its rounds must have been written with (RoundJournal::terms).
-  Replay(Executor executor, Executor blocking, const ServerConfig& config, const Clock& clock,
-         std::string terms, journal::Form form, JobState& job, OpenRound& open, Members& members,
-         ShardGroup& shards, LocalShard& local, Waits& waits);
+  /// Its rounds must have been written as `journal` would write them.
+  Replay(JobContext& context, std::unique_ptr<journal::Reader> reader, const RoundJournal& journal,
+         ShardGroup& shards, LocalShard& local);
 
-  /// There is nothing to replay.
-  bool is_empty() const { return reader_.segments().empty(); }
   /// As far as it goes. True: to the end; false: a server must come first, `waits_for`.
   Task<Result<bool>> run();
   /// Whom it waits for, until a round has been replayed; empty: nobody.
@@ -64,19 +56,12 @@ class Replay {
     return route_.owners.empty() || route_.owners[chunk.value] == 0;
   }
 
-  const Executor executor_, blocking_;
-  const ServerConfig& config_;
-  const Clock& clock_;
   const journal::Form form_;
-  JobState& job_;
-  OpenRound& open_;
-  Members& members_;
+  const std::string terms_;
   ShardGroup& shards_;
   LocalShard& local_;
-  Waits& waits_;
 
-  journal::Reader reader_;
-  const std::string terms_;
+  const std::unique_ptr<journal::Reader> reader_;
   Rate rate_;  ///< of the present segment
   /// Why rounds of the present segment cannot be replayed; those that the checkpoint has may stand
   /// there.

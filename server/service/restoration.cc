@@ -61,8 +61,8 @@ Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newe
     CENTROID_CO_TRY(co_await write_mark(mark, folder));
   else
     CENTROID_CO_TRY(co_await remove_newer(folder));
+  co_await journal_.stop(disk_.executor);  // it begins anew behind the rounds of the checkpoint
   restore_->is_half = true;
-  journal_.stop();  // it begins anew behind the rounds of the checkpoint
   replay_.reset();
   open_ = OpenRound(policy_);
   job_.drop_model();  // in no checkpoint from here on, whatever happens

@@ -397,7 +397,8 @@ Task<Status> RowsServers::begin() {
       co_return written;
     }
   }
-  if (const Status started = hooks_.start_journal(); !started.ok()) {
+  const Status started = co_await hooks_.start_journal();
+  if (!started.ok()) {
     hooks_.fail(started.error());
     co_return started;
   }

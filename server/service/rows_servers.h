@@ -37,7 +37,7 @@ class RowsServers {
     std::chrono::milliseconds journal_sync{}, lease{};
   };
   struct Hooks {
-    std::function<Status()> start_journal;  ///< of the leader's rows
+    std::function<Task<Status>()> start_journal;  ///< of the leader's rows
     std::function<Task<Status>()> write_checkpoint;
     std::function<void(Error)> fail;                          ///< there is no way to go on
     std::function<void(const std::string& server)> released;  ///< no rows lie there any more

@@ -148,14 +148,15 @@ Task<Result<bool>> ServerChanges::recover_servers() {
   const std::uint64_t lost_round = job_.round.value - 1;
   open_ = OpenRound(policy_);
   co_await journal_.drop_attempt();
-  journal_.stop();                                  // read, it begins anew behind the rounds it has
   const Raised loading(use_.is_loading, changed_);  // what is left of the store is of no version
+  co_await journal_.stop(disk_.executor);           // read, it begins anew behind the rounds it has
   servers_.forget_servers();
   job_.drop_model();  // chunks of it are lost
-  if (loader_.has_checkpoint()) {
+  const bool has_checkpoint = co_await loader_.has_checkpoint();
+  if (has_checkpoint) {
     CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
     start_.go_on_from(std::move(newest));
-    CENTROID_CO_TRY(start_.begin_replay());
+    CENTROID_CO_TRY(co_await start_.begin_replay());
   } else if (config_.init != "first-worker") {
     CENTROID_CO_ASSIGN(JobState initial, co_await loader_.load_initial_file());
     start_.go_on_from(std::move(initial));

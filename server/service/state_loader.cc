@@ -247,8 +247,12 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
     state.resumed_from = *entry;
     co_return std::move(state);
   }
-  CENTROID_CO_ASSIGN(const Manifest manifest, checkpoints_->manifest_of(*entry));
-  CENTROID_CO_TRY(make_store(state, manifest, codec_in(info)));
+  auto look = [&directory = *checkpoints_, entry] {
+    return std::make_shared<const Result<Manifest>>(directory.manifest_of(*entry));
+  };
+  const auto manifest = co_await run_on(disk_.executor, std::move(look));
+  if (!manifest->ok()) co_return manifest->error();
+  CENTROID_CO_TRY(make_store(state, manifest->value(), codec_in(info)));
   const std::vector<std::string> slots = state.store->optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   CENTROID_CO_TRY(check_settings(*entry, slots, has_residual));
@@ -330,9 +334,13 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
 }
 
 /// Of a model.
-bool StateLoader::has_checkpoint() const {
-  const auto found = checkpoints_->list(false);
-  return !found.empty() && found.front().version.value > 0;
+Task<bool> StateLoader::has_checkpoint() const {
+  auto look = [&directory = *checkpoints_] {
+    const auto found = directory.list(false);
+    return std::make_optional(!found.empty() && found.front().version.value > 0);
+  };
+  const auto found = co_await run_on(disk_.executor, std::move(look));
+  co_return *found;
 }
 
 /// Without a model.

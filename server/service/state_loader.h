@@ -36,7 +36,7 @@ class StateLoader : private JobPart {
   Task<Result<JobState>> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry);
   Task<Result<JobState>> load_initial_file();
   /// Of a model.
-  bool has_checkpoint() const;
+  Task<bool> has_checkpoint() const;
   /// The job's training data, as its first worker or its checkpoint has it.
   std::optional<DataIdentity> agreed_data() const;
 

@@ -86,7 +86,7 @@ Task<Status> LeaderSink::refuse(const InFrame& frame) {
 Task<Status> LeaderSink::on_model(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(auto model, proto::decode<proto::ServerModel>(frame.head));
   CENTROID_CO_ASSIGN(model.manifest, co_await read_manifest(session, frame.header.payload_bytes));
-  const Status taken = model_.take_model(model);
+  const Status taken = co_await model_.take_model(std::move(model));
   co_return co_await done(session, frame.header, taken);
 }
 
@@ -107,7 +107,7 @@ Task<Status> LeaderSink::on_load(Session& session, const InFrame& frame) {
 
 Task<Status> LeaderSink::on_begin(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
-  const Status begun = model_.begin(state);
+  const Status begun = co_await model_.begin(state);
   co_return co_await done(session, frame.header, begun);
 }
 
@@ -119,7 +119,7 @@ Task<Status> LeaderSink::on_fetch(Session& session, const InFrame& frame) {
 
 Task<Status> LeaderSink::on_freeze(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
-  const Status frozen = model_.freeze(state);
+  const Status frozen = co_await model_.freeze(state);
   co_return co_await done(session, frame.header, frozen);
 }
 
@@ -149,7 +149,7 @@ Task<Status> LeaderSink::on_optimizer(Session& session, const InFrame& frame) {
 
 Task<Status> LeaderSink::on_recall(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Recall>(frame.head));
-  const auto numbers = model_.recall(wanted);
+  const auto numbers = co_await model_.recall(wanted);
   if (!numbers.ok()) co_return co_await session.respond_error(frame.header, numbers.error());
   proto::RecallReply reply;
   reply.form = static_cast<std::uint8_t>(numbers->form);

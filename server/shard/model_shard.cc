@@ -22,23 +22,23 @@ ModelShard::ModelShard(ShardContext& context, ShardRows& rows, Send send)
       memory_(context.options, rows),
       journal_(context, chunks_) {}
 
-Status ModelShard::take_model(const proto::ServerModel& model) {
-  CENTROID_ASSIGN(auto layout, chunks_.describe(model));
+Task<Status> ModelShard::take_model(proto::ServerModel model) {
+  CENTROID_CO_ASSIGN(auto layout, chunks_.describe(model));
   if (const Status fits = memory_.check(chunks_, layout.optimizer->slots()); !fits.ok()) {
     context_.leader.set_fatal(fits.error());
-    return fits;
+    co_return fits;
   }
   context_.readiness.set_not_ready("the model's chunks that are to lie here are being loaded");
   if (model.keeps_journal) {
-    const Status ours = journal_.check_owner();
+    const Status ours = co_await journal_.check_owner();
     if (!ours.ok()) context_.leader.set_fatal(ours.error());
-    CENTROID_TRY(ours);
+    CENTROID_CO_TRY(ours);
   }
   frozen_.reset();
   drop_round();
-  journal_.stop();  // it may be reading memory of the store
+  co_await journal_.stop();  // it may be reading memory of the store
   staged_.reset();
-  return chunks_.allocate(std::move(layout));
+  co_return chunks_.allocate(std::move(layout));
 }
 
 void ModelShard::drop_round() {
@@ -66,18 +66,18 @@ Status ModelShard::place(proto::Route route) {
   return {};
 }
 
-Status ModelShard::begin(const proto::ServerState& state) {
+Task<Status> ModelShard::begin(proto::ServerState state) {
   if (!chunks_.has_model() || chunks_.route().version == 0)
-    return out_of_order("Begin came before Model and Place");
+    co_return out_of_order("Begin came before Model and Place");
   chunks_.store().restore(state.version, state.optimizer_step);
   staged_.reset();
   drop_round();
-  if (chunks_.model().keeps_journal) CENTROID_TRY(journal_.start(state));
+  if (chunks_.model().keeps_journal) CENTROID_CO_TRY(co_await journal_.start(state));
   context_.readiness.set_ready();
   log::info("state.loaded", {{"version", state.version.value},
                              {"route", chunks_.route().version},
                              {"servers", chunks_.route().servers.size()}});
-  return {};
+  co_return Status();
 }
 
 Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head) const {
@@ -100,20 +100,20 @@ Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head
   return std::vector<float>(values.begin(), values.end());
 }
 
-Status ModelShard::freeze(const proto::ServerState& state) {
+Task<Status> ModelShard::freeze(proto::ServerState state) {
   frozen_.reset();
   if (state.version == Version()) {
-    if (state.round != Round()) journal_.checkpointed(state.round);
-    return {};
+    if (state.round != Round()) co_await journal_.checkpointed(state.round);
+    co_return Status();
   }
   if (!chunks_.has_model() || state.version != chunks_.store().version() || round_)
-    return Error(ErrorCode::kAborted,
-                 "Freeze of version " + to_string(state.version) + ": it is not the present one");
+    co_return Error(ErrorCode::kAborted, "Freeze of version " + to_string(state.version) +
+                                             ": it is not the present one");
   chunks_.apply_route();
   frozen_ = chunks_.store().begin_snapshot(memory_.snapshot_budget());
-  if (!frozen_) return out_of_order("Freeze came in the middle of a round");
+  if (!frozen_) co_return out_of_order("Freeze came in the middle of a round");
   journal_.writer().checkpoint_begins(state.round);
-  return {};
+  co_return Status();
 }
 
 /// Shared, as their workers may go meanwhile.
@@ -194,11 +194,11 @@ Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statisti
   co_return parts;
 }
 
-void ModelShard::forget() {
+Task<void> ModelShard::forget() {
+  co_await journal_.forget();  // it may be reading memory of the store
   staged_.clear();
   drop_round();
   frozen_.reset();
-  journal_.forget();  // it may be reading memory of the store
   chunks_.clear();
 }
 

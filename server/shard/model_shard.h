@@ -31,22 +31,22 @@ class ModelShard {
   StagedContributions& staged() { return staged_; }
 
   // what the leader asks for
-  Status take_model(const proto::ServerModel& model);
+  Task<Status> take_model(proto::ServerModel model);
   /// Compute memory again for more workers, or fewer, or a larger share of the model.
   /// fails  as check_memory: then it is as before
   Status resize(const proto::Reckon& wanted);
   Status set_optimizer(const proto::OptimizerChange& change);
   Status place(proto::Route route);
   Status load(const proto::ServerChunk& head, Bytes values) { return chunks_.load(head, values); }
-  Status begin(const proto::ServerState& state);
+  Task<Status> begin(proto::ServerState state);
   Result<std::vector<float>> read_chunk(const proto::ServerChunk& head) const;
   /// Keep this version for `read_chunk`. Version 0: nothing is to be kept any more; with a round:
   /// it is in a checkpoint.
-  Status freeze(const proto::ServerState& state);
+  Task<Status> freeze(proto::ServerState state);
   Task<Result<proto::MergeReply>> merge(proto::Merge merge);
   Task<Status> step(proto::Step step);
   Status commit(const proto::ServerState& state);
-  Result<journal::Parts::Numbers> recall(const proto::Recall& wanted) {
+  Task<Result<journal::Parts::Numbers>> recall(proto::Recall wanted) {
     return journal_.recall(wanted);
   }
   /// Of each chunk that lies here, in the plan's order, while rounds go on.
@@ -55,7 +55,7 @@ class ModelShard {
   Task<Result<std::vector<StatisticsPart>>> statistics(proto::Statistics wanted);
 
   /// The session with the leader has ended: nothing lies here any more.
-  void forget();
+  Task<void> forget();
   void add_to(proto::ServerReport& report) const;
   /// For the metrics at this server's own port.
   void show(const proto::ServerReport& report) const;

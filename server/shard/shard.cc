@@ -41,13 +41,13 @@ bool is_final(const Error& error) {
 
 }  // namespace
 
-Shard::Shard(Executor executor, transport::Transport& transport, ShardOptions options,
-             const Clock& clock, metrics::Registry& registry)
-    : context_(executor, std::move(options), clock, registry),
+Shard::Shard(Executor executor, Executor files, transport::Transport& transport,
+             ShardOptions options, const Clock& clock, metrics::Registry& registry)
+    : context_(executor, std::move(files), std::move(options), clock, registry),
       transport_(transport),
       leaders_(context_.options.leaders),
       stopped_(executor),
-      rows_(executor,
+      rows_(executor, context_.files,
             {context_.options.name, context_.options.journal_dir, context_.options.memory_limit},
             clock),
       model_(context_, rows_,
@@ -102,7 +102,7 @@ Task<Status> Shard::follow_leaders() {
     const Error failure = co_await serve_next(search);
     const bool is_put_off = proto::is_not_yet(failure);  // the leader lives, and says why
     if (is_put_off) search.alone_since = clock.now();
-    forget_everything(failure);
+    co_await forget_everything(failure);
     if (const auto result = result_of(failure)) co_return *result;
     if (const auto result = next_try(failure, is_put_off, search)) co_return *result;
     if (search.pause.count() == 0) continue;
@@ -290,14 +290,14 @@ Task<void> Shard::leave(Session& session) {
 }
 
 /// What lies here belongs to a session with the leader that has ended.
-void Shard::forget_everything(const Error& why) {
+Task<void> Shard::forget_everything(Error why) {
   const Error cause(ErrorCode::kUnavailable,
                     "server '" + context_.options.name + "' lost its leader: " + why.message());
   context_.readiness.set_not_ready("no leader: " + why.message());
   context_.probe.leader_lost();
   workers_.close_all(cause);
   rows_.forget(cause);
-  model_.forget();
+  co_await model_.forget();
 }
 
 Task<void> Shard::accept_loop(transport::Listener& listener) {

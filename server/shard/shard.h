@@ -30,7 +30,8 @@ namespace centroid::server {
 /// thread  one executor
 class Shard {
  public:
-  Shard(Executor executor, transport::Transport& transport, ShardOptions options,
+  /// `files`: of a thread that waits for the disk.
+  Shard(Executor executor, Executor files, transport::Transport& transport, ShardOptions options,
         const Clock& clock, metrics::Registry& registry);
   ~Shard();
 
@@ -56,7 +57,7 @@ class Shard {
   Task<Status> join_leader(transport::Session& session);
   Task<void> heartbeats(transport::Session& session);
   Task<void> leave(transport::Session& session);
-  void forget_everything(const Error& why);
+  Task<void> forget_everything(Error why);
   proto::ServerReport report() const;
 
   // workers, and clients of rows

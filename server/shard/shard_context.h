@@ -13,15 +13,17 @@ namespace centroid::server {
 
 /// What all parts of a shard server use. It outlives them.
 struct ShardContext {
-  ShardContext(Executor its_executor, ShardOptions its_options, const Clock& its_clock,
-               metrics::Registry& registry)
+  ShardContext(Executor its_executor, Executor its_files, ShardOptions its_options,
+               const Clock& its_clock, metrics::Registry& registry)
       : executor(its_executor),
+        files(std::move(its_files)),
         options(std::move(its_options)),
         clock(its_clock),
         probe(registry),
         leader(its_executor) {}
 
   const Executor executor;
+  const Executor files;  ///< whose thread waits for the disk
   const ShardOptions options;
   const Clock& clock;
   ShardProbe probe;

@@ -1,5 +1,6 @@
 #include "server/shard/shard_journal.h"
 
+#include <memory>
 #include <utility>
 
 #include "common/base/log.h"
@@ -32,52 +33,68 @@ journal::Base ShardJournal::base(Round over) const {
   return base;
 }
 
-Status ShardJournal::check_owner() {
+Task<Status> ShardJournal::check_owner() {
   const std::string& folder = context_.options.journal_dir;
   const std::string& run_id = context_.leader.terms().run_id;
   if (!recalled_) {
-    writer_.stop();
-    CENTROID_ASSIGN(recalled_, journal::Parts::scan(folder, run_id, terms()));
+    co_await writer_.stop(context_.files);
+    auto scan = [folder, run_id, terms = terms()] {
+      return std::make_shared<Result<journal::Parts>>(journal::Parts::scan(folder, run_id, terms));
+    };
+    const auto found = co_await run_on(context_.files, std::move(scan));
+    if (!found->ok()) co_return found->error();
+    recalled_ = std::shared_ptr<const journal::Parts>(found, &found->value());
   }
-  if (recalled_->others().empty()) return {};
-  return Error(ErrorCode::kFailedPrecondition,
-               "journal " + folder + ": it belongs to run " + recalled_->others() +
-                   ", this one to '" + run_id + "' (" + terms() +
-                   "): move it away, or start this server with another run_dir");
+  if (recalled_->others().empty()) co_return Status();
+  co_return Error(ErrorCode::kFailedPrecondition,
+                  "journal " + folder + ": it belongs to run " + recalled_->others() +
+                      ", this one to '" + run_id + "' (" + terms() +
+                      "): move it away, or start this server with another run_dir");
 }
 
-Status ShardJournal::start(const proto::ServerState& state) {
-  CENTROID_TRY(check_owner());
+Task<Status> ShardJournal::start(proto::ServerState state) {
+  CENTROID_CO_TRY(co_await check_owner());
   recalled_.reset();
-  writer_.stop();
+  co_await writer_.stop(context_.files);
   const std::uint32_t sync_ms = chunks_.model().journal_sync_ms;
   JournalWriter::Options options;
   options.folder = context_.options.journal_dir;
   options.sync_every = std::chrono::milliseconds(sync_ms);
   options.on_sync = [this](double seconds) { context_.probe.journal_synced(seconds); };
-  CENTROID_TRY(writer_.start(std::move(options), base(state.round)));
+  journal::Base begin = base(state.round);
+  CENTROID_CO_TRY(co_await writer_.start(context_.files, std::move(options), std::move(begin)));
   log::info(
       "journal.begun",
       {{"dir", context_.options.journal_dir}, {"round", state.round.value}, {"sync_ms", sync_ms}});
-  return {};
+  co_return Status();
 }
 
-void ShardJournal::forget() {
-  writer_.stop();
+Task<void> ShardJournal::forget() {
   recalled_.reset();
+  co_await writer_.stop(context_.files);
 }
 
-Result<journal::Parts::Numbers> ShardJournal::recall(const proto::Recall& wanted) {
-  CENTROID_TRY(check_owner());
-  return recalled_->read(wanted.round, wanted.attempt, wanted.chunk);
+Task<Result<journal::Parts::Numbers>> ShardJournal::recall(proto::Recall wanted) {
+  using Read = Result<journal::Parts::Numbers>;
+  CENTROID_CO_TRY(co_await check_owner());
+  auto read = [parts = recalled_, wanted] {
+    return std::make_shared<Read>(parts->read(wanted.round, wanted.attempt, wanted.chunk));
+  };
+  const std::shared_ptr<Read> numbers = co_await run_on(context_.files, std::move(read));
+  co_return std::move(*numbers);
 }
 
-void ShardJournal::checkpointed(Round round) {
+Task<void> ShardJournal::checkpointed(Round round) {
   writer_.checkpoint_written(round);
-  if (chunks_.model().keeps_journal || !check_owner().ok()) return;
-  for (const LogSegment& old : journal::segments_of(context_.options.journal_dir))
-    (void)file::remove(old.path);  // of a time when there was one
+  if (chunks_.model().keeps_journal) co_return;
+  const Status ours = co_await check_owner();
+  if (!ours.ok()) co_return;
   recalled_.reset();
+  auto remove = [folder = context_.options.journal_dir] {
+    for (const LogSegment& old : journal::segments_of(folder))
+      (void)file::remove(old.path);  // of a time when there was one
+  };
+  co_await run_on(context_.files, std::move(remove));
 }
 
 void ShardJournal::add_to(proto::ServerReport& report) const {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <string>
 
 #include "common/checkpoint/journal_parts.h"
@@ -28,16 +28,16 @@ class ShardJournal {
 
   /// Read what is in the folder, once a session.
   /// fails  failed_precondition: it is another run's
-  Status check_owner();
+  Task<Status> check_owner();
   /// Begin with this state. What the leader has not committed of the folder is gone then.
-  Status start(const proto::ServerState& state);
-  /// Close it: the memory of the store is not read any more. Blocks.
-  void stop() { writer_.stop(); }
+  Task<Status> start(proto::ServerState state);
+  /// Close it: the memory of the store is not read any more.
+  Task<void> stop() { return writer_.stop(context_.files); }
   /// The session with the leader has ended.
-  void forget();
-  Result<journal::Parts::Numbers> recall(const proto::Recall& wanted);
+  Task<void> forget();
+  Task<Result<journal::Parts::Numbers>> recall(proto::Recall wanted);
   /// There is a checkpoint with that many rounds: what is older is not asked for any more.
-  void checkpointed(Round round);
+  Task<void> checkpointed(Round round);
 
   /// The same numbers that the leader writes of its own chunks.
   journal::Form form() const;
@@ -52,7 +52,8 @@ class ShardJournal {
   const ShardChunks& chunks_;
   Journal writer_;
   DiskWatch disk_;
-  std::optional<journal::Parts> recalled_;  ///< what the folder had when the leader asked first
+  std::shared_ptr<const journal::Parts>
+      recalled_;  ///< what the folder had when the leader asked first
 };
 
 }  // namespace centroid::server

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <boost/asio/post.hpp>
+
 #include "common/base/log.h"
 #include "common/checkpoint/rows_journal.h"
 #include "server/store/memory_need.h"
@@ -49,8 +51,9 @@ Task<Status> answer(transport::Session& session, transport::FrameHeader request,
 
 }  // namespace
 
-ShardRows::ShardRows(Executor executor, Options options, const Clock& clock)
+ShardRows::ShardRows(Executor executor, Executor files, Options options, const Clock& clock)
     : executor_(std::move(executor)),
+      files_(std::move(files)),
       options_(std::move(options)),
       clock_(clock),
       frozen_(options_.name),
@@ -116,55 +119,67 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
     return Error(ErrorCode::kInvalidArgument,
                  "Tables: server '" + options_.name + "' is not in their route");
   const std::chrono::milliseconds lease(terms.lease_ms);
-  auto fresh = std::make_shared<RowsService>(tables.tables, lease, clock_, registry_);
+  const std::shared_ptr<RowsService> fresh(
+      new RowsService(tables.tables, lease, clock_, registry_),
+      [files = files_](RowsService* gone) {
+        // Its journal is closed, which waits for the disk.
+        boost::asio::post(files, [owned = std::shared_ptr<RowsService>(gone)] {});
+      });
   fresh->hold("server '" + options_.name + "': " + kNotYet);
   CENTROID_TRY(fresh->set_route(tables.route,
                                 static_cast<std::size_t>(self - tables.route.servers.begin())));
   tables_ = tables;
   run_id_ = terms.run_id;
   has_journal_ = is_replaying_ = is_loaded_ = false;
-  service_ = std::move(fresh);
+  service_ = fresh;
   set_beside(beside_);
   return check_room();
 }
 
 /// The checkpoint does not name this server: what is in its journal is older, and counts no more.
-Status ShardRows::pass_over_journal() {
-  const fs::path folder = options_.journal_dir;
+/// Returns the number of the first segment behind that.
+Result<std::uint64_t> ShardRows::pass_over_journal(const fs::path& folder,
+                                                   const std::string& run_id,
+                                                   const std::string& restored_from) {
   rows_journal::Reader old(folder, 0);
-  tables_.journal = 1;
-  if (old.segments().empty()) return {};
+  std::uint64_t next = 1;
+  if (old.segments().empty()) return next;
   const std::string move = ": move the rows-*.log away to go on without it";
-  if (tables_.restored_from.empty())
+  if (restored_from.empty())
     return Error(ErrorCode::kFailedPrecondition,
                  "there is a journal of tables of an earlier run in " + folder.string() +
                      ", and the leader has no checkpoint" + move);
   CENTROID_ASSIGN(const auto found, old.next());
-  if (found == rows_journal::Reader::Found::kBase && old.base().run_id != run_id_)
+  if (found == rows_journal::Reader::Found::kBase && old.base().run_id != run_id)
     return Error(ErrorCode::kFailedPrecondition, "journal " + folder.string() +
                                                      " belongs to run '" + old.base().run_id +
-                                                     "', this one is '" + run_id_ + "'" + move);
-  for (const LogSegment& segment : old.segments())
-    tables_.journal = std::max(tables_.journal, segment.number + 1);
-  return {};
+                                                     "', this one is '" + run_id + "'" + move);
+  for (const LogSegment& segment : old.segments()) next = std::max(next, segment.number + 1);
+  return next;
 }
 
 /// All rows of the checkpoint have come. Nobody else looks at the tables until this is done.
 Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
   const auto service = service_;
+  is_replaying_ = true;
   if (tables_.journal == 0) {
-    if (const Status passed = pass_over_journal(); !passed.ok()) {
-      refuse(session, leader, passed.error().with_context("server '" + options_.name + "'"));
+    auto look = [folder = options_.journal_dir, run_id = run_id_, from = tables_.restored_from] {
+      return std::make_shared<Result<std::uint64_t>>(pass_over_journal(folder, run_id, from));
+    };
+    const auto first = co_await run_on(files_, std::move(look));
+    if (service != service_) co_return;
+    if (!first->ok()) {
+      is_replaying_ = false;
+      refuse(session, leader, first->error().with_context("server '" + options_.name + "'"));
       co_return;
     }
+    tables_.journal = first->value();
   }
   service->end_load(tables_.clock, tables_.journal, tables_.restored_from);
-  if (!replayer_) replayer_ = std::make_unique<IoThread>("rows");
-  is_replaying_ = true;
   auto work = [service, folder = options_.journal_dir, run_id = run_id_]() mutable {
     return std::make_shared<Status>(service->replay(folder, run_id));
   };
-  const auto replayed = co_await run_on(replayer_->executor(), std::move(work));
+  const auto replayed = co_await run_on(files_, std::move(work));
   if (service != service_) co_return;
   is_replaying_ = false;
   if (!replayed->ok()) {
@@ -179,22 +194,22 @@ Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
   set_beside(beside_);
 }
 
-Status ShardRows::serve(const proto::Route& route) {
-  if (!service_ || !is_loaded_) return out_of_order("Serve");
-  CENTROID_TRY(service_->settle(route));
+Task<Status> ShardRows::serve(proto::Route route) {
+  if (!service_ || !is_loaded_) co_return out_of_order("Serve");
+  CENTROID_CO_TRY(service_->settle(route));
   if (tables_.keeps_journal && !has_journal_) {
     RowsJournalWriter::Options options;
     options.folder = options_.journal_dir;
     options.run_id = run_id_;
     options.sync_every = std::chrono::milliseconds(tables_.journal_sync_ms);
-    CENTROID_TRY(service_->start_journal(executor_, std::move(options)));
+    CENTROID_CO_TRY(co_await service_->start_journal(executor_, files_, std::move(options)));
     has_journal_ = true;
   }
   service_->journal_claims();
   set_beside(beside_);
   service_->hold("");
   log::info("rows.serving", {{"route", route.version}, {"servers", route.servers.size()}});
-  return {};
+  co_return Status();
 }
 
 Task<Status> ShardRows::on_leader(Session& session, const InFrame& frame, TaskGroup& tasks,
@@ -285,7 +300,7 @@ Task<Status> ShardRows::on_replay(Session& session, const InFrame& frame, TaskGr
 
 Task<Status> ShardRows::on_serve(Session& session, const InFrame& frame, LeaderLink& leader) {
   CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::Route>(frame.head));
-  const Status served = serve(route);
+  const Status served = co_await serve(route);
   if (!served.ok()) leader.set_fatal(served.error());
   co_return co_await done(session, frame.header, served);
 }

@@ -30,7 +30,8 @@ class ShardRows {
     std::string name, journal_dir;
     std::uint64_t memory_limit = 0;
   };
-  ShardRows(Executor executor, Options options, const Clock& clock);
+  /// `files`: of a thread that waits for the disk.
+  ShardRows(Executor executor, Executor files, Options options, const Clock& clock);
 
   static bool is_for_rows(std::uint16_t kind);
   /// A request of the leader. Answers it; an error ends the session. What the leader cannot mend
@@ -76,11 +77,13 @@ class ShardRows {
   Status load_rows(const proto::RowsBlock& head, const Payload& in);
   Status load_pushes(const proto::PushesBlock& head, const Payload& in);
   Status check_room() const;
-  Status pass_over_journal();
+  static Result<std::uint64_t> pass_over_journal(const std::filesystem::path& folder,
+                                                 const std::string& run_id,
+                                                 const std::string& restored_from);
   Task<void> replay(Session* session, LeaderLink* leader);
-  Status serve(const proto::Route& route);
+  Task<Status> serve(proto::Route route);
 
-  Executor executor_;
+  Executor executor_, files_;
   const Options options_;
   const Clock& clock_;
   metrics::Registry registry_;  ///< the leader shows them
@@ -90,7 +93,6 @@ class ShardRows {
   std::string run_id_;
   std::uint64_t beside_ = 0;
   bool has_journal_ = false, is_replaying_ = false, is_loaded_ = false;
-  std::unique_ptr<IoThread> replayer_;  ///< so that the leader hears from this server meanwhile
   FrozenRows frozen_;
   ShardBuckets buckets_;
 };

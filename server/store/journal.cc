@@ -9,7 +9,8 @@ namespace centroid::server {
 Journal::Journal(Executor executor)
     : executor_(executor), moved_(std::make_shared<Event>(executor)) {}
 
-Status Journal::start(JournalWriter::Options options, journal::Base base, journal::Route route) {
+Task<Status> Journal::start(Executor files, JournalWriter::Options options, journal::Base base,
+                            journal::Route route) {
   options.on_progress = [executor = executor_, moved = moved_, told = told_] {
     boost::asio::post(executor, [moved, told] {
       moved->notify_all();
@@ -17,9 +18,22 @@ Status Journal::start(JournalWriter::Options options, journal::Base base, journa
     });
   };
   accepts_ = has_chunks_ = rotates_ = was_broken_ = false;
-  CENTROID_ASSIGN(writer_,
-                  JournalWriter::start(std::move(options), std::move(base), std::move(route)));
-  return {};
+  using Opened = Result<std::unique_ptr<JournalWriter>>;
+  auto open = [options = std::move(options), base = std::move(base), route = std::move(route)] {
+    return std::make_shared<Opened>(JournalWriter::start(options, base, route));
+  };
+  const std::shared_ptr<Opened> opened = co_await run_on(std::move(files), std::move(open));
+  if (!opened->ok()) co_return opened->error();
+  writer_ = std::move(*opened).value();
+  co_return Status();
+}
+
+Task<void> Journal::stop(Executor files) {
+  if (!writer_) co_return;
+  const auto closing = std::make_shared<std::unique_ptr<JournalWriter>>(std::move(writer_));
+  moved_->notify_all();
+  auto close = [closing] { closing->reset(); };
+  co_await run_on(std::move(files), std::move(close));
 }
 
 Task<void> Journal::drop_attempt() {

@@ -16,9 +16,12 @@ class Journal {
  public:
   explicit Journal(Executor executor);
 
-  Status start(JournalWriter::Options options, journal::Base base, journal::Route route = {});
-  /// Write what was asked for, and close. Blocks until it is on the disk.
-  void stop() { writer_.reset(); }
+  /// The thread of `files` opens it.
+  Task<Status> start(Executor files, JournalWriter::Options options, journal::Base base,
+                     journal::Route route = {});
+  /// Write what was asked for, and close it; memory is not read any more when this returns. The
+  /// thread of `files` waits for the disk.
+  Task<void> stop(Executor files);
   bool is_on() const { return writer_ != nullptr; }
 
   /// The present attempt is over without a commit, if there was one; what follows is of another.

@@ -12,7 +12,8 @@ namespace centroid::server {
 
 using rows_journal::Entry;
 
-Status RowsJournal::start(const Executor& executor, RowsJournalWriter::Options options) {
+Task<Status> RowsJournal::start(Executor executor, Executor files,
+                                RowsJournalWriter::Options options) {
   moved_ = std::make_shared<Event>(executor);
   options.on_progress = [executor, moved = moved_] {
     boost::asio::post(executor, [moved] { moved->notify_all(); });
@@ -20,11 +21,17 @@ Status RowsJournal::start(const Executor& executor, RowsJournalWriter::Options o
   for (const RowTable& table : store_.tables()) options.tables.push_back(to_string(table.spec()));
   const std::string folder = options.folder.string();
   const auto sync = options.sync_every;
-  CENTROID_ASSIGN(writer_, RowsJournalWriter::start(std::move(options), next_));
+  using Opened = Result<std::unique_ptr<RowsJournalWriter>>;
+  auto open = [options = std::move(options), next = next_] {
+    return std::make_shared<Opened>(RowsJournalWriter::start(options, next));
+  };
+  const std::shared_ptr<Opened> opened = co_await run_on(std::move(files), std::move(open));
+  if (!opened->ok()) co_return opened->error();
+  writer_ = std::move(*opened).value();
   writer_->prune(first_segment_);
   log::info("rows_journal.begun",
             {{"dir", folder}, {"segment", next_.segment}, {"sync_ms", sync.count()}});
-  return {};
+  co_return Status();
 }
 
 void RowsJournal::set_first_segment(std::uint64_t number) {

@@ -25,7 +25,7 @@ class RowsJournal {
   explicit RowsJournal(const TableStore& store) : store_(store) {}
 
   /// `executor`: the service's. Not set in `options`: tables, on_progress.
-  Status start(const Executor& executor, RowsJournalWriter::Options options);
+  Task<Status> start(Executor executor, Executor files, RowsJournalWriter::Options options);
   bool is_on() const { return writer_ != nullptr; }
 
   // where it stands

@@ -127,9 +127,10 @@ Status RowsService::replay(const std::filesystem::path& folder, std::string& run
   return replay.run(run_id);
 }
 
-Status RowsService::start_journal(const Executor& executor, RowsJournalWriter::Options options) {
-  if (!has_tables()) return {};
-  return journal_.start(executor, std::move(options));
+Task<Status> RowsService::start_journal(Executor executor, Executor files,
+                                        RowsJournalWriter::Options options) {
+  if (!has_tables()) co_return Status();
+  co_return co_await journal_.start(std::move(executor), std::move(files), std::move(options));
 }
 
 proto::TablesReport RowsService::report() const {

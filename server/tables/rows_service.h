@@ -167,8 +167,8 @@ class RowsService {
   ///        have otherwise; data_loss
   Status replay(const std::filesystem::path& folder, std::string& run_id);
   /// Pushes are written before they are answered, from now on. Not set in `options`: tables,
-  /// on_progress. `executor`: the service's
-  Status start_journal(const Executor& executor, RowsJournalWriter::Options options);
+  /// on_progress. `executor`: the service's; the thread of `files` opens it
+  Task<Status> start_journal(Executor executor, Executor files, RowsJournalWriter::Options options);
   /// A checkpoint of a snapshot is on the disk.
   void checkpoint_written(std::uint64_t journal) { journal_.prune(journal); }
   /// Its segments have more than so many bytes, or it is broken: only a checkpoint helps.

@@ -27,7 +27,7 @@ Manifest manifest() {
 void ShardProgram::run(Process& process) {
   const SystemClock clock;
   metrics::Registry registry;
-  IoThread service("service");
+  IoThread service("service"), files("files");
   const auto transport = around_.network.make_transport(service.executor(), {});
   const auto listener = transport->listen({.host = name(), .port = 7070});
   CENTROID_CHECK(listener.ok());
@@ -40,7 +40,7 @@ void ShardProgram::run(Process& process) {
   options.join_timeout = std::chrono::hours(10);
   options.stall_timeout = seconds(5);
   options.drain_timeout = {};
-  server::Shard shard(service.executor(), *transport, options, clock, registry);
+  server::Shard shard(service.executor(), files.executor(), *transport, options, clock, registry);
   executor_ = service.executor();
   const auto mine = shard_ = std::make_shared<server::Shard*>(&shard);
   const Status ended = service.wait(shard.run(**listener));

@@ -39,7 +39,7 @@ class TestShard {
     if (!journal_dir.empty() && !drains) options.drain_timeout = {};
     if (set) set(options);
     shard_ =
-        std::make_unique<server::Shard>(io_.executor(), *transport_, options, clock_, registry_);
+        std::make_unique<server::Shard>(io_.executor(), files_.executor(), *transport_, options, clock_, registry_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);
   }
@@ -66,7 +66,7 @@ class TestShard {
   }
   SystemClock clock_;
   metrics::Registry registry_;
-  IoThread io_{"test-shard"};
+  IoThread io_{"test-shard"}, files_{"test-files"};
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::Listener> listener_;
   std::unique_ptr<server::Shard> shard_;
