@@ -30,6 +30,10 @@ struct Stem {
 void point(std::string_view name);
 void point(Stem stem, std::string_view what);
 
+/// From here on an operation of common/storage aborts on this thread: it must not wait for a disk.
+/// `who`: the thread's name for the message, a string literal.
+void forbid_storage_here(const char* who);
+
 /// Whether a test stops NAME now: for callers that must not block.
 bool is_held(std::string_view name);
 

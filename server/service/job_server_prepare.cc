@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/restore_mark.h"
 #include "common/checkpoint/rows_journal.h"
@@ -76,6 +77,7 @@ Task<Status> JobServer::open_checkpoints() {
 }
 
 Task<Status> JobServer::prepare() {
+  fault::forbid_storage_here("the service thread");
   CENTROID_CO_TRY(co_await open_checkpoints());
   CENTROID_CO_ASSIGN(const bool has_settings, co_await ctx_.commands.load(*ctx_.checkpoints));
   if (has_settings) ctx_.settings_changed();

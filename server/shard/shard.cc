@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/base/version.h"
+#include "common/checkpoint/fault_point.h"
 #include "common/proto/about.h"
 #include "common/proto/standby.h"
 #include "server/shard/leader_sink.h"
@@ -76,6 +77,7 @@ void Shard::request_stop(const std::string& why) {
 }
 
 Task<Status> Shard::run(transport::Listener& listener) {
+  fault::forbid_storage_here("the service thread");
   tasks_.spawn(accept_loop(listener));
   const Status result = co_await follow_leaders();
   is_stopping_ = true;

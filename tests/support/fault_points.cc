@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "common/checkpoint/fault_point.h"
+#include "common/storage/storage.h"
 
 /// The implementation that kills and stops; see the header.
 namespace centroid::fault {
@@ -125,6 +126,12 @@ void point(std::string_view name) {
   const int count = come(settings, name);
   if (count >= settings.held_from && is_held(name)) stop(settings, name);
   if (name == settings.name && count == settings.count) ::kill(::getpid(), SIGKILL);
+}
+
+void forbid_storage_here(const char* who) {
+  storage::ThreadState state = storage::exchange({});
+  state.forbidden_for = who;
+  (void)storage::exchange(state);
 }
 
 void point(Stem stem, std::string_view what) { point((std::string(stem.name) + ".").append(what)); }

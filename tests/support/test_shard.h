@@ -38,8 +38,8 @@ class TestShard {
     // Who stops it means to lose it, unless it is said to drain.
     if (!journal_dir.empty() && !drains) options.drain_timeout = {};
     if (set) set(options);
-    shard_ =
-        std::make_unique<server::Shard>(io_.executor(), files_.executor(), *transport_, options, clock_, registry_);
+    shard_ = std::make_unique<server::Shard>(io_.executor(), files_.executor(), *transport_,
+                                             options, clock_, registry_);
     running_ = boost::asio::co_spawn(io_.context(), run(shard_.get(), listener_.get()),
                                      boost::asio::use_future);
   }
