@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 
 #include <nlohmann/json.hpp>
 
@@ -38,14 +37,6 @@ bool fits(std::string_view path, const std::vector<std::string>& segments, Value
     if (slash == std::string_view::npos) return at + 1 == segments.size();
     path.remove_prefix(slash + 1);
   }
-}
-
-template <class T>
-std::optional<T> parse_number(std::string_view text) {
-  T value = 0;
-  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (ec != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 Error bad(std::string message) { return Error(ErrorCode::kInvalidArgument, std::move(message)); }
@@ -163,23 +154,6 @@ bool is_one_of(std::string_view words, std::string_view word) {
     words.remove_prefix(space == std::string_view::npos ? words.size() : space + 1);
   }
   return false;
-}
-
-const std::string& Call::value(std::string_view name) const {
-  static const std::string kNone;
-  for (const auto& [key, text] : values)
-    if (key == name) return text;
-  return kNone;
-}
-
-std::uint64_t Call::id() const {
-  return parse_number<std::uint64_t>(value("id")).value_or(0);  // `admit` has looked
-}
-
-const std::string* Call::parameter(std::string_view name) const {
-  for (const auto& [key, text] : query)
-    if (key == name) return &text;
-  return nullptr;
 }
 
 Admission admit(const AccessPolicy& policy, const HttpRequest& request) {

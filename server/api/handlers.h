@@ -5,8 +5,10 @@
 /// Every handler of the table in routes.cc, by the file that has it.
 namespace centroid::server {
 
-// server_routes.cc
+// routes.cc
 Task<Result<HttpResponse>> get_index(Services services, Call call);
+
+// server_routes.cc
 Task<Result<HttpResponse>> get_livez(Services services, Call call);
 Task<Result<HttpResponse>> get_healthz(Services services, Call call);
 Task<Result<HttpResponse>> get_readyz(Services services, Call call);

@@ -6,8 +6,10 @@
 #include <boost/system/system_error.hpp>
 
 #include "common/base/log.h"
+#include "common/base/version.h"
 #include "server/api/handlers.h"
 #include "server/api/problem.h"
+#include "server/api/reply.h"
 
 namespace centroid::server {
 
@@ -110,6 +112,21 @@ const std::vector<Route>& routes() {
       post("/v1/job:stop", post_stop),
   };
   return kRoutes;
+}
+
+Reply get_index(Services, Call) {
+  Json links = Json::object();
+  for (const Route& route : routes()) {
+    if (route.method != "GET" || route.path == "/" ||
+        route.path.find('{') != std::string_view::npos)
+      continue;
+    links[std::string(route.path.substr(route.path.rfind('/') + 1))] = route.path;
+  }
+  Json out;
+  out["name"] = "centroid-server";
+  out["version"] = kVersion;
+  out["links"] = std::move(links);
+  co_return json_response(out);
 }
 
 Task<HttpResponse> run_call(Services services, Call call) {

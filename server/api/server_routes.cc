@@ -24,21 +24,6 @@ class Flag {
 };
 }  // namespace
 
-Reply get_index(Services, Call) {
-  Json links = Json::object();
-  for (const Route& route : routes()) {
-    if (route.method != "GET" || route.path == "/" ||
-        route.path.find('{') != std::string_view::npos)
-      continue;
-    links[std::string(route.path.substr(route.path.rfind('/') + 1))] = route.path;
-  }
-  Json out;
-  out["name"] = "centroid-server";
-  out["version"] = kVersion;
-  out["links"] = std::move(links);
-  co_return json_response(out);
-}
-
 Reply get_livez(Services services, Call) {
   CENTROID_CO_TRY(services.pulse.look());
   Json out;
