@@ -1,14 +1,12 @@
+#include "server/service/rows_moves.h"
+
 #include <algorithm>
-#include <cstring>
+#include <map>
+#include <utility>
 
 #include "common/base/log.h"
-#include "server/service/rows_servers.h"
 #include "server/shard/placement.h"
 
-/// Buckets of tables that move from server to server while clients pull and push: the leader plans,
-/// and takes each step. Some buckets at a time are held at the one server, copied through the
-/// leader, taken by the other, and given away by the first; a client that waited there is refused
-/// then, asks for the route, and goes on.
 namespace centroid::server {
 
 using proto::TablesKind;
@@ -24,32 +22,21 @@ constexpr std::chrono::seconds kAgain{1};
 
 }  // namespace
 
-std::optional<std::size_t> RowsServers::index_of(const std::string& server) const {
-  const auto found = std::ranges::find(holders_, server, &Holder::name);
-  if (found == holders_.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - holders_.begin());
-}
-
-bool RowsServers::owns(std::size_t which) const {
-  const auto& owners = rows_.route().owners;
-  return std::ranges::find(owners, which) != owners.end();
-}
-
 /// Where all buckets are to lie. Who is gone keeps what it has, who is not ready yet gets none.
-std::vector<std::uint16_t> RowsServers::target() const {
+std::vector<std::uint16_t> RowsMoves::target() const {
   std::vector<bool> keeps(holders_.size(), true);
   for (std::size_t i = 1; i < holders_.size(); ++i) {
     const Holder& holder = holders_[i];
-    const bool is_draining = is_here(holder) && holder.link->is_draining;
-    const bool is_ready = is_here(holder) && holder.state == State::kServing &&
+    const bool is_draining = holder.is_here() && holder.link->is_draining;
+    const bool is_ready = holder.is_here() && holder.state == State::kServing &&
                           (holder.is_named || !options_.keeps_journal);
-    keeps[i] = !is_draining && (is_ready || owns(i));
+    keeps[i] = !is_draining && (is_ready || servers_.owns(i));
   }
   return replace_buckets(rows_.route().owners, keeps);
 }
 
 /// The first server with buckets to give, and where most of these go.
-std::optional<RowsServers::Move> RowsServers::next_move() const {
+std::optional<RowsMoves::Move> RowsMoves::next_move() const {
   if (!is_begun_ || is_ending_ || is_ended_) return std::nullopt;
   const auto to = target();
   const auto& owners = rows_.route().owners;
@@ -68,26 +55,26 @@ std::optional<RowsServers::Move> RowsServers::next_move() const {
   return Move{holders_[most->first.first].name, holders_[most->first.second].name, most->second};
 }
 
-bool RowsServers::may_move(const std::string& from, const std::string& to) const {
+bool RowsMoves::may_move(const std::string& from, const std::string& to) const {
   if (is_ending_ || is_ended_) return false;
   for (const std::string* name : {&from, &to}) {
-    const auto which = index_of(*name);
+    const auto which = servers_.index_of(*name);
     if (!which) return false;
     const Holder& holder = holders_[*which];
     if (*which == 0) {
       if (const auto journal = rows_.journal(); journal && !journal->trouble.empty()) return false;
       continue;
     }
-    if (!is_here(holder) || holder.state != State::kServing || holder.report.is_broken)
+    if (!holder.is_here() || holder.state != State::kServing || holder.report.is_broken)
       return false;
     if (name == &to && (holder.link->is_draining || holder.is_full)) return false;
   }
   return true;
 }
 
-RowsServers::Share RowsServers::share_of(const std::string& server) const {
+RowsMoves::Share RowsMoves::share_of(const std::string& server) const {
   Share share;
-  const auto which = index_of(server);
+  const auto which = servers_.index_of(server);
   const auto& owners = rows_.route().owners;
   if (!which || owners.size() != proto::kRowBuckets) return share;
   const auto to = is_begun_ ? target() : owners;
@@ -102,8 +89,8 @@ RowsServers::Share RowsServers::share_of(const std::string& server) const {
   return share;
 }
 
-/// No bucket is on its way, and none goes before `resume_moves`. False: the server is stopping.
-Task<bool> RowsServers::pause_moves() {
+/// No bucket is on its way, and none goes before `resume`. False: the server is stopping.
+Task<bool> RowsMoves::pause() {
   ++pauses_;
   while (is_moving_) {
     const bool goes_on = co_await sleep_until(clock_.now() + kTurn);
@@ -114,7 +101,7 @@ Task<bool> RowsServers::pause_moves() {
   co_return true;
 }
 
-Task<void> RowsServers::run_moves() {
+Task<void> RowsMoves::run() {
   while (!is_ended_) {
     const bool goes_on = co_await sleep_until(clock_.now() + 5 * kTurn);
     if (!goes_on) co_return;
@@ -123,7 +110,7 @@ Task<void> RowsServers::run_moves() {
 }
 
 /// All that go from one server to another.
-Task<void> RowsServers::move_buckets() {
+Task<void> RowsMoves::move_buckets() {
   const auto move = next_move();
   if (!move) {
     moves_since_ = clock_.now();
@@ -187,13 +174,13 @@ Task<void> RowsServers::move_buckets() {
 }
 
 /// Bytes by bucket, when the server has found their rows. Without buckets: it forgets them.
-Task<Result<std::vector<std::uint64_t>>> RowsServers::find(std::string from,
-                                                           std::vector<std::uint16_t> buckets) {
+Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
+                                                         std::vector<std::uint16_t> buckets) {
   proto::Buckets wanted;
   wanted.buckets = buckets;
   const auto head = proto::encode(wanted);
   for (;;) {
-    const auto which = index_of(from);
+    const auto which = servers_.index_of(from);
     if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
     proto::BucketsFound found;
     if (*which == 0) {
@@ -219,9 +206,9 @@ Task<Result<std::vector<std::uint64_t>>> RowsServers::find(std::string from,
 }
 
 /// One step of a move at a server: hold, take, give or keep.
-Task<Status> RowsServers::tell(std::string server, TablesKind kind, const proto::Route& route,
-                               std::vector<std::uint16_t> some) {
-  const auto which = index_of(server);
+Task<Status> RowsMoves::tell(std::string server, TablesKind kind, const proto::Route& route,
+                             std::vector<std::uint16_t> some) {
+  const auto which = servers_.index_of(server);
   if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + server + "' is gone");
   if (*which == 0) {
     Status done;
@@ -237,11 +224,11 @@ Task<Status> RowsServers::tell(std::string server, TablesKind kind, const proto:
   change.route = route;
   change.buckets = std::move(some);
   auto head = proto::encode(change);
-  co_return co_await ask(*which, kind, std::move(head));
+  co_return co_await servers_.ask(*which, kind, std::move(head));
 }
 
-Task<Status> RowsServers::hold(std::string from, std::vector<std::uint16_t> some) {
-  const auto which = index_of(from);
+Task<Status> RowsMoves::hold(std::string from, std::vector<std::uint16_t> some) {
+  const auto which = servers_.index_of(from);
   if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
   if (*which == 0) {
     CENTROID_CO_TRY(rows_.hold_buckets(some));
@@ -251,13 +238,13 @@ Task<Status> RowsServers::hold(std::string from, std::vector<std::uint16_t> some
   proto::Buckets held;
   held.buckets = std::move(some);
   auto head = proto::encode(held);
-  co_return co_await ask(*which, TablesKind::kBucketsHold, std::move(head));
+  co_return co_await servers_.ask(*which, TablesKind::kBucketsHold, std::move(head));
 }
 
 /// What is held goes to the other, which keeps it beside its tables.
-Task<Status> RowsServers::copy(std::string from, std::string to) {
+Task<Status> RowsMoves::copy(std::string from, std::string to) {
   for (bool is_first = true;; is_first = false) {
-    const auto giver = index_of(from), taker = index_of(to);
+    const auto giver = servers_.index_of(from), taker = servers_.index_of(to);
     if (!giver || !taker) co_return Error(ErrorCode::kUnavailable, "one of the servers is gone");
     const Link source = holders_[*giver].link, sink = holders_[*taker].link;
     proto::RowsBlock head;
@@ -293,9 +280,10 @@ Task<Status> RowsServers::copy(std::string from, std::string to) {
 }
 
 /// Some buckets, from the first call that waits for them to the first that is refused.
-Task<Status> RowsServers::move_some(std::string from, std::string to,
-                                    std::vector<std::uint16_t> some) {
-  const std::size_t giver = *index_of(from), taker = *index_of(to);  // nobody goes meanwhile
+Task<Status> RowsMoves::move_some(std::string from, std::string to,
+                                  std::vector<std::uint16_t> some) {
+  const std::size_t giver = *servers_.index_of(from),
+                    taker = *servers_.index_of(to);  // nobody goes meanwhile
   const Link sink = holders_[taker].link;
   Status moved = co_await hold(from, some);
   if (moved.ok()) moved = co_await copy(from, to);
@@ -320,176 +308,6 @@ Task<Status> RowsServers::move_some(std::string from, std::string to,
   // One that is lost now comes back and is told where they are.
   (void)co_await tell(from, TablesKind::kBucketsGive, route, some);
   co_return Status();
-}
-
-/// Servers that came while tables are in use stand in the route, with no bucket at first.
-Task<bool> RowsServers::welcome() {
-  const auto is_new = [this](const Link& link) {
-    return !link->is_draining && !holds(link->name) && !is_frozen_;
-  };
-  const auto& present = shards_.present();
-  if (std::ranges::none_of(present, [&](const auto& one) { return is_new(one.second); }))
-    co_return true;
-  const bool is_quiet = co_await pause_moves();
-  if (!is_quiet) co_return false;
-  proto::Route route = rows_.route();
-  for (const auto& [name, link] : shards_.present()) {
-    if (!is_new(link)) continue;
-    Holder holder;
-    holder.name = name;
-    holder.gone_since = clock_.now();
-    holders_.push_back(std::move(holder));
-    proto::RouteServer server;
-    server.name = name;
-    server.endpoint = link->endpoint;
-    route.servers.push_back(std::move(server));
-    ++route.version;
-    ++seen_;  // a checkpoint is to name it
-    log::info("rows.server_added", {{"server", name}, {"servers", holders_.size()}});
-  }
-  const Status told = rows_.set_route(std::move(route), 0);
-  resume_moves();
-  if (!told.ok()) hooks_.fail(told.error());
-  co_return told.ok();
-}
-
-/// What clients have pushed to a server, and what it counted, is the leader's from now on.
-Task<Status> RowsServers::fetch_all_pushes(std::size_t which) {
-  const Link link = holders_[which].link;
-  const auto kind = static_cast<proto::ServersKind>(TablesKind::kRowsFreeze);
-  auto head = proto::encode(proto::RowsFreeze());
-  const auto reply = co_await shards_.ask(link, kind, std::move(head));
-  if (!reply.ok()) co_return reply.error();
-  CENTROID_CO_ASSIGN(const auto frozen, proto::decode<proto::RowsFrozen>(reply->head));
-  auto fetch = [this, link, clients = frozen.clients] {
-    return std::make_shared<Result<PushedRows>>(fetch_pushes(*this, link, clients));
-  };
-  const auto pushed = co_await run_on(blocking_, std::move(fetch));
-  if (!pushed->ok()) co_return pushed->error();
-  auto thaw = proto::encode(proto::RowsThaw());
-  CENTROID_CO_TRY(co_await ask(which, TablesKind::kRowsThaw, std::move(thaw)));
-  rows_.load_pushes(pushed->value().clients);
-  for (std::size_t i = 0; i < std::min(frozen.tables.size(), rows_.tables()); ++i) {
-    const proto::FrozenTable& table = frozen.tables[i];
-    RowCounters counted;
-    counted.pulled = table.pulled, counted.pushed = table.pushed;
-    counted.admitted = table.admitted, counted.held_back = table.held_back;
-    counted.evicted = table.evicted, counted.expired = table.expired;
-    counted.duplicates = table.duplicates;
-    rows_.add_counters(i, counted);
-  }
-  co_return Status();
-}
-
-/// A server that is drained and has no bucket any more, or one that came and went before it had
-/// one, leaves the route. False: look again.
-Task<bool> RowsServers::let_go() {
-  const auto goes = [this](std::size_t i) {
-    const Holder& holder = holders_[i];
-    const bool may = is_here(holder) ? holder.link->is_draining && holder.state == State::kServing
-                                     : !holder.has_held && shards_.find(holder.name) == nullptr;
-    return may && !owns(i);
-  };
-  std::size_t which = 0;
-  for (std::size_t i = 1; i < holders_.size(); ++i)
-    if (goes(i)) which = i;
-  if (which == 0 || is_frozen_) co_return true;
-  const bool is_quiet = co_await pause_moves();
-  if (!is_quiet) co_return false;
-  // What was on its way to it when it was asked to go has arrived meanwhile; or it has gone.
-  is_moving_ = !is_frozen_ && goes(which);
-  if (!is_moving_) {
-    resume_moves();
-    co_return true;
-  }
-  const std::string name = holders_[which].name;
-  Status fetched;
-  if (is_here(holders_[which])) fetched = co_await fetch_all_pushes(which);
-  if (fetched.ok()) {
-    take_report(holders_[which], {});
-    proto::Route route = rows_.route();
-    holders_.erase(holders_.begin() + static_cast<std::ptrdiff_t>(which));
-    route.servers.erase(route.servers.begin() + static_cast<std::ptrdiff_t>(which));
-    for (std::uint16_t& owner : route.owners)
-      owner = static_cast<std::uint16_t>(owner - (owner > which));
-    ++route.version;
-    fetched = rows_.set_route(std::move(route), 0);
-    if (!fetched.ok()) hooks_.fail(fetched.error());
-    ++seen_;  // a checkpoint is not to name it
-    released_.push_back(name);
-    log::info("rows.server_released", {{"server", name}, {"servers", holders_.size()}});
-  }
-  is_moving_ = false;
-  resume_moves();  // not before: a step knows its servers by their places
-  if (!fetched.ok()) put_off("server '" + name + "' cannot be let go yet", fetched.error());
-  co_return fetched.ok();
-}
-
-/// Where journals are kept the newest checkpoint is to name those who have rows, and nobody else.
-/// False: it could not be written.
-Task<bool> RowsServers::owe_checkpoint() {
-  const bool is_new = std::ranges::any_of(holders_, [](const Holder& holder) {
-    return holder.state == State::kServing && !holder.is_named;
-  });
-  if (!released_.empty() || is_new) {
-    if (is_ending_) co_return true;  // the last one is coming
-    const std::vector<std::string> released = released_;
-    if (options_.keeps_journal) {
-      ++seen_;  // the newest may have been made before it was ready
-      const Status written = co_await hooks_.write_checkpoint();
-      if (!written.ok()) {
-        put_off("no checkpoint could be written for servers that came or went", written.error());
-        log::warn("rows.checkpoint_owed", {{"why", written.error()}});
-        co_return false;
-      }
-    } else {
-      for (Holder& holder : holders_) holder.is_named = true;
-    }
-    released_.clear();
-    for (const std::string& server : released) hooks_.released(server);
-  }
-  co_return true;
-}
-
-/// After a restart of all: who claims a bucket by the newest route has its rows.
-Task<Status> RowsServers::settle_claims() {
-  std::vector<std::vector<std::uint64_t>> claims{rows_.claims()};
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
-    const Link link = holders_[i].link;
-    if (!link)
-      co_return Error(ErrorCode::kUnavailable, "server '" + holders_[i].name + "' is gone");
-    const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsClaims);
-    const auto reply = co_await shards_.ask(link, kind, std::vector<std::byte>());
-    if (!reply.ok()) co_return reply.error();
-    std::vector<std::uint64_t> mine(reply->payload.size() / sizeof(std::uint64_t));
-    if (!mine.empty()) std::memcpy(mine.data(), reply->payload.data(), reply->payload.size());
-    claims.push_back(std::move(mine));
-  }
-  proto::Route route = rows_.route();
-  std::uint64_t newest = route.version;
-  for (std::size_t bucket = 0; bucket < proto::kRowBuckets; ++bucket) {
-    std::uint64_t best = 0;
-    for (std::size_t i = 0; i < claims.size(); ++i) {
-      if (bucket >= claims[i].size() || claims[i][bucket] <= best) continue;
-      best = claims[i][bucket];
-      route.owners[bucket] = static_cast<std::uint16_t>(i);
-    }
-    newest = std::max(newest, best);
-    if (best != 0) continue;
-    const Error nobody(ErrorCode::kDataLoss,
-                       "no server has bucket " + std::to_string(bucket) +
-                           " of the tables: the journals end before it was moved, or one of them "
-                           "is not of this run");
-    hooks_.fail(nobody);
-    co_return nobody;
-  }
-  route.version = newest + 1;
-  for (std::size_t i = 0; i < holders_.size(); ++i)
-    holders_[i].has_held =
-        holders_[i].has_held || std::ranges::find(route.owners, i) != route.owners.end();
-  const Status settled = rows_.settle(route);
-  if (!settled.ok()) hooks_.fail(settled.error());
-  co_return settled;
 }
 
 }  // namespace centroid::server

@@ -1,0 +1,178 @@
+#include "server/service/rows_bringing.h"
+
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "server/shard/placement.h"
+
+namespace centroid::server {
+
+using proto::TablesKind;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLook{20};
+using Head = std::vector<std::byte>;
+/// How reading a checkpoint ended; it may be gone meanwhile.
+struct Loaded {
+  Status status;
+  bool is_gone = false;
+};
+
+}  // namespace
+
+Task<Status> RowsBringing::run() {
+  CENTROID_CO_TRY(co_await find_saved());
+  CENTROID_CO_TRY(set_tables());
+  CENTROID_CO_TRY(co_await send_tables());
+  CENTROID_CO_TRY(co_await put_known_pushes());
+  CENTROID_CO_TRY(co_await load_saved());
+  CENTROID_CO_TRY(co_await replay_journals());
+  co_return Status();
+}
+
+/// Of a job that has begun there may be a newer checkpoint than that of the start.
+Task<Status> RowsBringing::find_saved() {
+  if (!is_begun_) co_return Status();
+  auto look_up = [loader = &loader_] {
+    return std::make_shared<Result<std::optional<SavedRows>>>(loader->newest());
+  };
+  const auto found = co_await run_on(blocking_, std::move(look_up));
+  if (!found->ok()) {
+    log::error("rows.not_restored", {{"why", found->error()}});
+    co_return found->error();
+  }
+  saved_ = std::move(*found).value();
+  co_return Status();
+}
+
+/// What each of the servers is told.
+Status RowsBringing::set_tables() {
+  tables_.tables = options_.tables;
+  if (saved_) tables_.saved_clock = saved_->clock;
+  tables_.clock = is_mine_loaded_ ? rows_.clock() : tables_.saved_clock + rows_.clock();
+  if (saved_) tables_.restored_from = saved_->entry.path.filename().string();
+  tables_.keeps_journal = options_.keeps_journal;
+  tables_.journal_sync_ms = static_cast<std::uint32_t>(options_.journal_sync.count());
+  wanted_.assign(holders_.size(), false);
+  proto::Route route = rows_.route();
+  for (std::size_t i = 1; i < holders_.size(); ++i)
+    if (holders_[i].link) route.servers[i].endpoint = holders_[i].link->endpoint;
+  if (route.servers != rows_.route().servers) {  // a server came back at another place
+    ++route.version;
+    CENTROID_TRY(rows_.set_route(route, 0));
+  }
+  tables_.route = std::move(route);
+  if (saved_) set_owners();
+  return {};
+}
+
+/// By bucket, as the checkpoint has them.
+void RowsBringing::set_owners() {
+  tables_.route.owners = loader_.owners_of(*saved_);
+  if (saved_->is_followed && saved_->route != 0) tables_.route.version = saved_->route;
+  for (const std::size_t i : which_)
+    is_needed_ = is_needed_ || i == 0 || saved_->journals.contains(holders_[i].name) ||
+                 std::ranges::find(tables_.route.owners, i) != tables_.route.owners.end();
+  // Of a server that is here no more: not asked for.
+  std::ranges::replace(tables_.route.owners, kNobody, std::uint16_t{0});
+}
+
+Task<Status> RowsBringing::send_tables() {
+  for (const std::size_t i : which_) {
+    wanted_[i] = true;
+    if (i == 0) continue;
+    tables_.journal = 0;  // what is in its journal is older
+    if (saved_)
+      if (const auto own = saved_->journals.find(holders_[i].name); own != saved_->journals.end())
+        tables_.journal = own->second;
+    auto head = proto::encode(tables_);
+    CENTROID_CO_TRY(co_await servers_.ask(i, TablesKind::kTables, std::move(head)));
+  }
+  co_return Status();
+}
+
+/// Who comes for the first time, or again after it was drained: what it knew then is here.
+Task<Status> RowsBringing::put_known_pushes() {
+  if (!is_begun_) co_return Status();
+  std::vector<std::size_t> fresh;
+  for (const std::size_t i : which_)
+    if (i != 0 &&
+        (!saved_ || !saved_->journals.contains(holders_[i].name) || !holders_[i].has_held))
+      fresh.push_back(i);
+  auto put = [loader = &loader_, fresh, pushes = rows_.pushes()] {
+    auto done = std::make_shared<Status>();
+    for (const std::size_t i : fresh)
+      if (done->ok()) *done = loader->put_pushes(i, pushes);
+    return done;
+  };
+  const auto known = co_await run_on(blocking_, std::move(put));
+  co_return *known;
+}
+
+Task<Status> RowsBringing::load_saved() {
+  if (!saved_ || !is_needed_) co_return Status();
+  auto read = [loader = &loader_, saved = saved_, wanted = wanted_] {
+    auto done = std::make_shared<Loaded>();
+    done->status = loader->load(*saved, wanted);
+    done->is_gone = !done->status.ok() && !saved->is_there();
+    return done;
+  };
+  const auto loaded = co_await run_on(blocking_, std::move(read));
+  if (!loaded->status.ok()) {
+    const bool is_lost = std::ranges::any_of(
+        which_, [&](std::size_t i) { return i != 0 && !holders_[i].is_here(); });
+    // One that was written since it was found may have taken its place: there is a newer one.
+    if (!is_lost && !(is_begun_ && loaded->is_gone)) hooks_.fail(loaded->status.error());
+    co_return loaded->status;
+  }
+  co_return Status();
+}
+
+Task<Status> RowsBringing::replay_journals() {
+  for (const std::size_t i : which_) {
+    if (i == 0) {
+      CENTROID_CO_TRY(replay_mine());
+      continue;
+    }
+    CENTROID_CO_TRY(co_await servers_.ask(i, TablesKind::kReplay, Head()));
+  }
+  for (const std::size_t i : which_)
+    if (i != 0) CENTROID_CO_TRY(co_await await_replay(i));
+  co_return Status();
+}
+
+Status RowsBringing::replay_mine() {
+  if (saved_) {
+    const auto own = saved_->journals.find("");
+    rows_.end_load(saved_->clock, own == saved_->journals.end() ? 1 : own->second,
+                   tables_.restored_from);
+  }
+  const Status replayed = rows_.replay(options_.journal_dir, run_id_);
+  if (!replayed.ok()) hooks_.fail(replayed.error());
+  CENTROID_TRY(replayed);
+  is_mine_loaded_ = true;
+  holders_[0].state = State::kServing;
+  return {};
+}
+
+Task<Status> RowsBringing::await_replay(std::size_t which) {
+  const Link link = holders_[which].link;
+  for (;;) {
+    const auto reply = co_await shards_.ask(
+        link, static_cast<proto::ServersKind>(TablesKind::kTablesReport), Head());
+    if (!reply.ok()) co_return reply.error();
+    CENTROID_CO_ASSIGN(auto report, proto::decode<proto::TablesReport>(reply->head));
+    if (report.is_loaded) {
+      Holder& holder = holders_[which];
+      servers_.take_report(holder, std::move(report));
+      holder.state = State::kLoaded;
+      log::info("rows.placed", {{"server", holder.name}, {"servers", holders_.size()}});
+      co_return Status();
+    }
+    const bool goes_on = co_await sleep_until(clock_.now() + kLook);
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
+}
+
+}  // namespace centroid::server

@@ -1,0 +1,183 @@
+#include "server/service/rows_loader.h"
+
+#include <algorithm>
+
+#include "common/async/wait_on.h"
+#include "common/base/log.h"
+#include "common/checkpoint/fault_point.h"
+#include "common/storage/file.h"
+#include "server/shard/placement.h"
+#include "server/tables/row_blocks.h"
+#include "server/tables/row_files.h"
+
+namespace centroid::server {
+
+using proto::TablesKind;
+
+bool SavedRows::is_there() const {
+  return std::ranges::all_of(
+      files, [this](const std::string& file) { return file::exists(entry.path / file); });
+}
+
+Result<std::optional<SavedRows>> RowsLoader::newest() const {
+  const auto refused = [](const CheckpointEntry& entry) {
+    log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
+  };
+  if (!resumes_) return std::optional<SavedRows>();
+  auto entry = checkpoints_->newest_valid(refused);
+  if (!entry.ok() && entry.error().code() == ErrorCode::kNotFound)
+    return std::optional<SavedRows>();
+  if (!entry.ok()) return std::move(entry).error();
+  SavedRows saved;
+  CENTROID_ASSIGN(saved.files, checkpoints_->parts_of(*entry));
+  for (const std::string& file : saved.files) {
+    if (!is_pushes_file(file)) {
+      const std::string name = table_of_rows_file(file).value_or(file);
+      CENTROID_ASSIGN(const std::size_t table, rows_.check_file(entry->path, name));
+      RowsSink sink;  // its head says whether the settings fit
+      sink.begin = [](const RowTable::State&) { return false; };
+      CENTROID_ASSIGN(const RowTable::State state,
+                      read_rows(entry->path / file, rows_.spec(table), sink));
+      saved.clock = std::max(saved.clock, state.now);
+      continue;
+    }
+    CENTROID_ASSIGN(const PushedRows pushed, read_pushes(entry->path / file));
+    const std::string server = file == kPushesFile ? "" : pushed.server;
+    saved.journals[server] = std::max<std::uint64_t>(pushed.journal, 1);
+    saved.is_followed = saved.is_followed || pushed.is_followed;
+    if (pushed.route == 0) continue;
+    saved.route = pushed.route;
+    CENTROID_ASSIGN(saved.buckets[server], buckets_of(pushed.buckets, proto::kRowBuckets));
+  }
+  saved.entry = std::move(entry).value();
+  return std::optional<SavedRows>(std::move(saved));
+}
+
+/// The server to which a bucket's rows of a checkpoint go: where journals are kept the one on which
+/// they lay, for its journal goes on from there; kNobody: it is here no more.
+std::vector<std::uint16_t> RowsLoader::owners_of(const SavedRows& saved) const {
+  if (!saved.is_followed || saved.route == 0) return rows_.route().owners;
+  std::vector<std::uint16_t> owners(proto::kRowBuckets, kNobody);
+  for (const auto& [name, buckets] : saved.buckets) {
+    const auto which = name.empty() ? std::optional<std::size_t>(0) : servers_.index_of(name);
+    if (!which) continue;
+    for (const std::uint16_t bucket : buckets) owners[bucket] = static_cast<std::uint16_t>(*which);
+  }
+  return owners;
+}
+
+/// The files of a checkpoint to the servers that want their part.
+Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted) {
+  for (const std::string& file : saved.files) {
+    if (!is_pushes_file(file)) {
+      const std::string name = table_of_rows_file(file).value_or(file);
+      CENTROID_ASSIGN(const std::size_t table, rows_.check_file(saved.entry.path, name));
+      CENTROID_TRY(load_table(saved, table, file, wanted));
+      continue;
+    }
+    CENTROID_ASSIGN(const PushedRows pushed, read_pushes(saved.entry.path / file));
+    std::size_t server = 0;  // of one that holds no rows any more, the leader
+    for (std::size_t i = 1; i < holders_.size(); ++i)
+      if (file != kPushesFile && holders_[i].name == pushed.server) server = i;
+    if (wanted[server]) CENTROID_TRY(put_pushes(server, pushed.clients));
+  }
+  return {};
+}
+
+/// The same on the executor itself.
+Status RowsLoader::load_here(const SavedRows& saved, const std::vector<bool>& wanted) {
+  is_direct_ = true;
+  const Status loaded = load(saved, wanted);
+  is_direct_ = false;
+  return loaded;
+}
+
+Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const std::string& file,
+                              const std::vector<bool>& wanted) {
+  const auto owners = owners_of(saved);
+  RowsSink sink;
+  sink.begin = [&](const RowTable::State& state) {
+    RowTable::State mine = state;
+    mine.rows_shape = mine.candidates_shape = {};  // of all rows
+    const auto begin = [&] { rows_.begin_load(table, mine); };
+    if (wanted[0] && is_direct_) begin();
+    if (wanted[0] && !is_direct_) call_on(executor_, begin);
+    return true;
+  };
+  sink.put = [&](const RowTable::Block& block, std::uint64_t) -> Status {
+    const std::size_t n = std::max<std::size_t>(block.keys.size(), 1);
+    const std::size_t dim = block.values.size() / n, slots = block.slots.size() / n;
+    std::vector<RowTable::Block> parts(wanted.size());
+    for (std::size_t i = 0; i < block.keys.size(); ++i) {
+      const std::uint16_t owner = owners[proto::row_bucket(block.keys[i])];
+      if (owner == kNobody || !wanted[owner]) continue;
+      RowTable::Block& part = parts[owner];
+      part.keys.push_back(block.keys[i]);
+      part.ages.push_back(block.ages[i]);
+      part.counts.push_back(block.counts[i]);
+      const auto row = [&](const std::vector<float>& from, std::size_t width,
+                           std::vector<float>& into) {
+        const auto first = from.begin() + static_cast<std::ptrdiff_t>(i * width);
+        into.insert(into.end(), first, first + static_cast<std::ptrdiff_t>(width));
+      };
+      row(block.values, dim, part.values);
+      row(block.slots, slots, part.slots);
+    }
+    for (std::size_t server = 0; server < parts.size(); ++server) {
+      parts[server].is_candidates = block.is_candidates;
+      if (wanted[server] && !parts[server].keys.empty())
+        CENTROID_TRY(put_rows(server, table, parts[server], saved.clock));
+    }
+    return {};
+  };
+  const auto read = read_rows(saved.entry.path / file, rows_.spec(table), sink);
+  if (!read.ok()) return read.error();
+  return {};
+}
+
+Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
+                            std::uint64_t clock) {
+  if (server == 0) {
+    if (is_direct_) return rows_.load(table, block, clock);
+    return call_on(executor_, [&] { return rows_.load(table, block, clock); });
+  }
+  const Link link = holders_[server].link;
+  fault::point("servers.rows_put");
+  const std::size_t most = rows_of_payload(rows_.spec(table), holders_[server].max_payload);
+  for (std::size_t first = 0; first < block.keys.size(); first += most) {
+    const std::size_t rows = std::min(most, block.keys.size() - first);
+    proto::RowsBlock head;
+    head.table = static_cast<std::uint32_t>(table);
+    head.is_waiting = block.is_candidates;
+    head.rows = static_cast<std::uint32_t>(rows);
+    const auto payload = rows_payload(block, first, rows);
+    const auto put =
+        servers_.ask_blocking(link, TablesKind::kRowsLoad, proto::encode(head), payload);
+    if (!put.ok()) return put.error();
+  }
+  return {};
+}
+
+Status RowsLoader::put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients) {
+  if (server == 0) {
+    const auto put = [&] { rows_.load_pushes(clients); };
+    if (is_direct_)
+      put();
+    else
+      call_on(executor_, put);
+    return {};
+  }
+  const Link link = holders_[server].link;
+  const std::size_t most = clients_of_payload(holders_[server].max_payload);
+  for (std::size_t first = 0; first < clients.size(); first += most) {
+    proto::PushesBlock head;
+    head.clients = static_cast<std::uint32_t>(std::min(most, clients.size() - first));
+    const auto payload = pushes_payload(clients, first, head.clients);
+    const auto put =
+        servers_.ask_blocking(link, TablesKind::kPushesLoad, proto::encode(head), payload);
+    if (!put.ok()) return put.error();
+  }
+  return {};
+}
+
+}  // namespace centroid::server

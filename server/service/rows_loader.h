@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/checkpoint/checkpoint.h"
+#include "server/service/rows_holders.h"
+
+namespace centroid::server {
+
+/// A checkpoint with rows.
+struct SavedRows {
+  CheckpointEntry entry;
+  std::vector<std::string> files;
+  std::map<std::string, std::uint64_t> journals;  ///< by server; the leader's by ""
+  bool is_followed = false;
+  std::uint64_t clock = 0;  ///< when it was made
+  std::uint64_t route = 0;  ///< by which rows lay so; 0: as they are placed anew
+  std::map<std::string, std::vector<std::uint16_t>> buckets;  ///< as `journals`
+  bool is_there() const;                                      ///< all its files; blocks
+};
+
+/// What a checkpoint has of tables is handed out to any number of servers.
+/// thread  the blocking one, which comes back to the executor for each piece; `load_here` and the
+///         first `newest` on the executor, before servers join
+class RowsLoader : private RowsPart {
+ public:
+  RowsLoader(RowsContext& context, RowsHolders& servers) : RowsPart(context), servers_(servers) {}
+
+  /// Of these checkpoints there may be one to begin with, or not.
+  void look_in(const CheckpointDirectory& checkpoints, bool resumes) {
+    checkpoints_ = &checkpoints;
+    resumes_ = resumes;
+  }
+  /// From now on there may be one.
+  void expect_saved() { resumes_ = true; }
+
+  Result<std::optional<SavedRows>> newest() const;
+  std::vector<std::uint16_t> owners_of(const SavedRows& saved) const;
+  Status load(const SavedRows& saved, const std::vector<bool>& wanted);
+  Status load_here(const SavedRows& saved, const std::vector<bool>& wanted);
+  Status put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients);
+
+ private:
+  Status load_table(const SavedRows& saved, std::size_t table, const std::string& file,
+                    const std::vector<bool>& wanted);
+  Status put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
+                  std::uint64_t clock);
+
+  RowsHolders& servers_;
+  const CheckpointDirectory* checkpoints_ = nullptr;
+  bool resumes_ = false;    ///< there may be a checkpoint to begin with
+  bool is_direct_ = false;  ///< `load` runs on the executor itself
+};
+
+}  // namespace centroid::server
