@@ -87,7 +87,7 @@ class JobServer final {
 
   Task<Status> open_checkpoints();
   Task<Status> load_rows();
-  Status prepare_rows();
+  Task<Status> prepare_rows();
   Task<Status> checkpoint_of_rows();
   Task<Status> start_rows_journal();
 

@@ -91,7 +91,7 @@ Task<Status> JobServer::prepare() {
     CENTROID_CO_TRY(co_await ctx_.gate.act(ctx_.disk.hurried(), std::move(complete)));
     CENTROID_CO_ASSIGN(JobState newest, co_await parts_.loader.load_checkpoint());
     parts_.start.go_on_from(std::move(newest));
-    CENTROID_CO_TRY(prepare_rows());
+    CENTROID_CO_TRY(co_await prepare_rows());
     if (!parts_.rows_servers) CENTROID_CO_TRY(co_await load_rows());
     CENTROID_CO_TRY(co_await parts_.start.begin_replay());
     if (ctx_.replay) {  // what needs other servers goes on when they are here
@@ -111,7 +111,7 @@ Task<Status> JobServer::prepare() {
   if (!ctx_.config.resume) {
     auto remove = [&folder = ctx_.config.journal.dir] { return RestoreMark::remove(folder); };
     CENTROID_CO_TRY(co_await run_on(ctx_.disk.executor, std::move(remove)));  // of another job
-    CENTROID_CO_TRY(prepare_rows());
+    CENTROID_CO_TRY(co_await prepare_rows());
   }
   if (!parts_.rows_servers) CENTROID_CO_TRY(co_await start_rows_journal());
   if (!ctx_.job.store && ctx_.config.init != "first-worker") {

@@ -34,8 +34,8 @@ Task<Status> JobServer::load_rows() {
 }
 
 /// With `servers` above 1 they lie on all of them.
-Status JobServer::prepare_rows() {
-  if (!parts_.rows.has_tables() || ctx_.config.servers <= 1) return {};
+Task<Status> JobServer::prepare_rows() {
+  if (!parts_.rows.has_tables() || ctx_.config.servers <= 1) co_return Status();
   RowsServers::Options options;
   options.leader = ctx_.config.leader_name();
   options.tables = ctx_.config.tables;
@@ -62,16 +62,17 @@ Status JobServer::prepare_rows() {
   parts_.rows_servers =
       std::make_unique<RowsServers>(ctx_.executor, ctx_.disk.executor, ctx_.clock, parts_.rows,
                                     parts_.shards, std::move(options), std::move(hooks));
-  CENTROID_ASSIGN(
-      const bool is_spread,
-      parts_.rows_servers->prepare(*ctx_.checkpoints, ctx_.config.resume, ctx_.job.run_id));
-  if (is_spread) return {};
+  RowsServers& servers = *parts_.rows_servers;
+  const bool resumes = ctx_.config.resume;
+  CENTROID_CO_ASSIGN(const bool is_spread,
+                     co_await servers.prepare(*ctx_.checkpoints, resumes, ctx_.job.run_id));
+  if (is_spread) co_return Status();
   parts_.rows_servers.reset();
   proto::Route alone;
   alone.servers.emplace_back();
-  CENTROID_TRY(parts_.rows.set_route(std::move(alone), 0));
-  return check_memory(memory_need(parts_.loader.memory_question()),
-                      memory_limit(ctx_.config.memory.limit));
+  CENTROID_CO_TRY(parts_.rows.set_route(std::move(alone), 0));
+  co_return check_memory(memory_need(parts_.loader.memory_question()),
+                         memory_limit(ctx_.config.memory.limit));
 }
 
 Task<Status> JobServer::checkpoint_of_rows() {

@@ -34,15 +34,12 @@ Task<Status> RowsBringing::run() {
 /// Of a job that has begun there may be a newer checkpoint than that of the start.
 Task<Status> RowsBringing::find_saved() {
   if (!is_begun_) co_return Status();
-  auto look_up = [loader = &loader_] {
-    return std::make_shared<Result<std::optional<SavedRows>>>(loader->newest());
-  };
-  const auto found = co_await run_on(blocking_, std::move(look_up));
-  if (!found->ok()) {
-    log::error("rows.not_restored", {{"why", found->error()}});
-    co_return found->error();
+  auto found = co_await loader_.find_newest();
+  if (!found.ok()) {
+    log::error("rows.not_restored", {{"why", found.error()}});
+    co_return found.error();
   }
-  saved_ = std::move(*found).value();
+  saved_ = std::move(found).value();
   co_return Status();
 }
 
@@ -132,7 +129,7 @@ Task<Status> RowsBringing::load_saved() {
 Task<Status> RowsBringing::replay_journals() {
   for (const std::size_t i : which_) {
     if (i == 0) {
-      CENTROID_CO_TRY(replay_mine());
+      CENTROID_CO_TRY(co_await replay_mine());
       continue;
     }
     CENTROID_CO_TRY(co_await servers_.ask(i, TablesKind::kReplay, Head()));
@@ -142,18 +139,18 @@ Task<Status> RowsBringing::replay_journals() {
   co_return Status();
 }
 
-Status RowsBringing::replay_mine() {
+Task<Status> RowsBringing::replay_mine() {
   if (saved_) {
     const auto own = saved_->journals.find("");
     rows_.end_load(saved_->clock, own == saved_->journals.end() ? 1 : own->second,
                    tables_.restored_from);
   }
-  const Status replayed = rows_.replay(options_.journal_dir, run_id_);
+  const Status replayed = co_await loader_.replay_here(run_id_);
   if (!replayed.ok()) hooks_.fail(replayed.error());
-  CENTROID_TRY(replayed);
+  CENTROID_CO_TRY(replayed);
   is_mine_loaded_ = true;
   holders_[0].state = State::kServing;
-  return {};
+  co_return Status();
 }
 
 Task<Status> RowsBringing::await_replay(std::size_t which) {

@@ -37,7 +37,7 @@ class RowsBringing : private RowsPart {
   Task<Status> replay_journals();
 
   void set_owners();
-  Status replay_mine();
+  Task<Status> replay_mine();
   Task<Status> await_replay(std::size_t which);
 
   RowsHolders& servers_;

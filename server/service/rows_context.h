@@ -25,7 +25,7 @@ struct RowsOptions {
 
 /// What tables on several servers want of the job's server.
 struct RowsHooks {
-  std::function<Status()> start_journal;  ///< of the leader's rows
+  std::function<Task<Status>()> start_journal;  ///< of the leader's rows
   std::function<Task<Status>()> write_checkpoint;
   std::function<void(Error)> fail;                          ///< there is no way to go on
   std::function<void(const std::string& server)> released;  ///< no rows lie there any more

@@ -85,11 +85,31 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
 }
 
 /// The same on the executor itself.
-Status RowsLoader::load_here(const SavedRows& saved, const std::vector<bool>& wanted) {
-  is_direct_ = true;
-  const Status loaded = load(saved, wanted);
-  is_direct_ = false;
-  return loaded;
+Task<Result<std::optional<SavedRows>>> RowsLoader::find_newest() const {
+  using Found = Result<std::optional<SavedRows>>;
+  auto look = [this] { return std::make_shared<Found>(newest()); };
+  const std::shared_ptr<Found> found = co_await run_on(blocking_, std::move(look));
+  co_return std::move(*found);
+}
+
+Task<Status> RowsLoader::load_here(SavedRows saved, std::vector<bool> wanted) {
+  auto read = [this, saved = std::move(saved), wanted = std::move(wanted)] {
+    return std::make_shared<Status>(load(saved, wanted));
+  };
+  const auto loaded = co_await run_on(blocking_, std::move(read));
+  co_return *loaded;
+}
+
+Task<Status> RowsLoader::replay_here(std::string& run_id) {
+  const auto id = std::make_shared<std::string>(run_id);
+  auto read = [&rows = rows_, folder = options_.journal_dir, id] {
+    return std::make_shared<Status>(rows.replay(folder, *id));
+  };
+  rows_.begin_reading();
+  const auto replayed = co_await run_on(blocking_, std::move(read));
+  rows_.end_reading();
+  if (replayed->ok()) run_id = *id;
+  co_return *replayed;
 }
 
 Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const std::string& file,
@@ -100,8 +120,7 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
     RowTable::State mine = state;
     mine.rows_shape = mine.candidates_shape = {};  // of all rows
     const auto begin = [&] { rows_.begin_load(table, mine); };
-    if (wanted[0] && is_direct_) begin();
-    if (wanted[0] && !is_direct_) call_on(executor_, begin);
+    if (wanted[0]) call_on(executor_, begin);
     return true;
   };
   sink.put = [&](const RowTable::Block& block, std::uint64_t) -> Status {
@@ -138,7 +157,6 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
 Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
                             std::uint64_t clock) {
   if (server == 0) {
-    if (is_direct_) return rows_.load(table, block, clock);
     return call_on(executor_, [&] { return rows_.load(table, block, clock); });
   }
   const Link link = holders_[server].link;
@@ -160,11 +178,7 @@ Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTabl
 
 Status RowsLoader::put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients) {
   if (server == 0) {
-    const auto put = [&] { rows_.load_pushes(clients); };
-    if (is_direct_)
-      put();
-    else
-      call_on(executor_, put);
+    call_on(executor_, [&] { rows_.load_pushes(clients); });
     return {};
   }
   const Link link = holders_[server].link;

@@ -24,8 +24,8 @@ struct SavedRows {
 };
 
 /// What a checkpoint has of tables is handed out to any number of servers.
-/// thread  the blocking one, which comes back to the executor for each piece; `load_here` and the
-///         first `newest` on the executor, before servers join
+/// thread  what returns a Status: the blocking one, which comes back to the executor for each
+///         piece; else the executor
 class RowsLoader : private RowsPart {
  public:
   RowsLoader(RowsContext& context, RowsHolders& servers) : RowsPart(context), servers_(servers) {}
@@ -38,13 +38,16 @@ class RowsLoader : private RowsPart {
   /// From now on there may be one.
   void expect_saved() { resumes_ = true; }
 
-  Result<std::optional<SavedRows>> newest() const;
+  Task<Result<std::optional<SavedRows>>> find_newest() const;
   std::vector<std::uint16_t> owners_of(const SavedRows& saved) const;
   Status load(const SavedRows& saved, const std::vector<bool>& wanted);
-  Status load_here(const SavedRows& saved, const std::vector<bool>& wanted);
+  /// The leader's part of it, and then of its journal.
+  Task<Status> load_here(SavedRows saved, std::vector<bool> wanted);
+  Task<Status> replay_here(std::string& run_id);
   Status put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients);
 
  private:
+  Result<std::optional<SavedRows>> newest() const;
   Status load_table(const SavedRows& saved, std::size_t table, const std::string& file,
                     const std::vector<bool>& wanted);
   Status put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
@@ -52,8 +55,7 @@ class RowsLoader : private RowsPart {
 
   RowsHolders& servers_;
   const CheckpointDirectory* checkpoints_ = nullptr;
-  bool resumes_ = false;    ///< there may be a checkpoint to begin with
-  bool is_direct_ = false;  ///< `load` runs on the executor itself
+  bool resumes_ = false;  ///< there may be a checkpoint to begin with
 };
 
 }  // namespace centroid::server

@@ -28,11 +28,11 @@ RowsServers::RowsServers(Executor executor, Executor blocking, const Clock& cloc
   ctx_.rows.hold(ctx_.why);
 }
 
-Result<bool> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
-                                  std::string& run_id) {
+Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
+                                        std::string& run_id) {
   run_id_ = &run_id;
   loader_.look_in(checkpoints, resumes);
-  return start_.prepare(resumes, run_id);
+  co_return co_await start_.prepare(resumes, run_id);
 }
 
 Task<Status> RowsServers::bring(std::vector<std::size_t> which) {

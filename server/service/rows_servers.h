@@ -34,7 +34,8 @@ class RowsServers {
   /// Look at what there is, before servers join; of a run that was killed take up what the leader
   /// had. False: all rows are the leader's, as with one server.
   /// fails  as RowsService::restore and replay
-  Result<bool> prepare(const CheckpointDirectory& checkpoints, bool resumes, std::string& run_id);
+  Task<Result<bool>> prepare(const CheckpointDirectory& checkpoints, bool resumes,
+                             std::string& run_id);
   /// Place the rows and keep them placed, until cancelled.
   Task<void> run();
 

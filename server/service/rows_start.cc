@@ -11,21 +11,24 @@ namespace centroid::server {
 
 using proto::TablesKind;
 
-Result<bool> RowsStart::prepare(bool resumes, std::string& run_id) {
-  CENTROID_ASSIGN(saved_, loader_.newest());
+Task<Result<bool>> RowsStart::prepare(bool resumes, std::string& run_id) {
+  CENTROID_CO_ASSIGN(saved_, co_await loader_.find_newest());
   const bool was_spread = saved_ && saved_->journals.size() > 1;
   if (resumes && !was_spread) {
-    CENTROID_ASSIGN(const auto journal, rows_journal::verify(options_.journal_dir));
-    if (journal.pushes > 0) {  // of all keys
+    auto look = [folder = options_.journal_dir] {
+      return std::make_shared<Result<rows_journal::Report>>(rows_journal::verify(folder));
+    };
+    const auto journal = co_await run_on(blocking_, std::move(look));
+    if (!journal->ok()) co_return journal->error();
+    if ((*journal)->pushes > 0) {  // of all keys
       log::warn("rows.not_spread",
                 {{"why", "the journal has pushes behind the checkpoint of one server"},
                  {"action", "all rows stay on the leader until the job is ended and resumed"}});
       rows_.hold("");
-      return false;
+      co_return false;
     }
   }
-  if (!saved_) return true;
-  if (!saved_->is_followed) return true;
+  if (!saved_ || !saved_->is_followed) co_return true;
   std::vector<std::string> others;
   for (const auto& [name, journal] : saved_->journals)
     if (!name.empty()) others.push_back(name);
@@ -35,15 +38,15 @@ Result<bool> RowsStart::prepare(bool resumes, std::string& run_id) {
                {"why",
                 "their journals have pushes behind the checkpoint; end the job to go on "
                 "with another number"}});
-  CENTROID_TRY(place(std::move(others), &*saved_));
+  CENTROID_CO_TRY(place(std::move(others), &*saved_));
   std::vector<bool> mine(holders_.size());
   mine[0] = true;
-  CENTROID_TRY(loader_.load_here(*saved_, mine));
+  CENTROID_CO_TRY(co_await loader_.load_here(*saved_, std::move(mine)));
   rows_.end_load(saved_->clock, saved_->journals[""], saved_->entry.path.filename().string());
-  CENTROID_TRY(rows_.replay(options_.journal_dir, run_id));
+  CENTROID_CO_TRY(co_await loader_.replay_here(run_id));
   is_mine_loaded_ = true;
   holders_[0].state = State::kServing;
-  return true;
+  co_return true;
 }
 
 /// The leader, then the others in the order of names: with the same servers the same keys.
@@ -110,7 +113,8 @@ Task<Status> RowsStart::begin() {
       co_return written;
     }
   }
-  if (const Status started = hooks_.start_journal(); !started.ok()) {
+  const Status started = co_await hooks_.start_journal();
+  if (!started.ok()) {
     hooks_.fail(started.error());
     co_return started;
   }

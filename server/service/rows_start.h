@@ -15,7 +15,7 @@ class RowsStart : private RowsPart {
   RowsStart(RowsContext& context, RowsLoader& loader) : RowsPart(context), loader_(loader) {}
 
   /// As RowsServers's; the loader knows where to look.
-  Result<bool> prepare(bool resumes, std::string& run_id);
+  Task<Result<bool>> prepare(bool resumes, std::string& run_id);
   /// It is known where the rows are to lie; else look again.
   bool choose();
   /// All servers of the route have theirs: the first checkpoint is written, and calls are served.
