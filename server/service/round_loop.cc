@@ -8,58 +8,92 @@
 
 namespace centroid::server {
 
+JobFacts RoundLoop::facts() const {
+  JobFacts now;
+  now.lacks_state = exchange_.state_is_wanted();
+  now.has_new_settings = commands_.is_changed;
+  now.wants_restore = restore_ && !restore_->outcome;
+  now.wants_stop = stopping_.is_requested;
+  now.is_goal_reached = data_.goal_reached();
+  now.lost_server = spread_.lost_since || servers_.has_lost_server();
+  now.awaits_server = spread_.lost_since.has_value();
+  now.may_not_commit = gate_.held().has_value();
+  now.wants_freeze = spread_.freezes > 0;
+  now.replays = replay_ != nullptr;
+  now.is_paused = commands_.pause.has_value();
+  now.has_values = job_.store && job_.store->version().value > 0;
+  now.lacks_journal = config_.keeps_journal() && !journal_.is_on();
+  return now;
+}
+
 Task<Status> RoundLoop::run_rounds() {
+  JobMachine machine;
   for (;;) {
-    if (exchange_.state_is_wanted()) {
-      CENTROID_CO_TRY(co_await exchange_.fetch_state());
-      continue;
-    }
     // On several servers a version is kept for statistics too, until their deadline.
-    if (checkpointer_.is_announcement_wanted() && !(use_.is_measured && spread_.has_others()))
+    if (checkpointer_.is_announcement_wanted() && !exchange_.state_is_wanted() &&
+        !(use_.is_measured && spread_.has_others()))
       checkpointer_.announce_checkpoint();
-    if (commands_.is_changed) co_await apply_changes();
-    if (restore_ && !restore_->outcome) CENTROID_CO_TRY(co_await restoration_.restore_wanted());
-    // The state at the goal is only there when all servers are.
-    const bool is_whole = !spread_.lost_since && !servers_.has_lost_server();
-    if (stopping_.is_requested || (data_.goal_reached() && is_whole)) {
+    const JobStep step = machine.next(facts());
+    if (step == JobStep::kEnd) {
       if (data_.goal_reached()) data_.end_epochs(true);  // what is under way now is left out
       co_return Status();
     }
-    dismiss_drained();
-    if (const auto why = gate_.held()) {
-      phase_.set(Phase::kPaused, why->message());
+    if (step > JobStep::kEnd) dismiss_drained();
+    CENTROID_CO_ASSIGN(const bool answer, co_await make(step));
+    machine.over(step, answer);
+  }
+}
+
+/// The answer to the step's question, if it has one.
+Task<Result<bool>> RoundLoop::make(JobStep step) {
+  switch (step) {
+    case JobStep::kFetchState:
+      CENTROID_CO_TRY(co_await exchange_.fetch_state());
+      break;
+    case JobStep::kTakeSettings:
+      co_await apply_changes();
+      break;
+    case JobStep::kRestore:
+      CENTROID_CO_TRY(co_await restoration_.restore_wanted());
+      break;
+    case JobStep::kEnd:
+      break;
+    case JobStep::kAwaitLead:
+      if (const auto why = gate_.held()) phase_.set(Phase::kPaused, why->message());
       CENTROID_CO_TRY(co_await gate_.may_commit());
-      continue;
-    }
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
-    if (replay_) {
+      break;
+    case JobStep::kFreeze:
+      CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
+      break;
+    case JobStep::kReplay: {
       CENTROID_CO_ASSIGN(const bool is_over, co_await start_.replay_on());
-      if (is_over) continue;
+      if (is_over) break;
       phase_.set(Phase::kWaiting, replay_->reason());
-      if (!co_await changed_.wait(TimePoint::max())) co_return Status();
-      continue;
+      (void)co_await changed_.wait(TimePoint::max());
+      break;
     }
-    if (commands_.pause) {
+    case JobStep::kPause:
       phase_.set(Phase::kPaused, commands_.pause_reason());
       CENTROID_CO_TRY(co_await server_changes_.drain_while_paused());
-      continue;
-    }
-    if (spread_.lost_since || (job_.store && job_.store->version().value > 0)) {
-      CENTROID_CO_ASSIGN(const bool is_settled, co_await server_changes_.settle_servers());
-      if (!is_settled) continue;
-    }
-    if (!co_await wait_for_members()) continue;
-    if (job_.store->version().value == 0) {
+      break;
+    case JobStep::kSettleServers:
+      co_return co_await server_changes_.settle_servers();
+    case JobStep::kGather:
+      co_return co_await wait_for_members();
+    case JobStep::kInitialize:
       (void)co_await initial_values_.initialize();
-      continue;
-    }
-    CENTROID_CO_TRY(co_await start_.start_journal());
-    if (config_.keeps_journal() && !journal_.is_on()) continue;
-    data_.skip_empty_epoch_end();
-    if (data_.goal_reached()) continue;
-    phase_.set(Phase::kTraining, "");
-    CENTROID_CO_TRY(co_await one_round());
+      break;
+    case JobStep::kBeginJournal:
+      CENTROID_CO_TRY(co_await start_.start_journal());
+      break;
+    case JobStep::kTrain:
+      data_.skip_empty_epoch_end();
+      if (data_.goal_reached()) break;
+      phase_.set(Phase::kTraining, "");
+      CENTROID_CO_TRY(co_await one_round());
+      break;
   }
+  co_return true;
 }
 
 Task<Status> RoundLoop::one_round() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "server/coordinate/job_machine.h"
 #include "server/service/initial_values.h"
 #include "server/service/job_part.h"
 #include "server/service/restoration.h"
@@ -35,6 +36,8 @@ class RoundLoop : private JobPart {
   Task<Status> run_rounds();
 
  private:
+  JobFacts facts() const;
+  Task<Result<bool>> make(JobStep step);
   Task<Status> one_round();
   Task<Status> merge_round(RoundDecision decision);
   Task<Status> skip_round(RoundDecision decision);
