@@ -71,7 +71,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
     if (one.snapshot) co_await round_servers_.thaw_servers(Round());
     co_return *job_.last_written;
   }
-  const Raised writing(use_.is_writing, use_.written);
+  const Raised writing(use_.is_writing, changed_);
   one.doing = "a version that is at rest";
   std::optional<Waits::Guard> being_written;  // nobody waits for the others
   if (!is_beside_rounds)
@@ -95,12 +95,11 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
 /// A state that is being read would look like one of rows only.
 Task<Status> Checkpointer::await_state() {
   if (use_.is_loading) {
-    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "state",
-                                    "the one that the job goes on with, which is being read");
-    while (use_.is_loading) {
-      const bool goes_on = co_await changed_.wait(TimePoint::max());
-      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    }
+    BlockedOn on{WaitCause::kCheckpoint, "checkpoint", "state",
+                 [] { return "the one that the job goes on with, which is being read"; }};
+    const auto is_read = [this] { return !use_.is_loading; };
+    const bool goes_on = co_await until(is_read, std::move(on));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
   if (replay_)
     co_return Error(ErrorCode::kUnavailable,
@@ -114,13 +113,11 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
   bool has_waited = false;
   for (;;) {
     if (use_.is_writing) {
-      const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "checkpoint",
-                                      "the one before, which is being written or read");
-      for (; use_.is_writing; has_waited = true) {
-        (void)disk_.hurried();
-        if (!co_await use_.written.wait(TimePoint::max()))
-          co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      }
+      has_waited = true;
+      BlockedOn on{WaitCause::kCheckpoint, "checkpoint", "checkpoint",
+                   [] { return "the one before, which is being written or read"; }};
+      const bool goes_on = co_await until_written(std::move(on));
+      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     }
     if (use_.is_loading || replay_)  // since it waited
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
@@ -294,7 +291,7 @@ Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
 /// Write a checkpoint for a caller who may leave before it is done. Runs as a task of the server.
 Task<void> Checkpointer::checkpoint_for(std::shared_ptr<CheckpointOutcome> outcome) {
   outcome->emplace(co_await write_checkpoint(true));
-  use_.written.notify_all();
+  changed_.notify_all();
 }
 
 CheckpointInfo Checkpointer::checkpoint_info() const {
@@ -361,9 +358,11 @@ Task<Status> Checkpointer::freeze_servers() {
 /// server only. While rounds are made their loop keeps it between two of them.
 Task<std::shared_ptr<Snapshot>> Checkpointer::frozen_servers() {
   if (!spread_.has_others()) co_return nullptr;
-  while (use_.is_measured) {  // a version is kept aside for statistics, which end by their deadline
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return nullptr;
-  }
+  BlockedOn on{WaitCause::kCheckpoint, "checkpoint", "statistics",
+               [] { return "their end: a version is kept aside for them"; }};
+  const auto is_free = [this] { return !use_.is_measured; };
+  const bool goes_on = co_await until(is_free, std::move(on));
+  if (!goes_on) co_return nullptr;
   if (stopping_.rounds_ended || use_.is_loop_writing) {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
@@ -389,6 +388,23 @@ Task<Status> Checkpointer::freeze_for_checkpoint() {
   }
   spread_.freezes = 0;
   use_.fetched.notify_all();
+  co_return Status();
+}
+
+/// In the round loop, between two rounds: one that is yet to begin waits for it, with several
+/// servers.
+Task<Status> Checkpointer::finish_writing() {
+  while (use_.is_writing) {
+    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await freeze_for_checkpoint());
+    BlockedOn on{WaitCause::kCheckpoint, present_round(job_), "checkpoint",
+                 [] { return "the one that is being written comes first"; }};
+    const auto moves = [this] {
+      (void)disk_.hurried();
+      return !use_.is_writing || spread_.freezes > 0;
+    };
+    const bool goes_on = co_await until(moves, std::move(on));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
   co_return Status();
 }
 

@@ -51,6 +51,8 @@ class Checkpointer : private JobPart {
   bool is_announcement_wanted() const { return announcement_wanted_; }
   void announce_checkpoint();
   Task<Status> freeze_for_checkpoint();
+  /// Until none is being written.
+  Task<Status> finish_writing();
   /// A checkpoint waits for the newest values.
   bool awaits_state() const { return state_waiters_ > 0; }
 

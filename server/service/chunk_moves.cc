@@ -69,8 +69,10 @@ Task<Status> ChunkMoves::finish_moves() {
            std::to_string(spread_.moving_bytes) + " bytes, of which " +
            std::to_string(spread_.copiers) + " are being copied";
   };
-  const auto waits = waits_.begin(WaitCause::kServers, present_round(job_), "servers", what);
-  while (spread_.copiers > 0) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(20));
+  BlockedOn on{WaitCause::kServers, present_round(job_), "servers", what};
+  const auto is_copied = [this] { return spread_.copiers == 0; };
+  (void)co_await until(is_copied, on);
+  const auto waits = waits_.begin(on);
   if (spread_.copy_failure) co_return *spread_.copy_failure;
   if (spread_.moving.empty()) co_return Status();
   const double copied = seconds(std::max(spread_.copy_time, Duration(1)));
@@ -84,8 +86,7 @@ Task<Status> ChunkMoves::finish_moves() {
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
-  while (images_.is_copying())  // a copy of the state reads chunks wherever they lie
-    co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+  CENTROID_CO_TRY(co_await images_.until_copied());  // it reads chunks wherever they lie
   job_.store->place(spread_.is_here);
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();

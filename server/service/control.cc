@@ -155,10 +155,10 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
     const auto what = [self, mine] {
       return mine->is_begun ? mine->doing : "the end of " + present_round(self->job_);
     };
-    const auto waits = self->waits_.begin(WaitCause::kOperator, "restore", "round loop", what);
-    while (!mine->outcome && !self->stopping_.rounds_ended) {
-      const bool goes_on = co_await sleep_until(self->clock_.now() + std::chrono::milliseconds(5));
-      if (goes_on) continue;
+    const auto is_over = [self, mine] { return mine->outcome || self->stopping_.rounds_ended; };
+    BlockedOn on{WaitCause::kOperator, "restore", "round loop", what};
+    const bool goes_on = co_await self->until(is_over, std::move(on));
+    if (!goes_on) {
       mine->is_abandoned = true;
       if (mine->is_begun)
         co_return Error(ErrorCode::kCancelled,

@@ -372,8 +372,10 @@ Task<Result<ParametersView>> Control::measure_parameters() {
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
   server_.context().use.is_measured = true;
-  const auto over =
-      std::shared_ptr<void>(nullptr, [this](void*) { server_.context().use.is_measured = false; });
+  const auto over = std::shared_ptr<void>(nullptr, [this](void*) {
+    use_.is_measured = false;
+    changed_.notify_all();
+  });
   ParametersView view;
   ChunkPlan plan;
   PartsElsewhere elsewhere;

@@ -394,12 +394,13 @@ Task<Result<CheckpointView>> Control::make_checkpoint() {
     if (const Status lead = self->gate_.check_lead(); !lead.ok()) co_return lead.error();
     const auto outcome = std::make_shared<CheckpointOutcome>();
     self->server_.context().tasks.spawn(self->server_.parts().checkpointer.checkpoint_for(outcome));
-    while (!*outcome) {
-      const bool goes_on = co_await self->server_.context().use.written.wait(TimePoint::max());
-      if (!goes_on)
-        co_return Error(ErrorCode::kCancelled,
-                        "the call was cancelled; the checkpoint goes on being written");
-    }
+    BlockedOn on{WaitCause::kOperator, "POST /v1/checkpoints", "checkpoint",
+                 [] { return "its files"; }};
+    const auto is_over = [outcome] { return outcome->has_value(); };
+    const bool goes_on = co_await self->until(is_over, std::move(on));
+    if (!goes_on)
+      co_return Error(ErrorCode::kCancelled,
+                      "the call was cancelled; the checkpoint goes on being written");
     co_return std::move(*outcome);
   };
   auto written = co_await boost::asio::co_spawn(executor_, write(this), boost::asio::use_awaitable);

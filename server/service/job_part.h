@@ -38,6 +38,15 @@ class JobPart {
         restore_(c.restore),
         epilogue_(c.epilogue),
         tasks_(c.tasks) {}
+  /// Wait until `is_true`; GET /v1/waits shows it meanwhile. It is asked whenever `changed_` is
+  /// notified, so whatever it depends on must do that. Returns whether it is true: not where the
+  /// deadline passed first, or the caller is cancelled.
+  Task<bool> until(std::function<bool()> is_true, BlockedOn on,
+                   TimePoint deadline = TimePoint::max()) const;
+
+  /// Until no checkpoint is being written; it takes no rests meanwhile.
+  Task<bool> until_written(BlockedOn on) const;
+
   JobPart(const JobPart&) = delete;
   JobPart& operator=(const JobPart&) = delete;
   ~JobPart() = default;

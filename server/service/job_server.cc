@@ -70,6 +70,7 @@ Task<Status> JobServer::run(transport::Listener& listener) {
     co_await stop_.heed_stop();  // a larger goal may be set
   ctx_.stopping.rounds_ended = true;
   ctx_.use.fetched.notify_all();
+  ctx_.changed.notify_all();
   co_await end_job(ending);
   while (!ctx_.stopping.is_requested && !ctx_.config.leaving.when_finished &&
          !ending.is_elsewhere && !ctx_.gate.is_deposed())

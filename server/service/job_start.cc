@@ -54,13 +54,7 @@ Task<Result<bool>> JobStart::replay_on() {
 /// Once there are parameters. A journal goes on from a checkpoint, so the first one comes before.
 Task<Status> JobStart::start_journal() {
   if (!config_.keeps_journal() || journal_.is_on()) co_return Status();
-  while (
-      use_.is_writing &&
-      spread_.has_others()) {  // one that is yet to begin waits for this loop, with several servers
-    (void)disk_.hurried();
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
-    co_await use_.written.wait(clock_.now() + std::chrono::milliseconds(10));
-  }
+  if (spread_.has_others()) CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
   std::optional<Waits::Guard> full;
   std::string trouble;
   for (;;) {

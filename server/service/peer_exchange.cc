@@ -34,14 +34,10 @@ bool PeerExchange::state_is_wanted() const {
 Task<Status> PeerExchange::fetch_state() {
   while (!job_.store->is_current()) {
     if (use_.is_writing) {  // reads the values that this would replace
-      const auto waits =
-          waits_.begin(WaitCause::kCheckpoint, "state", "checkpoint",
-                       "its files: they are read from what the newest state replaces");
-      while (use_.is_writing) {
-        (void)disk_.hurried();
-        if (!co_await use_.written.wait(TimePoint::max()))
-          co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      }
+      BlockedOn on{WaitCause::kCheckpoint, "state", "checkpoint",
+                   [] { return "its files: they are read from what the newest state replaces"; }};
+      const bool goes_on = co_await until_written(std::move(on));
+      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     }
     std::shared_ptr<Link> holder;
     for (const auto& [id, link] : members_.links) {

@@ -21,13 +21,9 @@ Task<Status> Restoration::restore_wanted() {
   const auto wanted = restore_;
   wanted->is_begun = true;
   wanted->doing = "the checkpoint that is being written comes first";
-  while (use_.is_writing) {  // one that is yet to begin waits for this loop, with several servers
-    (void)disk_.hurried();
-    if (spread_.freezes > 0) CENTROID_CO_TRY(co_await checkpointer_.freeze_for_checkpoint());
-    co_await use_.written.wait(clock_.now() + std::chrono::milliseconds(10));
-  }
+  CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
   // A checkpoint of the state that is given up would undo this.
-  const Raised none(use_.is_writing, use_.written);
+  const Raised none(use_.is_writing, changed_);
   wanted->doing = "the files of checkpoint " + to_string(wanted->version) + " are looked at";
   (void)co_await moves_.finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
@@ -36,6 +32,7 @@ Task<Status> Restoration::restore_wanted() {
   Status status;
   if (is_half) status = outcome.error();  // there is nothing to go on with
   wanted->outcome.emplace(std::move(outcome));
+  changed_.notify_all();
   if (wanted->is_abandoned && restore_ == wanted) restore_.reset();
   co_return status;
 }

@@ -51,7 +51,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   if (config_.applies_on_worker() && !round.is_spread)
     CENTROID_CO_TRY(co_await round_journal_.written(round.written));
   const TimePoint begin = clock_.now();
-  co_await await_copies();
+  CENTROID_CO_TRY(co_await images_.until_copied());
   if (round.is_spread) {
     open_.squares.resize(job_.store->plan().chunks().size());
     auto named = std::make_shared<const RoundDecision>(round.decision);
@@ -94,14 +94,6 @@ Task<Status> RoundMerge::await_chunks() {
     attempts_.results_taken();
   }
   co_return Status();
-}
-
-/// While the state of all servers is copied no other version may come.
-Task<void> RoundMerge::await_copies() {
-  if (!images_.is_copying()) co_return;
-  const auto waits = waits_.begin(WaitCause::kState, present_round(job_), kStateCopy,
-                                  "it is made for a reader or a worker, of one version");
-  while (images_.is_copying()) co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
 }
 
 void RoundMerge::close(const Merging& round) {

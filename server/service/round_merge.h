@@ -45,7 +45,6 @@ class RoundMerge : private JobPart {
     TaskGroup elsewhere;        ///< what they do of it; joined on every path
   };
   Task<Status> await_chunks();
-  Task<void> await_copies();
   Task<Result<bool>> step_as_workers(Merging& round);
   Task<Result<bool>> step_here(Merging& round);
   void close(const Merging& round);

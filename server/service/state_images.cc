@@ -74,6 +74,15 @@ Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
   co_return std::shared_ptr<const StateImage>(image);
 }
 
+Task<Status> StateImages::until_copied() const {
+  BlockedOn on{WaitCause::kState, present_round(job_), kStateCopy,
+               [] { return "it is made for a reader or a worker, of one version"; }};
+  const auto is_made = [this] { return !is_copying_; };
+  const bool goes_on = co_await until(is_made, std::move(on));
+  if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  co_return Status();
+}
+
 /// No round is merged meanwhile (`is_copying_`); one that was being merged when this began may
 /// commit.
 Task<Status> StateImages::fill_image(StateImage& image) {

@@ -20,6 +20,8 @@ class StateImages : private JobPart {
   void set_limit(std::size_t limit) { limit_ = limit; }
   /// One is being made: no other version may be committed.
   bool is_copying() const { return is_copying_; }
+  /// Until it is made: no version may be committed meanwhile. fails  cancelled
+  Task<Status> until_copied() const;
   [[nodiscard]] Raised begin_copy() { return Raised(is_copying_, changed_); }
   /// Its version comes again with other values.
   void forget_newest() { newest_.reset(); }

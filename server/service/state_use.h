@@ -9,13 +9,12 @@ namespace centroid::server {
 
 /// What reads or replaces the state beside the rounds. Of one thread.
 struct StateUse {
-  explicit StateUse(Executor executor) : written(executor), fetched(executor) {}
+  explicit StateUse(Executor executor) : fetched(executor) {}
 
   bool is_loading = false;       ///< what is left of the store is of no version
   bool is_writing = false;       ///< a checkpoint
   bool is_loop_writing = false;  ///< the round loop itself waits for it
   bool is_measured = false;      ///< for statistics
-  Event written;                 ///< a checkpoint is, or has failed
   Event fetched;                 ///< the newest state is here, or announced; or no round follows
 };
 

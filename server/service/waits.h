@@ -32,6 +32,13 @@ class Raised {
 /// For what a worker, a reader or a round waits while the state is copied, or may not be yet.
 inline constexpr const char* kStateCopy = "a copy of the state";
 
+/// What somebody waits for, as GET /v1/waits shows it.
+struct BlockedOn {
+  WaitCause cause;
+  std::string who, for_whom;
+  std::function<std::string()> what;  ///< asked when somebody looks
+};
+
 /// What the service waits for at this moment, each with its name: whoever waits holds a Guard.
 /// Of one thread.
 class Waits {
@@ -72,6 +79,10 @@ class Waits {
   [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom,
                             const char* what) {
     return begin(cause, std::move(who), std::move(for_whom), [what] { return std::string(what); });
+  }
+
+  [[nodiscard]] Guard begin(const BlockedOn& on) {
+    return begin(on.cause, on.who, on.for_whom, on.what);
   }
 
   /// For as long as `into` has it.
