@@ -45,6 +45,7 @@ Result<Roster::Joined> Roster::join(const std::string& name, const std::string& 
   member.heard = now;
   member.joined_unix_seconds = unix_seconds;
   members_.emplace(joined.member, std::move(member));
+  ++present_;
   changed_ = true;
   return joined;
 }
@@ -57,12 +58,13 @@ void Roster::heard(MemberId member, TimePoint when) {
 bool Roster::end(MemberId id, MemberState state, const std::string& reason) {
   const auto it = members_.find(id);
   if (it == members_.end() || !is_present(it->second.state)) return false;
+  --present_;
+  if (it->second.state == MemberState::kDraining) --draining_;
   it->second.state = state;
   it->second.rank.reset();
   it->second.reason = reason;
   changed_ = true;
-  std::size_t absent = 0;
-  for (const auto& [other, member] : members_) absent += is_present(member.state) ? 0 : 1;
+  std::size_t absent = members_.size() - present_;
   for (auto oldest = members_.begin(); absent > options_.max_absent && oldest != members_.end();) {
     if (!is_present(oldest->second.state) && oldest->first != id) {
       oldest = members_.erase(oldest);
@@ -84,6 +86,7 @@ bool Roster::lost(MemberId member, const std::string& reason) {
 bool Roster::drain(MemberId member) {
   const auto it = members_.find(member);
   if (it == members_.end() || !is_present(it->second.state)) return false;
+  if (it->second.state != MemberState::kDraining) ++draining_;
   it->second.state = MemberState::kDraining;
   changed_ = true;
   return true;
@@ -149,11 +152,6 @@ std::vector<MemberId> Roster::ranked() const {
 const Member* Roster::find(MemberId member) const {
   const auto it = members_.find(member);
   return it == members_.end() ? nullptr : &it->second;
-}
-
-std::size_t Roster::present() const {
-  return static_cast<std::size_t>(std::count_if(
-      members_.begin(), members_.end(), [](const auto& m) { return is_present(m.second.state); }));
 }
 
 }  // namespace centroid::server

@@ -89,7 +89,9 @@ class Roster {
   /// Active (and draining) members of the present generation in rank order.
   std::vector<MemberId> ranked() const;
   const Member* find(MemberId member) const;
-  std::size_t present() const;
+  std::size_t present() const { return present_; }
+  /// Somebody is to leave after the round.
+  bool is_draining() const { return draining_ > 0; }
   const std::map<MemberId, Member>& members() const { return members_; }
   /// After a restart, so that old messages stay fenced.
   void restore(Generation generation) { generation_ = generation; }
@@ -98,6 +100,7 @@ class Roster {
   bool end(MemberId member, MemberState state, const std::string& reason);
   Options options_;
   std::map<MemberId, Member> members_;
+  std::size_t present_ = 0, draining_ = 0;  ///< of them
   MemberId next_{1};
   Generation generation_;
   std::optional<TimePoint> last_tick_;

@@ -185,11 +185,11 @@ Task<bool> RoundLoop::wait_for_members() {
   const bool is_start = job_.trained_rounds == 0 && !is_over;
   const std::uint64_t needed = is_start ? config_.workers.min : aggregate_.least();
   std::uint64_t present = 0;
-  for (const auto& [id, link] : members_.links)
-    present += members_.roster.find(id)->state != MemberState::kDraining &&
-                       !(link->pace.is_away && !policy_.is_elastic())
-                   ? 1
-                   : 0;
+  const bool drains = members_.roster.is_draining();
+  for (const auto& [id, link] : members_.links) {
+    const bool stays = !drains || members_.roster.find(id)->state != MemberState::kDraining;
+    if (stays && !(link->pace.is_away && !policy_.is_elastic())) ++present;
+  }
   const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.keep_min;
   const bool has_begun = present >= needed;
   if (has_begun && here >= kept) co_return true;
@@ -214,6 +214,7 @@ Task<bool> RoundLoop::wait_for_members() {
 
 /// Tell drained members that no round follows for them, whether or not the others go on.
 void RoundLoop::dismiss_drained() {
+  if (!members_.roster.is_draining()) return;
   for (const auto& [id, link] : members_.links) {
     if (members_.roster.find(id)->state != MemberState::kDraining || link->finish) continue;
     link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
