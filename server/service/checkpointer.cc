@@ -163,10 +163,17 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   while (one.has_model && !one.snapshot) {
-    if (!spread_.has_others()) one.snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
     if (spread_.has_others()) one.snapshot = co_await frozen_servers();
     if (one.snapshot || spread_.lost_since || servers_.has_lost_server()) break;
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
+    const auto takes = [this, &one] {
+      if (!spread_.has_others())
+        one.snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
+      return one.snapshot || spread_.has_others();
+    };
+    BlockedOn on{WaitCause::kCheckpoint, "checkpoint", present_round(job_),
+                 [] { return "a version that is at rest"; }};
+    const bool goes_on = co_await until(takes, std::move(on));
+    if (!goes_on) break;
   }
   if (one.has_model && !one.snapshot) {
     one.rows.reset();

@@ -44,7 +44,7 @@ Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
   if (self->stopping_.is_closing)
     co_await self->save_for(kept, outcome);
   else
-    self->server_.context().tasks.spawn(self->save_for(kept, outcome));
+    self->tasks_.spawn(self->save_for(kept, outcome));
   const TimePoint limit = self->clock_.now() + kPatience;
   bool goes_on = true;
   while (!*outcome && goes_on && self->clock_.now() < limit)
@@ -146,11 +146,11 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
       co_return refuse(
           "each of the servers has rounds behind the checkpoint in its journal: stop them, move "
           "the journals and the newer checkpoints away, and start them with `resume`");
-    if (self->server_.context().restore) co_return refuse("another one is under way");
+    if (self->restore_) co_return refuse("another one is under way");
     const auto mine = std::make_shared<RestoreWanted>();
     mine->version = wanted;
     mine->deletes_newer = deletes;
-    self->server_.context().restore = mine;
+    self->restore_ = mine;
     self->changed_.notify_all();
     const auto what = [self, mine] {
       return mine->is_begun ? mine->doing : "the end of " + present_round(self->job_);
@@ -163,10 +163,10 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
       if (mine->is_begun)
         co_return Error(ErrorCode::kCancelled,
                         "the call was cancelled; the job goes back to the checkpoint all the same");
-      if (self->server_.context().restore == mine) self->server_.context().restore.reset();
+      if (self->restore_ == mine) self->restore_.reset();
       co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     }
-    if (self->server_.context().restore == mine) self->server_.context().restore.reset();
+    if (self->restore_ == mine) self->restore_.reset();
     if (!mine->outcome) co_return refuse("the job ended first");
     co_return *mine->outcome;
   };

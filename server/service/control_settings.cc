@@ -240,10 +240,10 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
 Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
   auto may = [this, version]() -> Status {
     CENTROID_TRY(gate_.check_lead());
-    if (!server_.context().restore || server_.context().restore->outcome) return {};
+    if (!restore_ || restore_->outcome) return {};
     return Error(ErrorCode::kFailedPrecondition, "checkpoint " + std::to_string(version) +
                                                      ": the job is going back to checkpoint " +
-                                                     to_string(server_.context().restore->version) +
+                                                     to_string(restore_->version) +
                                                      "; repeat when it has");
   };
   CENTROID_CO_TRY(co_await run_on(executor_, std::move(may)));
@@ -265,13 +265,12 @@ Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
     return checkpoint_view(*found);
   };
   Waits::Text held = [this] {
-    return std::string(server_.context().use.is_writing
-                           ? "the one that is written: one after the other"
-                           : "its files, which are removed");
+    return std::string(use_.is_writing ? "the one that is written: one after the other"
+                                       : "its files, which are removed");
   };
   const std::string who = "removal of checkpoint " + std::to_string(version);
-  auto outcome = co_await held_for(executor_, waits_, who, std::move(held),
-                                   server_.context().disk.hurried(), std::move(act));
+  auto outcome =
+      co_await held_for(executor_, waits_, who, std::move(held), disk_.hurried(), std::move(act));
   auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
   if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
@@ -355,23 +354,25 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   const TimePoint give_up = clock_.now() + kSnapshotPatience;
   Error why(ErrorCode::kUnavailable,
             "the parameters are being read by somebody else, such as a checkpoint: repeat");
-  (void)server_.context().disk.hurried();
+  (void)disk_.hurried();
   std::string held = "another call, which reads them, or a checkpoint, which is written";
   const auto waits =
       waits_.begin(WaitCause::kState, "GET /v1/parameters", kStateCopy,
                    [this, &held] { return held + server_.parts().servers.longest_silent(); });
   // With several servers one version is kept aside for a checkpoint, on all of them.
-  while (server_.context().use.is_measured ||
-         (server_.context().use.is_writing && spread_.has_others())) {
+  const auto is_free = [this] {
+    return !use_.is_measured && !(use_.is_writing && spread_.has_others());
+  };
+  while (!is_free()) {
+    const bool goes_on = co_await changed_.wait(give_up);
     if (clock_.now() > give_up) co_return why;
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(5));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
   if (job_.store && job_.measured &&
       (job_.measured->version == job_.store->held().value ||
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
-  server_.context().use.is_measured = true;
+  use_.is_measured = true;
   const auto over = std::shared_ptr<void>(nullptr, [this](void*) {
     use_.is_measured = false;
     changed_.notify_all();
@@ -381,8 +382,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   PartsElsewhere elsewhere;
   std::shared_ptr<Snapshot> snapshot;
   while (!snapshot) {
-    if (gate_.is_beginning() || server_.context().use.is_loading ||
-        replay_)  // its values are being read
+    if (gate_.is_beginning() || use_.is_loading || replay_)  // its values are being read
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
     if (!job_.store || job_.store->held() == Version())
       co_return Error(ErrorCode::kUnavailable,
@@ -405,8 +405,9 @@ Task<Result<ParametersView>> Control::measure_parameters() {
       snapshot.reset();
     }
     if (clock_.now() > give_up) co_return held_up_by(why, shards_, clock_.now());
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+    const bool goes_on = co_await changed_.wait(give_up);  // a round is committed
+    if (!goes_on && clock_.now() <= give_up)
+      co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
   held = "the thread of files, which reads them behind whatever else it does";
   view.measured_unix_seconds = clock_.unix_seconds();
@@ -416,7 +417,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
-  auto outcome = co_await run_on(server_.context().disk.hurried(), std::move(work));
+  auto outcome = co_await run_on(disk_.hurried(), std::move(work));
   if (!outcome->ok()) co_return std::move(*outcome);
   job_.measured = std::make_shared<ParametersView>(outcome->value());
   job_.measured_at = clock_.now();

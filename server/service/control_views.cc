@@ -393,7 +393,7 @@ Task<Result<CheckpointView>> Control::make_checkpoint() {
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (const Status lead = self->gate_.check_lead(); !lead.ok()) co_return lead.error();
     const auto outcome = std::make_shared<CheckpointOutcome>();
-    self->server_.context().tasks.spawn(self->server_.parts().checkpointer.checkpoint_for(outcome));
+    self->tasks_.spawn(self->server_.parts().checkpointer.checkpoint_for(outcome));
     BlockedOn on{WaitCause::kOperator, "POST /v1/checkpoints", "checkpoint",
                  [] { return "its files"; }};
     const auto is_over = [outcome] { return outcome->has_value(); };

@@ -223,14 +223,19 @@ Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection) {
     co_return;
   }
   const auto session = std::move(accepted).value();
+  co_await serve(*session);
+  ctx_.changed.notify_all();  // nothing of it uses the state any more
+}
+
+Task<void> JobServer::serve(transport::Session& session) {
   TaskGroup children(ctx_.executor);
   PeerSession sink(ctx_, parts_, children);
-  children.spawn(sink.expect_first_message(*session));
-  const Error cause = co_await session->run(sink);
+  children.spawn(sink.expect_first_message(session));
+  const Error cause = co_await session.run(sink);
   // What follows must happen even when this task was cancelled: others hold pointers to the
   // session.
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
-  session->close(cause);
+  session.close(cause);
   sink.ended(cause);
   ctx_.outgoing.notify_all();
   children.cancel();
@@ -240,6 +245,7 @@ Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection) {
 Task<void> JobServer::watch_leases() {
   while (!ctx_.stopping.is_closing) {
     if (!co_await sleep_until(ctx_.clock.now() + ctx_.config.timeouts.lease / 8)) co_return;
+    ctx_.changed.notify_all();  // a wait whose condition changed untold looks again
     for (const auto& [id, link] : ctx_.members.links) {
       ctx_.members.roster.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();

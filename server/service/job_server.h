@@ -77,6 +77,7 @@ class JobServer final {
   Task<void> close(transport::Listener& listener);
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
+  Task<void> serve(transport::Session& session);
   Task<void> watch_leases();
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
   transport::Greeting greeting() const;

@@ -185,13 +185,16 @@ Task<void> Restoration::dismiss_everybody(std::string why) {
     if (members_.roster.leave(id, why))
       control_.member_gone(id, Error(ErrorCode::kAborted, "fenced: " + why + "; join again"));
   const TimePoint limit = clock_.now() + config_.timeouts.drain;
-  const auto is_there = [](const std::weak_ptr<Link>& one) { return !one.expired(); };
-  while (std::any_of(leaving.begin(), leaving.end(), is_there)) {
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(2))) co_return;
-    if (clock_.now() < limit) continue;
-    for (const auto& one : leaving)  // it does not take our goodbye
-      if (const auto link = one.lock()) link->session->close(Error(ErrorCode::kAborted, why));
-  }
+  const auto are_gone = [&leaving] {
+    return std::ranges::all_of(leaving, [](const auto& one) { return one.expired(); });
+  };
+  const BlockedOn on{WaitCause::kOperator, "restore", "workers",
+                     [] { return "the end of their connections"; }};
+  const bool have_left = co_await until(are_gone, on, limit);
+  if (have_left || clock_.now() < limit) co_return;
+  for (const auto& one : leaving)  // it does not take our goodbye
+    if (const auto link = one.lock()) link->session->close(Error(ErrorCode::kAborted, why));
+  (void)co_await until(are_gone, on);
 }
 
 }  // namespace centroid::server

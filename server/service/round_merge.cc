@@ -74,6 +74,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   static const trace::EventLane kRounds("periods");
   kRounds.period(trace::Period::kRound, open_.opened, clock_.now(), job_.round.value);
   count_round(round);
+  changed_.notify_all();
   fault::point("round.committed");
   co_return true;
 }

@@ -9,6 +9,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "server/service/buffers.h"
 #include "server/service/room.h"
+#include "server/shard/placement.h"
 #include "server/store/memory_need.h"
 
 namespace centroid::server {
