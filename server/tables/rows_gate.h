@@ -16,12 +16,18 @@ class RowsGate {
   /// Refuse all requests for now, for this reason; empty: serve them.
   void hold(std::string why) { why_ = std::move(why); }
   bool is_held() const { return !why_.empty(); }
-  /// Of one server of several that may lead: whether it does, asked before each request. A leader
-  /// that was stopped does not know yet that another one leads: by its own clock its lease is out.
+  /// Of one server of several that may lead: whether it does, asked before each request, and
+  /// again when a push is in the journal. A leader that was stopped does not know yet that another
+  /// one leads: by its own clock its lease is out.
   void lead_by(std::function<Status()> leads) { leads_ = std::move(leads); }
   /// fails  unavailable
   Status check() const {
     if (!why_.empty()) return Error(ErrorCode::kUnavailable, why_);
+    return check_lead();
+  }
+  /// Whether this server led until now.
+  /// fails  unavailable
+  Status check_lead() const {
     if (const Status leads = leads_ ? leads_() : Status(); !leads.ok())
       return Error(ErrorCode::kUnavailable, leads.error().message());
     return {};

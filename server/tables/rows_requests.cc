@@ -203,6 +203,9 @@ Task<Status> RowsRequests::on_push(Session& session, const InFrame& frame, RowsS
     CENTROID_CO_TRY(co_await parts_.journal.written(clock, TimePoint::max(), &client));
   client.request.waits_for = RowsWaitFor::kReading;
   if (!applied.ok()) co_return co_await refuse(session, frame, applied.error());
+  // Another server may have read the journal before this was there, as it took over.
+  if (const Status leads = parts_.gate.check_lead(); !leads.ok())
+    co_return co_await refuse(session, frame, leads.error());
   const auto reply = proto::encode(applied.value());
   co_return co_await session.respond(frame.header, reply);
 }

@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <numeric>
 
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -98,6 +100,29 @@ TEST_F(RowsJournalled, TheStepsOfPushesStandThereSoThatTheirRatesComeBack) {
   push_at(*client, 21);
   push_at(*client_of(*again), 21);
   EXPECT_NE(pull(*client_of(*again), 0, 50), pull(*client, 0, 50));
+}
+
+/// It was stopped while the push was written, and another one leads meanwhile: that one has read the
+/// journal without it.
+TEST_F(RowsJournalled, APushIsAnsweredOnlyByAServerThatStillLeads) {
+  const auto server = start("first", "emb:dim=64,optimizer=sgd,lr=1", false);
+  const auto client = client_of(*server);
+  int asked = 0;  // of the service thread
+  const auto on_service = [&](const std::function<void()>& act) {
+    boost::asio::post(server->cluster().context().executor, boost::asio::use_future(act)).get();
+  };
+  on_service([&] {
+    server->cluster().parts().rows.lead_by([&asked]() -> Status {
+      if (++asked == 2) return Error(ErrorCode::kAborted, "deposed");
+      return {};
+    });
+  });
+  push(*client, 0, 4);  // refused once, and repeated
+  on_service([&] {
+    EXPECT_EQ(asked, 3) << "before it is applied, when it is written, when it has come again";
+    server->cluster().parts().rows.lead_by(nullptr);
+  });
+  EXPECT_THAT(pull(*client, 0, 4), testing::Each(-1.0f)) << "it was applied once";
 }
 
 }  // namespace
