@@ -91,6 +91,7 @@ class JobServer final {
   Task<Status> prepare_rows();
   Task<Status> checkpoint_of_rows();
   Task<Status> start_rows_journal();
+  Task<Status> open_rows_journal();
 
   JobContext ctx_;
   JobParts parts_;

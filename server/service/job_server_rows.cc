@@ -8,6 +8,13 @@
 /// The tables of sparse rows of a job: how they begin, here or on several servers.
 namespace centroid::server {
 
+namespace {
+
+/// When the journal could not begin.
+constexpr std::chrono::milliseconds kAgain{500};
+
+}  // namespace
+
 /// After `load_checkpoint`. Files are read by the blocking thread, which has the tables while it
 /// does: this one answers meanwhile, and takes nobody in.
 Task<Status> JobServer::load_rows() {
@@ -81,8 +88,27 @@ Task<Status> JobServer::checkpoint_of_rows() {
   co_return Status();
 }
 
+/// A disk that is full is waited for, as that of the rounds' journal.
 Task<Status> JobServer::start_rows_journal() {
   if (!ctx_.config.keeps_journal()) co_return Status();
+  std::optional<Waits::Guard> waits;
+  std::string trouble;
+  for (;;) {
+    const Status begun = co_await open_rows_journal();
+    if (begun.ok() || ctx_.config.journal.full != "wait" || !is_of_disk(begun.error()))
+      co_return begun;
+    if (ctx_.stopping.is_requested || ctx_.gate.is_deposed()) co_return begun;
+    trouble = begun.error().message();
+    if (!waits) {
+      log::error("rows_journal.waits",
+                 {{"error", begun.error()}, {"action", "no push is taken before"}});
+      ctx_.waits.begin(waits, WaitCause::kJournal, "tables", "journal", [&] { return trouble; });
+    }
+    (void)co_await ctx_.changed.wait(ctx_.clock.now() + kAgain);
+  }
+}
+
+Task<Status> JobServer::open_rows_journal() {
   RowsJournalWriter::Options options;
   options.folder = ctx_.config.journal.dir;
   options.run_id = ctx_.job.run_id;

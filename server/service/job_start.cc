@@ -13,12 +13,6 @@ namespace {
 /// When the journal could not begin.
 constexpr std::chrono::milliseconds kAgain{500};
 
-/// Such errors of a disk may pass: it is full, or a part of it is away.
-bool is_of_disk(const Error& why) {
-  return why.code() == ErrorCode::kResourceExhausted || why.code() == ErrorCode::kDataLoss ||
-         why.code() == ErrorCode::kInternal;
-}
-
 }  // namespace
 
 /// From another version than the next one; the round that was open does not count.

@@ -10,6 +10,12 @@
 
 namespace centroid::server {
 
+/// Such errors of a disk may pass: it is full, or a part of it is away.
+inline bool is_of_disk(const Error& why) {
+  return why.code() == ErrorCode::kResourceExhausted || why.code() == ErrorCode::kDataLoss ||
+         why.code() == ErrorCode::kInternal;
+}
+
 /// The journal as rounds see it: the writer, and waiting for it on the service's executor. Does
 /// nothing before `start`. Of one thread.
 class Journal {

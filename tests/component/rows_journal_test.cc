@@ -102,8 +102,8 @@ TEST_F(RowsJournalled, TheStepsOfPushesStandThereSoThatTheirRatesComeBack) {
   EXPECT_NE(pull(*client_of(*again), 0, 50), pull(*client, 0, 50));
 }
 
-/// It was stopped while the push was written, and another one leads meanwhile: that one has read the
-/// journal without it.
+/// It was stopped while the push was written, and another one leads meanwhile: that one has read
+/// the journal without it.
 TEST_F(RowsJournalled, APushIsAnsweredOnlyByAServerThatStillLeads) {
   const auto server = start("first", "emb:dim=64,optimizer=sgd,lr=1", false);
   const auto client = client_of(*server);
@@ -119,7 +119,7 @@ TEST_F(RowsJournalled, APushIsAnsweredOnlyByAServerThatStillLeads) {
   });
   push(*client, 0, 4);  // refused once, and repeated
   on_service([&] {
-    EXPECT_EQ(asked, 3) << "before it is applied, when it is written, when it has come again";
+    EXPECT_GE(asked, 3) << "before it is applied, when it is written, when it has come again";
     server->cluster().parts().rows.lead_by(nullptr);
   });
   EXPECT_THAT(pull(*client, 0, 4), testing::Each(-1.0f)) << "it was applied once";

@@ -48,7 +48,7 @@ class Layers(LintTest):
         )
 
     def test_server_and_worker_stay_apart(self):
-        self.assert_found(check_layers, "worker/loop/a.h", '#include "server/config/server_config.h"\n', "may not include server/config")
+        self.assert_found(check_layers, "worker/loop/a.h", '#include "server/config.h"\n', "may not include server/config")
         self.assert_found(check_layers, "server/a.cc", '#include "worker/data/b.h"\n', "may not include worker/data")
 
     def test_downward_include_passes(self):
@@ -80,7 +80,7 @@ class Layers(LintTest):
         self.assert_clean(check_layers, "common/codec/cuda/a.cuh", "#include <cuda_runtime.h>\n")
         self.assert_clean(check_layers, "common/device/cuda/a.cc", "#include <cuda_runtime.h>\n")
         self.assert_found(check_layers, "common/device/cuda/a.h", "#include <cuda_runtime.h>\n", "may be included only in")
-        self.assert_found(check_layers, "common/codec/cuda/a.cuh", '#include "server/config/server_config.h"\n', "may not include server")
+        self.assert_found(check_layers, "common/codec/cuda/a.cuh", '#include "server/config.h"\n', "may not include server")
 
     def test_table_has_no_cycle_and_a_cycle_is_found(self):
         self.assertEqual(check_layers.cycle(check_layers.MAY), [])
@@ -474,9 +474,9 @@ class Cycles(LintTest):
 
     def test_folders_that_include_each_other_are_found(self):
         self.write("server/a/a.h", '#include "server/b/b.h"\n#include "server/a/c.h"\n#include "common/base/d.h"\n')
-        self.write("server/b/b.h", '#include "server/config/server_config.h"\n')
+        self.write("server/b/b.h", '#include "server/config.h"\n')
         self.assert_all()
-        self.write("server/config/server_config.h", '#include "server/a/a.h"\n')
+        self.write("server/config.h", '#include "server/a/a.h"\n')
         found = self.assert_all("folders in a cycle, which is new: server server/a server/b;")
         self.assertIn("server/a -> server/b: server/a/a.h includes server/b/b.h", found[0])
         self.listed("folders", "  server", "  server/a", "  server/b")
