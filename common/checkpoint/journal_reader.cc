@@ -159,14 +159,13 @@ void Reader::skip() { position_ = payload_at_ + head_.payload_bytes; }
 Status Reader::cut_tail() const {
   if (segments_.empty()) return {};
   const LogSegment& last = segments_.back();
-  if (sound_bytes_ == last.bytes) return {};
-  if (sound_bytes_ == 0) {  // not even its base record
+  if (sound_bytes_ == 0 && last.bytes != 0) {  // not even its base record
     const Status removed = file::remove(last.path);
     if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
     return file::sync_directory(last.path.parent_path());
   }
   CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(last.path));
-  CENTROID_TRY(file::truncate(file, last.path, sound_bytes_));
+  if (sound_bytes_ != last.bytes) CENTROID_TRY(file::truncate(file, last.path, sound_bytes_));
   return file::sync(file, last.path);
 }
 

@@ -46,7 +46,9 @@ class Reader {
   /// Why the last segment is not read to its end; empty when it is.
   const std::string& torn() const { return torn_; }
   const std::vector<LogSegment>& segments() const { return segments_; }
-  /// Cut the torn tail, and records of rounds that never ended, off the last segment.
+  /// Cut the torn tail, and records of rounds that never ended, off the last segment. What is left
+  /// is then on the disk: who wrote it may have been killed before a sync, and a segment that
+  /// follows says that all before it is there.
   Status cut_tail() const;
 
  private:

@@ -254,15 +254,15 @@ Result<Reader::Found> Reader::next() {
 }
 
 Status Reader::cut_tail() const {
-  if (torn_.empty()) return {};
+  if (segments_.empty()) return {};
   const LogSegment& last = segments_.back();
-  if (position_ == 0) {  // not even its base record
+  if (position_ == 0 && last.bytes != 0) {  // not even its base record
     const Status removed = file::remove(last.path);
     if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
     return file::sync_directory(last.path.parent_path());
   }
   CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(last.path));
-  CENTROID_TRY(file::truncate(file, last.path, position_));
+  if (!torn_.empty()) CENTROID_TRY(file::truncate(file, last.path, position_));
   return file::sync(file, last.path);
 }
 

@@ -106,7 +106,8 @@ class Reader {
   const std::vector<LogSegment>& segments() const { return segments_; }
   /// Why the last segment is read no further; empty when nothing was left over.
   const std::string& torn() const { return torn_; }
-  /// Cut what `torn` speaks of off the last segment.
+  /// Cut what `torn` speaks of off the last segment. What is left is then on the disk: who wrote
+  /// it may have been killed before a sync.
   Status cut_tail() const;
 
  private:

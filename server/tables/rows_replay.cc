@@ -142,6 +142,7 @@ Status RowsReplay::cut_off(Reader& reader) {
                  "behind it: later pushes are lost"}});
     for (const LogSegment& segment : reader.segments())
       if (segment.number >= gap_) CENTROID_TRY(file::remove(segment.path));
+    return {};
   }
   if (!reader.torn().empty())
     log::warn("rows_journal.tail_cut",

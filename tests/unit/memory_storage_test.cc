@@ -18,8 +18,10 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/replace_file.h"
+#include "common/checkpoint/rows_journal.h"
 #include "common/storage/file.h"
 #include "server/store/journal_writer.h"
+#include "server/store/rows_journal_writer.h"
 
 namespace centroid {
 namespace {
@@ -502,6 +504,101 @@ TEST(PowerCuts, RoundsThatTheJournalSaidWereDoneAreThere) {
     ASSERT_TRUE(report->last.has_value());
     EXPECT_GE(report->last->value, done);
     EXPECT_LE(report->last->value, rounds + 1);
+  }
+}
+
+/// A writer that syncs seldom is killed, another process goes on behind its rounds, then the power
+/// goes: a segment that follows says that all before it is on the disk.
+TEST(PowerCuts, WhatAKilledWriterLeftIsOnTheDiskBeforeASegmentFollowsIt) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    Machine machine;
+    ASSERT_TRUE(file::create_directory("/journal").ok());
+    ASSERT_TRUE(file::sync_directory("/").ok());
+    const std::string chunk = long_text('a', 1000);
+    journal::Base base;
+    base.run_id = "run";
+    server::JournalWriter::Options options;
+    options.folder = "/journal";
+    options.sync_every = std::chrono::minutes(10);
+    constexpr std::uint64_t kRounds = 3;
+    {
+      auto writer = server::JournalWriter::start(options, base);
+      ASSERT_TRUE(writer.ok()) << writer.error().message();
+      for (std::uint64_t round = 1; round <= kRounds; ++round) {
+        (*writer)->chunk_copy(Round(round), 0, ChunkId(0), journal::Form::kSum, bytes_of(chunk));
+        journal::Commit commit;
+        commit.version = Version(round + 1);
+        commit.chunks = 1;
+        const auto number = (*writer)->end_round(journal::Kind::kCommit, Round(round), 0, commit);
+        while (!(*writer)->is_done(number)) std::this_thread::yield();
+      }
+      machine.process().detach();  // SIGKILL: what was written stays
+    }
+    machine.restart();
+    journal::Reader reader("/journal");
+    for (;;) {
+      const auto record = reader.next();
+      ASSERT_TRUE(record.ok()) << record.error().message();
+      if (!*record) break;
+      if (std::holds_alternative<journal::Reader::Chunk>(**record)) reader.skip();
+    }
+    ASSERT_TRUE(reader.cut_tail().ok());
+    base.round = Round(kRounds);
+    {
+      auto writer = server::JournalWriter::start(options, base);
+      ASSERT_TRUE(writer.ok()) << writer.error().message();
+      CounterRng fate(seed, 1);
+      machine.disk().crash(fate);
+    }
+    machine.restart();
+    const auto report = journal::verify("/journal");
+    ASSERT_TRUE(report.ok()) << report.error().message();
+    ASSERT_TRUE(report->last.has_value());
+    EXPECT_EQ(report->last->value, kRounds);
+  }
+}
+
+/// The same of the journal of tables.
+TEST(PowerCuts, PushesThatAKilledWriterLeftAreOnTheDiskBeforeASegmentFollowsThem) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    Machine machine;
+    ASSERT_TRUE(file::create_directory("/journal").ok());
+    ASSERT_TRUE(file::sync_directory("/").ok());
+    const std::string data = long_text('a', 1000);
+    server::RowsJournalWriter::Options options;
+    options.folder = "/journal";
+    options.run_id = "run";
+    options.sync_every = std::chrono::minutes(10);
+    {
+      auto writer = server::RowsJournalWriter::start(options, {});
+      ASSERT_TRUE(writer.ok()) << writer.error().message();
+      rows_journal::Entry entry;
+      entry.data = bytes_of(data);
+      const std::uint64_t number = (*writer)->append(entry);
+      while (!(*writer)->is_done(number)) std::this_thread::yield();
+      machine.process().detach();
+    }
+    machine.restart();
+    rows_journal::Reader reader("/journal", 0);
+    for (;;) {
+      const auto found = reader.next();
+      ASSERT_TRUE(found.ok()) << found.error().message();
+      if (*found == rows_journal::Reader::Found::kEnd) break;
+    }
+    ASSERT_TRUE(reader.cut_tail().ok());
+    {
+      auto writer =
+          server::RowsJournalWriter::start(options, {.segment = 2, .batches = reader.batches()});
+      ASSERT_TRUE(writer.ok()) << writer.error().message();
+      CounterRng fate(seed, 1);
+      machine.disk().crash(fate);
+    }
+    machine.restart();
+    const auto report = rows_journal::verify("/journal");
+    ASSERT_TRUE(report.ok()) << report.error().message();
+    EXPECT_EQ(report->pushes, 1u);
   }
 }
 
