@@ -256,7 +256,7 @@ Result<Reader::Found> Reader::next() {
 Status Reader::cut_tail() const {
   if (segments_.empty()) return {};
   const LogSegment& last = segments_.back();
-  if (position_ == 0 && last.bytes != 0) {  // not even its base record
+  if (position_ == 0) {  // not even its base record
     const Status removed = file::remove(last.path);
     if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
     return file::sync_directory(last.path.parent_path());
