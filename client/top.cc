@@ -17,6 +17,7 @@ using Clock = std::chrono::steady_clock;
 /// Sums since a worker joined.
 struct Sums {
   double samples = 0, rounds = 0, compute = 0, wait = 0, in = 0, out = 0;
+  double joined = 0;  ///< when that was
 };
 
 /// What one worker did between two looks; per second, and seconds per round.
@@ -27,9 +28,13 @@ struct Line {
 };
 
 Sums sums_of(const Json& worker) {
-  return {number_of(worker, "samples"),         number_of(worker, "rounds"),
-          number_of(worker, "compute_seconds"), number_of(worker, "wait_seconds"),
-          number_of(worker, "bytes_in"),        number_of(worker, "bytes_out")};
+  return {number_of(worker, "samples"),
+          number_of(worker, "rounds"),
+          number_of(worker, "compute_seconds"),
+          number_of(worker, "wait_seconds"),
+          number_of(worker, "bytes_in"),
+          number_of(worker, "bytes_out"),
+          number_of(worker, "joined_unix_seconds")};
 }
 
 class Top {
@@ -65,9 +70,8 @@ class Top {
       if (state == "left" || state == "dead" || state == "fenced") continue;
       const Sums now = sums_of(worker);
       const auto before = sums_.find(member);
-      // Another life of the server counts from 0.
-      const bool is_other =
-          before == sums_.end() || before->second.rounds > now.rounds || before->second.in > now.in;
+      // Another life of the server counts from 0, and may have given this number to another one.
+      const bool is_other = before == sums_.end() || before->second.joined != now.joined;
       const Sums then = is_other ? now : before->second;
       seen[member] = now;
       Line line{.name = text_of(worker, "name"), .state = state};
