@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <boost/asio/post.hpp>
+
 #include "common/base/log.h"
+#include "common/storage/file.h"
 #include "server/service/replay.h"
 
 namespace centroid::server {
@@ -34,6 +37,11 @@ Task<Status> JobStart::begin_replay() {
     co_return Error(ErrorCode::kFailedPrecondition,
                     "journal " + config_.journal.dir +
                         ": there is no checkpoint to which its rounds could be added");
+  // The replay ends with a sync. The disk begins now, while the rounds are read and applied.
+  boost::asio::post(opener_.context(), [last = reader->segments().back().path] {
+    const auto file = file::open_to_change(last);
+    if (file.ok()) (void)file::sync(*file, last);
+  });
   replay_ = std::make_unique<Replay>(context_, std::move(reader), round_journal_, shards_, local_);
   co_return Status();
 }
@@ -91,7 +99,7 @@ Task<Status> JobStart::start_journal() {
       journal_.on_progress([this] { changed_.notify_all(); });  // chunks may wait for its room
       journal::Base base = round_journal_.base();
       journal::Route route = servers_.journal_route();
-      begun = co_await journal_.start(disk_.executor, std::move(options), std::move(base),
+      begun = co_await journal_.start(opener_.executor(), std::move(options), std::move(base),
                                       std::move(route));
     }
     if (begun.ok()) break;

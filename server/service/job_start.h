@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/async/io_thread.h"
 #include "server/service/job_part.h"
 #include "server/service/peer_exchange.h"
 #include "server/service/round_journal.h"
@@ -39,6 +40,7 @@ class JobStart : private JobPart {
   RoundJournal& round_journal_;
   StateImages& images_;
   Checkpointer& checkpointer_;
+  IoThread opener_{"opener"};  ///< of the journal: that of files may be writing a checkpoint
 };
 
 }  // namespace centroid::server
