@@ -67,6 +67,10 @@ class Machine {
     process_ = std::make_unique<test::MemoryStorage>(disk_);
     bound_ = std::make_unique<storage::ScopedStorage>(*process_);
   }
+  void kill() {
+    process_->detach();
+    restart();
+  }
   void cut_power(std::uint64_t seed) {
     CounterRng rng(seed);
     disk_->crash(rng);
@@ -533,25 +537,18 @@ TEST(PowerCuts, WhatAKilledWriterLeftIsOnTheDiskBeforeASegmentFollowsIt) {
         const auto number = (*writer)->end_round(journal::Kind::kCommit, Round(round), 0, commit);
         while (!(*writer)->is_done(number)) std::this_thread::yield();
       }
-      machine.process().detach();  // SIGKILL: what was written stays
+      machine.kill();  // what was written stays
     }
-    machine.restart();
     journal::Reader reader("/journal");
-    for (;;) {
-      const auto record = reader.next();
-      ASSERT_TRUE(record.ok()) << record.error().message();
-      if (!*record) break;
+    for (auto record = reader.next(); record.ok() && *record; record = reader.next())
       if (std::holds_alternative<journal::Reader::Chunk>(**record)) reader.skip();
-    }
     ASSERT_TRUE(reader.cut_tail().ok());
     base.round = Round(kRounds);
     {
       auto writer = server::JournalWriter::start(options, base);
       ASSERT_TRUE(writer.ok()) << writer.error().message();
-      CounterRng fate(seed, 1);
-      machine.disk().crash(fate);
+      machine.cut_power(seed);
     }
-    machine.restart();
     const auto report = journal::verify("/journal");
     ASSERT_TRUE(report.ok()) << report.error().message();
     ASSERT_TRUE(report->last.has_value());
@@ -578,24 +575,18 @@ TEST(PowerCuts, PushesThatAKilledWriterLeftAreOnTheDiskBeforeASegmentFollowsThem
       entry.data = bytes_of(data);
       const std::uint64_t number = (*writer)->append(entry);
       while (!(*writer)->is_done(number)) std::this_thread::yield();
-      machine.process().detach();
+      machine.kill();
     }
-    machine.restart();
     rows_journal::Reader reader("/journal", 0);
-    for (;;) {
-      const auto found = reader.next();
-      ASSERT_TRUE(found.ok()) << found.error().message();
-      if (*found == rows_journal::Reader::Found::kEnd) break;
-    }
+    auto found = reader.next();
+    while (found.ok() && *found != rows_journal::Reader::Found::kEnd) found = reader.next();
     ASSERT_TRUE(reader.cut_tail().ok());
     {
       auto writer =
           server::RowsJournalWriter::start(options, {.segment = 2, .batches = reader.batches()});
       ASSERT_TRUE(writer.ok()) << writer.error().message();
-      CounterRng fate(seed, 1);
-      machine.disk().crash(fate);
+      machine.cut_power(seed);
     }
-    machine.restart();
     const auto report = rows_journal::verify("/journal");
     ASSERT_TRUE(report.ok()) << report.error().message();
     EXPECT_EQ(report->pushes, 1u);
