@@ -55,6 +55,8 @@ Task<Result<bool>> ServerChanges::settle_servers() {
     if (link->is_draining || link->is_gone() ||
         std::ranges::find(spread_.links, link) != spread_.links.end())
       continue;
+    const auto what = [name] { return "server '" + name + "' takes the model's terms and route"; };
+    const auto waits = waits_.begin(WaitCause::kServers, present_round(job_), "servers", what);
     const Status added = co_await servers_.add_server(link);
     if (!added.ok()) {
       log::warn("server.not_added", {{"server", name}, {"why", added.error()}});
