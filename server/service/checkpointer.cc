@@ -19,8 +19,6 @@ using proto::ServersKind;
 namespace {
 /// Between two checkpoints that the tables' journal calls for.
 constexpr std::chrono::seconds kAgain{10};
-/// Between two tries to keep a version on all servers.
-constexpr std::chrono::milliseconds kFreezeAgain{5};
 constexpr std::size_t kLeader = 0;
 }  // namespace
 
@@ -165,22 +163,10 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   while (one.has_model && !one.snapshot) {
-    if (spread_.has_others()) {
-      one.snapshot = co_await frozen_servers();
-      if (one.snapshot || spread_.lost_since || servers_.has_lost_server()) break;
-      const bool goes_on = co_await sleep_until(clock_.now() + kFreezeAgain);
-      if (!goes_on) break;
-      continue;
-    }
-    const auto takes = [this, &one] {
-      if (!spread_.has_others())
-        one.snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
-      return one.snapshot || spread_.has_others();
-    };
-    BlockedOn on{WaitCause::kCheckpoint, "checkpoint", present_round(job_),
-                 [] { return "a version that is at rest"; }};
-    const bool goes_on = co_await until(takes, std::move(on));
-    if (!goes_on) break;
+    if (!spread_.has_others()) one.snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
+    if (spread_.has_others()) one.snapshot = co_await frozen_servers();
+    if (one.snapshot || spread_.lost_since || servers_.has_lost_server()) break;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
   }
   if (one.has_model && !one.snapshot) {
     one.rows.reset();

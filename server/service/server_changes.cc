@@ -98,17 +98,10 @@ Task<Result<bool>> ServerChanges::settle_servers() {
 Task<bool> ServerChanges::may_move() {
   bool may = !open_.machine.has_late();
   while (may && (use_.is_writing || spread_.frozen)) {
+    (void)disk_.hurried();
     if (spread_.freezes > 0) (void)co_await checkpointer_.freeze_for_checkpoint();
-    // With rounds behind it, rounds go on, and so does this when the checkpoint is over.
-    const auto moves = [this] {
-      (void)disk_.hurried();
-      const bool is_over = !use_.is_writing && !spread_.frozen;
-      return is_over || spread_.freezes > 0 || job_.trained_rounds > 0;
-    };
-    BlockedOn on{WaitCause::kCheckpoint, present_round(job_), "checkpoint",
-                 [] { return "its files: chunks move when they are written"; }};
-    may = co_await until(moves, std::move(on));
-    may = may && job_.trained_rounds == 0;
+    may = job_.trained_rounds == 0;  // else rounds go on, and so does this when it is over
+    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
   }
   co_return may;
 }
@@ -142,18 +135,18 @@ Task<Result<bool>> ServerChanges::recover_servers() {
     co_await changed_.wait(limit);
     co_return false;
   }
-  const auto is_unused = [this] {
+  std::optional<Waits::Guard> waits;
+  while (!members_.links.empty() || (open_.attempt && open_.attempt.use_count() > 1) ||
+         use_.is_writing || spread_.copiers > 0) {
+    if (!waits)
+      waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
+        return "server '" + spread_.lost +
+               "' is gone with its chunks: the end of the workers' connections, and of what reads "
+               "the state that is given up";
+      });
     use_.fetched.notify_all();  // no version is kept for a checkpoint now
-    return members_.links.empty() && (!open_.attempt || open_.attempt.use_count() == 1) &&
-           !use_.is_writing && spread_.copiers == 0;
-  };
-  BlockedOn on{WaitCause::kServers, "job", "workers", [this] {
-                 return "server '" + spread_.lost +
-                        "' is gone with its chunks: the end of the workers' connections, and of "
-                        "what reads the state that is given up";
-               }};
-  const bool goes_on = co_await until(is_unused, std::move(on));
-  if (!goes_on) co_return false;
+    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
+  }
   const Version lost = job_.version();
   const std::uint64_t lost_round = job_.round.value - 1;
   open_ = OpenRound(policy_);
