@@ -135,6 +135,9 @@ Task<Result<bool>> ServerChanges::recover_servers() {
     co_await changed_.wait(limit);
     co_return false;
   }
+  co_await journal_.drop_attempt();
+  co_await journal_.stop(disk_.executor);  // read, it begins anew behind the rounds it has
+  // From the end of this wait on nothing is awaited before the servers are forgotten.
   std::optional<Waits::Guard> waits;
   while (!members_.links.empty() || (open_.attempt && open_.attempt.use_count() > 1) ||
          use_.is_writing || spread_.copiers > 0) {
@@ -150,9 +153,7 @@ Task<Result<bool>> ServerChanges::recover_servers() {
   const Version lost = job_.version();
   const std::uint64_t lost_round = job_.round.value - 1;
   open_ = OpenRound(policy_);
-  co_await journal_.drop_attempt();
   const Raised loading(use_.is_loading, changed_);  // what is left of the store is of no version
-  co_await journal_.stop(disk_.executor);           // read, it begins anew behind the rounds it has
   servers_.forget_servers();
   job_.drop_model();  // chunks of it are lost
   const bool has_checkpoint = co_await loader_.has_checkpoint();
