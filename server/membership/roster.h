@@ -90,7 +90,7 @@ class Roster {
   std::vector<MemberId> ranked() const;
   const Member* find(MemberId member) const;
   std::size_t present() const { return present_; }
-  /// Somebody is to leave after the round.
+  /// At least one member leaves after the round.
   bool is_draining() const { return draining_ > 0; }
   const std::map<MemberId, Member>& members() const { return members_; }
   /// After a restart, so that old messages stay fenced.

@@ -45,7 +45,7 @@ struct Link {
   std::string program;  ///< its version; empty: it has not said
 
   struct Evaluations {
-    std::vector<Version> asked;  ///< parameters it was told to evaluate and has not reported on
+    std::vector<Version> asked;  ///< parameters that it evaluates; its report is missing
     TimePoint asked_at;          ///< when it was last told so with a round
     SmoothedTime duration;       ///< of one, before it began to train
   };
@@ -56,7 +56,7 @@ struct Link {
     bool is_present = false;
     std::optional<Round> keep;     ///< to be told that the state after this round is saved
     bool tells_kept = false;       ///< answers Keep
-    std::optional<Round> keeping;  ///< it was told so, and has not answered
+    std::optional<Round> keeping;  ///< the server asked for that; the answer is missing
   };
   OwnState own_state;
 
@@ -79,7 +79,7 @@ struct Link {
     std::uint32_t fragment = 0;  ///< of the round it began last
     std::uint32_t before = 0;    ///< of the one before, of whose average it tells
     Round round;                 ///< the round it began last
-    /// It is told to begin a round of a fragment.
+    /// A round of a fragment begins for it.
     void begin(Round next, std::uint32_t of) {
       if (std::exchange(round, next) == next) return;
       before = std::exchange(fragment, of);
@@ -99,7 +99,7 @@ struct Link {
 
   /// How it keeps up, where a round may close without some members.
   struct Pace {
-    Attempt::Key opened;      ///< the last attempt it was told to begin
+    Attempt::Key opened;      ///< the last attempt that began for it
     bool is_brought = false;  ///< its state for that is on its way: it has not begun
     TimePoint opened_at;      ///< when, or when its last chunk came, with policy bsp
     /// How long it said nothing when it was left out last; falls as it says nothing for less (bsp).
@@ -108,7 +108,7 @@ struct Link {
     bool is_away = false;  ///< has no seat until it is free again
     /// Since when it may not begin an epoch, for an older one is not done (asp, ssp).
     std::optional<TimePoint> held_since;
-    std::optional<Attempt::Key> behind;  ///< was told that this is over, has not said Ready
+    std::optional<Attempt::Key> behind;  ///< this attempt is over; its Ready is missing
     /// It may not begin now.
     void hold(TimePoint now) {
       if (!held_since) held_since = now;

@@ -88,7 +88,7 @@ class RowsService {
     return moves_.set_route(std::move(route), self);
   }
   const proto::Route& route() const { return route_.route(); }
-  /// Refuse all requests for now, for this reason; empty: serve them.
+  /// Refuse all requests, for this reason; empty: serve them.
   void hold(std::string why) { gate_.hold(std::move(why)); }
   /// Of one server of several that may lead: whether it does, asked before each request.
   void lead_by(std::function<Status()> leads) { gate_.lead_by(std::move(leads)); }
