@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <set>
 #include <string_view>
 
 #include "common/proto/about.h"
@@ -256,6 +257,9 @@ Status Opened::check() const {
     if (members[i].member <= members[i - 1].member)
       return wrong("Opened.members", to_string(members[i].member),
                    "after " + to_string(members[i - 1].member) + ", ascending");
+  std::set<MemberId> seen;
+  for (const MemberId member : summed)
+    if (!seen.insert(member).second) return wrong("Opened.summed", to_string(member), "named once");
   return {};
 }
 

@@ -291,9 +291,12 @@ struct Opened {
   Round round;  ///< 0: none yet
   std::uint32_t attempt = 0;
   std::vector<OpenedMember> members;  ///< ascending
+  /// Whose contributions the attempt sums as they come, in the order of the sum. None: nobody's,
+  /// or they are kept whole until a Merge names them.
+  std::vector<MemberId> summed;
   template <class F>
   void fields(F& f) {
-    f(generation), f(round), f(attempt), f(members);
+    f(generation), f(round), f(attempt), f(members), f.tail(summed, std::vector<MemberId>());
   }
   Status check() const;
 };

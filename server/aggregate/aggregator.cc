@@ -187,9 +187,17 @@ void Aggregator::absent(std::uint32_t rank) {
   }
 }
 
+std::size_t Aggregator::waiting_bytes() const {
+  std::size_t bytes = 0;
+  for (const ChunkState& state : chunks_)
+    for (const Waiting& one : state.waiting) bytes += one.bytes;
+  return bytes;
+}
+
 void Aggregator::retry_held() {
+  if (waiting_ == 0) return;
   for (const Chunk& chunk : plan_.chunks())
-    if (!chunks_.empty() && !chunks_[chunk.id.value].waiting.empty()) advance(chunk.id);
+    if (!chunks_[chunk.id.value].waiting.empty()) advance(chunk.id);
 }
 
 }  // namespace centroid::server

@@ -42,6 +42,10 @@ class Aggregator {
   /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
   /// r's payloads.
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
+  /// The same for one rank whose codec was not known then. Before its first `offer`.
+  void set_codec(std::uint32_t rank, std::shared_ptr<const Codec> codec) {
+    ranks_[rank].codec = std::move(codec);
+  }
   /// Take a chunk of `rank`.
   /// fails  invalid_argument (no such chunk, sent twice, another weight than before), or as the
   ///        codec says.
@@ -51,6 +55,7 @@ class Aggregator {
   /// Some held chunks became free.
   void retry_held();
 
+  bool is_absent(std::uint32_t rank) const { return rank >= ranks_.size() || ranks_[rank].absent; }
   bool has_part_of(std::uint32_t rank) const { return ranks_[rank].added > 0; }
   std::uint64_t received(std::uint32_t rank) const { return ranks_[rank].received; }
   /// A chunk of it waits, for other ranks or for memory.
@@ -65,6 +70,7 @@ class Aggregator {
   Queued queued(std::uint32_t rank) const;
   double weight(std::uint32_t rank) const { return ranks_[rank].weight; }
   std::size_t waiting() const { return waiting_; }
+  std::size_t waiting_bytes() const;
 
  private:
   struct Waiting {

@@ -39,12 +39,6 @@ Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std
   return {};
 }
 
-RobustMean::Encoded StagedContribution::encoded(ChunkId chunk) const {
-  const Payload& kept = payloads_[chunk.value];
-  CENTROID_CHECK(kept.is_here);
-  return {codec_.get(), kept.buffer.bytes().first(kept.bytes)};
-}
-
 void StagedContribution::add_to(std::span<float> sum, ChunkId chunk, double weight,
                                 bool first) const {
   const Payload& kept = payloads_[chunk.value];

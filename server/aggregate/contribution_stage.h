@@ -8,7 +8,6 @@
 #include "common/codec/codec.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
-#include "server/aggregate/robust.h"
 
 namespace centroid::server {
 
@@ -38,8 +37,6 @@ class StagedContribution {
   std::size_t bytes() const { return bytes_; }
   /// sum[i] += weight * x[i], or = when `first`. The contribution is whole.
   void add_to(std::span<float> sum, ChunkId chunk, double weight, bool first) const;
-  /// A chunk as it came. The contribution is whole.
-  RobustMean::Encoded encoded(ChunkId chunk) const;
 
  private:
   struct Payload {

@@ -270,8 +270,11 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   const DataPart share = link.share.part;
   count_end(link, end);
   data_.count_told(told_of(link, end, share));
-  if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks))
+  if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks)) {
+    const bool is_awaited_elsewhere = round_servers_.may_have_part(link.id);
     job_.aggregator->absent(*rank);
+    if (is_awaited_elsewhere) round_servers_.tell_opened();
+  }
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   CENTROID_ASSIGN(auto decision, open_.machine.contribute(link.id, std::move(contribution)));

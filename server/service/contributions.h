@@ -14,7 +14,7 @@ namespace centroid::server {
 class Contributions : private JobPart {
  public:
   Contributions(JobContext& context, DataShares& data, const LocalShard& local,
-                const RoundServers& round_servers, ElasticRound& elastic, RoundControl& control)
+                RoundServers& round_servers, ElasticRound& elastic, RoundControl& control)
       : JobPart(context),
         data_(data),
         local_(local),
@@ -45,7 +45,7 @@ class Contributions : private JobPart {
 
   DataShares& data_;
   const LocalShard& local_;
-  const RoundServers& round_servers_;
+  RoundServers& round_servers_;
   ElasticRound& elastic_;
   RoundControl& control_;
   KnownScalars known_scalars_;

@@ -125,7 +125,7 @@ Task<void> JobServer::end_job(Ending& ending) {
   ending.writes_nothing = ending.is_elsewhere || ctx_.phase.is(Phase::kStandby);
   const bool is_signalled = ctx_.stopping.is_requested;
   if (halted && !stop && !is_signalled) co_await stop_.keep_halt(result.error());
-  const proto::FinishReason reason = set_last_phase(result, halted);
+  const proto::FinishReason reason = set_last_phase(ending, halted);
   ending.is_coming_back = ending.is_elsewhere ||
                           (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
   if (ending.is_coming_back)
@@ -140,15 +140,17 @@ Task<void> JobServer::end_job(Ending& ending) {
   }
 }
 
-proto::FinishReason JobServer::set_last_phase(const Status& result, bool halted) {
-  const bool is_requested = ctx_.stopping.is_requested;
+proto::FinishReason JobServer::set_last_phase(const Ending& ending, bool halted) {
+  const bool is_requested = ctx_.stopping.is_requested || ending.is_elsewhere;
   const bool is_stopped = is_requested || ctx_.commands.stop;
-  const std::string why_stopped = is_requested ? ctx_.stopping.reason : ctx_.phase.reason();
+  const std::string why_stopped = ctx_.stopping.is_requested ? ctx_.stopping.reason
+                                  : ending.is_elsewhere      ? "another server leads"
+                                                             : ctx_.phase.reason();
   ctx_.phase.set(halted               ? Phase::kHalted
                  : is_requested       ? Phase::kStopping
                  : ctx_.commands.stop ? Phase::kStopped
                                       : Phase::kFinished,
-                 halted       ? result.error().message()
+                 halted       ? ending.result.error().message()
                  : is_stopped ? why_stopped
                               : "the goal is reached");
   log::info("job.ended", {{"state", halted       ? "halted"

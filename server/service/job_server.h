@@ -72,7 +72,7 @@ class JobServer final {
     bool is_coming_back = false;  ///< workers are to wait for a server
   };
   Task<void> end_job(Ending& ending);
-  proto::FinishReason set_last_phase(const Status& result, bool halted);
+  proto::FinishReason set_last_phase(const Ending& ending, bool halted);
   Task<void> keep_last_state(Ending& ending);
   Task<void> close(transport::Listener& listener);
   Task<void> accept_loop(transport::Listener& listener);

@@ -59,7 +59,7 @@ std::optional<Error> LeaderGate::held() const {
 
 Status LeaderGate::check_lead() const {
   if (is_beginning()) return proto::not_yet_error("the server begins: " + phase_.reason());
-  if (!phase_.is(Phase::kStandby)) return {};
+  if (!phase_.is(Phase::kStandby) && !is_deposed()) return {};
   return proto::standby_error(leadership_.leader, leadership_.data);
 }
 

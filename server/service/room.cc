@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/codec/spec.h"
 #include "server/service/job_types.h"
 
 namespace centroid::server {

@@ -227,12 +227,16 @@ void RoundAttempts::leave_silent_out() {
   if (now < round_limit()) return;
   open_.looked_at = now;  // from where the next look is counted, where nobody can be left out
   std::vector<MemberId> silent;
+  bool is_first = true;
   for (const MemberId member : open_.machine.missing()) {
     const auto link = members_.find(member);
     const bool was_told = link && link->pace.opened == open_.attempt->key();
     // A median takes chunks when all are there, and holds nobody up meanwhile.
-    const bool awaits_others = aggregate_.is_mean() && was_told &&
-                               job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
+    bool awaits_others = aggregate_.is_mean() && was_told &&
+                         job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
+    // Another server sums in the order of ranks: whoever is behind the first may wait for it there.
+    if (aggregate_.is_mean() && round_servers_.may_have_part(member))
+      awaits_others = !std::exchange(is_first, false) || awaits_others;
     if (!was_told || link->contribution.pending_end || awaits_others) continue;
     const TimePoint until =
         link->pace.opened_at + allowed_silence(config_.timeouts.round, link->pace.came_late);
@@ -242,7 +246,8 @@ void RoundAttempts::leave_silent_out() {
       open_.looked_at = std::min(open_.looked_at, until - config_.timeouts.round);
   }
   const bool has_part = std::ranges::any_of(silent, [this](MemberId member) {
-    return job_.aggregator->has_part_of(*open_.attempt->rank_of(member));
+    return job_.aggregator->has_part_of(*open_.attempt->rank_of(member)) ||
+           round_servers_.may_have_part(member);
   });
   const Progress progress = has_part ? Progress::kPart : Progress::kNothing;
   RoundDecision decision = open_.machine.timed_out(silent, progress, now);

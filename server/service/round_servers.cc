@@ -29,7 +29,25 @@ void RoundServers::tell_opened() {
     opened.members.push_back({.member = id, .name_crc = crc32c(name)});
     link->is_told_of = true;
   }
+  opened.summed.clear();
+  const bool sums = open_.attempt && !open_.attempt->closed && !policy_.is_elastic();
+  for (std::uint32_t rank = 0; sums && rank < open_.attempt->members.size(); ++rank)
+    if (is_summed(rank)) opened.summed.push_back(open_.attempt->members[rank]);
   shards_.tell_opened(opened);
+}
+
+/// It has samples, and is or was to send its sum.
+bool RoundServers::is_summed(std::uint32_t rank) const {
+  const proto::RoundOpen& share = open_.attempt->opens[rank];
+  return share.begin < share.end && !job_.aggregator->is_absent(rank);
+}
+
+bool RoundServers::may_have_part(MemberId member) const {
+  const bool is_elsewhere =
+      spread_.has_others() && open_.attempt && !policy_.is_elastic() &&
+      !spread_.holders[job_.fragments.turn(job_.store->optimizer_step())].empty();
+  const auto rank = is_elsewhere ? open_.attempt->rank_of(member) : std::nullopt;
+  return rank && is_summed(*rank);
 }
 
 /// Other servers drop what they keep of members that are gone, unless it is to count in a round

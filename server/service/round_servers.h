@@ -22,6 +22,8 @@ class RoundServers : private JobPart {
   void departed(MemberId member) { departed_.push_back(member); }
   void forget_departed();
 
+  /// Other servers may have summed a part of what this member contributes to the open attempt.
+  bool may_have_part(MemberId member) const;
   std::string names_of_missing_holders(const Link& link) const;
   bool is_short(const proto::PushEnd& end) const;
   Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
@@ -38,6 +40,7 @@ class RoundServers : private JobPart {
 
  private:
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
+  bool is_summed(std::uint32_t rank) const;
 
   ShardGroup& shards_;
   const LocalShard& local_;

@@ -171,6 +171,7 @@ Task<Status> LeaderSink::on_tokens(Session& session, const InFrame& frame) {
 
 Task<Status> LeaderSink::on_opened(const InFrame& frame) {
   CENTROID_CO_ASSIGN(auto opened, proto::decode<proto::Opened>(frame.head));
+  model_.open(opened);  // a push waits for the fence, and is then to be expected
   workers_.set_opened(std::move(opened));
   co_return Status();
 }

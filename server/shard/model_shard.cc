@@ -15,12 +15,48 @@ constexpr std::size_t kChunksPerTurn = 4;
 
 }  // namespace
 
-ModelShard::ModelShard(ShardContext& context, ShardRows& rows, Send send)
+ModelShard::ModelShard(ShardContext& context, ShardRows& rows, Send send,
+                       RoundSums::Release release)
     : context_(context),
       send_(std::move(send)),
+      release_(std::move(release)),
       chunks_(context.options.name),
-      memory_(context.options, rows),
+      memory_(context, rows),
+      sums_(chunks_, release_),
       journal_(context, chunks_) {}
+
+bool ModelShard::expect(const proto::ContributionKey& key,
+                        const std::shared_ptr<const Codec>& codec) {
+  if (!chunks_.model().is_elastic) return sums_.expects(key);
+  return staged_.stage(key, chunks_.plan(), codec, chunks_.round_chunks().size());
+}
+
+bool ModelShard::is_expected(const proto::ContributionKey& key) const {
+  return chunks_.model().is_elastic ? staged_.find(key) != nullptr : sums_.expects(key);
+}
+
+Result<std::optional<proto::Whole>> ModelShard::take(const proto::ContributionKey& key,
+                                                     const std::shared_ptr<const Codec>& codec,
+                                                     const proto::Push& push, Buffer payload,
+                                                     std::size_t bytes) {
+  if (!chunks_.model().is_elastic) {
+    CENTROID_TRY(sums_.add(key, codec, push, std::move(payload), bytes));
+    return sums_.whole(key);
+  }
+  release_(key.member, bytes);
+  const auto staged = staged_.find(key);
+  CENTROID_TRY(staged->put(push.chunk, push.weight, std::move(payload), bytes));
+  if (!staged->is_whole()) return std::optional<proto::Whole>();
+  proto::Whole whole;
+  whole.key = key;
+  whole.weight = staged->weight();
+  whole.squares = staged->squares();
+  return std::make_optional(whole);
+}
+
+void ModelShard::open(const proto::Opened& opened) {
+  if (!chunks_.model().is_elastic) sums_.open(opened);
+}
 
 Task<Status> ModelShard::take_model(proto::ServerModel model) {
   CENTROID_CO_ASSIGN(auto layout, chunks_.describe(model));
@@ -36,6 +72,7 @@ Task<Status> ModelShard::take_model(proto::ServerModel model) {
   }
   frozen_.reset();
   drop_round();
+  sums_.close();
   co_await journal_.stop();  // it may be reading memory of the store
   staged_.reset();
   co_return chunks_.allocate(std::move(layout));
@@ -62,7 +99,9 @@ Status ModelShard::set_optimizer(const proto::OptimizerChange& change) {
 
 Status ModelShard::place(proto::Route route) {
   CENTROID_ASSIGN(const bool is_changed, chunks_.place(std::move(route)));
-  if (is_changed) staged_.clear();  // what came was cut by another route
+  if (!is_changed) return {};
+  staged_.clear();  // what came was cut by another route
+  sums_.restart();
   return {};
 }
 
@@ -71,6 +110,7 @@ Task<Status> ModelShard::begin(proto::ServerState state) {
     co_return out_of_order("Begin came before Model and Place");
   chunks_.store().restore(state.version, state.optimizer_step);
   staged_.reset();
+  sums_.restart();
   drop_round();
   if (chunks_.model().keeps_journal) CENTROID_CO_TRY(co_await journal_.start(state));
   context_.readiness.set_ready();
@@ -80,7 +120,7 @@ Task<Status> ModelShard::begin(proto::ServerState state) {
   co_return Status();
 }
 
-Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head) const {
+Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head) {
   CENTROID_ASSIGN(const Chunk chunk, chunks_.find(head));
   const std::string what = "Fetch of chunk " + to_string(head.chunk);
   if (head.frozen) {
@@ -89,6 +129,7 @@ Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head
                    what + ": version " + to_string(head.version) + " is not kept here");
     std::vector<float> values(chunk.elements);
     CENTROID_TRY(frozen_->read(head.plane, chunk.position, values));
+    sums_.retry();
     return values;
   }
   const ParameterStore& store = chunks_.store();
@@ -102,6 +143,7 @@ Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head
 
 Task<Status> ModelShard::freeze(proto::ServerState state) {
   frozen_.reset();
+  sums_.retry();
   if (state.version == Version()) {
     if (state.round != Round()) co_await journal_.checkpointed(state.round);
     co_return Status();
@@ -117,10 +159,10 @@ Task<Status> ModelShard::freeze(proto::ServerState state) {
 }
 
 /// Shared, as their workers may go meanwhile.
-Result<ContributionSum::Contributions> ModelShard::contributions_of(const proto::Merge& merge,
-                                                                    const std::string& what) const {
+Result<ShardRound::Contributions> ModelShard::contributions_of(const proto::Merge& merge,
+                                                               const std::string& what) const {
   const bool has_part = !chunks_.round_chunks().empty();
-  ContributionSum::Contributions contributions;
+  ShardRound::Contributions contributions;
   for (const proto::WeighedContribution& one : merge.parts) {
     std::shared_ptr<const StagedContribution> staged;
     if (has_part) staged = staged_.find(one.key);
@@ -141,9 +183,12 @@ Task<Result<proto::MergeReply>> ModelShard::merge(proto::Merge merge) {
     co_return Error(ErrorCode::kAborted, what + " is for version " + to_string(merge.version) +
                                              ", server '" + context_.options.name + "' has " +
                                              to_string(present));
-  CENTROID_CO_ASSIGN(auto contributions, contributions_of(merge, what));
+  ShardRound::Contributions contributions;
+  if (chunks_.model().is_elastic) {
+    CENTROID_CO_ASSIGN(contributions, contributions_of(merge, what));
+  }
   chunks_.apply_route();
-  const ShardRound::Parts parts{chunks_, staged_, journal_, send_};
+  const ShardRound::Parts parts{chunks_, staged_, sums_, journal_, send_};
   const auto round = std::make_shared<ShardRound>(context_, parts, std::move(merge));
   round_ = round;
   co_return co_await round->merge(std::move(contributions));
@@ -177,6 +222,13 @@ Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statisti
   auto snapshot = chunks_.store().begin_snapshot(kShardCopyBytes);
   if (!snapshot)
     co_return Error(ErrorCode::kUnavailable, what + ": a checkpoint is being read here");
+  auto parts = co_await read_statistics(*snapshot);
+  snapshot.reset();
+  sums_.retry();
+  co_return parts;
+}
+
+Task<Result<std::vector<StatisticsPart>>> ModelShard::read_statistics(Snapshot& snapshot) const {
   std::vector<Chunk> chunks;
   for (const Chunk& chunk : chunks_.plan().chunks())
     if (chunks_.is_mine(chunk.id)) chunks.push_back(chunk);
@@ -184,7 +236,7 @@ Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statisti
   std::vector<float> values;
   for (const Chunk& chunk : chunks) {
     values.resize(chunk.elements);
-    CENTROID_CO_TRY(snapshot->read(0, chunk.position, values));
+    CENTROID_CO_TRY(snapshot.read(0, chunk.position, values));
     StatisticsSum sum;
     sum.add(values);
     parts.push_back(sum.part());
@@ -197,6 +249,7 @@ Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statisti
 Task<void> ModelShard::forget() {
   co_await journal_.forget();  // it may be reading memory of the store
   staged_.clear();
+  sums_.close();
   drop_round();
   frozen_.reset();
   chunks_.clear();
@@ -205,7 +258,7 @@ Task<void> ModelShard::forget() {
 void ModelShard::add_to(proto::ServerReport& report) const {
   report.rounds = rounds_;
   report.merge_seconds = merge_seconds_;
-  report.staged_bytes = staged_.bytes();
+  report.staged_bytes = staged_.bytes() + sums_.bytes();
   report.memory_bytes = chunks_.memory_bytes();
   journal_.add_to(report);
 }

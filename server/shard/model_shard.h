@@ -2,11 +2,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/async/task_group.h"
 #include "common/proto/servers.h"
+#include "server/shard/round_sums.h"
 #include "server/shard/shard_chunks.h"
 #include "server/shard/shard_context.h"
 #include "server/shard/shard_journal.h"
@@ -20,17 +22,36 @@ namespace centroid::server {
 /// The chunks of a model on a shard server, and what its leader asks of them: load, sum, step,
 /// commit, read and freeze, with their journal. It knows no session but the leader's.
 ///
+/// sums    as contributions come, in the leader's order. Where a round may close without a worker
+///         they are kept whole until a Merge names them
 /// thread  one executor
 class ModelShard {
  public:
   using Send = std::function<void(const std::vector<MemberId>&, const ShardResult&)>;
-  /// `send`: a result to those of these workers that are here.
-  ModelShard(ShardContext& context, ShardRows& rows, Send send);
+  /// `send`: a result to those of these workers that are here. `release`: gives a worker back the
+  /// credit of what it has sent.
+  ModelShard(ShardContext& context, ShardRows& rows, Send send, RoundSums::Release release);
 
   const ShardChunks& chunks() const { return chunks_; }
-  StagedContributions& staged() { return staged_; }
+
+  // what workers send
+  /// Make sure that there is a place for a contribution of this key, of which a chunk is to come.
+  /// False: it does not count any more.
+  bool expect(const proto::ContributionKey& key, const std::shared_ptr<const Codec>& codec);
+  /// The place is still there.
+  bool is_expected(const proto::ContributionKey& key) const;
+  /// A chunk of a contribution that is expected. Returns what the leader is told, once all of its
+  /// chunks have come.
+  /// fails  invalid_argument
+  Result<std::optional<proto::Whole>> take(const proto::ContributionKey& key,
+                                           const std::shared_ptr<const Codec>& codec,
+                                           const proto::Push& push, Buffer payload,
+                                           std::size_t bytes);
 
   // what the leader asks for
+  void open(const proto::Opened& opened);
+  /// A worker is gone.
+  void drop(MemberId member) { staged_.drop(member); }
   Task<Status> take_model(proto::ServerModel model);
   /// Compute memory again for more workers, or fewer, or a larger share of the model.
   /// fails  as check_memory: then it is as before
@@ -39,7 +60,7 @@ class ModelShard {
   Status place(proto::Route route);
   Status load(const proto::ServerChunk& head, Bytes values) { return chunks_.load(head, values); }
   Task<Status> begin(proto::ServerState state);
-  Result<std::vector<float>> read_chunk(const proto::ServerChunk& head) const;
+  Result<std::vector<float>> read_chunk(const proto::ServerChunk& head);
   /// Keep this version for `read_chunk`. Version 0: nothing is to be kept any more; with a round:
   /// it is in a checkpoint.
   Task<Status> freeze(proto::ServerState state);
@@ -61,15 +82,18 @@ class ModelShard {
   void show(const proto::ServerReport& report) const;
 
  private:
-  Result<ContributionSum::Contributions> contributions_of(const proto::Merge& merge,
-                                                          const std::string& what) const;
+  Result<ShardRound::Contributions> contributions_of(const proto::Merge& merge,
+                                                     const std::string& what) const;
+  Task<Result<std::vector<StatisticsPart>>> read_statistics(Snapshot& snapshot) const;
   void drop_round();
 
   ShardContext& context_;
   const Send send_;
+  const RoundSums::Release release_;
   ShardChunks chunks_;
   ShardMemory memory_;
   StagedContributions staged_;
+  RoundSums sums_;
   ShardJournal journal_;
   std::shared_ptr<Snapshot> frozen_;
   std::shared_ptr<ShardRound> round_;  ///< merged, not committed

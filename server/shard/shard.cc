@@ -51,10 +51,12 @@ Shard::Shard(Executor executor, Executor files, transport::Transport& transport,
       rows_(executor, context_.files,
             {context_.options.name, context_.options.journal_dir, context_.options.memory_limit},
             clock),
-      model_(context_, rows_,
-             [this](const std::vector<MemberId>& members, const ShardResult& result) {
-               workers_.send(members, result);
-             }),
+      model_(
+          context_, rows_,
+          [this](const std::vector<MemberId>& members, const ShardResult& result) {
+            workers_.send(members, result);
+          },
+          [this](MemberId member, std::size_t bytes) { workers_.release(member, bytes); }),
       workers_(context_, model_),
       tasks_(executor) {}
 

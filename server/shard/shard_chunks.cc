@@ -21,9 +21,7 @@ Result<ShardChunks::Layout> ShardChunks::describe(const proto::ServerModel& mode
                  "the leader cuts the model into other chunks than this program: versions differ");
   CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan, model.fragments));
   model_ = model;
-  CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(model.aggregate));
-  robust_.reset();
-  if (!rule.is_mean()) robust_ = std::make_shared<RobustMean>(rule);
+  CENTROID_ASSIGN(aggregate_, AggregateRule::parse(model.aggregate));
   CENTROID_ASSIGN(auto optimizer, make_optimizer(optimizer_config()));
   return Layout{std::move(plan), std::move(optimizer)};
 }

@@ -78,8 +78,7 @@ class ShardChunks {
   ReplyEncoder* encoder() const { return encoder_.get(); }
   ReplyReader* reader() const { return reader_.get(); }
 
-  /// Nullptr: contributions are summed.
-  const std::shared_ptr<RobustMean>& robust() const { return robust_; }
+  const AggregateRule& aggregate() const { return aggregate_; }
 
  private:
   OptimizerConfig optimizer_config() const;
@@ -87,7 +86,7 @@ class ShardChunks {
   const std::string server_;
   proto::ServerModel model_;
   FragmentPlan fragments_;
-  std::shared_ptr<RobustMean> robust_;
+  AggregateRule aggregate_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<ReplyEncoder> encoder_;
   std::unique_ptr<ReplyReader> reader_;

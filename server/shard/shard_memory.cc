@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/codec/codec.h"
+#include "server/aggregate/robust.h"
 #include "server/shard/placement.h"
 #include "server/shard/staged_contributions.h"
 #include "server/store/memory_need.h"
@@ -24,7 +25,9 @@ Result<std::uint64_t> share_of(const proto::ServerModel& model, std::uint64_t to
   return even + unit;
 }
 
-Result<MemoryQuestion> question_of(const proto::ServerModel& model, const FragmentPlan& fragments) {
+/// `credit_bytes`: of one worker; 0: not known.
+Result<MemoryQuestion> question_of(const proto::ServerModel& model, const FragmentPlan& fragments,
+                                   std::uint64_t credit_bytes) {
   MemoryQuestion question;
   std::uint64_t total = 0;
   for (const TensorInfo& tensor : model.manifest) total += tensor.bytes();
@@ -44,7 +47,9 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
   question.result_bytes = std::min(question.parameters, largest) * sizeof(float);
   question.contribution_bytes = question.result_bytes;
   question.workers = model.workers;
-  question.credit_bytes = UINT64_MAX;  // contributions are kept whole
+  CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(model.aggregate));
+  question.waits_for_all = !rule.is_mean();
+  question.credit_bytes = credit_bytes == 0 ? UINT64_MAX : model.workers * credit_bytes;
   return question;
 }
 
@@ -52,21 +57,23 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
 
 Status ShardMemory::check(const ShardChunks& chunks, std::size_t optimizer_slots) {
   const proto::ServerModel& model = chunks.model();
-  CENTROID_ASSIGN(MemoryQuestion question, question_of(model, chunks.fragments()));
+  CENTROID_ASSIGN(MemoryQuestion question,
+                  question_of(model, chunks.fragments(), context_.leader.terms().credit_bytes));
   question.slots = optimizer_slots;
-  question.snapshot_bytes = std::min<std::uint64_t>(kShardCopyBytes, options_.snapshot_budget);
+  question.snapshot_bytes =
+      std::min<std::uint64_t>(kShardCopyBytes, context_.options.snapshot_budget);
   question.tables_bytes = rows_.reserved_bytes();
   const MemoryNeed need = memory_need(question);
-  const MemoryLimit limit = memory_limit(options_.memory_limit);
+  const MemoryLimit limit = memory_limit(context_.options.memory_limit);
   const Status fits = check_memory(need, limit);
   if (!fits.ok())
-    return fits.error().with_context("server '" + options_.name +
+    return fits.error().with_context("server '" + context_.options.name +
                                      "', with its share of a model on " +
                                      std::to_string(model.servers) + " servers");
   // As the leader's: a round that would need more has to wait for the checkpoint's disk.
   const std::uint64_t more = std::max<std::uint64_t>(
       kShardCopyBytes, std::min(need.planes, (limit.bytes - need.total()) / 4));
-  snapshot_budget_ = std::min(more, options_.snapshot_budget);
+  snapshot_budget_ = std::min(more, context_.options.snapshot_budget);
   const std::uint64_t beyond =
       snapshot_budget_ - std::min(snapshot_budget_, question.snapshot_bytes);
   rows_.set_beside(need.total() - need.tables + beyond);

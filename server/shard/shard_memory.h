@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "server/shard/shard_chunks.h"
-#include "server/shard/shard_options.h"
+#include "server/shard/shard_context.h"
 #include "server/shard/shard_rows.h"
 
 namespace centroid::server {
@@ -18,7 +18,7 @@ inline constexpr std::size_t kShardCopyBytes = 64u << 20;
 /// thread  one
 class ShardMemory {
  public:
-  ShardMemory(const ShardOptions& options, ShardRows& rows) : options_(options), rows_(rows) {}
+  ShardMemory(const ShardContext& context, ShardRows& rows) : context_(context), rows_(rows) {}
 
   /// `optimizer_slots`: planes of the optimizer's state.
   /// fails  as check_memory
@@ -27,7 +27,7 @@ class ShardMemory {
   std::size_t snapshot_budget() const { return snapshot_budget_; }
 
  private:
-  const ShardOptions& options_;
+  const ShardContext& context_;
   ShardRows& rows_;
   std::uint64_t snapshot_budget_ = 0;
 };

@@ -31,6 +31,7 @@ ShardRound::ShardRound(ShardContext& context, const Parts& parts, proto::Merge m
     : context_(context),
       chunks_(parts.chunks),
       staged_(parts.staged),
+      sums_(parts.sums),
       journal_(parts.journal),
       send_(parts.send),
       merge_(std::move(merge)) {}
@@ -50,24 +51,27 @@ Task<Status> ShardRound::yield() {
   co_return check_led();
 }
 
-Task<Result<proto::MergeReply>> ShardRound::merge(ContributionSum::Contributions contributions) {
+Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
+  contributions_ = std::move(contributions);
   what_ = "Merge of round " + to_string(merge_.round);
   chunks_.store().set_rate_factor(merge_.rate_factor);
   if (has_codec()) begin_encoding();
   const TimePoint begin = context_.clock.now();
-  ContributionSum sum(std::move(contributions), merge_.parts, chunks_.robust());
   const ShardProgress::Activity sums(
-      context_.progress, what_ + ": sums " + std::to_string(sum.count()) + " contributions", false);
+      context_.progress, what_ + ": sums " + std::to_string(merge_.parts.size()) + " contributions",
+      false);
   CENTROID_CO_TRY(co_await await_snapshot());
+  if (!chunks_.model().is_elastic) CENTROID_CO_TRY(sums_.finish(merge_));
   CENTROID_CO_TRY(co_await begin_journal());
   // The journal reads the sums before they become means; without one it is done in one go.
   const bool keeps_sums = journal_.writer().is_on() && journal_.form() == journal::Form::kSum;
-  if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums(sum));
+  if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums());
   proto::MergeReply reply;
-  CENTROID_CO_TRY(co_await make_means(sum, keeps_sums, reply.squares));
+  CENTROID_CO_TRY(co_await make_means(keeps_sums, reply.squares));
   if (has_codec() && merge_.wants_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
+  contributions_.clear();
   staged_.drop_all_but(merge_);
   if (!merge_.wants_norm) {
     proto::Step all;
@@ -109,27 +113,30 @@ Task<Status> ShardRound::drain_journal() {
   co_return check_led();
 }
 
-void ShardRound::add_up(ContributionSum& sum, const Chunk& chunk) {
+/// Of contributions that are kept whole; others were summed when they came.
+void ShardRound::add_up(const Chunk& chunk) {
+  if (contributions_.empty()) return;
   const TimePoint since = context_.clock.now();
-  sum.write(chunk.id, chunks_.store().spare(chunk));
+  const std::span<float> sum = chunks_.store().spare(chunk);
+  for (std::size_t i = 0; i < contributions_.size(); ++i)
+    contributions_[i]->add_to(sum, chunk.id, merge_.parts[i].weight, i == 0);
   context_.probe.aggregate().ended(rounds_lane(), since, context_.clock.now(), merge_.round.value);
 }
 
-Task<Status> ShardRound::journal_sums(ContributionSum& sum) {
+Task<Status> ShardRound::journal_sums() {
   for (const Chunk& chunk : chunks_.round_chunks()) {
-    add_up(sum, chunk);
+    add_up(chunk);
     journal_.writer().chunk(chunk.id, journal_.form(), spare_of(chunks_.store(), chunk));
     if (ends_turn()) CENTROID_CO_TRY(co_await yield());
   }
   co_return co_await drain_journal();
 }
 
-Task<Status> ShardRound::make_means(ContributionSum& sum, bool has_sums,
-                                    std::vector<double>& squares) {
+Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares) {
   PlaneNorm norm;
   std::uint64_t copied = 0;  // for the journal, and not yet written
   for (const Chunk& chunk : chunks_.round_chunks()) {
-    if (!has_sums) add_up(sum, chunk);
+    if (!has_sums) add_up(chunk);
     chunks_.store().scale(chunk, merge_.total_weight);
     const std::span<const float> mean = std::as_const(chunks_.store()).spare(chunk);
     journal_mean(chunk.id, std::as_bytes(mean));

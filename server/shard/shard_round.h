@@ -8,7 +8,7 @@
 
 #include "common/async/task_group.h"
 #include "common/proto/servers.h"
-#include "server/shard/contribution_sum.h"
+#include "server/shard/round_sums.h"
 #include "server/shard/shard_chunks.h"
 #include "server/shard/shard_context.h"
 #include "server/shard/shard_journal.h"
@@ -34,14 +34,17 @@ class ShardRound {
   struct Parts {
     ShardChunks& chunks;
     StagedContributions& staged;
+    RoundSums& sums;
     ShardJournal& journal;
     /// Send a result to those of these workers that are here.
     const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send;
   };
   ShardRound(ShardContext& context, const Parts& parts, proto::Merge merge);
 
+  using Contributions = std::vector<std::shared_ptr<const StagedContribution>>;
   /// Sums and means; the step, too, unless that waits for the norm.
-  Task<Result<proto::MergeReply>> merge(ContributionSum::Contributions contributions);
+  /// `contributions`: those that the Merge names, where they are kept whole
+  Task<Result<proto::MergeReply>> merge(Contributions contributions);
   Task<Status> step(proto::Step step);
   /// The leader goes on without it, or it is committed.
   void drop() { is_dropped_ = true; }
@@ -65,9 +68,9 @@ class ShardRound {
   Task<Status> begin_journal();
   Task<Status> drain_journal();
   Task<Status> end_journal();
-  void add_up(ContributionSum& sum, const Chunk& chunk);
-  Task<Status> journal_sums(ContributionSum& sum);
-  Task<Status> make_means(ContributionSum& sum, bool has_sums, std::vector<double>& squares);
+  void add_up(const Chunk& chunk);
+  Task<Status> journal_sums();
+  Task<Status> make_means(bool has_sums, std::vector<double>& squares);
   void journal_mean(ChunkId chunk, Bytes mean);
   void apply(const Chunk& chunk);
   // results
@@ -79,10 +82,12 @@ class ShardRound {
   ShardContext& context_;
   ShardChunks& chunks_;
   StagedContributions& staged_;
+  RoundSums& sums_;
   ShardJournal& journal_;
   const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send_;
   const proto::Merge merge_;
-  std::string what_;  ///< is being done
+  Contributions contributions_;  ///< in the order of merge_.parts, where they are kept whole
+  std::string what_;             ///< is being done
   bool is_dropped_ = false;
   std::size_t turn_ = 0;  ///< chunks since the step or the merge began
   Duration time_{};

@@ -1,5 +1,6 @@
 #include "server/shard/shard_workers.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -41,7 +42,7 @@ bool ShardWorkers::accepts(std::string_view secret) const {
 
 void ShardWorkers::forget(const proto::Forget& gone) {
   fence_.remove(gone.member);
-  model_.staged().drop(gone.member);
+  model_.drop(gone.member);
   away_.erase(gone.member);
   const auto found = workers_.find(gone.member);
   if (found == workers_.end()) return;
@@ -138,8 +139,7 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   // Of another fragment: it was on its way when its round closed without it.
   const bool is_old = !chunks.is_of_round(push.chunk);
   context_.probe.payload_received(bytes);
-  if (is_old ||
-      !model_.staged().stage(key, chunks.plan(), worker->codec, chunks.round_chunks().size())) {
+  if (is_old || !model_.expect(key, worker->codec)) {
     context_.probe.stale_frame();
     CENTROID_CO_TRY(co_await session.skip_payload());
     co_return Status();
@@ -148,9 +148,8 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   const TimePoint arrived = context_.clock.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
   context_.probe.receive().ended(worker->lane, arrived, context_.clock.now(), push.round.value);
-  session.release_credit(bytes);
-  const auto staged = model_.staged().find(key);
-  if (staged == nullptr) {  // it has gone while the bytes came in
+  if (!model_.is_expected(key)) {  // it has gone while the bytes came in
+    session.release_credit(bytes);
     context_.probe.stale_frame();
     co_return Status();
   }
@@ -160,20 +159,29 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
     const Status is_sound = check_numbers(*worker->codec, buffer.bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }
-  const Status put = staged->put(push.chunk, push.weight, std::move(buffer), bytes);
-  if (!put.ok()) co_return put.error().with_context(where);
-  if (staged->is_whole()) report_whole(key, *staged);
+  worker->unreleased += bytes;
+  const TimePoint begin = context_.clock.now();
+  const auto whole = model_.take(key, worker->codec, push, std::move(buffer), bytes);
+  if (!chunks.model().is_elastic)
+    context_.probe.aggregate().ended(worker->lane, begin, context_.clock.now(), push.round.value);
+  if (!whole.ok()) co_return whole.error().with_context(where);
+  if (*whole) report_whole(**whole);
   co_return Status();
 }
 
-void ShardWorkers::report_whole(const proto::ContributionKey& key,
-                                const StagedContribution& staged) {
+void ShardWorkers::release(MemberId member, std::size_t bytes) {
+  const auto found = workers_.find(member);
+  if (found == workers_.end()) return;
+  Worker& worker = *found->second;
+  bytes = std::min(bytes, worker.unreleased);  // what an earlier session of it has sent is none's
+  worker.unreleased -= bytes;
+  worker.session->release_credit(bytes);
+}
+
+void ShardWorkers::report_whole(proto::Whole whole) {
   if (!context_.leader.is_open()) return;
-  proto::Whole whole;
-  whole.key = key;
-  whole.weight = staged.weight();
-  whole.squares = std::isnan(staged.squares()) ? std::numeric_limits<double>::infinity()
-                                               : staged.squares();  // a head holds no NaN
+  if (std::isnan(whole.squares))  // a head holds no NaN
+    whole.squares = std::numeric_limits<double>::infinity();
   context_.leader.tasks().spawn(send_whole(context_.leader.session(), whole));
 }
 

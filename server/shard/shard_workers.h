@@ -34,6 +34,7 @@ class ShardWorkers {
     TaskGroup* tasks = nullptr;
     trace::Lane lane;
     std::deque<ShardResult> outgoing;
+    std::size_t unreleased = 0;  ///< bytes of its credit that the sums have not taken yet
     Event wake;
     explicit Worker(Executor executor) : wake(executor) {}
   };
@@ -58,13 +59,15 @@ class ShardWorkers {
   void left(const std::shared_ptr<Worker>& worker, const Error& why);
   /// A result, to those of these workers that are here.
   void send(const std::vector<MemberId>& members, const ShardResult& result);
+  /// Give a worker its credit back.
+  void release(MemberId member, std::size_t bytes);
   void add_to(proto::ServerReport& report) const;
 
  private:
   Result<std::shared_ptr<Worker>> admit(transport::Session& session, const proto::Enter& enter);
   Status check_push(const Worker& worker, const proto::Push& push, std::uint64_t bytes) const;
   Task<void> outbox(std::shared_ptr<Worker> worker);
-  void report_whole(const proto::ContributionKey& key, const StagedContribution& staged);
+  void report_whole(proto::Whole whole);
   void session_ended(const proto::Enter& enter, const Error& why);
   static Task<void> send_whole(transport::Session& leader, proto::Whole whole);
   static Task<void> send_refused(transport::Session& leader,

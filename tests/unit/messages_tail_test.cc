@@ -67,6 +67,13 @@ TEST(Messages, WhatShardServersGoByIsRefusedByNameWhereItCannotBe) {
     EXPECT_NE(decode<Opened>(encode(opened)).error().message().find("after 3, ascending"),
               std::string::npos);
   }
+  opened.members[1].member = MemberId(7);
+  opened.summed = {MemberId(7), MemberId(3)};
+  EXPECT_EQ(decode<Opened>(encode(opened)).value().summed, opened.summed);
+  opened.summed = {MemberId(7), MemberId(7)};
+  EXPECT_NE(decode<Opened>(encode(opened)).error().message().find("7, it must be named once"),
+            std::string::npos)
+      << decode<Opened>(encode(opened)).error().message();
 }
 
 }  // namespace
