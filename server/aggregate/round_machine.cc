@@ -144,9 +144,8 @@ RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent, Progr
   // It cannot be asked to send that again.
   const bool would_lose =
       std::ranges::any_of(seats_, [](const Seat& s) { return s.done && !s.present; });
-  if (!would_lose)
+  if (!would_lose || progress == Progress::kPart)
     return retry("member " + to_string(lost->member) + " has not contributed in time");
-  if (progress == Progress::kPart) return {};
   for (Seat& s : seats_)
     if (is_silent(s)) set_absent(s);
   return decide(now);

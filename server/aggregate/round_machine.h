@@ -89,9 +89,8 @@ class RoundMachine {
 
   /// Who is missing has had its time, though it has not gone: kRetry, to be begun anew without
   /// `silent`. Where that would lose what a member had contributed completely that has gone since,
-  /// the round goes on without `silent`, who lose their seats; when the sum holds a part of them
-  /// (`progress`) they keep them and are waited for, as when the round would be left without
-  /// anybody.
+  /// and the sum holds no part of `silent` (`progress`), the round goes on without `silent`, who
+  /// lose their seats. Nothing happens when the round would be left without anybody.
   RoundDecision timed_out(const std::vector<MemberId>& silent, Progress progress,
                           TimePoint now = {});
 

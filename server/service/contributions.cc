@@ -270,7 +270,8 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   const DataPart share = link.share.part;
   count_end(link, end);
   data_.count_told(told_of(link, end, share));
-  if (!config_.is_peer_to_peer() && (end.weight == 0 || received < chunks)) {
+  const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
+  if (!config_.is_peer_to_peer() && is_absent) {
     const bool is_awaited_elsewhere = round_servers_.may_have_part(link.id);
     job_.aggregator->absent(*rank);
     if (is_awaited_elsewhere) round_servers_.tell_opened();

@@ -33,12 +33,14 @@ void Departures::member_gone(MemberId id, std::optional<Error> tell) {
     attempts_.decide(open_.machine.gone(id, Progress::kNothing, clock_.now()));
   } else if (open_.attempt && open_.machine.expects(id)) {
     const std::uint32_t rank = *open_.attempt->rank_of(id);
-    const Progress progress = job_.aggregator->has_part_of(rank) || round_servers_.may_have_part(id)
-                                  ? Progress::kPart
-                                  : Progress::kNothing;
+    const bool is_awaited_elsewhere = round_servers_.may_have_part(id);
+    const bool was_told = link->pace.opened == open_.attempt->key();
+    const bool has_part = job_.aggregator->has_part_of(rank) || (is_awaited_elsewhere && was_told);
+    const Progress progress = has_part ? Progress::kPart : Progress::kNothing;
     ++totals_.lost_contributions;
     probe_.contribution_lost();
-    if (progress == Progress::kNothing && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
+    if (!has_part && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
+    if (!has_part && is_awaited_elsewhere) round_servers_.tell_opened();
     attempts_.decide(open_.machine.gone(id, progress));
   } else if (open_.attempt) {
     (void)open_.machine.gone(id,

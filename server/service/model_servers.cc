@@ -135,6 +135,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.codec_down = config_.transfer.codec_down;
   model.seed = config_.seed;
   model.aggregate = config_.aggregate;
+  model.names_summed = !policy_.is_elastic();
   auto head = proto::encode(model);
   const auto manifest = proto::encode_manifest(job_.store->plan().manifest());
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head), manifest);
@@ -318,7 +319,10 @@ Result<std::uint32_t> ModelServers::workers_to_reckon(const proto::Join* joining
     codecs.insert(job_.resumed_from ? codec_in(job_.resumed_from->info) : kUnknownCodec);
   // Where nobody has said how many workers there will be, some more than are here.
   const bool is_said = config_.workers.min > 1;
-  return without_codec(job_.fragments, codecs, expected_workers(is_said, more));
+  const std::uint64_t workers = expected_workers(is_said, more);
+  // Sums take what workers send as it comes: what waits is bounded by credit, with any codec.
+  if (!policy_.is_elastic() && aggregate_.is_mean()) return static_cast<std::uint32_t>(workers);
+  return without_codec(job_.fragments, codecs, workers);
 }
 
 /// That may bring contributions at once: those that are here and one `more`, in any case so many as

@@ -100,6 +100,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
                      policy_.is_elastic() ? wait_report_.unseated() : std::vector<MemberId>(),
                      clock_.now());
   round_servers_.tell_opened();
+  first_elsewhere_ = first_elsewhere();
   outgoing_.notify_all();
 }
 
@@ -220,6 +221,15 @@ TimePoint RoundAttempts::round_limit() const {
   return is_bounded ? open_.looked_at + config_.timeouts.round : TimePoint::max();
 }
 
+/// Of those that are missing the first whom other servers add up. None: other servers have nothing
+/// to add.
+MemberId RoundAttempts::first_elsewhere() const {
+  if (!spread_.has_others()) return {};
+  for (const MemberId member : open_.machine.missing())
+    if (round_servers_.may_have_part(member)) return member;
+  return {};
+}
+
 /// Exclude a live member that has sent nothing for `round_timeout` and that blocks the round. The
 /// attempt is repeated without it, or goes on without it where others have contributed and gone.
 void RoundAttempts::leave_silent_out() {
@@ -227,16 +237,18 @@ void RoundAttempts::leave_silent_out() {
   if (now < round_limit()) return;
   open_.looked_at = now;  // from where the next look is counted, where nobody can be left out
   std::vector<MemberId> silent;
-  bool is_first = true;
+  const MemberId first = first_elsewhere();
+  const bool is_first_now = std::exchange(first_elsewhere_, first) != first;
   for (const MemberId member : open_.machine.missing()) {
     const auto link = members_.find(member);
     const bool was_told = link && link->pace.opened == open_.attempt->key();
     // A median takes chunks when all are there, and holds nobody up meanwhile.
     bool awaits_others = aggregate_.is_mean() && was_told &&
                          job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
-    // Another server sums in the order of ranks: whoever is behind the first may wait for it there.
+    // Other servers add in the order of ranks: whoever is behind the first may wait for it there,
+    // or has until now.
     if (aggregate_.is_mean() && round_servers_.may_have_part(member))
-      awaits_others = !std::exchange(is_first, false) || awaits_others;
+      awaits_others = awaits_others || member != first || is_first_now;
     if (!was_told || link->contribution.pending_end || awaits_others) continue;
     const TimePoint until =
         link->pace.opened_at + allowed_silence(config_.timeouts.round, link->pace.came_late);

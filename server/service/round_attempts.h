@@ -43,6 +43,7 @@ class RoundAttempts : private JobPart {
   std::uint64_t workers_here() const;
 
  private:
+  MemberId first_elsewhere() const;
   void set_silent(Link& link);
 
   DataShares& data_;
@@ -51,6 +52,7 @@ class RoundAttempts : private JobPart {
   ElasticRound& elastic_;
   WaitReport& wait_report_;
   Generation generation_told_;
+  MemberId first_elsewhere_;  ///< at the last look for who is silent
 };
 
 }  // namespace centroid::server

@@ -68,8 +68,12 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
                      .what = std::move(what),
                      .seconds = open});
   };
+  std::optional<MemberId> first;  // of those whom other servers add up: the others are behind it
   for (const MemberId member : open_.machine.missing()) {
     const auto link = members_.find(member);
+    const bool is_added_elsewhere = aggregate_.is_mean() && round_servers_.may_have_part(member);
+    const bool is_behind = is_added_elsewhere && first;
+    if (is_added_elsewhere && !first) first = member;
     if (link && link->version != open_.attempt->version) {
       add(member, "contribution, for which it has not got the state yet");
       continue;
@@ -94,6 +98,11 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
     }
     if (link && link->contribution.pending_end) {
       add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*link));
+      continue;
+    }
+    if (is_behind) {
+      add(member,
+          "contribution, which other servers add behind that of " + members_.name_of(*first));
       continue;
     }
     const bool adds =

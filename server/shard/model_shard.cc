@@ -23,6 +23,7 @@ ModelShard::ModelShard(ShardContext& context, ShardRows& rows, Send send,
       chunks_(context.options.name),
       memory_(context, rows),
       sums_(chunks_, release_),
+      room_(context.executor),
       journal_(context, chunks_) {}
 
 bool ModelShard::expect(const proto::ContributionKey& key,
@@ -81,6 +82,7 @@ Task<Status> ModelShard::take_model(proto::ServerModel model) {
 void ModelShard::drop_round() {
   if (round_) round_->drop();
   round_.reset();
+  room_.notify_all();
 }
 
 Status ModelShard::resize(const proto::Reckon& wanted) {
@@ -129,7 +131,7 @@ Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head
                    what + ": version " + to_string(head.version) + " is not kept here");
     std::vector<float> values(chunk.elements);
     CENTROID_TRY(frozen_->read(head.plane, chunk.position, values));
-    sums_.retry();
+    room_.notify_all();
     return values;
   }
   const ParameterStore& store = chunks_.store();
@@ -143,7 +145,7 @@ Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head
 
 Task<Status> ModelShard::freeze(proto::ServerState state) {
   frozen_.reset();
-  sums_.retry();
+  room_.notify_all();
   if (state.version == Version()) {
     if (state.round != Round()) co_await journal_.checkpointed(state.round);
     co_return Status();
@@ -188,7 +190,7 @@ Task<Result<proto::MergeReply>> ModelShard::merge(proto::Merge merge) {
     CENTROID_CO_ASSIGN(contributions, contributions_of(merge, what));
   }
   chunks_.apply_route();
-  const ShardRound::Parts parts{chunks_, staged_, sums_, journal_, send_};
+  const ShardRound::Parts parts{chunks_, staged_, sums_, room_, journal_, send_};
   const auto round = std::make_shared<ShardRound>(context_, parts, std::move(merge));
   round_ = round;
   co_return co_await round->merge(std::move(contributions));
@@ -224,7 +226,7 @@ Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statisti
     co_return Error(ErrorCode::kUnavailable, what + ": a checkpoint is being read here");
   auto parts = co_await read_statistics(*snapshot);
   snapshot.reset();
-  sums_.retry();
+  room_.notify_all();
   co_return parts;
 }
 

@@ -94,6 +94,7 @@ class ModelShard {
   ShardMemory memory_;
   StagedContributions staged_;
   RoundSums sums_;
+  Event room_;  ///< for copies of a snapshot (ParameterStore::snapshot_is_full)
   ShardJournal journal_;
   std::shared_ptr<Snapshot> frozen_;
   std::shared_ptr<ShardRound> round_;  ///< merged, not committed

@@ -8,6 +8,7 @@
 namespace centroid::server {
 
 void RoundSums::open(const proto::Opened& opened) {
+  if (opened.summed.empty()) return close();  // there is no attempt, or it is over
   const bool is_same = aggregator_ && opened.generation == opened_.generation &&
                        opened.round == opened_.round && opened.attempt == opened_.attempt;
   if (is_same) {
@@ -29,7 +30,8 @@ void RoundSums::begin() {
   squares_.assign(ranks_.size(), 0);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return chunks_.store().spare(chunk); };
-  hooks.is_held = [this](ChunkId) { return chunks_.store().snapshot_is_full(); };
+  // No snapshot has the spare plane before the round's commit, and that waits for its room.
+  hooks.is_held = [](ChunkId) { return false; };
   hooks.on_complete = [this](ChunkId, double) { ++complete_; };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
     release_(opened_.summed[rank], bytes);
@@ -87,10 +89,6 @@ std::optional<proto::Whole> RoundSums::whole(const proto::ContributionKey& key) 
   return whole;
 }
 
-void RoundSums::retry() {
-  if (aggregator_) aggregator_->retry_held();
-}
-
 Status RoundSums::finish(const proto::Merge& merge) {
   if (chunks_.round_chunks().empty()) return {};
   const auto fail = [&](const std::string& why) {
@@ -112,7 +110,6 @@ Status RoundSums::finish(const proto::Merge& merge) {
                   ", who does not contribute");
     if (!aggregator_->is_absent(rank)) aggregator_->absent(rank);
   }
-  retry();
   if (complete_ != chunks_.round_chunks().size())
     return fail(std::to_string(complete_) + " of " + std::to_string(chunks_.round_chunks().size()) +
                 " chunks are summed");

@@ -47,9 +47,6 @@ class RoundSums {
              const proto::Push& push, Buffer payload, std::size_t bytes);
   /// What the leader is told once all of a contribution has come.
   std::optional<proto::Whole> whole(const proto::ContributionKey& key) const;
-  /// The store may have room again for what waits (ParameterStore::snapshot_is_full).
-  void retry();
-
   /// The sums of all chunks are those of `parts`, and of nobody else.
   /// fails  failed_precondition
   Status finish(const proto::Merge& merge);

@@ -15,6 +15,11 @@ Error out_of_order(const std::string& what) {
 }
 
 Result<ShardChunks::Layout> ShardChunks::describe(const proto::ServerModel& model) {
+  if (!model.is_elastic && !model.names_summed)
+    return Error(
+        ErrorCode::kFailedPrecondition,
+        "the leader does not say whose contributions are summed: its program is older than "
+        "this one; all servers of a job run the same release");
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(model.manifest, model.chunk_bytes));
   if (plan.hash() != model.plan_hash)
     return Error(ErrorCode::kFailedPrecondition,

@@ -32,6 +32,7 @@ ShardRound::ShardRound(ShardContext& context, const Parts& parts, proto::Merge m
       chunks_(parts.chunks),
       staged_(parts.staged),
       sums_(parts.sums),
+      room_(parts.room),
       journal_(parts.journal),
       send_(parts.send),
       merge_(std::move(merge)) {}
@@ -58,8 +59,8 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   if (has_codec()) begin_encoding();
   const TimePoint begin = context_.clock.now();
   const ShardProgress::Activity sums(
-      context_.progress, what_ + ": sums " + std::to_string(merge_.parts.size()) + " contributions",
-      false);
+      context_.progress,
+      what_ + ": means of " + std::to_string(merge_.parts.size()) + " contributions", false);
   CENTROID_CO_TRY(co_await await_snapshot());
   if (!chunks_.model().is_elastic) CENTROID_CO_TRY(sums_.finish(merge_));
   CENTROID_CO_TRY(co_await begin_journal());
@@ -90,7 +91,7 @@ Task<Status> ShardRound::await_snapshot() {
     const ShardProgress::Activity waits(
         context_.progress, what_ + ": waits until the leader has written a checkpoint", true);
     while (is_led() && chunks_.store().snapshot_is_full())
-      if (!co_await sleep_until(context_.clock.now() + std::chrono::milliseconds(2))) break;
+      if (!co_await room_.wait(TimePoint::max())) break;
   }
   co_return check_led();
 }

@@ -35,6 +35,7 @@ class ShardRound {
     ShardChunks& chunks;
     StagedContributions& staged;
     RoundSums& sums;
+    Event& room;
     ShardJournal& journal;
     /// Send a result to those of these workers that are here.
     const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send;
@@ -83,6 +84,7 @@ class ShardRound {
   ShardChunks& chunks_;
   StagedContributions& staged_;
   RoundSums& sums_;
+  Event& room_;
   ShardJournal& journal_;
   const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send_;
   const proto::Merge merge_;

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <future>
+#include <limits>
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/custom_group.h"
 #include "tests/support/test_shard.h"
 
 /// Several servers one of which waits for a disk: nobody is given up for it, somebody is told.
@@ -153,6 +155,60 @@ TEST(ServersWaits, ACallThatIsGivenUpLeavesCheckpointsPossible) {
   const auto written = again.get();
   EXPECT_TRUE(written.ok()) << written.error().to_string();
   for (const WorkerOutcome& outcome : training.get()) EXPECT_TRUE(outcome.status.ok());
+  EXPECT_TRUE(leader.join().ok());
+  EXPECT_TRUE(shard.join().ok());
+}
+
+/// Two tensors, of which the first lies on the shard server. In one of its steps a number of that is
+/// none, so that all that goes to the leader is sent and none of the rest.
+constexpr std::size_t kTensor = 512;
+
+class OnceBad final : public CustomGroup {
+ public:
+  explicit OnceBad(std::uint64_t bad_step) : CustomGroup(2 * kTensor, 0.5F), bad_step_(bad_step) {}
+  Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
+                                 const std::function<void(TensorId)>& on_ready) override {
+    constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+    gradients()[kTensor - 1] = step_++ == bad_step_ ? kNone : 0.5F;
+    for (const std::uint32_t tensor : {1, 0}) on_ready(TensorId(tensor));
+    worker::GroupStep done;
+    done.samples = samples.size();
+    return done;
+  }
+
+ private:
+  const std::uint64_t bad_step_;
+  std::uint64_t step_ = 0;
+};
+
+/// The shard server adds in the order of ranks. Each of the two is once the one that sends it
+/// nothing more: whichever has the lower rank, the other must not wait for it there.
+TEST(ServersWaits, NobodyWaitsOnAnotherServerForAContributionThatIsNotFinite) {
+  ServerConfig c = config("nonfinite");
+  c.nonfinite = "skip";
+  c.goal.rounds = 20;
+  c.transfer.credit_bytes = 2 * c.transfer.chunk_bytes;
+  auto specs = two_workers();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    auto custom = std::make_shared<CustomModel>();
+    custom->manifest = {{"bad", DType::kF32, {kTensor}}, {"good", DType::kF32, {kTensor}}};
+    custom->make_group = [i] { return std::make_unique<OnceBad>(3 + 2 * i); };
+    custom->initialize = [](std::uint64_t, std::span<float> params) {
+      std::ranges::fill(params, 0.5F);
+    };
+    specs[i].custom = custom;
+  }
+  const auto data = make_blobs(64, 8, 4, 5);
+  TestServer leader(c, tcp);
+  TestShard shard("s1", leader.endpoint());
+  auto training = std::async(std::launch::async,
+                             [&] { return run_workers(specs, data, leader.endpoint(), tcp); });
+  EXPECT_TRUE(leader.wait_until([](const auto& view) { return view.round >= 20; }))
+      << "the round waits";
+  for (const WorkerOutcome& outcome : training.get()) {
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+    EXPECT_EQ(outcome.summary.skipped, 2u);
+  }
   EXPECT_TRUE(leader.join().ok());
   EXPECT_TRUE(shard.join().ok());
 }
