@@ -86,7 +86,8 @@ Task<Status> ContributionFence::await_opened(const proto::Enter& enter,
                                              ", is none any more, says the leader of server '" +
                                              context_.options.name + "': join it again");
   if (is_opened(key)) co_return Status();
-  co_return Error(ErrorCode::kFailedPrecondition,
+  // The leader may be cut off from this server: the worker is to come back, not to end.
+  co_return Error(ErrorCode::kAborted,
                   "Push of " + enter.name + " is for " +
                       text(key.generation, key.round, key.attempt) +
                       ", which was never opened; the newest is " +

@@ -32,7 +32,7 @@ class ContributionFence {
   /// that it has not named yet.
   /// fails  aborted
   Task<Status> await_member(const proto::Enter& enter);
-  /// fails  failed_precondition: nobody can have been told of it; aborted: the worker is fenced
+  /// fails  aborted: the leader has not told of it, or the worker is fenced: it is to join again
   Task<Status> await_opened(const proto::Enter& enter, proto::ContributionKey key);
 
  private:

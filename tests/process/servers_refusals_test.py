@@ -309,7 +309,7 @@ class Lies(servers_test.ServersTest):
             "unknown chunk": (push_unknown, "push of chunk 3 by liar", "there is no such chunk"),
             "too many numbers": (lambda p, s, c: numbers(p, c, SIZES[c] + 1), by_push, "{more} bytes, at most {bytes}"),
             "too few numbers": (lambda p, s, c: p.push_bytes(c, bytes(4 * SIZES[c] - 1)), by_push, "on server '{server}'"),
-            "a chunk twice": (lambda p, s, c: (numbers(p, c), numbers(p, c)), by_push, "on server '{server}'", "chunk {chunk} came twice"),
+            "a chunk twice": (lambda p, s, c: (numbers(p, c), numbers(p, c)), by_push, "on server '{server}'", "chunk {chunk} of rank", "came twice"),
             "weight of NaN": (lambda p, s, c: numbers(p, c, weight=NAN), "Push.weight is"),
             "weight below 0": (lambda p, s, c: numbers(p, c, weight=-1.0), "Push.weight is -1"),
             "a cut head": (lambda p, s, c: p.send_by(s.peer, p.PUSH, p.place), "malformed Push"),
