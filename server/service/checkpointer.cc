@@ -29,14 +29,14 @@ bool Checkpointer::needs_checkpoint() const {
       (job_.store->version() != job_.checkpointed || job_.is_checkpoint_lost))
     return true;
   if (rows_servers_) return rows_servers_->needs_checkpoint() || job_.is_checkpoint_lost;
-  return rows_.changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
+  return rows_.store().changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
 }
 
 bool Checkpointer::is_checkpoint_due() const {
   if (gate_.is_beginning()) return false;  // what is there is being read
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
   const bool is_long =
-      rows_.journal_wants_checkpoint(config_.journal.rows_bytes) ||
+      rows_.journal().wants_checkpoint(config_.journal.rows_bytes) ||
       (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
   if (is_long && !use_.is_writing && since >= kAgain) return true;
@@ -126,7 +126,7 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
     if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
         job_.last_written->version == job_.store->version().value &&
         (rows_servers_ ? !rows_servers_->needs_checkpoint()
-                       : rows_.changes() == rows_checkpointed_))
+                       : rows_.store().changes() == rows_checkpointed_))
       co_return false;
     const bool announces = may_announce && announces_checkpoint();
     if (job_.store->is_current() && !announces) co_return true;
@@ -182,7 +182,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   // the rows, which are written before it.
   const bool rests =
       one.is_beside_rounds && !one.is_spread && !(one.snapshot && one.snapshot->is_full());
-  one.rows_changes = rows_.changes();
+  one.rows_changes = rows_.store().changes();
   if (!rows_servers_) one.rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
   one.rows_journal = one.rows ? one.rows->journal() : 0;
   journal_.checkpoint_begins(one.info.round);
@@ -239,7 +239,7 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
   rows_checkpointed_ = one.rows_changes;
   if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
   journal_.checkpoint_written(one.info.round);
-  rows_.checkpoint_written(one.rows_journal);
+  rows_.journal().prune(one.rows_journal);
   const TimePoint end = clock_.now();
   const double elapsed = std::chrono::duration<double>(end - one.begin).count();
   trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, one.begin, end, one.info.round.value);

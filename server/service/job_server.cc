@@ -268,7 +268,7 @@ Task<void> JobServer::watch_leases() {
     const std::size_t here = parts_.shards.present().size() + 1;
     const std::size_t wanted = std::max<std::size_t>(ctx_.config.servers, ctx_.spread.links.size());
     ctx_.probe.shards(here - 1, wanted - std::min(wanted, here));
-    if (const auto rows = parts_.rows.journal(); ctx_.journal.is_on() || rows)
+    if (const auto rows = parts_.rows.journal().state(); ctx_.journal.is_on() || rows)
       ctx_.probe.journal(ctx_.journal.state(rows));
     if (parts_.checkpointer.is_checkpoint_due())
       ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());

@@ -77,7 +77,7 @@ Task<Status> JobServer::prepare_rows() {
   parts_.rows_servers.reset();
   proto::Route alone;
   alone.servers.emplace_back();
-  CENTROID_CO_TRY(parts_.rows.set_route(std::move(alone), 0));
+  CENTROID_CO_TRY(parts_.rows.moves().set_route(std::move(alone), 0));
   co_return check_memory(memory_need(parts_.loader.memory_question()),
                          memory_limit(ctx_.config.memory.limit));
 }
@@ -116,7 +116,7 @@ Task<Status> JobServer::open_rows_journal() {
   options.waits = ctx_.config.journal.full == "wait";
   options.on_sync = [probe = &ctx_.probe](double seconds) { probe->journal_synced(seconds); };
   options.may_write = ctx_.gate.may_write();
-  co_return co_await parts_.rows.start_journal(ctx_.executor, ctx_.disk.executor,
+  co_return co_await parts_.rows.journal().start(ctx_.executor, ctx_.disk.executor,
                                                std::move(options));
 }
 

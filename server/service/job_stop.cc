@@ -12,7 +12,7 @@ void JobStop::request_stop(const std::string& why, bool leaves_workers) {
   ctx_.stopping.is_requested = true;
   ctx_.stopping.reason = why;
   ctx_.journal.give_up();
-  rows_.give_up();
+  rows_.journal().give_up();
   (void)ctx_.disk.hurried();
   ctx_.changed.notify_all();
 }

@@ -42,7 +42,7 @@ Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
   }
   if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
     CENTROID_CO_TRY(is_legal);
-    if (!rows_) rows_.emplace(parts_.rows, session);
+    if (!rows_) rows_.emplace(parts_.rows.sessions(), session);
     co_return co_await parts_.rows.on_frame(session, frame, *rows_);
   }
   if (!link_) {

@@ -40,7 +40,7 @@ class PeerSession final : public transport::FrameSink {
   TaskGroup& tasks_;
   std::shared_ptr<Link> link_;  ///< a worker
   bool is_joining_ = false, is_pulling_ = false;
-  std::optional<RowsService::Client> rows_;
+  std::optional<RowsSession> rows_;
   std::shared_ptr<ShardGroup::Link> shard_;
 };
 

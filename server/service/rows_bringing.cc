@@ -47,17 +47,17 @@ Task<Status> RowsBringing::find_saved() {
 Status RowsBringing::set_tables() {
   tables_.tables = options_.tables;
   if (saved_) tables_.saved_clock = saved_->clock;
-  tables_.clock = is_mine_loaded_ ? rows_.clock() : tables_.saved_clock + rows_.clock();
+  tables_.clock = is_mine_loaded_ ? rows_.store().now() : tables_.saved_clock + rows_.store().now();
   if (saved_) tables_.restored_from = saved_->entry.path.filename().string();
   tables_.keeps_journal = options_.keeps_journal;
   tables_.journal_sync_ms = static_cast<std::uint32_t>(options_.journal_sync.count());
   wanted_.assign(holders_.size(), false);
-  proto::Route route = rows_.route();
+  proto::Route route = rows_.moves().route();
   for (std::size_t i = 1; i < holders_.size(); ++i)
     if (holders_[i].link) route.servers[i].endpoint = holders_[i].link->endpoint;
-  if (route.servers != rows_.route().servers) {  // a server came back at another place
+  if (route.servers != rows_.moves().route().servers) {  // a server came back at another place
     ++route.version;
-    CENTROID_TRY(rows_.set_route(route, 0));
+    CENTROID_TRY(rows_.moves().set_route(route, 0));
   }
   tables_.route = std::move(route);
   if (saved_) set_owners();
@@ -97,7 +97,7 @@ Task<Status> RowsBringing::put_known_pushes() {
     if (i != 0 &&
         (!saved_ || !saved_->journals.contains(holders_[i].name) || !holders_[i].has_held))
       fresh.push_back(i);
-  auto put = [loader = &loader_, fresh, pushes = rows_.pushes()] {
+  auto put = [loader = &loader_, fresh, pushes = rows_.store().windows().entries()] {
     auto done = std::make_shared<Status>();
     for (const std::size_t i : fresh)
       if (done->ok()) *done = loader->put_pushes(i, pushes);

@@ -22,7 +22,7 @@ Task<bool> RowsChanges::welcome() {
     co_return true;
   const bool is_quiet = co_await moves_.pause();
   if (!is_quiet) co_return false;
-  proto::Route route = rows_.route();
+  proto::Route route = rows_.moves().route();
   for (const auto& [name, link] : shards_.present()) {
     if (!is_new(link)) continue;
     Holder holder;
@@ -37,7 +37,7 @@ Task<bool> RowsChanges::welcome() {
     ++seen_;  // a checkpoint is to name it
     log::info("rows.server_added", {{"server", name}, {"servers", holders_.size()}});
   }
-  const Status told = rows_.set_route(std::move(route), 0);
+  const Status told = rows_.moves().set_route(std::move(route), 0);
   moves_.resume();
   if (!told.ok()) hooks_.fail(told.error());
   co_return told.ok();
@@ -59,14 +59,14 @@ Task<Status> RowsChanges::fetch_all_pushes(std::size_t which) {
   auto thaw = proto::encode(proto::RowsThaw());
   CENTROID_CO_TRY(co_await servers_.ask(which, TablesKind::kRowsThaw, std::move(thaw)));
   rows_.load_pushes(pushed->value().clients);
-  for (std::size_t i = 0; i < std::min(frozen.tables.size(), rows_.tables()); ++i) {
+  for (std::size_t i = 0; i < std::min(frozen.tables.size(), rows_.store().size()); ++i) {
     const proto::FrozenTable& table = frozen.tables[i];
     RowCounters counted;
     counted.pulled = table.pulled, counted.pushed = table.pushed;
     counted.admitted = table.admitted, counted.held_back = table.held_back;
     counted.evicted = table.evicted, counted.expired = table.expired;
     counted.duplicates = table.duplicates;
-    rows_.add_counters(i, counted);
+    rows_.store().add_counters(i, counted);
   }
   co_return Status();
 }
@@ -98,13 +98,13 @@ Task<bool> RowsChanges::let_go() {
   if (holders_[which].is_here()) fetched = co_await fetch_all_pushes(which);
   if (fetched.ok()) {
     servers_.take_report(holders_[which], {});
-    proto::Route route = rows_.route();
+    proto::Route route = rows_.moves().route();
     holders_.erase(holders_.begin() + static_cast<std::ptrdiff_t>(which));
     route.servers.erase(route.servers.begin() + static_cast<std::ptrdiff_t>(which));
     for (std::uint16_t& owner : route.owners)
       owner = static_cast<std::uint16_t>(owner - (owner > which));
     ++route.version;
-    fetched = rows_.set_route(std::move(route), 0);
+    fetched = rows_.moves().set_route(std::move(route), 0);
     if (!fetched.ok()) hooks_.fail(fetched.error());
     ++seen_;  // a checkpoint is not to name it
     released_.push_back(name);

@@ -19,7 +19,7 @@ std::optional<std::size_t> RowsHolders::index_of(const std::string& server) cons
 }
 
 bool RowsHolders::owns(std::size_t which) const {
-  const auto& owners = rows_.route().owners;
+  const auto& owners = rows_.moves().route().owners;
   return std::ranges::find(owners, which) != owners.end();
 }
 
@@ -91,7 +91,7 @@ void RowsHolders::take_report(Holder& holder, proto::TablesReport report) {
 /// What another server's tables have now beside what it told before, for the metrics.
 void RowsHolders::tell_elsewhere(const proto::TablesReport& before,
                                  const proto::TablesReport& now) {
-  for (std::size_t table = 0; table < rows_.tables(); ++table) {
+  for (std::size_t table = 0; table < rows_.store().size(); ++table) {
     proto::TableReport total, more;
     const auto of = [&](const proto::TablesReport& report) {
       return table < report.tables.size() ? report.tables[table] : proto::TableReport();
@@ -114,7 +114,7 @@ void RowsHolders::tell_elsewhere(const proto::TablesReport& before,
       total.waiting += part.waiting;
       total.bytes += part.bytes;
     }
-    rows_.tell_elsewhere(table, total, more);
+    rows_.store().show_elsewhere(table, total, more);
   }
 }
 

@@ -35,7 +35,7 @@ class RowsHolders : private RowsPart {
   TimePoint refreshed() const { return refreshed_; }
   /// Add what they said last.
   void add_to(std::vector<TableView>& views) const;
-  /// As RowsService's.
+  /// As RowsJournal::wants_checkpoint, of the others.
   bool journal_wants_checkpoint(std::uint64_t bytes) const;
 
  private:

@@ -27,7 +27,7 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsKept::freeze() {
       co_return Error(ErrorCode::kUnavailable,
                       "server '" + holder.name + "' is gone with its rows");
   }
-  kept_route_ = rows_.route();
+  kept_route_ = rows_.moves().route();
   kept_is_last_ = is_ending_;  // `end` may come before it is written
   proto::RowsFreeze how;
   how.is_last = kept_is_last_;
@@ -43,17 +43,17 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsKept::freeze() {
         co_await shards_.ask(link, static_cast<proto::ServersKind>(TablesKind::kRowsFreeze), head);
     if (!kept.ok()) co_return kept.error();
     CENTROID_CO_ASSIGN(holders_[i].frozen, proto::decode<proto::RowsFrozen>(kept->head));
-    if (holders_[i].frozen.tables.size() != rows_.tables())
+    if (holders_[i].frozen.tables.size() != rows_.store().size())
       co_return Error(ErrorCode::kInvalidArgument,
                       "server '" + holders_[i].name + "' keeps " +
                           std::to_string(holders_[i].frozen.tables.size()) + " tables, not " +
-                          std::to_string(rows_.tables()));
+                          std::to_string(rows_.store().size()));
     if (holders_[i].frozen.changes != holders_[i].report.changes) ++seen_;
     holders_[i].report.changes = holders_[i].frozen.changes;
     fault::point("tables.server_frozen");
   }
   kept_ = seen_;
-  mine_kept_ = rows_.changes();
+  mine_kept_ = rows_.store().changes();
   co_return rows_.begin_snapshot();
 }
 
@@ -64,7 +64,7 @@ Result<bool> RowsKept::fetch_rows(const Link& link, std::size_t table, RowTable:
                   servers_.ask_blocking(link, TablesKind::kRowsRead, proto::encode(wanted)));
   CENTROID_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(reply.head));
   if (head.rows == 0) return false;
-  CENTROID_ASSIGN(block, rows_of(head, rows_.spec(table), reply.payload));
+  CENTROID_ASSIGN(block, rows_of(head, rows_.store().spec(table), reply.payload));
   return true;
 }
 
@@ -83,7 +83,7 @@ std::vector<CheckpointPart> RowsKept::parts(std::shared_ptr<RowsSnapshot> mine) 
     if (holders_[i].is_kept)
       others->push_back({holders_[i].name, holders_[i].kept_link, holders_[i].frozen, buckets(i)});
   std::vector<CheckpointPart> parts;
-  for (std::size_t table = 0; table < rows_.tables(); ++table) {
+  for (std::size_t table = 0; table < rows_.store().size(); ++table) {
     auto write = [this, mine, others, table](const fs::path& path) -> Result<FileRecord> {
       RowTable::State all = mine->states()[table];
       all.rows_shape = all.candidates_shape = {};  // of no one table
@@ -105,9 +105,9 @@ std::vector<CheckpointPart> RowsKept::parts(std::shared_ptr<RowsSnapshot> mine) 
         }
         return false;
       };
-      return write_rows(path, rows_.spec(table), all, read);
+      return write_rows(path, rows_.store().spec(table), all, read);
     };
-    parts.push_back({rows_file_name(rows_.spec(table).name), std::move(write)});
+    parts.push_back({rows_file_name(rows_.store().spec(table).name), std::move(write)});
   }
   const bool is_followed = options_.keeps_journal && !kept_is_last_;
   const std::uint64_t route = kept_route_.version;
@@ -164,7 +164,7 @@ bool RowsKept::needs_checkpoint() const {
         return holder.state == State::kAbsent;
       });
   return (is_ending_ && !is_ended_ && may_hold) || seen_ != checkpointed_ ||
-         rows_.changes() != mine_checkpointed_;
+         rows_.store().changes() != mine_checkpointed_;
 }
 
 }  // namespace centroid::server

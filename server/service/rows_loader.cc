@@ -33,11 +33,11 @@ Result<std::optional<SavedRows>> RowsLoader::newest() const {
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
       const std::string name = table_of_rows_file(file).value_or(file);
-      CENTROID_ASSIGN(const std::size_t table, rows_.check_file(entry->path, name));
+      CENTROID_ASSIGN(const std::size_t table, rows_.store().check_file(entry->path, name));
       RowsSink sink;  // its head says whether the settings fit
       sink.begin = [](const RowTable::State&) { return false; };
       CENTROID_ASSIGN(const RowTable::State state,
-                      read_rows(entry->path / file, rows_.spec(table), sink));
+                      read_rows(entry->path / file, rows_.store().spec(table), sink));
       saved.clock = std::max(saved.clock, state.now);
       continue;
     }
@@ -56,7 +56,7 @@ Result<std::optional<SavedRows>> RowsLoader::newest() const {
 /// The server to which a bucket's rows of a checkpoint go: where journals are kept the one on which
 /// they lay, for its journal goes on from there; kNobody: it is here no more.
 std::vector<std::uint16_t> RowsLoader::owners_of(const SavedRows& saved) const {
-  if (!saved.is_followed || saved.route == 0) return rows_.route().owners;
+  if (!saved.is_followed || saved.route == 0) return rows_.moves().route().owners;
   std::vector<std::uint16_t> owners(proto::kRowBuckets, kNobody);
   for (const auto& [name, buckets] : saved.buckets) {
     const auto which = name.empty() ? std::optional<std::size_t>(0) : servers_.index_of(name);
@@ -71,7 +71,7 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
       const std::string name = table_of_rows_file(file).value_or(file);
-      CENTROID_ASSIGN(const std::size_t table, rows_.check_file(saved.entry.path, name));
+      CENTROID_ASSIGN(const std::size_t table, rows_.store().check_file(saved.entry.path, name));
       CENTROID_TRY(load_table(saved, table, file, wanted));
       continue;
     }
@@ -119,7 +119,7 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
   sink.begin = [&](const RowTable::State& state) {
     RowTable::State mine = state;
     mine.rows_shape = mine.candidates_shape = {};  // of all rows
-    const auto begin = [&] { rows_.begin_load(table, mine); };
+    const auto begin = [&] { rows_.store().begin_load(table, mine); };
     if (wanted[0]) call_on(executor_, begin);
     return true;
   };
@@ -149,7 +149,7 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
     }
     return {};
   };
-  const auto read = read_rows(saved.entry.path / file, rows_.spec(table), sink);
+  const auto read = read_rows(saved.entry.path / file, rows_.store().spec(table), sink);
   if (!read.ok()) return read.error();
   return {};
 }
@@ -157,11 +157,11 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
 Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
                             std::uint64_t clock) {
   if (server == 0) {
-    return call_on(executor_, [&] { return rows_.load(table, block, clock); });
+    return call_on(executor_, [&] { return rows_.store().load(table, block, clock); });
   }
   const Link link = holders_[server].link;
   fault::point("servers.rows_put");
-  const std::size_t most = rows_of_payload(rows_.spec(table), holders_[server].max_payload);
+  const std::size_t most = rows_of_payload(rows_.store().spec(table), holders_[server].max_payload);
   for (std::size_t first = 0; first < block.keys.size(); first += most) {
     const std::size_t rows = std::min(most, block.keys.size() - first);
     proto::RowsBlock head;

@@ -32,14 +32,14 @@ std::vector<std::uint16_t> RowsMoves::target() const {
                           (holder.is_named || !options_.keeps_journal);
     keeps[i] = !is_draining && (is_ready || servers_.owns(i));
   }
-  return replace_buckets(rows_.route().owners, keeps);
+  return replace_buckets(rows_.moves().route().owners, keeps);
 }
 
 /// The first server with buckets to give, and where most of these go.
 std::optional<RowsMoves::Move> RowsMoves::next_move() const {
   if (!is_begun_ || is_ending_ || is_ended_) return std::nullopt;
   const auto to = target();
-  const auto& owners = rows_.route().owners;
+  const auto& owners = rows_.moves().route().owners;
   std::map<std::pair<std::size_t, std::size_t>, std::vector<std::uint16_t>> moves;
   for (std::size_t bucket = 0; bucket < owners.size(); ++bucket)
     if (to[bucket] != owners[bucket])
@@ -62,7 +62,7 @@ bool RowsMoves::may_move(const std::string& from, const std::string& to) const {
     if (!which) return false;
     const Holder& holder = holders_[*which];
     if (*which == 0) {
-      if (const auto journal = rows_.journal(); journal && !journal->trouble.empty()) return false;
+      if (const auto journal = rows_.journal().state(); journal && !journal->trouble.empty()) return false;
       continue;
     }
     if (!holder.is_here() || holder.state != State::kServing || holder.report.is_broken)
@@ -75,7 +75,7 @@ bool RowsMoves::may_move(const std::string& from, const std::string& to) const {
 RowsMoves::Share RowsMoves::share_of(const std::string& server) const {
   Share share;
   const auto which = servers_.index_of(server);
-  const auto& owners = rows_.route().owners;
+  const auto& owners = rows_.moves().route().owners;
   if (!which || owners.size() != proto::kRowBuckets) return share;
   const auto to = is_begun_ ? target() : owners;
   for (std::size_t bucket = 0; bucket < owners.size(); ++bucket) {
@@ -184,8 +184,8 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
     if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
     proto::BucketsFound found;
     if (*which == 0) {
-      found.is_done = rows_.find_buckets(buckets, kPlaces);
-      if (found.is_done) found.bytes = rows_.bytes_found();
+      found.is_done = rows_.moves().outgoing().find(buckets, kPlaces);
+      if (found.is_done) found.bytes = rows_.moves().outgoing().bytes_found();
       const bool goes_on = co_await sleep_until(clock_.now() + kTurn);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     } else {
@@ -212,12 +212,12 @@ Task<Status> RowsMoves::tell(std::string server, TablesKind kind, const proto::R
   if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + server + "' is gone");
   if (*which == 0) {
     Status done;
-    if (kind == TablesKind::kBucketsTake) done = rows_.take_buckets(route, some);
-    if (kind == TablesKind::kBucketsGive) done = rows_.give_buckets(route, some);
-    if (kind == TablesKind::kBucketsKeep) done = rows_.keep_buckets(route, some);
+    if (kind == TablesKind::kBucketsTake) done = rows_.moves().take(route, some);
+    if (kind == TablesKind::kBucketsGive) done = rows_.moves().give(route, some);
+    if (kind == TablesKind::kBucketsKeep) done = rows_.moves().keep(route, some);
     if (!done.ok()) hooks_.fail(done.error());  // its tables are in between
     if (done.ok() && kind == TablesKind::kBucketsTake)
-      done = co_await rows_.on_disk(TimePoint::max());
+      done = co_await rows_.journal().on_disk(TimePoint::max());
     co_return done;
   }
   proto::BucketsRoute change;
@@ -231,9 +231,9 @@ Task<Status> RowsMoves::hold(std::string from, std::vector<std::uint16_t> some) 
   const auto which = servers_.index_of(from);
   if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
   if (*which == 0) {
-    CENTROID_CO_TRY(rows_.hold_buckets(some));
+    CENTROID_CO_TRY(rows_.moves().hold(some));
     const TimePoint limit = clock_.now() + options_.lease;
-    co_return co_await rows_.on_disk(limit);
+    co_return co_await rows_.journal().on_disk(limit);
   }
   proto::Buckets held;
   held.buckets = std::move(some);
@@ -250,7 +250,7 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
     proto::RowsBlock head;
     std::vector<std::byte> payload;
     if (*giver == 0) {
-      rows_.read_held(holders_[*taker].max_payload, head, payload);
+      rows_.moves().outgoing().read(holders_[*taker].max_payload, head, payload);
     } else {
       if (!source) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
       const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsRead);
@@ -266,7 +266,7 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
     put.is_waiting = head.is_waiting;
     put.rows = head.rows;
     if (*taker == 0) {
-      CENTROID_CO_TRY(rows_.put_rows(put, payload));
+      CENTROID_CO_TRY(rows_.moves().put(put, payload));
     } else {
       if (!sink) co_return Error(ErrorCode::kUnavailable, "server '" + to + "' is gone");
       auto encoded = proto::encode(put);
@@ -288,7 +288,7 @@ Task<Status> RowsMoves::move_some(std::string from, std::string to,
   Status moved = co_await hold(from, some);
   if (moved.ok()) moved = co_await copy(from, to);
   const bool is_copied = moved.ok();
-  proto::Route route = rows_.route();
+  proto::Route route = rows_.moves().route();
   ++route.version;
   for (const std::uint16_t bucket : some) route.owners[bucket] = static_cast<std::uint16_t>(taker);
   if (is_copied) moved = co_await tell(to, TablesKind::kBucketsTake, route, some);
@@ -297,14 +297,14 @@ Task<Status> RowsMoves::move_some(std::string from, std::string to,
     holders_[taker].is_full = is_full;
     // Whether it has taken them is not known: what comes back of it is told that it has not.
     if (taker != 0 && !is_full && sink) shards_.give_up(sink, moved.error());
-    route = rows_.route();
+    route = rows_.moves().route();
     route.version += 2;
     (void)co_await tell(from, TablesKind::kBucketsKeep, route, some);
-    if (giver != 0) CENTROID_CO_TRY(rows_.set_route(route, 0));
+    if (giver != 0) CENTROID_CO_TRY(rows_.moves().set_route(route, 0));
     co_return moved;
   }
   holders_[taker].has_held = true;
-  if (giver != 0 && taker != 0) CENTROID_CO_TRY(rows_.set_route(route, 0));
+  if (giver != 0 && taker != 0) CENTROID_CO_TRY(rows_.moves().set_route(route, 0));
   // One that is lost now comes back and is told where they are.
   (void)co_await tell(from, TablesKind::kBucketsGive, route, some);
   co_return Status();

@@ -105,7 +105,7 @@ Task<void> RowsServers::look() {
     if (!is_quiet) co_return;
     for (std::size_t i = 1; i < ctx_.holders.size(); ++i) {
       if (ctx_.holders[i].state != State::kLoaded) continue;
-      auto route = proto::encode(ctx_.rows.route());
+      auto route = proto::encode(ctx_.rows.moves().route());
       const Status served = co_await servers_.ask(i, TablesKind::kServe, std::move(route));
       if (served.ok() && ctx_.holders[i].state == State::kLoaded)
         ctx_.holders[i].state = State::kServing;

@@ -48,7 +48,7 @@ class RowsServers {
   bool needs_checkpoint() const { return kept_.needs_checkpoint(); }
   /// Why `freeze` fails now, for a reason that passes by itself; empty: it may not.
   std::string unsettled() const;
-  /// As RowsService's.
+  /// As RowsJournal::wants_checkpoint, of the others.
   bool journal_wants_checkpoint(std::uint64_t bytes) const {
     return servers_.journal_wants_checkpoint(bytes);
   }

@@ -76,7 +76,7 @@ Status RowsStart::place(std::vector<std::string> others, const SavedRows* saved)
     holders_[i].has_held = std::ranges::find(route.owners, i) != route.owners.end();
     holders_[i].is_named = saved != nullptr;
   }
-  return rows_.set_route(std::move(route), 0);
+  return rows_.moves().set_route(std::move(route), 0);
 }
 
 /// Where the rows are to lie, once the servers of the start are here.
@@ -118,17 +118,17 @@ Task<Status> RowsStart::begin() {
     hooks_.fail(started.error());
     co_return started;
   }
-  rows_.journal_claims();
+  rows_.moves().journal_claims();
   saved_.reset();
   loader_.expect_saved();
   if (!is_ending_) rows_.hold("");
-  log::info("rows.spread", {{"servers", holders_.size()}, {"route", rows_.route().version}});
+  log::info("rows.spread", {{"servers", holders_.size()}, {"route", rows_.moves().route().version}});
   co_return Status();
 }
 
 /// After a restart of all: who claims a bucket by the newest route has its rows.
 Task<Status> RowsStart::settle_claims() {
-  std::vector<std::vector<std::uint64_t>> claims{rows_.claims()};
+  std::vector<std::vector<std::uint64_t>> claims{rows_.moves().claims()};
   for (std::size_t i = 1; i < holders_.size(); ++i) {
     const Link link = holders_[i].link;
     if (!link)
@@ -140,7 +140,7 @@ Task<Status> RowsStart::settle_claims() {
     if (!mine.empty()) std::memcpy(mine.data(), reply->payload.data(), reply->payload.size());
     claims.push_back(std::move(mine));
   }
-  proto::Route route = rows_.route();
+  proto::Route route = rows_.moves().route();
   std::uint64_t newest = route.version;
   for (std::size_t bucket = 0; bucket < proto::kRowBuckets; ++bucket) {
     std::uint64_t best = 0;
@@ -162,7 +162,7 @@ Task<Status> RowsStart::settle_claims() {
   for (std::size_t i = 0; i < holders_.size(); ++i)
     holders_[i].has_held =
         holders_[i].has_held || std::ranges::find(route.owners, i) != route.owners.end();
-  const Status settled = rows_.settle(route);
+  const Status settled = rows_.moves().settle(route);
   if (!settled.ok()) hooks_.fail(settled.error());
   co_return settled;
 }

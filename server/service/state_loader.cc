@@ -62,7 +62,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
     images_.set_limit(MemoryQuestion::kImages + quarter / need.image);
     taken += quarter / need.image * need.image;
   }
-  rows_.set_room(rows_.reserved_bytes() + free - taken, limit.source + " beside the model");
+  rows_.store().set_room(rows_.store().reserved_bytes() + free - taken, limit.source + " beside the model");
   return {};
 }
 
@@ -348,7 +348,7 @@ Task<bool> StateLoader::has_checkpoint() const {
 MemoryQuestion StateLoader::memory_question() const {
   MemoryQuestion question;
   question.snapshot_bytes = kSnapshotBudgetBytes;
-  if (rows_.has_tables()) question.tables_bytes = rows_.reserved_bytes() + kSnapshotBudgetBytes;
+  if (rows_.has_tables()) question.tables_bytes = rows_.store().reserved_bytes() + kSnapshotBudgetBytes;
   if (rows_.has_tables() && config_.keeps_journal())
     question.tables_bytes += RowsJournalWriter::kQueueBytes;
   return question;
@@ -362,12 +362,12 @@ Status StateLoader::check_tables_room() {
     route.servers.resize(config_.servers);
     route.owners = place_buckets(proto::kRowBuckets, config_.servers);
     rows_.hold("the tables wait for their servers");
-    CENTROID_TRY(rows_.set_route(std::move(route), 0));
+    CENTROID_TRY(rows_.moves().set_route(std::move(route), 0));
   }
   const MemoryNeed need = memory_need(memory_question());
   const MemoryLimit limit = memory_limit(config_.memory.limit);
   CENTROID_TRY(check_memory(need, limit));
-  rows_.set_room(rows_.reserved_bytes() + limit.bytes - need.total(), limit.source);
+  rows_.store().set_room(rows_.store().reserved_bytes() + limit.bytes - need.total(), limit.source);
   return {};
 }
 

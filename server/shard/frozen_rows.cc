@@ -12,8 +12,8 @@ proto::RowsFrozen FrozenRows::freeze(RowsService& service, bool is_last) {
   if (is_last) service.hold("the job is over");
   kept_ = service.begin_snapshot();
   proto::RowsFrozen frozen;
-  frozen.clock = service.clock();
-  frozen.changes = service.changes();
+  frozen.clock = service.store().now();
+  frozen.changes = service.store().changes();
   frozen.journal = kept_->journal();
   frozen.clients = static_cast<std::uint32_t>(kept_->pushed().clients.size());
   for (const RowTable::State& state : kept_->states()) {
@@ -52,7 +52,7 @@ Result<proto::RowsBlock> FrozenRows::read(const proto::RowsRead& wanted, const R
     return head;
   }
   const std::size_t rows = std::min<std::size_t>(
-      block_.keys.size() - read_, rows_of_payload(service->spec(wanted.table), max_payload_bytes));
+      block_.keys.size() - read_, rows_of_payload(service->store().spec(wanted.table), max_payload_bytes));
   head.is_waiting = block_.is_candidates;
   head.rows = static_cast<std::uint32_t>(rows);
   payload = rows_payload(block_, read_, rows);

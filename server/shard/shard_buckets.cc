@@ -21,7 +21,7 @@ Task<Status> done(Session& session, transport::FrameHeader request, Status statu
 /// Answer when all that was done is on the disk. The session goes on meanwhile.
 Task<void> confirm(Session& session, transport::FrameHeader request,
                    std::shared_ptr<RowsService> service) {
-  const Status written = co_await service->on_disk(TimePoint::max());
+  const Status written = co_await service->journal().on_disk(TimePoint::max());
   (void)co_await done(session, request, written);
 }
 
@@ -39,7 +39,7 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
       co_return co_await on_read(session, frame, *service);
     case TablesKind::kBucketsPut: {
       CENTROID_CO_ASSIGN(const auto put, proto::decode<proto::BucketsPut>(frame.head));
-      const Status is_put = service->put_rows(put, payload);
+      const Status is_put = service->moves().put(put, payload);
       co_return co_await done(session, frame.header, is_put);
     }
     case TablesKind::kBucketsTake:
@@ -47,7 +47,7 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
     case TablesKind::kBucketsKeep:
       co_return co_await on_change(session, frame, tasks, service);
     case TablesKind::kBucketsClaims: {
-      const auto& claims = service->claims();
+      const auto& claims = service->moves().claims();
       co_return co_await session.respond(frame.header, Bytes(), std::as_bytes(std::span(claims)));
     }
     default:
@@ -60,8 +60,8 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
 Task<Status> ShardBuckets::on_find(Session& session, const InFrame& frame, RowsService& service) {
   CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Buckets>(frame.head));
   proto::BucketsFound found;
-  found.is_done = service.find_buckets(wanted.buckets, kPlaces);
-  if (found.is_done) found.bytes = service.bytes_found();
+  found.is_done = service.moves().outgoing().find(wanted.buckets, kPlaces);
+  if (found.is_done) found.bytes = service.moves().outgoing().bytes_found();
   const auto head = proto::encode(found);
   co_return co_await session.respond(frame.header, head);
 }
@@ -69,7 +69,7 @@ Task<Status> ShardBuckets::on_find(Session& session, const InFrame& frame, RowsS
 Task<Status> ShardBuckets::on_read(Session& session, const InFrame& frame, RowsService& service) {
   proto::RowsBlock head;
   std::vector<std::byte> rows;
-  service.read_held(session.peer().limits.max_payload_bytes, head, rows);
+  service.moves().outgoing().read(session.peer().limits.max_payload_bytes, head, rows);
   const auto encoded = proto::encode(head);
   co_return co_await session.respond(frame.header, encoded, rows);
 }
@@ -77,7 +77,7 @@ Task<Status> ShardBuckets::on_read(Session& session, const InFrame& frame, RowsS
 Task<Status> ShardBuckets::on_hold(Session& session, const InFrame& frame, TaskGroup& tasks,
                                    Service service) {
   CENTROID_CO_ASSIGN(const auto held, proto::decode<proto::Buckets>(frame.head));
-  const Status is_held = service->hold_buckets(held.buckets);
+  const Status is_held = service->moves().hold(held.buckets);
   if (!is_held.ok()) co_return co_await session.respond_error(frame.header, is_held.error());
   tasks.spawn(confirm(session, frame.header, std::move(service)));
   co_return Status();
@@ -97,9 +97,9 @@ Task<Status> ShardBuckets::on_change(Session& session, const InFrame& frame, Tas
 Status ShardBuckets::change(TablesKind kind, const proto::BucketsRoute& change,
                             RowsService& service) {
   Status done;
-  if (kind == TablesKind::kBucketsTake) done = service.take_buckets(change.route, change.buckets);
-  if (kind == TablesKind::kBucketsGive) done = service.give_buckets(change.route, change.buckets);
-  if (kind == TablesKind::kBucketsKeep) done = service.keep_buckets(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsTake) done = service.moves().take(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsGive) done = service.moves().give(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsKeep) done = service.moves().keep(change.route, change.buckets);
   changed_();
   return done;
 }

@@ -74,8 +74,8 @@ void ShardRows::forget(const Error& why) {
   frozen_.thaw();
   if (!service_) return;
   service_->hold(why.message());
-  service_->give_up();
-  service_->close_clients(why);
+  service_->journal().give_up();
+  service_->sessions().close_all(why);
   last_ = service_;
   service_.reset();
 }
@@ -86,7 +86,7 @@ void ShardRows::tick() {
 
 std::uint64_t ShardRows::reserved_bytes() const {
   if (!service_ || is_replaying_) return 0;
-  return service_->reserved_bytes() + kCopyBytes +
+  return service_->store().reserved_bytes() + kCopyBytes +
          (tables_.keeps_journal ? RowsJournalWriter::kQueueBytes : 0);
 }
 
@@ -95,8 +95,8 @@ void ShardRows::set_beside(std::uint64_t bytes) {
   if (!service_ || is_replaying_) return;
   const MemoryLimit limit = memory_limit(options_.memory_limit);
   const std::uint64_t beside = beside_ == 0 ? memory_need({}).base : beside_;
-  const std::uint64_t taken = beside + reserved_bytes() - service_->reserved_bytes();
-  service_->set_room(limit.bytes - std::min(limit.bytes, taken),
+  const std::uint64_t taken = beside + reserved_bytes() - service_->store().reserved_bytes();
+  service_->store().set_room(limit.bytes - std::min(limit.bytes, taken),
                      limit.source + (beside_ == 0 ? "" : " beside the model"));
 }
 
@@ -126,7 +126,7 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
         boost::asio::post(files, [owned = std::shared_ptr<RowsService>(gone)] {});
       });
   fresh->hold("server '" + options_.name + "': " + kNotYet);
-  CENTROID_TRY(fresh->set_route(tables.route,
+  CENTROID_TRY(fresh->moves().set_route(tables.route,
                                 static_cast<std::size_t>(self - tables.route.servers.begin())));
   tables_ = tables;
   run_id_ = terms.run_id;
@@ -196,16 +196,16 @@ Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
 
 Task<Status> ShardRows::serve(proto::Route route) {
   if (!service_ || !is_loaded_) co_return out_of_order("Serve");
-  CENTROID_CO_TRY(service_->settle(route));
+  CENTROID_CO_TRY(service_->moves().settle(route));
   if (tables_.keeps_journal && !has_journal_) {
     RowsJournalWriter::Options options;
     options.folder = options_.journal_dir;
     options.run_id = run_id_;
     options.sync_every = std::chrono::milliseconds(tables_.journal_sync_ms);
-    CENTROID_CO_TRY(co_await service_->start_journal(executor_, files_, std::move(options)));
+    CENTROID_CO_TRY(co_await service_->journal().start(executor_, files_, std::move(options)));
     has_journal_ = true;
   }
-  service_->journal_claims();
+  service_->moves().journal_claims();
   set_beside(beside_);
   service_->hold("");
   log::info("rows.serving", {{"route", route.version}, {"servers", route.servers.size()}});
@@ -262,10 +262,10 @@ Task<Status> ShardRows::on_tables(Session& session, const InFrame& frame, Leader
 }
 
 Status ShardRows::load_rows(const proto::RowsBlock& head, const Payload& in) {
-  if (!service_ || head.table >= service_->tables())
+  if (!service_ || head.table >= service_->store().size())
     return out_of_order("RowsLoad of table " + std::to_string(head.table));
-  CENTROID_ASSIGN(const auto block, rows_of(head, service_->spec(head.table), in));
-  CENTROID_TRY(service_->load(head.table, block, tables_.saved_clock));
+  CENTROID_ASSIGN(const auto block, rows_of(head, service_->store().spec(head.table), in));
+  CENTROID_TRY(service_->store().load(head.table, block, tables_.saved_clock));
   return check_room();
 }
 
@@ -332,7 +332,7 @@ Task<Status> ShardRows::on_pushes_read(Session& session, const InFrame& frame) {
 Task<Status> ShardRows::on_thaw(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto thaw, proto::decode<proto::RowsThaw>(frame.head));
   frozen_.thaw();
-  if (service_ && thaw.journal != 0) service_->checkpoint_written(thaw.journal);
+  if (service_ && thaw.journal != 0) service_->journal().prune(thaw.journal);
   co_return co_await done(session, frame.header, Status());
 }
 

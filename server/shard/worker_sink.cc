@@ -37,7 +37,7 @@ Task<Status> WorkerSink::serve_rows(Session& session, const InFrame& frame) {
     auto service = rows_.service();
     if (!service.ok()) co_return co_await session.respond_error(frame.header, service.error());
     service_ = std::move(service).value();
-    client_.emplace(*service_, session);
+    client_.emplace(service_->sessions(), session);
   }
   co_return co_await service_->on_frame(session, frame, *client_);
 }

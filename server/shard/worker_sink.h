@@ -24,7 +24,7 @@ class WorkerSink final : public transport::FrameSink {
 
   /// Nullptr: no worker has entered.
   const std::shared_ptr<ShardWorkers::Worker>& worker() const { return worker_; }
-  /// Of a worker or a client of rows; whether they live is the leader's to see, and RowsService's.
+  /// Of a worker or a client of rows; whether they live is the leader's to see, and RowsSessions'.
   bool is_known() const { return worker_ || client_; }
 
  private:
@@ -36,7 +36,7 @@ class WorkerSink final : public transport::FrameSink {
   TaskGroup& tasks_;
   std::shared_ptr<ShardWorkers::Worker> worker_;
   std::shared_ptr<RowsService> service_;
-  std::optional<RowsService::Client> client_;  ///< of it
+  std::optional<RowsSession> client_;  ///< of it
 };
 
 }  // namespace centroid::server

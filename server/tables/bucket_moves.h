@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "common/proto/tables.h"
-#include "server/tables/bucket_route.h"
 #include "server/tables/outgoing_buckets.h"
 #include "server/tables/rows_journal.h"
-#include "server/tables/table_room.h"
 #include "server/tables/table_store.h"
 
 namespace centroid::server {
 
-/// Buckets of keys that go to another server, or come from one, while the tables are in use.
+/// Which server has which buckets of keys (the route), which of them are this server's as its
+/// journal knows (claims), and buckets that go to another server, or come from one, while the
+/// tables are in use.
 ///
 /// giver    find (calls go on), hold (calls for them wait), read, and give or keep
 /// taker    put, and take: the rows are in the tables and in the journal then
@@ -25,18 +25,40 @@ namespace centroid::server {
 /// thread   the service's
 class BucketMoves {
  public:
-  BucketMoves(TableStore& store, TableRoom& room, BucketRoute& route, RowsJournal& journal)
-      : store_(store), room_(room), route_(route), journal_(journal), outgoing_(store) {}
-
   using Buckets = std::vector<std::uint16_t>;
-  /// What lies here from now on, on server `self` of the route.
+
+  BucketMoves(TableStore& store, RowsJournal& journal)
+      : store_(store), journal_(journal), outgoing_(store) {
+    route_.servers.emplace_back();  // this one alone
+  }
+
+  // the route
+  const proto::Route& route() const { return route_; }
+  /// Rows of these buckets of keys lie here from now on, on server `self` of the route; of
+  /// max_bytes the same share, but not less than it was since rows are here. Requests for other
+  /// keys are refused with the name of their server.
   /// fails  invalid_argument: a share of max_bytes is too small
   Status set_route(proto::Route route, std::size_t self);
+  /// fails  aborted: a key lies on another server, which is named
+  Status check_keys(const RowTable& table, std::span<const std::uint64_t> keys) const;
+
+  // the claims
+  /// By bucket the newest route by which it was this server's; 0: it is not.
+  const std::vector<std::uint64_t>& claims() const { return claims_; }
+  void claim(const Buckets& buckets, std::uint64_t version);
+  /// Claim what the present route says, and nothing else.
+  void begin_claims();
+  /// Before it serves: rows of buckets that lie elsewhere by this route go.
+  /// fails  data_loss: buckets that are to lie here were never brought here.
+  Status settle(const proto::Route& route);
+  /// After `settle`, and when the journal was started: it says what is this server's.
+  void journal_claims();
 
   // as the giver
   OutgoingBuckets& outgoing() { return outgoing_; }
   const OutgoingBuckets& outgoing() const { return outgoing_; }
-  /// Calls for these, which were found, wait until they are given or kept.
+  /// Calls for these, which were found, wait until they are given or kept. Then
+  /// RowsJournal::on_disk.
   /// fails  failed_precondition
   Status hold(const Buckets& buckets);
   /// They lie elsewhere by this route: their rows go.
@@ -50,19 +72,23 @@ class BucketMoves {
   Status put(const proto::BucketsPut& head, Bytes payload);
   /// The same, without a look at the memory: in a replay.
   void stage(std::uint32_t table, RowTable::Block block);
-  /// What was put is here from now on, with these buckets.
+  /// What was put is here from now on, with these buckets. Then RowsJournal::on_disk.
   Status take(const proto::Route& route, const Buckets& buckets);
   /// Fill the tables with what is staged. The lock is the caller's.
   Status load_staged(std::uint64_t at);
   void drop_staged();
 
  private:
+  Result<std::size_t> place_in(const proto::Route& route) const;
   Status move_to(const proto::Route& route);
+  Buckets mine() const;
+  Buckets lost() const;
 
   TableStore& store_;
-  TableRoom& room_;
-  BucketRoute& route_;
   RowsJournal& journal_;
+  proto::Route route_;
+  std::uint16_t self_ = 0;
+  std::vector<std::uint64_t> claims_;
   OutgoingBuckets outgoing_;
   std::vector<std::pair<std::uint32_t, RowTable::Block>> staged_;  ///< by table, to come
   std::uint64_t staged_bytes_ = 0;

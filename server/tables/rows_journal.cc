@@ -14,6 +14,7 @@ using rows_journal::Entry;
 
 Task<Status> RowsJournal::start(Executor executor, Executor files,
                                 RowsJournalWriter::Options options) {
+  if (store_.size() == 0) co_return Status();
   moved_ = std::make_shared<Event>(executor);
   options.on_progress = [executor, moved = moved_] {
     boost::asio::post(executor, [moved] { moved->notify_all(); });
@@ -118,17 +119,17 @@ void RowsJournal::drop(std::size_t table, std::span<const std::uint64_t> keys) {
   writer_->append(entry);
 }
 
-void RowsJournal::take(const BucketRoute& route, const std::vector<std::uint16_t>& buckets,
+void RowsJournal::take(std::uint64_t route, const std::vector<std::uint16_t>& buckets,
                        bool with_rows) {
   append_buckets(Entry::Kind::kTake, route, buckets, with_rows);
 }
 
-void RowsJournal::give(const BucketRoute& route, const std::vector<std::uint16_t>& buckets,
+void RowsJournal::give(std::uint64_t route, const std::vector<std::uint16_t>& buckets,
                        bool drops_rows) {
   append_buckets(Entry::Kind::kGive, route, buckets, drops_rows);
 }
 
-void RowsJournal::append_buckets(Entry::Kind kind, const BucketRoute& route,
+void RowsJournal::append_buckets(Entry::Kind kind, std::uint64_t route,
                                  const std::vector<std::uint16_t>& buckets, bool flag) {
   if (!writer_) return;
   Entry entry;
@@ -136,23 +137,23 @@ void RowsJournal::append_buckets(Entry::Kind kind, const BucketRoute& route,
   entry.rows = static_cast<std::uint32_t>(buckets.size());
   entry.now = store_.now();
   entry.client = flag ? 1 : 0;
-  entry.sequence = route.route().version;
+  entry.sequence = route;
   entry.data = std::as_bytes(std::span(buckets));
   writer_->append(entry);
 }
 
-Task<Status> RowsJournal::written(const Clock& clock, TimePoint limit, RowsSession* client) {
+Task<Status> RowsJournal::written(TimePoint limit, RowsSession* client) {
   if (!writer_) co_return Status();
   const std::uint64_t number = writer_->asked();
   while (!writer_->is_done(number)) {
-    const TimePoint look = std::min(limit, clock.now() + std::chrono::seconds(1));
+    const TimePoint look = std::min(limit, clock_.now() + std::chrono::seconds(1));
     const bool goes_on = co_await moved_->wait(look);
-    if (!goes_on && clock.now() < look)
+    if (!goes_on && clock_.now() < look)
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    if (!goes_on && clock.now() >= limit)
+    if (!goes_on && clock_.now() >= limit)
       co_return Error(ErrorCode::kDeadlineExceeded,
                       "the journal of the tables is not on the disk: " + writer_->state().trouble);
-    if (client != nullptr) CENTROID_CO_TRY(co_await client->report_wait(clock.now()));
+    if (client != nullptr) CENTROID_CO_TRY(co_await client->report_wait(clock_.now()));
   }
   const RowsJournalWriter::State state = writer_->state();
   if (state.is_broken && state.gave_up)
@@ -161,10 +162,10 @@ Task<Status> RowsJournal::written(const Clock& clock, TimePoint limit, RowsSessi
   co_return Status();
 }
 
-Task<Status> RowsJournal::on_disk(const Clock& clock, TimePoint limit) {
+Task<Status> RowsJournal::on_disk(TimePoint limit) {
   if (!writer_) co_return Status();
   writer_->sync();
-  co_return co_await written(clock, limit, nullptr);
+  co_return co_await written(limit, nullptr);
 }
 
 }  // namespace centroid::server

@@ -9,7 +9,6 @@
 #include "common/checkpoint/rows_journal.h"
 #include "common/proto/rows.h"
 #include "server/store/rows_journal_writer.h"
-#include "server/tables/bucket_route.h"
 #include "server/tables/rows_sessions.h"
 #include "server/tables/table_store.h"
 
@@ -22,11 +21,12 @@ namespace centroid::server {
 /// thread  the service's
 class RowsJournal {
  public:
-  explicit RowsJournal(const TableStore& store) : store_(store) {}
+  RowsJournal(const TableStore& store, const Clock& clock) : store_(store), clock_(clock) {}
 
-  /// `executor`: the service's. Not set in `options`: tables, on_progress.
+  /// Pushes are written before they are answered, from now on; without tables nothing is.
+  /// `executor`: the service's; the thread of `files` opens it. Not set in `options`: tables,
+  /// on_progress.
   Task<Status> start(Executor executor, Executor files, RowsJournalWriter::Options options);
-  bool is_on() const { return writer_ != nullptr; }
 
   // where it stands
   /// The first segment behind the restored checkpoint.
@@ -38,8 +38,9 @@ class RowsJournal {
   std::uint64_t rotate();
   /// A checkpoint that needs no segment below is on the disk.
   void prune(std::uint64_t first);
+  /// Its segments have more than so many bytes, or it is broken: only a checkpoint helps.
   bool wants_checkpoint(std::uint64_t bytes) const;
-  /// What cannot be written is not waited for any more.
+  /// The server stops: what cannot be written is not waited for any more.
   void give_up();
   std::optional<RowsJournalWriter::State> state() const;
 
@@ -50,21 +51,23 @@ class RowsJournal {
   void forget(std::uint64_t client);
   void rows(std::uint32_t table, const RowTable::Block& block, std::uint64_t at);
   void drop(std::size_t table, std::span<const std::uint64_t> keys);
-  void take(const BucketRoute& route, const std::vector<std::uint16_t>& buckets, bool with_rows);
-  void give(const BucketRoute& route, const std::vector<std::uint16_t>& buckets, bool drops_rows);
+  void take(std::uint64_t route, const std::vector<std::uint16_t>& buckets, bool with_rows);
+  void give(std::uint64_t route, const std::vector<std::uint16_t>& buckets, bool drops_rows);
 
   bool has_room() const { return !writer_ || writer_->has_room(); }
   /// Wait until all that was appended so far is written. `client`: is told about a long wait
   /// fails  deadline_exceeded; unavailable: the server stops
-  Task<Status> written(const Clock& clock, TimePoint limit, RowsSession* client);
-  /// The same, and on the disk.
-  Task<Status> on_disk(const Clock& clock, TimePoint limit);
+  Task<Status> written(TimePoint limit, RowsSession* client);
+  /// What was done so far is written, and on the disk.
+  /// fails  as `written`
+  Task<Status> on_disk(TimePoint limit);
 
  private:
-  void append_buckets(rows_journal::Entry::Kind kind, const BucketRoute& route,
+  void append_buckets(rows_journal::Entry::Kind kind, std::uint64_t route,
                       const std::vector<std::uint16_t>& buckets, bool flag);
 
   const TableStore& store_;
+  const Clock& clock_;
   std::uint64_t first_segment_ = 1;
   RowsJournalWriter::Position next_;
   std::shared_ptr<Event> moved_;

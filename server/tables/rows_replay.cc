@@ -1,5 +1,3 @@
-#include "server/tables/rows_replay.h"
-
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -7,9 +5,11 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
+#include "common/checkpoint/rows_journal.h"
 #include "common/proto/rows.h"
 #include "common/storage/file.h"
 #include "server/tables/row_blocks.h"
+#include "server/tables/rows_service.h"
 
 namespace centroid::server {
 
@@ -33,41 +33,80 @@ std::vector<T> numbers_in(const rows_journal::Entry& entry) {
   return numbers;
 }
 
-}  // namespace
+/// One replay of a journal of tables.
+///
+/// thread  one; nobody else uses the tables until it has ended
+class RowsReplay {
+ public:
+  RowsReplay(RowsService& service, const Clock& clock, const std::filesystem::path& folder)
+      : service_(service),
+        store_(service.store()),
+        moves_(service.moves()),
+        journal_(service.journal()),
+        clock_(clock),
+        folder_(folder) {}
+
+  /// As RowsService::replay.
+  Status run(std::string& run_id);
+
+ private:
+  using Entry = rows_journal::Entry;
+  using Reader = rows_journal::Reader;
+
+  Status check_first(const Reader& reader) const;
+  Status apply_all(Reader& reader, std::string& run_id);
+  Status begin_segment(const Reader& reader, const std::string& run_id);
+  Result<std::vector<std::size_t>> adopt(const std::vector<std::string>& tables);
+  Status cut_off(Reader& reader);
+  void publish();
+
+  Status apply(const Entry& entry);
+  Status apply_request(const Entry& entry);
+  Status apply_rows(const Entry& entry);
+  Status apply_buckets(const Entry& entry);
+
+  RowsService& service_;
+  TableStore& store_;
+  BucketMoves& moves_;
+  RowsJournal& journal_;
+  const Clock& clock_;
+  const std::filesystem::path& folder_;
+  std::vector<std::size_t> places_;  ///< of the segment's tables, by its numbers
+  std::uint64_t gap_ = 0;            ///< a segment that follows one
+};
 
 Status RowsReplay::run(std::string& run_id) {
-  Reader reader(folder_, parts_.journal.first_segment());
-  const Clock& clock = parts_.sessions.clock();
-  const TimePoint begin = clock.now();
-  const std::uint64_t before = parts_.store.changes();
-  const std::lock_guard lock(parts_.store.mutex());
+  Reader reader(folder_, journal_.first_segment());
+  const TimePoint begin = clock_.now();
+  const std::uint64_t before = store_.changes();
+  const std::lock_guard lock(store_.mutex());
   std::vector<RowSpec> specs;
-  for (const RowTable& table : parts_.store.tables()) specs.push_back(table.spec());
-  parts_.route.begin_claims();
+  for (const RowTable& table : store_.tables()) specs.push_back(table.spec());
+  moves_.begin_claims();
   CENTROID_TRY(check_first(reader));
   CENTROID_TRY(apply_all(reader, run_id));
-  parts_.moves.drop_staged();  // rows that came and were not taken
-  for (std::size_t i = 0; i < specs.size(); ++i) parts_.store.table(i).change(std::move(specs[i]));
+  moves_.drop_staged();  // rows that came and were not taken
+  for (std::size_t i = 0; i < specs.size(); ++i) store_.table(i).change(std::move(specs[i]));
   CENTROID_TRY(cut_off(reader));
   RowsJournalWriter::Position next;
-  next.segment = parts_.journal.first_segment();
+  next.segment = journal_.first_segment();
   for (const LogSegment& there : rows_journal::segments_of(folder_))
     next.segment = std::max(next.segment, there.number + 1);
   next.batches = reader.batches();
-  parts_.journal.set_next(next);
+  journal_.set_next(next);
   if (reader.segments().empty()) return {};
   publish();
-  const double elapsed = std::chrono::duration<double>(clock.now() - begin).count();
-  log::info("rows_journal.replayed", {{"pushes", parts_.store.changes() - before},
+  const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
+  log::info("rows_journal.replayed", {{"pushes", store_.changes() - before},
                                       {"seconds", elapsed},
                                       {"dir", folder_.string()}});
   return {};
 }
 
 Status RowsReplay::check_first(const Reader& reader) const {
-  const std::uint64_t first = parts_.journal.first_segment();
+  const std::uint64_t first = journal_.first_segment();
   if (reader.segments().empty() || reader.segments().front().number == first) return {};
-  const std::string& from = parts_.store.restored_from();
+  const std::string& from = store_.restored_from();
   return Error(ErrorCode::kDataLoss,
                "journal " + folder_.string() + ": segment " + rows_journal::segment_name(first) +
                    ", which the tables of " + (from.empty() ? "no checkpoint" : from) +
@@ -100,7 +139,7 @@ Status RowsReplay::begin_segment(const Reader& reader, const std::string& run_id
     return Error(ErrorCode::kFailedPrecondition,
                  "it belongs to run '" + base.run_id + "', this one is '" + run_id +
                      "': move the journal away to go on without it");
-  if (base.follows_gap && reader.segment() != parts_.journal.first_segment()) {
+  if (base.follows_gap && reader.segment() != journal_.first_segment()) {
     gap_ = reader.segment();
     return {};
   }
@@ -114,13 +153,13 @@ Result<std::vector<std::size_t>> RowsReplay::adopt(const std::vector<std::string
   for (const std::string& text : tables) {
     CENTROID_ASSIGN(auto specs, parse_tables(text));
     RowSpec& then = specs.at(0);
-    const auto number = parts_.store.number_of(then.name);
+    const auto number = store_.number_of(then.name);
     if (!number.ok())
       return Error(ErrorCode::kFailedPrecondition,
                    "it has pushes to a table '" + then.name +
                        "', which the setting `tables` has not: name it there as it was, so that "
                        "its rows are not lost");
-    RowTable& table = parts_.store.table(*number);
+    RowTable& table = store_.table(*number);
     if (!describes_same_rows(then, table.spec()))
       return Error(ErrorCode::kFailedPrecondition,
                    "table '" + then.name + "' was " + to_string(then) +
@@ -153,18 +192,17 @@ Status RowsReplay::cut_off(Reader& reader) {
 }
 
 void RowsReplay::publish() {
-  TableStore& store = parts_.store;
-  for (const PushWindows::Entry& entry : store.windows().entries())
-    parts_.sessions.set_gone(entry.client);
-  if (store.restored_from().empty()) store.set_restored_from("the journal");
-  store.skip_counters();  // the metrics count what this process did
-  store.update_probes();
+  for (const PushWindows::Entry& entry : store_.windows().entries())
+    service_.sessions().set_gone(entry.client);
+  if (store_.restored_from().empty()) store_.set_restored_from("the journal");
+  store_.skip_counters();  // the metrics count what this process did
+  store_.update_probes();
 }
 
 Status RowsReplay::apply(const Entry& entry) {
   switch (entry.kind) {
     case Entry::Kind::kForget:
-      parts_.store.windows().forget(entry.client);
+      store_.windows().forget(entry.client);
       return {};
     case Entry::Kind::kRows:
     case Entry::Kind::kDrop:
@@ -181,45 +219,44 @@ Status RowsReplay::apply(const Entry& entry) {
 Status RowsReplay::apply_request(const Entry& entry) {
   if (entry.table >= places_.size())
     return damaged_push(entry, "the segment has no table of its number");
-  TableStore& store = parts_.store;
-  RowTable& table = store.table(places_[entry.table]);
+  RowTable& table = store_.table(places_[entry.table]);
   const bool is_push = entry.kind == Entry::Kind::kPush;
   const std::size_t keys_bytes = entry.rows * sizeof(std::uint64_t);
   const std::size_t floats = std::size_t{entry.rows} * table.spec().dim;
   if (entry.data.size() != keys_bytes + (is_push ? floats * sizeof(float) : 0))
     return damaged_push(entry,
                         "its size does not fit the dim of table '" + table.spec().name + "'");
-  store.clock().begin_at(entry.now);
+  store_.begin_at(entry.now);
   const auto keys = keys_in(entry.data, entry.rows);
   if (!is_push) {
     std::vector<float> out(floats);
     table.pull(keys, out, entry.now);
     return {};
   }
-  CENTROID_ASSIGN(const bool is_new, store.windows().is_new(entry.client, entry.sequence));
+  CENTROID_ASSIGN(const bool is_new, store_.windows().is_new(entry.client, entry.sequence));
   if (!is_new) return damaged_push(entry, "it is there twice");
   const std::span gradients(reinterpret_cast<const float*>(keys.data() + keys.size()), floats);
   CENTROID_TRY(table.push(keys, gradients, entry.now, entry.step));
-  store.windows().mark(entry.client, entry.sequence);
+  store_.windows().mark(entry.client, entry.sequence);
   table.sweep(2 * keys.size(), entry.now);
-  store.count_change();
+  store_.count_change();
   return {};
 }
 
 /// Rows that came from another server, for the Take that follows, or that went to one.
 Status RowsReplay::apply_rows(const Entry& entry) {
-  parts_.store.clock().begin_at(entry.now);
+  store_.begin_at(entry.now);
   if (entry.table >= places_.size())
     return damaged_move(entry, "the segment has no table of their number");
   const std::size_t number = places_[entry.table];
-  RowTable& table = parts_.store.table(number);
+  RowTable& table = store_.table(number);
   if (entry.kind == Entry::Kind::kRows) {
     proto::RowsBlock head;
     head.table = static_cast<std::uint32_t>(number);
     head.is_waiting = entry.client != 0;
     head.rows = entry.rows;
     CENTROID_ASSIGN(auto block, rows_of(head, table.spec(), entry.data));
-    parts_.moves.stage(head.table, std::move(block));
+    moves_.stage(head.table, std::move(block));
     return {};
   }
   if (entry.data.size() != entry.rows * sizeof(std::uint64_t))
@@ -230,7 +267,7 @@ Status RowsReplay::apply_rows(const Entry& entry) {
 
 /// Buckets that became this server's, or another's.
 Status RowsReplay::apply_buckets(const Entry& entry) {
-  parts_.store.clock().begin_at(entry.now);
+  store_.begin_at(entry.now);
   if (entry.data.size() != entry.rows * sizeof(std::uint16_t))
     return damaged_move(entry, "its buckets are cut short");
   const auto buckets = numbers_in<std::uint16_t>(entry);
@@ -238,12 +275,19 @@ Status RowsReplay::apply_buckets(const Entry& entry) {
     if (bucket >= proto::kRowBuckets)
       return damaged_move(entry, "there is no bucket " + std::to_string(bucket));
   const bool takes = entry.kind == Entry::Kind::kTake;
-  parts_.route.claim(buckets, takes ? entry.sequence : 0);
-  if (!takes && entry.client != 0) parts_.store.drop_buckets(buckets);
-  if (takes && entry.client != 0) CENTROID_TRY(parts_.moves.load_staged(entry.now));
-  if (takes) parts_.moves.drop_staged();
-  parts_.store.count_change();
+  moves_.claim(buckets, takes ? entry.sequence : 0);
+  if (!takes && entry.client != 0) store_.drop_buckets(buckets);
+  if (takes && entry.client != 0) CENTROID_TRY(moves_.load_staged(entry.now));
+  if (takes) moves_.drop_staged();
+  store_.count_change();
   return {};
+}
+
+}  // namespace
+
+Status RowsService::replay(const std::filesystem::path& folder, std::string& run_id) {
+  RowsReplay replay(*this, clock_, folder);
+  return replay.run(run_id);
 }
 
 }  // namespace centroid::server

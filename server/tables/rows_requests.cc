@@ -1,10 +1,8 @@
-#include "server/tables/rows_requests.h"
-
 #include <algorithm>
 #include <mutex>
 #include <string>
 
-#include "common/base/random.h"
+#include "server/tables/rows_service.h"
 
 namespace centroid::server {
 
@@ -18,21 +16,31 @@ std::uint64_t row_bytes(std::uint32_t dim) { return sizeof(std::uint64_t) + dim 
 
 }  // namespace
 
-RowsRequests::RowsRequests(const Parts& parts) : parts_(parts), incarnation_(random_seed()) {}
+/// Whether this server led until now.
+Status RowsService::check_lead() const {
+  if (const Status leads = leads_ ? leads_() : Status(); !leads.ok())
+    return Error(ErrorCode::kUnavailable, leads.error().message());
+  return {};
+}
 
-std::uint64_t RowsRequests::max_payload_of(const Session& session) const {
+Status RowsService::check_serves() const {
+  if (!why_held_.empty()) return Error(ErrorCode::kUnavailable, why_held_);
+  return check_lead();
+}
+
+std::uint64_t RowsService::max_payload_of(const Session& session) const {
   return std::min(max_payload_, session.peer().limits.max_payload_bytes);
 }
 
-Task<Status> RowsRequests::refuse(Session& session, const InFrame& frame, Error why) const {
-  parts_.sessions.count_refused();
+Task<Status> RowsService::refuse(Session& session, const InFrame& frame, Error why) const {
+  sessions_.count_refused();
   co_return co_await session.respond_error(frame.header, why);
 }
 
-Task<Status> RowsRequests::on_frame(Session& session, const InFrame& frame, RowsSession& client) {
+Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, RowsSession& client) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat))
     co_return co_await session.send(frame.header.kind, Bytes(), Bytes(), TimePoint::max());
-  const Status is_open = parts_.gate.check();
+  const Status is_open = check_serves();
   if (!is_open.ok()) co_return co_await session.respond_error(frame.header, is_open.error());
   if (frame.header.payload_bytes > max_payload_of(session)) {
     const Error large(ErrorCode::kInvalidArgument,
@@ -45,7 +53,7 @@ Task<Status> RowsRequests::on_frame(Session& session, const InFrame& frame, Rows
     case RowsKind::kOpen:
       co_return co_await on_open(session, frame, client);
     case RowsKind::kRoute: {
-      const auto route = proto::encode(parts_.route.route());
+      const auto route = proto::encode(moves_.route());
       co_return co_await session.respond(frame.header, route);
     }
     case RowsKind::kPull:
@@ -59,7 +67,7 @@ Task<Status> RowsRequests::on_frame(Session& session, const InFrame& frame, Rows
   }
 }
 
-Task<Status> RowsRequests::on_open(Session& session, const InFrame& frame, RowsSession& client) {
+Task<Status> RowsService::on_open(Session& session, const InFrame& frame, RowsSession& client) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsOpen>(frame.head));
   const auto opened = open(session, head, client);
   if (!opened.ok()) co_return co_await session.respond_error(frame.header, opened.error());
@@ -67,22 +75,21 @@ Task<Status> RowsRequests::on_open(Session& session, const InFrame& frame, RowsS
   co_return co_await session.respond(frame.header, reply);
 }
 
-Result<proto::RowsOpenReply> RowsRequests::open(const Session& session, const proto::RowsOpen& head,
+Result<proto::RowsOpenReply> RowsService::open(const Session& session, const proto::RowsOpen& head,
                                                 RowsSession& client) const {
   if (client.id != 0 && client.id != head.client)
     return Error(ErrorCode::kInvalidArgument,
                  "RowsOpen.client is another than this session began with");
-  const TableStore& store = parts_.store;
-  const auto number = store.number_of(head.table);
+  const auto number = store_.number_of(head.table);
   if (!number.ok()) {
     std::string names;
-    for (const RowTable& table : store.tables())
+    for (const RowTable& table : store_.tables())
       names += (names.empty() ? "" : ", ") + table.spec().name;
     return Error(ErrorCode::kNotFound, "there is no table '" + head.table +
                                            "' here; this server has " +
                                            (names.empty() ? "none (its setting `tables`)" : names));
   }
-  const RowSpec& spec = store.spec(*number);
+  const RowSpec& spec = store_.spec(*number);
   const std::uint64_t most = max_payload_of(session) / row_bytes(spec.dim);
   if (most == 0)
     return Error(ErrorCode::kFailedPrecondition, "a row of table '" + spec.name +
@@ -95,24 +102,23 @@ Result<proto::RowsOpenReply> RowsRequests::open(const Session& session, const pr
   reply.dim = spec.dim;
   reply.max_rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, proto::kMaxRows));
   reply.incarnation = incarnation_;
-  reply.newest = store.windows().newest(head.client);
+  reply.newest = store_.windows().newest(head.client);
   reply.optimizer = to_string(spec.rule);
-  reply.lease_ms = static_cast<std::uint32_t>(parts_.sessions.lease().count());
-  reply.restored_from = store.restored_from();
+  reply.lease_ms = static_cast<std::uint32_t>(sessions_.lease().count());
+  reply.restored_from = store_.restored_from();
   return reply;
 }
 
 /// The table is there, and the payload is that of so many of its rows.
-Status RowsRequests::check_size(const RowsSession& client, std::uint32_t number, std::uint32_t rows,
+Status RowsService::check_size(const RowsSession& client, std::uint32_t number, std::uint32_t rows,
                                 std::uint64_t payload_bytes, bool has_gradients) const {
   if (client.id == 0)
     return Error(ErrorCode::kFailedPrecondition, "RowsOpen must come first on this session");
-  const TableStore& store = parts_.store;
-  if (number >= store.size())
+  if (number >= store_.size())
     return Error(ErrorCode::kNotFound, "there is no table number " + std::to_string(number) +
                                            "; RowsOpenReply.table is it, below " +
-                                           std::to_string(store.size()));
-  const RowSpec& spec = store.spec(number);
+                                           std::to_string(store_.size()));
+  const RowSpec& spec = store_.spec(number);
   const std::uint64_t wanted = rows * (has_gradients ? row_bytes(spec.dim) : sizeof(std::uint64_t));
   if (payload_bytes == wanted) return {};
   return Error(ErrorCode::kInvalidArgument,
@@ -122,8 +128,8 @@ Status RowsRequests::check_size(const RowsSession& client, std::uint32_t number,
                    (has_gradients ? " (keys, gradients)" : " (keys)"));
 }
 
-Status RowsRequests::check_answer(const Session& session, const proto::RowsPull& head) const {
-  const std::uint64_t dim = parts_.store.spec(head.table).dim;
+Status RowsService::check_answer(const Session& session, const proto::RowsPull& head) const {
+  const std::uint64_t dim = store_.spec(head.table).dim;
   if (head.rows * dim * sizeof(float) <= max_payload_of(session)) return {};
   return Error(ErrorCode::kInvalidArgument, "RowsPull of " + std::to_string(head.rows) +
                                                 " rows: the answer would be over the limit of " +
@@ -132,67 +138,64 @@ Status RowsRequests::check_answer(const Session& session, const proto::RowsPull&
 }
 
 /// Wait until this request may change the tables.
-Task<Status> RowsRequests::await_room(std::uint32_t table, std::uint32_t pushed_keys,
+Task<Status> RowsService::await_room(std::uint32_t table, std::uint32_t pushed_keys,
                                       std::uint32_t keys, RowsSession& client) {
-  const Clock& clock = parts_.sessions.clock();
   for (;;) {
     bool is_held = false;
     {
-      const std::lock_guard lock(parts_.store.mutex());
-      is_held = parts_.room.is_held_up(parts_.store.table(table), keys_in(client.in, pushed_keys));
+      const std::lock_guard lock(store_.mutex());
+      is_held = store_.is_held_up(store_.table(table), keys_in(client.in, pushed_keys));
     }
-    if (is_held) parts_.room.hurry_snapshot();
+    if (is_held) store_.hurry_snapshot();
     const bool moves =
-        parts_.moves.outgoing().is_held(keys_in(client.in, keys)) && !parts_.gate.is_held();
+        moves_.outgoing().is_held(keys_in(client.in, keys)) && why_held_.empty();
     client.request.waits_for = is_held ? RowsWaitFor::kDisk
                                : moves ? RowsWaitFor::kMove
                                        : RowsWaitFor::kJournal;
-    if (!is_held && !moves && parts_.journal.has_room()) co_return Status();
-    CENTROID_CO_TRY(co_await client.report_wait(clock.now()));
-    const bool goes_on = co_await sleep_until(clock.now() + std::chrono::milliseconds(1));
+    if (!is_held && !moves && journal_.has_room()) co_return Status();
+    CENTROID_CO_TRY(co_await client.report_wait(clock_.now()));
+    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
 
-Task<Status> RowsRequests::on_pull(Session& session, const InFrame& frame, RowsSession& client) {
+Task<Status> RowsService::on_pull(Session& session, const InFrame& frame, RowsSession& client) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPull>(frame.head));
   Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, false);
   if (fits.ok()) fits = check_answer(session, head);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
   const OpenRequest open(client, RowsWaitFor::kPayload, false, head.table, head.rows,
-                         parts_.sessions.clock().now());
+                         clock_.now());
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, 0, head.rows, client));
   Status is_here =
-      parts_.route.check_keys(parts_.store.table(head.table), keys_in(client.in, head.rows));
-  if (is_here.ok()) is_here = parts_.gate.check();
+      moves_.check_keys(store_.table(head.table), keys_in(client.in, head.rows));
+  if (is_here.ok()) is_here = check_serves();
   if (!is_here.ok()) co_return co_await refuse(session, frame, is_here.error());
   read(head, client);
   client.request.waits_for = RowsWaitFor::kReading;
   co_return co_await session.respond(frame.header, Bytes(), client.out);
 }
 
-void RowsRequests::read(const proto::RowsPull& head, RowsSession& client) {
-  TableStore& store = parts_.store;
-  const std::lock_guard lock(store.mutex());
-  RowTable& table = store.table(head.table);
+void RowsService::read(const proto::RowsPull& head, RowsSession& client) {
+  const std::lock_guard lock(store_.mutex());
+  RowTable& table = store_.table(head.table);
   const std::size_t floats = std::size_t{head.rows} * table.spec().dim;
   client.out.resize(floats * sizeof(float));
   const std::uint64_t copied = table.frozen_bytes();
   table.pull(keys_in(client.in, head.rows),
-             std::span(reinterpret_cast<float*>(client.out.data()), floats), store.now());
-  store.shared().frozen_bytes += table.frozen_bytes() - copied;
-  store.update_probe(head.table);
-  parts_.journal.pull(head, client.in);
+             std::span(reinterpret_cast<float*>(client.out.data()), floats), store_.now());
+  store_.shared().frozen_bytes += table.frozen_bytes() - copied;
+  store_.update_probe(head.table);
+  journal_.pull(head, client.in);
 }
 
-Task<Status> RowsRequests::on_push(Session& session, const InFrame& frame, RowsSession& client) {
+Task<Status> RowsService::on_push(Session& session, const InFrame& frame, RowsSession& client) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPush>(frame.head));
   const Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, true);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
-  const Clock& clock = parts_.sessions.clock();
-  const OpenRequest open(client, RowsWaitFor::kPayload, true, head.table, head.rows, clock.now());
+  const OpenRequest open(client, RowsWaitFor::kPayload, true, head.table, head.rows, clock_.now());
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, head.rows, head.rows, client));
@@ -200,46 +203,45 @@ Task<Status> RowsRequests::on_push(Session& session, const InFrame& frame, RowsS
   client.request.waits_for = RowsWaitFor::kJournal;
   // Also of one that came again: the first may not be written yet.
   if (applied.ok())
-    CENTROID_CO_TRY(co_await parts_.journal.written(clock, TimePoint::max(), &client));
+    CENTROID_CO_TRY(co_await journal_.written(TimePoint::max(), &client));
   client.request.waits_for = RowsWaitFor::kReading;
   if (!applied.ok()) co_return co_await refuse(session, frame, applied.error());
   // Another server may have read the journal before this was there, as it took over.
-  if (const Status leads = parts_.gate.check_lead(); !leads.ok())
+  if (const Status leads = check_lead(); !leads.ok())
     co_return co_await refuse(session, frame, leads.error());
   const auto reply = proto::encode(applied.value());
   co_return co_await session.respond(frame.header, reply);
 }
 
-Result<proto::RowsPushReply> RowsRequests::apply(const proto::RowsPush& head,
+Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head,
                                                  const RowsSession& client) {
-  TableStore& store = parts_.store;
   proto::RowsPushReply reply;
-  CENTROID_ASSIGN(reply.applied, store.windows().is_new(client.id, head.sequence));
+  CENTROID_ASSIGN(reply.applied, store_.windows().is_new(client.id, head.sequence));
   if (!reply.applied) {
-    parts_.sessions.count_repeated();
+    sessions_.count_repeated();
     return reply;
   }
   const auto keys = keys_in(client.in, head.rows);
   const auto* const gradients = reinterpret_cast<const float*>(keys.data() + keys.size());
-  const std::lock_guard lock(store.mutex());
-  RowTable& table = store.table(head.table);
-  CENTROID_TRY(store.windows().check_room(client.id));
+  const std::lock_guard lock(store_.mutex());
+  RowTable& table = store_.table(head.table);
+  CENTROID_TRY(store_.windows().check_room(client.id));
   // Only now: one that was applied before its rows went elsewhere was applied.
-  CENTROID_TRY(parts_.route.check_keys(table, keys));
-  CENTROID_TRY(parts_.gate.check());
-  CENTROID_TRY(parts_.room.check_push(table, keys));
+  CENTROID_TRY(moves_.check_keys(table, keys));
+  CENTROID_TRY(check_serves());
+  CENTROID_TRY(store_.check_push(table, keys));
   const std::uint64_t copied = table.frozen_bytes();
   const Status pushed = table.push(keys, std::span(gradients, keys.size() * table.spec().dim),
-                                   store.now(), head.step);
+                                   store_.now(), head.step);
   if (pushed.ok()) {
-    store.windows().mark(client.id, head.sequence);
-    store.count_change();
-    parts_.journal.push(head, client.id, client.in);
+    store_.windows().mark(client.id, head.sequence);
+    store_.count_change();
+    journal_.push(head, client.id, client.in);
     // Twice as many places as rows: the whole index is gone through in less than its growth.
-    table.sweep(2 * keys.size(), store.now());
+    table.sweep(2 * keys.size(), store_.now());
   }
-  store.shared().frozen_bytes += table.frozen_bytes() - copied;
-  store.update_probe(head.table);
+  store_.shared().frozen_bytes += table.frozen_bytes() - copied;
+  store_.update_probe(head.table);
   CENTROID_TRY(pushed);
   return reply;
 }

@@ -4,8 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "common/base/random.h"
 #include "server/tables/row_files.h"
-#include "server/tables/rows_replay.h"
 
 namespace centroid::server {
 
@@ -25,12 +25,12 @@ RowsService::RowsService(const std::string& tables, std::chrono::milliseconds le
 
 RowsService::RowsService(std::vector<RowSpec> specs, std::chrono::milliseconds lease,
                          const Clock& clock, metrics::Registry& registry)
-    : sessions_(lease, clock, registry, !specs.empty()),
+    : clock_(clock),
+      sessions_(lease, clock, registry, !specs.empty()),
       store_(std::move(specs), clock, registry),
-      room_(store_),
-      journal_(store_),
-      moves_(store_, room_, route_, journal_),
-      requests_({store_, room_, route_, moves_, journal_, sessions_, gate_}) {}
+      journal_(store_, clock),
+      moves_(store_, journal_),
+      incarnation_(random_seed()) {}
 
 void RowsService::tick() {
   sessions_.look();
@@ -43,7 +43,6 @@ void RowsService::tick() {
 
 std::shared_ptr<RowsSnapshot> RowsService::begin_snapshot(std::shared_ptr<DutyCycle> duty) {
   if (!has_tables()) return nullptr;
-  room_.begin_snapshot(duty);
   return store_.snapshot(journal_.rotate(), std::move(duty));
 }
 
@@ -64,7 +63,7 @@ Status RowsService::restore(const std::filesystem::path& checkpoint,
       continue;
     }
     const std::string name = table_of_rows_file(file).value_or(file);
-    CENTROID_ASSIGN(const std::size_t number, check_file(checkpoint, name));
+    CENTROID_ASSIGN(const std::size_t number, store_.check_file(checkpoint, name));
     const std::lock_guard lock(store_.mutex());
     CENTROID_ASSIGN(const RowTable::State state,
                     read_rows(checkpoint / file, store_.table(number)));
@@ -80,63 +79,21 @@ void RowsService::begin_reading() {
   is_reading_ = true;
 }
 
-Status RowsService::load(std::size_t table, const RowTable::Block& block, std::uint64_t now) {
-  const std::lock_guard lock(store_.mutex());
-  return store_.load(table, block, now);
-}
-
 void RowsService::load_pushes(const std::vector<PushWindows::Entry>& clients) {
   store_.windows().restore(clients);
   for (const PushWindows::Entry& entry : clients) sessions_.set_gone(entry.client);
 }
 
 void RowsService::end_load(std::uint64_t clock, std::uint64_t journal, const std::string& from) {
-  store_.clock().begin_at(clock);
+  store_.begin_at(clock);
   journal_.set_first_segment(journal);
   store_.end_load(from);
-}
-
-Status RowsService::settle(const proto::Route& route) {
-  CENTROID_ASSIGN(const std::size_t self, route_.place_in(route));
-  const BucketRoute::Claims claims = route_.compare(route, self);
-  for (const std::uint16_t bucket : claims.mine)
-    if (route_.claims()[bucket] == 0)
-      return Error(ErrorCode::kDataLoss,
-                   "bucket " + std::to_string(bucket) +
-                       " of the tables lies on this server by route " +
-                       std::to_string(route.version) +
-                       ", and its journal has not its rows: is this another run_dir?");
-  CENTROID_TRY(set_route(route, self));
-  if (claims.lost.empty()) return {};
-  const std::lock_guard lock(store_.mutex());
-  store_.drop_buckets(claims.lost);
-  store_.update_probes();
-  return {};
-}
-
-void RowsService::journal_claims() {
-  const BucketRoute::Claims claims = route_.compare();
-  route_.claim(claims.mine);
-  route_.release(claims.lost);
-  if (!claims.mine.empty()) journal_.take(route_, claims.mine, false);
-  if (!claims.lost.empty()) journal_.give(route_, claims.lost, true);
-}
-
-Status RowsService::replay(const std::filesystem::path& folder, std::string& run_id) {
-  RowsReplay replay({store_, route_, moves_, journal_, sessions_}, folder);
-  return replay.run(run_id);
-}
-
-Task<Status> RowsService::start_journal(Executor executor, Executor files,
-                                        RowsJournalWriter::Options options) {
-  if (!has_tables()) co_return Status();
-  co_return co_await journal_.start(std::move(executor), std::move(files), std::move(options));
 }
 
 proto::TablesReport RowsService::report() const {
   proto::TablesReport report;
   report.is_loaded = true;
-  report.changes = changes();
+  report.changes = store_.changes();
   report.clients = static_cast<std::uint32_t>(sessions_.count());
   if (const auto state = journal_.state()) {
     report.journal_bytes = state->bytes;

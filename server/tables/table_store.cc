@@ -10,13 +10,25 @@
 
 namespace centroid::server {
 
+namespace {
+
+/// Changes that are kept in any case for a checkpoint which has not read the rows yet.
+constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
+
+}  // namespace
+
 TableStore::TableStore(std::vector<RowSpec> specs, const Clock& clock, metrics::Registry& registry)
-    : clock_(clock) {
+    : clock_(clock), started_(clock.now()) {
   for (RowSpec& spec : specs) {
     probes_.emplace_back(spec.name, registry);
     max_bytes_.push_back(spec.max_bytes);
     tables_->tables.emplace_back(std::move(spec));
   }
+}
+
+std::uint64_t TableStore::now() const {
+  const auto elapsed = std::chrono::duration_cast<std::chrono::seconds>(clock_.now() - started_);
+  return at_start_ + static_cast<std::uint64_t>(elapsed.count());
 }
 
 Result<std::size_t> TableStore::number_of(const std::string& table) const {
@@ -68,6 +80,11 @@ void TableStore::begin_load(std::size_t table, const RowTable::State& state) {
 }
 
 Status TableStore::load(std::size_t table, const RowTable::Block& block, std::uint64_t now) {
+  const std::lock_guard lock(tables_->mutex);
+  return put(table, block, now);
+}
+
+Status TableStore::put(std::size_t table, const RowTable::Block& block, std::uint64_t now) {
   return restore_block(tables_->tables[table], block, now, &left_out_);
 }
 
@@ -115,6 +132,86 @@ void TableStore::add_counters(std::size_t table, const RowCounters& counters) {
   probes_[table].skip(into);  // their server has published them
 }
 
+void TableStore::set_room(std::uint64_t bytes, std::string source) {
+  room_ = bytes;
+  room_source_ = std::move(source);
+}
+
+std::uint64_t TableStore::reserved_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const RowTable& table : tables())
+    bytes += table.spec().max_bytes != 0
+                 ? table.spec().max_bytes
+                 : std::max(table.bytes(), RowTable::least_bytes(table.spec()));
+  return bytes;
+}
+
+/// Memory that all tables may have taken after a push to a table without max_bytes that may grow by
+/// it; 0: it does not.
+std::uint64_t TableStore::bytes_after(const RowTable& table,
+                                     std::span<const std::uint64_t> pushed) const {
+  if (table.spec().max_bytes != 0 || table.bytes_for_push(pushed.size()) <= table.bytes()) return 0;
+  // Rows that are there need no room.
+  const std::uint64_t wanted = table.bytes_for_push(table.without_row(pushed));
+  return wanted <= table.bytes() ? 0 : reserved_bytes() - table.bytes() + wanted;
+}
+
+Status TableStore::check_push(const RowTable& table, std::span<const std::uint64_t> keys) const {
+  const std::uint64_t after = bytes_after(table, keys);
+  if (after <= room_) return {};
+  const std::size_t fresh = table.without_row(keys);
+  return Error(ErrorCode::kResourceExhausted,
+               "table '" + table.spec().name + "' holds " + std::to_string(table.rows()) +
+                   " rows in " + std::to_string(table.bytes()) + " bytes; with " +
+                   std::to_string(fresh) + " more the tables may need " + std::to_string(after) +
+                   " bytes, " + room_source_ + " leaves them " + std::to_string(room_) +
+                   ". Give the table max_bytes or max_age, so that rows are evicted, or the server "
+                   "more memory (memory_limit)");
+}
+
+Status TableStore::check_staged(const RowSpec& spec, std::uint64_t bytes) const {
+  // Staged, then in the table beside the staged ones.
+  const std::uint64_t after = reserved_bytes() + 2 * bytes;
+  if (spec.max_bytes != 0 || after <= room_) return {};
+  return Error(ErrorCode::kResourceExhausted, "the tables may need " + std::to_string(after) +
+                                                  " bytes with the rows that come, " + room_source_ +
+                                                  " leaves them " + std::to_string(room_));
+}
+
+std::shared_ptr<RowsSnapshot> TableStore::snapshot(std::uint64_t segment,
+                                                   std::shared_ptr<DutyCycle> duty) {
+  duty_ = duty;
+  tables_->copy_budget = copy_budget();
+  PushedRows pushed;
+  pushed.clients = windows_.entries();
+  pushed.journal = segment;
+  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed), std::move(duty));
+}
+
+/// Of what the tables leave free a quarter is for copies.
+std::uint64_t TableStore::copy_budget() const {
+  return kCopyBudgetBytes + (room_ - std::min(room_, reserved_bytes())) / 4;
+}
+
+/// Past its budget of copies a change waits for the checkpoint that is being written, as does a
+/// push that may evict, which would change most rows at once, and one that needs the memory that
+/// the copies have.
+bool TableStore::is_held_up(const RowTable& table, std::span<const std::uint64_t> pushed) const {
+  RowTables& tables = *tables_;
+  const std::uint64_t copies = tables.frozen_bytes;
+  if (table.is_frozen()) {
+    tables.copy_budget = copy_budget();
+    if (copies > tables.copy_budget || table.may_evict(pushed.size())) return true;
+  }
+  if (copies <= kCopyBudgetBytes) return false;
+  const std::uint64_t after = bytes_after(table, pushed);
+  return after <= room_ && after > room_ - std::min(room_, copies - kCopyBudgetBytes);
+}
+
+void TableStore::hurry_snapshot() {
+  if (duty_) duty_->hurry();
+}
+
 void TableStore::update_probes() {
   for (std::size_t i = 0; i < probes_.size(); ++i) update_probe(i);
 }
@@ -157,14 +254,6 @@ std::vector<TableView> TableStore::views() const {
     views.push_back(std::move(view));
   }
   return views;
-}
-
-std::shared_ptr<RowsSnapshot> TableStore::snapshot(std::uint64_t segment,
-                                                   std::shared_ptr<DutyCycle> duty) const {
-  PushedRows pushed;
-  pushed.clients = windows_.entries();
-  pushed.journal = segment;
-  return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed), std::move(duty));
 }
 
 }  // namespace centroid::server

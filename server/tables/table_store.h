@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,13 +14,15 @@
 #include "server/api/view.h"
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
+#include "server/store/duty_cycle.h"
 #include "server/tables/rows_snapshot.h"
-#include "server/tables/table_clock.h"
 #include "server/tables/table_probe.h"
 
 namespace centroid::server {
 
-/// The tables of a server with what clients have pushed: their state, and what is counted of it.
+/// The tables of a server with what clients have pushed: their state, what is counted of it, and
+/// the memory that they may take: for rows, for rows that come from other servers, and for copies of
+/// rows that change before a checkpoint has read them.
 ///
 /// lock    the tables are changed under `mutex`, as a checkpoint reads them meanwhile. Functions
 ///         with a lock of their own say so
@@ -34,9 +38,10 @@ class TableStore {
   const RowTable& table(std::size_t number) const { return tables_->tables[number]; }
   const std::vector<RowTable>& tables() const { return tables_->tables; }
   const RowSpec& spec(std::size_t number) const { return table(number).spec(); }
-  TableClock& clock() { return clock_; }
-  const TableClock& clock() const { return clock_; }
-  std::uint64_t now() const { return clock_.now(); }
+  /// The time that rows age by: seconds since the tables were begun, while there was a server.
+  std::uint64_t now() const;
+  /// This server begins with rows that have got so far.
+  void begin_at(std::uint64_t seconds) { at_start_ = std::max(at_start_, seconds); }
   PushWindows& windows() { return windows_; }
   const PushWindows& windows() const { return windows_; }
   /// Grows with every push that was applied, and with every move of buckets.
@@ -60,8 +65,10 @@ class TableStore {
   // loading
   /// Make an empty table ready; what an interrupted load has left goes. Locks.
   void begin_load(std::size_t table, const RowTable::State& state);
-  /// Rows without room are counted, until `log_left_out`.
+  /// Rows without room are counted, until `log_left_out`. Locks.
   Status load(std::size_t table, const RowTable::Block& block, std::uint64_t now);
+  /// The same. The lock is the caller's.
+  Status put(std::size_t table, const RowTable::Block& block, std::uint64_t now);
   void log_left_out();
   /// All rows have come. Locks.
   void end_load(const std::string& from);
@@ -69,6 +76,26 @@ class TableStore {
   void drop_buckets(const std::vector<std::uint16_t>& buckets);
   /// What a server counted that has gone. Locks.
   void add_counters(std::size_t table, const RowCounters& counters);
+
+  // memory
+  /// For all tables. `source`: of the limit, for errors
+  void set_room(std::uint64_t bytes, std::string source);
+  /// That the tables may take or have taken: max_bytes, of a table without it what it has.
+  std::uint64_t reserved_bytes() const;
+  /// A push of these keys.
+  /// fails  resource_exhausted: a table without max_bytes would need more
+  Status check_push(const RowTable& table, std::span<const std::uint64_t> keys) const;
+  /// So many bytes of rows are staged beside the tables, to come into this one.
+  /// fails  resource_exhausted, as a push
+  Status check_staged(const RowSpec& spec, std::uint64_t bytes) const;
+
+  // a checkpoint that reads the tables meanwhile
+  /// The present state, with the number of the journal's segment that follows it. `duty`: nobody
+  /// waits for the checkpoint yet; a push that it holds up hurries it.
+  std::shared_ptr<RowsSnapshot> snapshot(std::uint64_t segment, std::shared_ptr<DutyCycle> duty);
+  /// This push has to wait until the checkpoint has read more. The lock is the caller's.
+  bool is_held_up(const RowTable& table, std::span<const std::uint64_t> pushed) const;
+  void hurry_snapshot();
 
   // what is shown
   void update_probe(std::size_t table) { probes_[table].update(tables_->tables[table]); }
@@ -81,12 +108,13 @@ class TableStore {
   /// Locks.
   std::vector<TableView> views() const;
 
-  /// The present state, with the number of the journal's segment that follows it.
-  std::shared_ptr<RowsSnapshot> snapshot(std::uint64_t segment,
-                                         std::shared_ptr<DutyCycle> duty) const;
-
  private:
-  TableClock clock_;
+  std::uint64_t copy_budget() const;
+  std::uint64_t bytes_after(const RowTable& table, std::span<const std::uint64_t> pushed) const;
+
+  const Clock& clock_;
+  const TimePoint started_;
+  std::uint64_t at_start_ = 0;
   std::shared_ptr<RowTables> tables_ = std::make_shared<RowTables>();
   std::vector<TableProbe> probes_;        ///< by table
   std::vector<std::uint64_t> max_bytes_;  ///< by table: on all servers
@@ -94,6 +122,9 @@ class TableStore {
   std::uint64_t changes_ = 0;
   std::uint64_t left_out_ = 0;  ///< rows that had no room when they were loaded
   std::string restored_from_;
+  std::uint64_t room_ = ~std::uint64_t{0};
+  std::string room_source_;
+  std::shared_ptr<DutyCycle> duty_;  ///< of the newest snapshot
 };
 
 /// The keys at the beginning of a payload.

@@ -121,7 +121,7 @@ TEST(RowsService, OfTwoListsOfClientsAllStayAndOfWhoIsInBothTheNewer) {
   rows.load_pushes(list(1, 5));
   rows.load_pushes(list(1 + half, 4));
   rows.load_pushes(list(1 + 2 * half, 6));
-  const auto all = rows.pushes();
+  const auto all = rows.store().windows().entries();
   ASSERT_EQ(all.size(), 4 * half);
   for (std::size_t i = 0; i < all.size(); ++i) {
     ASSERT_EQ(all[i].client, i + 1);

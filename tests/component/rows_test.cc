@@ -465,7 +465,7 @@ class TimedTables {
   }
   std::size_t known() {
     std::size_t clients = 0;
-    post([&] { clients = rows_.pushes().size(); });
+    post([&] { clients = rows_.store().windows().entries().size(); });
     return clients;
   }
 
@@ -473,12 +473,12 @@ class TimedTables {
   /// Of one session.
   struct Sink final : transport::FrameSink {
     Sink(server::RowsService& rows, transport::Session& session)
-        : rows_(rows), client_(rows, session) {}
+        : rows_(rows), client_(rows.sessions(), session) {}
     Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override {
       co_return co_await rows_.on_frame(session, frame, client_);
     }
     server::RowsService& rows_;
-    server::RowsService::Client client_;
+    server::RowsSession client_;
   };
   template <class F>
   void post(F work) {

@@ -76,7 +76,7 @@ class Leader final : public transport::FrameSink {
     const auto session = std::move(accepted).value();
     self->session_ = session.get();
     if (self->has_client_) {
-      const server::RowsService::Client client(self->rows_, *session);
+      const server::RowsSession client(self->rows_.sessions(), *session);
       self->joined_.set_value();
       (void)co_await session->run(*self);
       co_return;
