@@ -447,11 +447,4 @@ void RowTable::drop(std::span<const std::uint64_t> keys) {
   }
 }
 
-void RowTable::add(const RowCounters& more) {
-  counters_.pulled += more.pulled, counters_.pushed += more.pushed;
-  counters_.admitted += more.admitted, counters_.held_back += more.held_back;
-  counters_.evicted += more.evicted, counters_.expired += more.expired;
-  counters_.duplicates += more.duplicates;
-}
-
 }  // namespace centroid::server

@@ -11,12 +11,36 @@
 
 namespace centroid::server {
 
+/// What a table has counted. Reports and views of a table have fields of the same names.
 struct RowCounters {
   std::uint64_t pulled = 0, pushed = 0;       ///< rows asked for; distinct rows of pushes
   std::uint64_t admitted = 0, held_back = 0;  ///< rows stored; gradients of rows not yet admitted
   std::uint64_t evicted = 0, expired = 0;     ///< for want of memory; by age
   std::uint64_t duplicates = 0;               ///< keys that stood in a push before
 };
+
+/// `each` is called with every counter of the one and the same of the other.
+template <class One, class Other, class Each>
+void for_counters(One& one, Other& other, Each each) {
+  each(one.pulled, other.pulled);
+  each(one.pushed, other.pushed);
+  each(one.admitted, other.admitted);
+  each(one.held_back, other.held_back);
+  each(one.evicted, other.evicted);
+  each(one.expired, other.expired);
+  if constexpr (requires { one.duplicates + other.duplicates; })
+    each(one.duplicates, other.duplicates);
+}
+
+template <class From, class To>
+void copy_counters(const From& from, To& to) {
+  for_counters(to, from, [](std::uint64_t& into, std::uint64_t count) { into = count; });
+}
+
+template <class From, class To>
+void add_counters(const From& from, To& to) {
+  for_counters(to, from, [](std::uint64_t& into, std::uint64_t count) { into += count; });
+}
 
 /// Sparse rows: key -> dim floats and optimizer state.
 ///
@@ -45,8 +69,6 @@ class RowTable {
   std::uint64_t bytes() const { return rows_.bytes() + candidates_.bytes(); }
   /// Of values and optimizer state alone.
   std::uint64_t payload_bytes() const;
-  /// Smallest max_bytes for such a table.
-  static std::uint64_t least_bytes(const RowSpec& spec) { return spec.least_bytes(); }
 
   /// out: keys.size() * dim. A row that is stored counts as used.
   void pull(std::span<const std::uint64_t> keys, std::span<float> out, std::uint64_t now);
@@ -138,7 +160,7 @@ class RowTable {
   /// They are here no longer.
   void drop(std::span<const std::uint64_t> keys);
   /// What another table counted counts here.
-  void add(const RowCounters& counters);
+  void add(const RowCounters& counters) { add_counters(counters, counters_); }
 
  private:
   using Record = RecordMap::Record;

@@ -28,16 +28,16 @@ bool Checkpointer::needs_checkpoint() const {
   if (job_.store && job_.store->version().value > 0 &&
       (job_.store->version() != job_.checkpointed || job_.is_checkpoint_lost))
     return true;
-  if (rows_servers_) return rows_servers_->needs_checkpoint() || job_.is_checkpoint_lost;
+  if (rows_servers_) return rows_servers_->kept().needs_checkpoint() || job_.is_checkpoint_lost;
   return rows_.store().changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
 }
 
 bool Checkpointer::is_checkpoint_due() const {
   if (gate_.is_beginning()) return false;  // what is there is being read
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
-  const bool is_long =
-      rows_.journal().wants_checkpoint(config_.journal.rows_bytes) ||
-      (rows_servers_ && rows_servers_->journal_wants_checkpoint(config_.journal.rows_bytes));
+  const bool is_long = rows_.journal().wants_checkpoint(config_.journal.rows_bytes) ||
+                       (rows_servers_ && rows_servers_->group().journal_wants_checkpoint(
+                                             config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
   if (is_long && !use_.is_writing && since >= kAgain) return true;
   if (epoch_checkpoint_due_ && !use_.is_writing && needs_checkpoint()) return true;
@@ -84,7 +84,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   const auto outcome = co_await write_files(one);
   const Result<CheckpointEntry>& written = *outcome;
   if (one.is_spread) co_await round_servers_.thaw_servers(written.ok() ? one.info.round : Round());
-  if (rows_servers_) co_await rows_servers_->thaw(written.ok());
+  if (rows_servers_) co_await rows_servers_->kept().thaw(written.ok());
   if (written.ok()) co_return note_written(one, *written);
   probe_.checkpoint_failed();
   // What was damaged has been mended meanwhile.
@@ -125,7 +125,7 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
         job_.last_written->version == job_.store->version().value &&
-        (rows_servers_ ? !rows_servers_->needs_checkpoint()
+        (rows_servers_ ? !rows_servers_->kept().needs_checkpoint()
                        : rows_.store().changes() == rows_checkpointed_))
       co_return false;
     const bool announces = may_announce && announces_checkpoint();
@@ -151,9 +151,9 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
 /// Rows, what was pushed, and the model, at one moment.
 Task<Status> Checkpointer::freeze(Writing& one) {
   if (rows_servers_) {
-    auto kept = co_await rows_servers_->freeze();
+    auto kept = co_await rows_servers_->kept().freeze();
     if (!kept.ok()) {
-      co_await rows_servers_->thaw(false);
+      co_await rows_servers_->kept().thaw(false);
       if (one.snapshot) co_await round_servers_.thaw_servers(Round());
       probe_.checkpoint_failed();
       co_return kept.error();
@@ -170,7 +170,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   }
   if (one.has_model && !one.snapshot) {
     one.rows.reset();
-    if (rows_servers_) co_await rows_servers_->thaw(false);
+    if (rows_servers_) co_await rows_servers_->kept().thaw(false);
     co_return Error(ErrorCode::kCancelled, servers_.has_lost_server()
                                                ? "a server is gone with its chunks"
                                                : "the server is stopping");
@@ -206,7 +206,7 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
     };
   }
   std::vector<CheckpointPart> parts;
-  if (one.rows) parts = rows_servers_ ? rows_servers_->parts(one.rows) : one.rows->parts();
+  if (one.rows) parts = rows_servers_ ? rows_servers_->kept().parts(one.rows) : one.rows->parts();
   auto write = [&directory = *checkpoints_, info = one.info, manifest,
                 snapshot = std::move(one.snapshot), reader, rows = std::move(one.rows),
                 parts = std::move(parts), keep = config_.checkpoint.keep,

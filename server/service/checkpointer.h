@@ -89,7 +89,8 @@ class Checkpointer : private JobPart {
   const StateLoader& loader_;
   RowsService& rows_;
   const std::unique_ptr<RowsServers>& rows_servers_;
-  std::uint64_t rows_checkpointed_ = 0;  ///< store().changes() of the rows that the newest checkpoint holds
+  std::uint64_t rows_checkpointed_ =
+      0;  ///< store().changes() of the rows that the newest checkpoint holds
   TimePoint checkpoint_begun_;
   bool epoch_checkpoint_due_ = false;
   std::uint64_t state_waiters_ = 0;

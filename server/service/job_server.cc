@@ -62,7 +62,7 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   }
   const bool leads = !ctx_.phase.is(Phase::kStandby);
   if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run());
-  if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run_moves());
+  if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->moves().run());
   if (ctx_.commands.stop) co_await stop_.stay_stopped();
   if (leads && !ctx_.commands.stop) ending.result = co_await parts_.rounds.run_rounds();
   if (rows_failure_ && ending.result.ok()) ending.result = *rows_failure_;
@@ -169,7 +169,7 @@ Task<void> JobServer::keep_last_state(Ending& ending) {
   if (parts_.rows_servers) {
     parts_.rows_servers->end();
     co_await parts_.rows_servers->await_all(ctx_.config.timeouts.servers);
-    co_await parts_.rows_servers->refresh();
+    co_await parts_.rows_servers->group().refresh();
   }
   co_await write_last_checkpoint();
   if (ending.result.ok() && parts_.checkpointer.needs_checkpoint())

@@ -43,7 +43,7 @@ Task<Status> JobServer::load_rows() {
 /// With `servers` above 1 they lie on all of them.
 Task<Status> JobServer::prepare_rows() {
   if (!parts_.rows.has_tables() || ctx_.config.servers <= 1) co_return Status();
-  RowsServers::Options options;
+  RowsOptions options;
   options.leader = ctx_.config.leader_name();
   options.tables = ctx_.config.tables;
   options.journal_dir = ctx_.config.journal.dir;
@@ -51,7 +51,7 @@ Task<Status> JobServer::prepare_rows() {
   options.keeps_journal = ctx_.config.keeps_journal();
   options.journal_sync = ctx_.config.journal.sync;
   options.lease = ctx_.config.timeouts.lease;
-  RowsServers::Hooks hooks;
+  RowsHooks hooks;
   hooks.start_journal = [this] { return start_rows_journal(); };
   hooks.write_checkpoint = [this] { return checkpoint_of_rows(); };
   hooks.fail = [this](Error why) {
@@ -117,7 +117,7 @@ Task<Status> JobServer::open_rows_journal() {
   options.on_sync = [probe = &ctx_.probe](double seconds) { probe->journal_synced(seconds); };
   options.may_write = ctx_.gate.may_write();
   co_return co_await parts_.rows.journal().start(ctx_.executor, ctx_.disk.executor,
-                                               std::move(options));
+                                                 std::move(options));
 }
 
 }  // namespace centroid::server

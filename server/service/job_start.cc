@@ -72,7 +72,7 @@ Task<Status> JobStart::start_journal() {
                                       "the first one, with which the journal begins");
       phase_.set(Phase::kInitializing, "the checkpoint with which the journal begins is written");
       use_.is_loop_writing = true;
-      const auto losses = [&] { return rows_servers_ ? rows_servers_->losses() : 0; };
+      const auto losses = [&] { return rows_servers_ ? rows_servers_->group().losses : 0; };
       const std::uint64_t before = losses();  // one that was lost may be back already
       const auto written = co_await checkpointer_.write_checkpoint(false);
       use_.is_loop_writing = false;

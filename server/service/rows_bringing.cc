@@ -1,8 +1,7 @@
-#include "server/service/rows_bringing.h"
-
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "server/service/rows_loader.h"
 #include "server/shard/placement.h"
 
 namespace centroid::server {
@@ -19,7 +18,42 @@ struct Loaded {
   bool is_gone = false;
 };
 
-}  // namespace
+/// Some servers are given their keys, with what the newest checkpoint and their journals have of
+/// them. Of one thread.
+class RowsBringing {
+ public:
+  RowsBringing(RowsGroup& group, RowsLoader& loader, std::string& run_id,
+               std::optional<SavedRows> saved, std::vector<std::size_t> which)
+      : group_(group),
+        loader_(loader),
+        run_id_(run_id),
+        which_(std::move(which)),
+        saved_(std::move(saved)) {}
+
+  Task<Status> run();
+
+ private:
+  // Each step needs those before it.
+  Task<Status> find_saved();
+  Status set_tables();
+  Task<Status> send_tables();
+  Task<Status> put_known_pushes();
+  Task<Status> load_saved();
+  Task<Status> replay_journals();
+
+  void set_owners();
+  Task<Status> replay_mine();
+  Task<Status> await_replay(std::size_t which);
+
+  RowsGroup& group_;
+  RowsLoader& loader_;
+  std::string& run_id_;
+  const std::vector<std::size_t> which_;
+  std::optional<SavedRows> saved_;
+  proto::Tables tables_;
+  std::vector<bool> wanted_;  ///< by server
+  bool is_needed_ = false;    ///< what the checkpoint has
+};
 
 Task<Status> RowsBringing::run() {
   CENTROID_CO_TRY(co_await find_saved());
@@ -33,7 +67,7 @@ Task<Status> RowsBringing::run() {
 
 /// Of a job that has begun there may be a newer checkpoint than that of the start.
 Task<Status> RowsBringing::find_saved() {
-  if (!is_begun_) co_return Status();
+  if (!group_.is_begun) co_return Status();
   auto found = co_await loader_.find_newest();
   if (!found.ok()) {
     log::error("rows.not_restored", {{"why", found.error()}});
@@ -45,19 +79,21 @@ Task<Status> RowsBringing::find_saved() {
 
 /// What each of the servers is told.
 Status RowsBringing::set_tables() {
-  tables_.tables = options_.tables;
+  tables_.tables = group_.options.tables;
   if (saved_) tables_.saved_clock = saved_->clock;
-  tables_.clock = is_mine_loaded_ ? rows_.store().now() : tables_.saved_clock + rows_.store().now();
+  tables_.clock = group_.is_mine_loaded ? group_.rows.store().now()
+                                        : tables_.saved_clock + group_.rows.store().now();
   if (saved_) tables_.restored_from = saved_->entry.path.filename().string();
-  tables_.keeps_journal = options_.keeps_journal;
-  tables_.journal_sync_ms = static_cast<std::uint32_t>(options_.journal_sync.count());
-  wanted_.assign(holders_.size(), false);
-  proto::Route route = rows_.moves().route();
-  for (std::size_t i = 1; i < holders_.size(); ++i)
-    if (holders_[i].link) route.servers[i].endpoint = holders_[i].link->endpoint;
-  if (route.servers != rows_.moves().route().servers) {  // a server came back at another place
+  tables_.keeps_journal = group_.options.keeps_journal;
+  tables_.journal_sync_ms = static_cast<std::uint32_t>(group_.options.journal_sync.count());
+  wanted_.assign(group_.holders.size(), false);
+  proto::Route route = group_.rows.moves().route();
+  for (std::size_t i = 1; i < group_.holders.size(); ++i)
+    if (group_.holders[i].link) route.servers[i].endpoint = group_.holders[i].link->endpoint;
+  if (route.servers !=
+      group_.rows.moves().route().servers) {  // a server came back at another place
     ++route.version;
-    CENTROID_TRY(rows_.moves().set_route(route, 0));
+    CENTROID_TRY(group_.rows.moves().set_route(route, 0));
   }
   tables_.route = std::move(route);
   if (saved_) set_owners();
@@ -69,7 +105,7 @@ void RowsBringing::set_owners() {
   tables_.route.owners = loader_.owners_of(*saved_);
   if (saved_->is_followed && saved_->route != 0) tables_.route.version = saved_->route;
   for (const std::size_t i : which_)
-    is_needed_ = is_needed_ || i == 0 || saved_->journals.contains(holders_[i].name) ||
+    is_needed_ = is_needed_ || i == 0 || saved_->journals.contains(group_.holders[i].name) ||
                  std::ranges::find(tables_.route.owners, i) != tables_.route.owners.end();
   // Of a server that is here no more: not asked for.
   std::ranges::replace(tables_.route.owners, kNobody, std::uint16_t{0});
@@ -81,29 +117,30 @@ Task<Status> RowsBringing::send_tables() {
     if (i == 0) continue;
     tables_.journal = 0;  // what is in its journal is older
     if (saved_)
-      if (const auto own = saved_->journals.find(holders_[i].name); own != saved_->journals.end())
+      if (const auto own = saved_->journals.find(group_.holders[i].name);
+          own != saved_->journals.end())
         tables_.journal = own->second;
     auto head = proto::encode(tables_);
-    CENTROID_CO_TRY(co_await servers_.ask(i, TablesKind::kTables, std::move(head)));
+    CENTROID_CO_TRY(co_await group_.ask(i, TablesKind::kTables, std::move(head)));
   }
   co_return Status();
 }
 
 /// Who comes for the first time, or again after it was drained: what it knew then is here.
 Task<Status> RowsBringing::put_known_pushes() {
-  if (!is_begun_) co_return Status();
+  if (!group_.is_begun) co_return Status();
   std::vector<std::size_t> fresh;
   for (const std::size_t i : which_)
-    if (i != 0 &&
-        (!saved_ || !saved_->journals.contains(holders_[i].name) || !holders_[i].has_held))
+    if (i != 0 && (!saved_ || !saved_->journals.contains(group_.holders[i].name) ||
+                   !group_.holders[i].has_held))
       fresh.push_back(i);
-  auto put = [loader = &loader_, fresh, pushes = rows_.store().windows().entries()] {
+  auto put = [loader = &loader_, fresh, pushes = group_.rows.store().windows().entries()] {
     auto done = std::make_shared<Status>();
     for (const std::size_t i : fresh)
       if (done->ok()) *done = loader->put_pushes(i, pushes);
     return done;
   };
-  const auto known = co_await run_on(blocking_, std::move(put));
+  const auto known = co_await run_on(group_.blocking, std::move(put));
   co_return *known;
 }
 
@@ -115,12 +152,13 @@ Task<Status> RowsBringing::load_saved() {
     done->is_gone = !done->status.ok() && !saved->is_there();
     return done;
   };
-  const auto loaded = co_await run_on(blocking_, std::move(read));
+  const auto loaded = co_await run_on(group_.blocking, std::move(read));
   if (!loaded->status.ok()) {
     const bool is_lost = std::ranges::any_of(
-        which_, [&](std::size_t i) { return i != 0 && !holders_[i].is_here(); });
+        which_, [&](std::size_t i) { return i != 0 && !group_.holders[i].is_here(); });
     // One that was written since it was found may have taken its place: there is a newer one.
-    if (!is_lost && !(is_begun_ && loaded->is_gone)) hooks_.fail(loaded->status.error());
+    if (!is_lost && !(group_.is_begun && loaded->is_gone))
+      group_.hooks.fail(loaded->status.error());
     co_return loaded->status;
   }
   co_return Status();
@@ -132,7 +170,7 @@ Task<Status> RowsBringing::replay_journals() {
       CENTROID_CO_TRY(co_await replay_mine());
       continue;
     }
-    CENTROID_CO_TRY(co_await servers_.ask(i, TablesKind::kReplay, Head()));
+    CENTROID_CO_TRY(co_await group_.ask(i, TablesKind::kReplay, Head()));
   }
   for (const std::size_t i : which_)
     if (i != 0) CENTROID_CO_TRY(co_await await_replay(i));
@@ -142,34 +180,42 @@ Task<Status> RowsBringing::replay_journals() {
 Task<Status> RowsBringing::replay_mine() {
   if (saved_) {
     const auto own = saved_->journals.find("");
-    rows_.end_load(saved_->clock, own == saved_->journals.end() ? 1 : own->second,
-                   tables_.restored_from);
+    group_.rows.end_load(saved_->clock, own == saved_->journals.end() ? 1 : own->second,
+                         tables_.restored_from);
   }
   const Status replayed = co_await loader_.replay_here(run_id_);
-  if (!replayed.ok()) hooks_.fail(replayed.error());
+  if (!replayed.ok()) group_.hooks.fail(replayed.error());
   CENTROID_CO_TRY(replayed);
-  is_mine_loaded_ = true;
-  holders_[0].state = State::kServing;
+  group_.is_mine_loaded = true;
+  group_.holders[0].state = RowsState::kServing;
   co_return Status();
 }
 
 Task<Status> RowsBringing::await_replay(std::size_t which) {
-  const Link link = holders_[which].link;
+  const RowsLink link = group_.holders[which].link;
   for (;;) {
-    const auto reply = co_await shards_.ask(
+    const auto reply = co_await group_.shards.ask(
         link, static_cast<proto::ServersKind>(TablesKind::kTablesReport), Head());
     if (!reply.ok()) co_return reply.error();
     CENTROID_CO_ASSIGN(auto report, proto::decode<proto::TablesReport>(reply->head));
     if (report.is_loaded) {
-      Holder& holder = holders_[which];
-      servers_.take_report(holder, std::move(report));
-      holder.state = State::kLoaded;
-      log::info("rows.placed", {{"server", holder.name}, {"servers", holders_.size()}});
+      RowsHolder& holder = group_.holders[which];
+      group_.take_report(holder, std::move(report));
+      holder.state = RowsState::kLoaded;
+      log::info("rows.placed", {{"server", holder.name}, {"servers", group_.holders.size()}});
       co_return Status();
     }
-    const bool goes_on = co_await sleep_until(clock_.now() + kLook);
+    const bool goes_on = co_await sleep_until(group_.clock.now() + kLook);
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
+}
+
+}  // namespace
+
+Task<Status> RowsLoader::bring(std::vector<std::size_t> which, std::optional<SavedRows> saved,
+                               std::string& run_id) {
+  RowsBringing bringing(group_, *this, run_id, std::move(saved), std::move(which));
+  co_return co_await bringing.run();
 }
 
 }  // namespace centroid::server

@@ -18,120 +18,107 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> RowsKept::freeze() {
   const bool is_quiet = co_await moves_.pause();
   if (!is_quiet) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   is_frozen_ = true;
-  for (Holder& holder : holders_) holder.kept_link.reset();
-  if (!is_begun_) co_return Error(ErrorCode::kUnavailable, why_);
-  for (std::size_t i = 0; i < holders_.size(); ++i) {
-    Holder& holder = holders_[i];
-    holder.is_kept = i == 0 || holder.state != State::kAbsent;
-    if (!holder.is_kept && (servers_.owns(i) || holder.has_held))
+  for (RowsHolder& holder : group_.holders) holder.kept_link.reset();
+  if (!group_.is_begun) co_return Error(ErrorCode::kUnavailable, group_.why);
+  for (std::size_t i = 0; i < group_.holders.size(); ++i) {
+    RowsHolder& holder = group_.holders[i];
+    holder.is_kept = i == 0 || holder.state != RowsState::kAbsent;
+    if (!holder.is_kept && group_.is_wanted(i))
       co_return Error(ErrorCode::kUnavailable,
                       "server '" + holder.name + "' is gone with its rows");
   }
-  kept_route_ = rows_.moves().route();
-  kept_is_last_ = is_ending_;  // `end` may come before it is written
+  kept_route_ = group_.rows.moves().route();
+  kept_is_last_ = group_.is_ending;  // `end` may come before it is written
   proto::RowsFreeze how;
   how.is_last = kept_is_last_;
-  if (kept_is_last_) rows_.hold("the job is over");
+  if (kept_is_last_) group_.rows.hold("the job is over");
   const auto head = proto::encode(how);
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
-    if (!holders_[i].is_kept) continue;
-    const Link link = holders_[i].link;
-    if (!link)
-      co_return Error(ErrorCode::kUnavailable, "server '" + holders_[i].name + "' is gone");
-    holders_[i].kept_link = link;
-    const auto kept =
-        co_await shards_.ask(link, static_cast<proto::ServersKind>(TablesKind::kRowsFreeze), head);
+  for (std::size_t i = 1; i < group_.holders.size(); ++i) {
+    if (!group_.holders[i].is_kept) continue;
+    group_.holders[i].kept_link = group_.holders[i].link;
+    const auto kept = co_await group_.ask(i, TablesKind::kRowsFreeze, head);
     if (!kept.ok()) co_return kept.error();
-    CENTROID_CO_ASSIGN(holders_[i].frozen, proto::decode<proto::RowsFrozen>(kept->head));
-    if (holders_[i].frozen.tables.size() != rows_.store().size())
+    CENTROID_CO_ASSIGN(group_.holders[i].frozen, proto::decode<proto::RowsFrozen>(kept->head));
+    if (group_.holders[i].frozen.tables.size() != group_.rows.store().size())
       co_return Error(ErrorCode::kInvalidArgument,
-                      "server '" + holders_[i].name + "' keeps " +
-                          std::to_string(holders_[i].frozen.tables.size()) + " tables, not " +
-                          std::to_string(rows_.store().size()));
-    if (holders_[i].frozen.changes != holders_[i].report.changes) ++seen_;
-    holders_[i].report.changes = holders_[i].frozen.changes;
+                      "server '" + group_.holders[i].name + "' keeps " +
+                          std::to_string(group_.holders[i].frozen.tables.size()) + " tables, not " +
+                          std::to_string(group_.rows.store().size()));
+    if (group_.holders[i].frozen.changes != group_.holders[i].report.changes) ++group_.seen;
+    group_.holders[i].report.changes = group_.holders[i].frozen.changes;
     fault::point("tables.server_frozen");
   }
-  kept_ = seen_;
-  mine_kept_ = rows_.store().changes();
-  co_return rows_.begin_snapshot();
+  kept_ = group_.seen;
+  mine_kept_ = group_.rows.store().changes();
+  co_return group_.rows.begin_snapshot();
 }
 
-Result<bool> RowsKept::fetch_rows(const Link& link, std::size_t table, RowTable::Block& block) {
+Result<bool> RowsKept::fetch_rows(const RowsLink& link, std::size_t table, RowTable::Block& block) {
   proto::RowsRead wanted;
   wanted.table = static_cast<std::uint32_t>(table);
   CENTROID_ASSIGN(const auto reply,
-                  servers_.ask_blocking(link, TablesKind::kRowsRead, proto::encode(wanted)));
+                  group_.ask_blocking(link, TablesKind::kRowsRead, proto::encode(wanted)));
   CENTROID_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(reply.head));
   if (head.rows == 0) return false;
-  CENTROID_ASSIGN(block, rows_of(head, rows_.store().spec(table), reply.payload));
+  CENTROID_ASSIGN(block, rows_of(head, group_.rows.store().spec(table), reply.payload));
   return true;
 }
 
 std::vector<CheckpointPart> RowsKept::parts(std::shared_ptr<RowsSnapshot> mine) {
   struct Kept {
-    std::string name;
-    Link link;
+    RowsLink link;
     proto::RowsFrozen frozen;
-    std::string buckets;
+    PushedRows pushed;  ///< but for the clients
   };
-  auto others = std::make_shared<std::vector<Kept>>();
-  const auto buckets = [this](std::size_t i) {
-    return to_ranges(kept_route_.owners, static_cast<std::uint16_t>(i));
-  };
-  for (std::size_t i = 1; i < holders_.size(); ++i)
-    if (holders_[i].is_kept)
-      others->push_back({holders_[i].name, holders_[i].kept_link, holders_[i].frozen, buckets(i)});
+  // The first is the leader, whose rows are `mine`.
+  auto all = std::make_shared<std::vector<Kept>>();
+  for (std::size_t i = 0; i < group_.holders.size(); ++i) {
+    const RowsHolder& holder = group_.holders[i];
+    if (!holder.is_kept) continue;
+    Kept& one = all->emplace_back(Kept{holder.kept_link, holder.frozen, {}});
+    one.pushed.journal = i == 0 ? mine->journal() : holder.frozen.journal;
+    one.pushed.server = holder.name;
+    one.pushed.is_followed = group_.options.keeps_journal && !kept_is_last_;
+    one.pushed.route = kept_route_.version;
+    one.pushed.buckets = to_ranges(kept_route_.owners, static_cast<std::uint16_t>(i));
+  }
   std::vector<CheckpointPart> parts;
-  for (std::size_t table = 0; table < rows_.store().size(); ++table) {
-    auto write = [this, mine, others, table](const fs::path& path) -> Result<FileRecord> {
-      RowTable::State all = mine->states()[table];
-      all.rows_shape = all.candidates_shape = {};  // of no one table
-      for (const Kept& one : *others) {
-        const proto::FrozenTable& more = one.frozen.tables[table];
-        all.rows += more.rows, all.candidates += more.waiting;
-        all.now = std::max(all.now, one.frozen.clock);
-        RowCounters& c = all.counters;
-        c.pulled += more.pulled, c.pushed += more.pushed, c.admitted += more.admitted;
-        c.held_back += more.held_back, c.evicted += more.evicted, c.expired += more.expired;
-        c.duplicates += more.duplicates;
+  for (std::size_t table = 0; table < group_.rows.store().size(); ++table) {
+    auto write = [this, mine, all, table](const fs::path& path) -> Result<FileRecord> {
+      RowTable::State sum = mine->states()[table];
+      sum.rows_shape = sum.candidates_shape = {};  // of no one table
+      for (std::size_t i = 1; i < all->size(); ++i) {
+        const proto::RowsFrozen& frozen = (*all)[i].frozen;
+        const proto::FrozenTable& more = frozen.tables[table];
+        sum.rows += more.rows, sum.candidates += more.waiting;
+        sum.now = std::max(sum.now, frozen.clock);
+        add_counters(more, sum.counters);
       }
-      std::size_t from = 0;  // 0: the leader's own
+      std::size_t from = 0;
       const auto read = [&](RowTable::Block& block) -> Result<bool> {
-        for (; from <= others->size(); ++from) {
+        for (; from < all->size(); ++from) {
           auto found = from == 0 ? mine->read(table, block)
-                                 : fetch_rows((*others)[from - 1].link, table, block);
+                                 : fetch_rows((*all)[from].link, table, block);
           if (!found.ok() || *found) return found;
         }
         return false;
       };
-      return write_rows(path, rows_.store().spec(table), all, read);
+      return write_rows(path, group_.rows.store().spec(table), sum, read);
     };
-    parts.push_back({rows_file_name(rows_.store().spec(table).name), std::move(write)});
+    parts.push_back({rows_file_name(group_.rows.store().spec(table).name), std::move(write)});
   }
-  const bool is_followed = options_.keeps_journal && !kept_is_last_;
-  const std::uint64_t route = kept_route_.version;
-  parts.push_back({kPushesFile, [mine, is_followed, name = options_.leader, route,
-                                 buckets = buckets(0)](const fs::path& path) {
-                     PushedRows pushed = mine->pushed();
-                     pushed.server = name;
-                     pushed.is_followed = is_followed;
-                     pushed.route = route;
-                     pushed.buckets = buckets;
-                     return write_pushes(path, pushed);
-                   }});
-  for (std::size_t i = 0; i < others->size(); ++i) {
-    auto write = [this, others, i, is_followed, route](const fs::path& path) -> Result<FileRecord> {
-      const Kept& one = (*others)[i];
-      CENTROID_ASSIGN(PushedRows pushed, servers_.fetch_pushes(one.link, one.frozen.clients));
-      pushed.journal = one.frozen.journal;
-      pushed.server = one.name;
-      pushed.is_followed = is_followed;
-      pushed.route = route;
-      pushed.buckets = one.buckets;
+  for (std::size_t i = 0; i < all->size(); ++i) {
+    auto write = [this, mine, all, i](const fs::path& path) -> Result<FileRecord> {
+      const Kept& one = (*all)[i];
+      PushedRows pushed = one.pushed;
+      if (i == 0) {
+        pushed.clients = mine->pushed().clients;
+      } else {
+        CENTROID_ASSIGN(pushed.clients, group_.fetch_pushes(one.link, one.frozen.clients));
+      }
       return write_pushes(path, pushed);
     };
-    parts.push_back({pushes_file_name(i + 1), std::move(write)});
+    parts.push_back({i == 0 ? kPushesFile : pushes_file_name(i), std::move(write)});
   }
   return parts;
 }
@@ -140,31 +127,31 @@ Task<void> RowsKept::thaw(bool is_written) {
   if (is_written) {
     checkpointed_ = kept_;
     mine_checkpointed_ = mine_kept_;
-    is_ended_ = is_ended_ || kept_is_last_;
+    group_.is_ended = group_.is_ended || kept_is_last_;
     loader_.expect_saved();
-    for (Holder& holder : holders_) holder.is_named = holder.is_kept;
+    for (RowsHolder& holder : group_.holders) holder.is_named = holder.is_kept;
   }
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
-    const Link link = std::exchange(holders_[i].kept_link, nullptr);
+  for (std::size_t i = 1; i < group_.holders.size(); ++i) {
+    const RowsLink link = std::exchange(group_.holders[i].kept_link, nullptr);
     if (!link || link->is_gone()) continue;
     proto::RowsThaw thaw;
-    if (is_written) thaw.journal = holders_[i].frozen.journal;
+    if (is_written) thaw.journal = group_.holders[i].frozen.journal;
     const auto kind = static_cast<proto::ServersKind>(TablesKind::kRowsThaw);
     auto head = proto::encode(thaw);
-    (void)co_await shards_.ask(link, kind, std::move(head));
+    (void)co_await group_.shards.ask(link, kind, std::move(head));
   }
   if (std::exchange(is_frozen_, false)) moves_.resume();
 }
 
 bool RowsKept::needs_checkpoint() const {
-  if (!is_begun_) return false;  // what is in journals stays there
+  if (!group_.is_begun) return false;  // what is in journals stays there
   // The last holds pushes off on all servers; of one that is gone without a journal nothing comes.
-  const bool may_hold =
-      options_.keeps_journal || std::ranges::none_of(holders_, [](const Holder& holder) {
-        return holder.state == State::kAbsent;
-      });
-  return (is_ending_ && !is_ended_ && may_hold) || seen_ != checkpointed_ ||
-         rows_.store().changes() != mine_checkpointed_;
+  const bool may_hold = group_.options.keeps_journal ||
+                        std::ranges::none_of(group_.holders, [](const RowsHolder& holder) {
+                          return holder.state == RowsState::kAbsent;
+                        });
+  return (group_.is_ending && !group_.is_ended && may_hold) || group_.seen != checkpointed_ ||
+         group_.rows.store().changes() != mine_checkpointed_;
 }
 
 }  // namespace centroid::server

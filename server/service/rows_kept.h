@@ -12,10 +12,10 @@ namespace centroid::server {
 
 /// What all servers keep of their rows for a checkpoint, gathered into the files that one server
 /// writes. Of one thread; the files are written on the blocking one.
-class RowsKept : private RowsPart {
+class RowsKept {
  public:
-  RowsKept(RowsContext& context, RowsHolders& servers, RowsMoves& moves, RowsLoader& loader)
-      : RowsPart(context), servers_(servers), moves_(moves), loader_(loader) {}
+  RowsKept(RowsGroup& group, RowsMoves& moves, RowsLoader& loader)
+      : group_(group), moves_(moves), loader_(loader) {}
 
   /// Keep the present rows of all servers; what the leader has.
   /// fails  unavailable: a server is gone
@@ -29,9 +29,9 @@ class RowsKept : private RowsPart {
   bool needs_checkpoint() const;
 
  private:
-  Result<bool> fetch_rows(const Link& link, std::size_t table, RowTable::Block& block);
+  Result<bool> fetch_rows(const RowsLink& link, std::size_t table, RowTable::Block& block);
 
-  RowsHolders& servers_;
+  RowsGroup& group_;
   RowsMoves& moves_;
   RowsLoader& loader_;
   bool is_frozen_ = false;     ///< from `freeze` to `thaw`

@@ -33,11 +33,11 @@ Result<std::optional<SavedRows>> RowsLoader::newest() const {
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
       const std::string name = table_of_rows_file(file).value_or(file);
-      CENTROID_ASSIGN(const std::size_t table, rows_.store().check_file(entry->path, name));
+      CENTROID_ASSIGN(const std::size_t table, group_.rows.store().check_file(entry->path, name));
       RowsSink sink;  // its head says whether the settings fit
       sink.begin = [](const RowTable::State&) { return false; };
       CENTROID_ASSIGN(const RowTable::State state,
-                      read_rows(entry->path / file, rows_.store().spec(table), sink));
+                      read_rows(entry->path / file, group_.rows.store().spec(table), sink));
       saved.clock = std::max(saved.clock, state.now);
       continue;
     }
@@ -56,10 +56,10 @@ Result<std::optional<SavedRows>> RowsLoader::newest() const {
 /// The server to which a bucket's rows of a checkpoint go: where journals are kept the one on which
 /// they lay, for its journal goes on from there; kNobody: it is here no more.
 std::vector<std::uint16_t> RowsLoader::owners_of(const SavedRows& saved) const {
-  if (!saved.is_followed || saved.route == 0) return rows_.moves().route().owners;
+  if (!saved.is_followed || saved.route == 0) return group_.rows.moves().route().owners;
   std::vector<std::uint16_t> owners(proto::kRowBuckets, kNobody);
   for (const auto& [name, buckets] : saved.buckets) {
-    const auto which = name.empty() ? std::optional<std::size_t>(0) : servers_.index_of(name);
+    const auto which = name.empty() ? std::optional<std::size_t>(0) : group_.index_of(name);
     if (!which) continue;
     for (const std::uint16_t bucket : buckets) owners[bucket] = static_cast<std::uint16_t>(*which);
   }
@@ -71,14 +71,15 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
       const std::string name = table_of_rows_file(file).value_or(file);
-      CENTROID_ASSIGN(const std::size_t table, rows_.store().check_file(saved.entry.path, name));
+      CENTROID_ASSIGN(const std::size_t table,
+                      group_.rows.store().check_file(saved.entry.path, name));
       CENTROID_TRY(load_table(saved, table, file, wanted));
       continue;
     }
     CENTROID_ASSIGN(const PushedRows pushed, read_pushes(saved.entry.path / file));
     std::size_t server = 0;  // of one that holds no rows any more, the leader
-    for (std::size_t i = 1; i < holders_.size(); ++i)
-      if (file != kPushesFile && holders_[i].name == pushed.server) server = i;
+    for (std::size_t i = 1; i < group_.holders.size(); ++i)
+      if (file != kPushesFile && group_.holders[i].name == pushed.server) server = i;
     if (wanted[server]) CENTROID_TRY(put_pushes(server, pushed.clients));
   }
   return {};
@@ -88,7 +89,7 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
 Task<Result<std::optional<SavedRows>>> RowsLoader::find_newest() const {
   using Found = Result<std::optional<SavedRows>>;
   auto look = [this] { return std::make_shared<Found>(newest()); };
-  const std::shared_ptr<Found> found = co_await run_on(blocking_, std::move(look));
+  const std::shared_ptr<Found> found = co_await run_on(group_.blocking, std::move(look));
   co_return std::move(*found);
 }
 
@@ -96,18 +97,18 @@ Task<Status> RowsLoader::load_here(SavedRows saved, std::vector<bool> wanted) {
   auto read = [this, saved = std::move(saved), wanted = std::move(wanted)] {
     return std::make_shared<Status>(load(saved, wanted));
   };
-  const auto loaded = co_await run_on(blocking_, std::move(read));
+  const auto loaded = co_await run_on(group_.blocking, std::move(read));
   co_return *loaded;
 }
 
 Task<Status> RowsLoader::replay_here(std::string& run_id) {
   const auto id = std::make_shared<std::string>(run_id);
-  auto read = [&rows = rows_, folder = options_.journal_dir, id] {
+  auto read = [&rows = group_.rows, folder = group_.options.journal_dir, id] {
     return std::make_shared<Status>(rows.replay(folder, *id));
   };
-  rows_.begin_reading();
-  const auto replayed = co_await run_on(blocking_, std::move(read));
-  rows_.end_reading();
+  group_.rows.begin_reading();
+  const auto replayed = co_await run_on(group_.blocking, std::move(read));
+  group_.rows.end_reading();
   if (replayed->ok()) run_id = *id;
   co_return *replayed;
 }
@@ -119,8 +120,8 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
   sink.begin = [&](const RowTable::State& state) {
     RowTable::State mine = state;
     mine.rows_shape = mine.candidates_shape = {};  // of all rows
-    const auto begin = [&] { rows_.store().begin_load(table, mine); };
-    if (wanted[0]) call_on(executor_, begin);
+    const auto begin = [&] { group_.rows.store().begin_load(table, mine); };
+    if (wanted[0]) call_on(group_.executor, begin);
     return true;
   };
   sink.put = [&](const RowTable::Block& block, std::uint64_t) -> Status {
@@ -149,7 +150,7 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
     }
     return {};
   };
-  const auto read = read_rows(saved.entry.path / file, rows_.store().spec(table), sink);
+  const auto read = read_rows(saved.entry.path / file, group_.rows.store().spec(table), sink);
   if (!read.ok()) return read.error();
   return {};
 }
@@ -157,11 +158,12 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
 Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
                             std::uint64_t clock) {
   if (server == 0) {
-    return call_on(executor_, [&] { return rows_.store().load(table, block, clock); });
+    return call_on(group_.executor, [&] { return group_.rows.store().load(table, block, clock); });
   }
-  const Link link = holders_[server].link;
+  const RowsLink link = group_.holders[server].link;
   fault::point("servers.rows_put");
-  const std::size_t most = rows_of_payload(rows_.store().spec(table), holders_[server].max_payload);
+  const std::size_t most =
+      rows_of_payload(group_.rows.store().spec(table), group_.holders[server].max_payload);
   for (std::size_t first = 0; first < block.keys.size(); first += most) {
     const std::size_t rows = std::min(most, block.keys.size() - first);
     proto::RowsBlock head;
@@ -169,8 +171,7 @@ Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTabl
     head.is_waiting = block.is_candidates;
     head.rows = static_cast<std::uint32_t>(rows);
     const auto payload = rows_payload(block, first, rows);
-    const auto put =
-        servers_.ask_blocking(link, TablesKind::kRowsLoad, proto::encode(head), payload);
+    const auto put = group_.ask_blocking(link, TablesKind::kRowsLoad, proto::encode(head), payload);
     if (!put.ok()) return put.error();
   }
   return {};
@@ -178,17 +179,17 @@ Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTabl
 
 Status RowsLoader::put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients) {
   if (server == 0) {
-    call_on(executor_, [&] { rows_.load_pushes(clients); });
+    call_on(group_.executor, [&] { group_.rows.load_pushes(clients); });
     return {};
   }
-  const Link link = holders_[server].link;
-  const std::size_t most = clients_of_payload(holders_[server].max_payload);
+  const RowsLink link = group_.holders[server].link;
+  const std::size_t most = clients_of_payload(group_.holders[server].max_payload);
   for (std::size_t first = 0; first < clients.size(); first += most) {
     proto::PushesBlock head;
     head.clients = static_cast<std::uint32_t>(std::min(most, clients.size() - first));
     const auto payload = pushes_payload(clients, first, head.clients);
     const auto put =
-        servers_.ask_blocking(link, TablesKind::kPushesLoad, proto::encode(head), payload);
+        group_.ask_blocking(link, TablesKind::kPushesLoad, proto::encode(head), payload);
     if (!put.ok()) return put.error();
   }
   return {};

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/checkpoint/checkpoint.h"
-#include "server/service/rows_holders.h"
+#include "server/service/rows_group.h"
 
 namespace centroid::server {
 
@@ -26,9 +26,9 @@ struct SavedRows {
 /// What a checkpoint has of tables is handed out to any number of servers.
 /// thread  what returns a Status: the blocking one, which comes back to the executor for each
 ///         piece; else the executor
-class RowsLoader : private RowsPart {
+class RowsLoader {
  public:
-  RowsLoader(RowsContext& context, RowsHolders& servers) : RowsPart(context), servers_(servers) {}
+  explicit RowsLoader(RowsGroup& group) : group_(group) {}
 
   /// Of these checkpoints there may be one to begin with, or not.
   void look_in(const CheckpointDirectory& checkpoints, bool resumes) {
@@ -44,6 +44,12 @@ class RowsLoader : private RowsPart {
   /// The leader's part of it, and then of its journal.
   Task<Status> load_here(SavedRows saved, std::vector<bool> wanted);
   Task<Status> replay_here(std::string& run_id);
+  /// These servers are given their keys, with what the newest checkpoint and their journals have of
+  /// them. `saved`: of the start
+  /// fails  when one of them is lost, or refuses its part (it leaves then, or comes again); what is
+  ///        wrong with the checkpoint ends the job.
+  Task<Status> bring(std::vector<std::size_t> which, std::optional<SavedRows> saved,
+                     std::string& run_id);
   Status put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients);
 
  private:
@@ -53,7 +59,7 @@ class RowsLoader : private RowsPart {
   Status put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
                   std::uint64_t clock);
 
-  RowsHolders& servers_;
+  RowsGroup& group_;
   const CheckpointDirectory* checkpoints_ = nullptr;
   bool resumes_ = false;  ///< there may be a checkpoint to begin with
 };

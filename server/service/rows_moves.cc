@@ -24,22 +24,22 @@ constexpr std::chrono::seconds kAgain{1};
 
 /// Where all buckets are to lie. Who is gone keeps what it has, who is not ready yet gets none.
 std::vector<std::uint16_t> RowsMoves::target() const {
-  std::vector<bool> keeps(holders_.size(), true);
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
-    const Holder& holder = holders_[i];
+  std::vector<bool> keeps(group_.holders.size(), true);
+  for (std::size_t i = 1; i < group_.holders.size(); ++i) {
+    const RowsHolder& holder = group_.holders[i];
     const bool is_draining = holder.is_here() && holder.link->is_draining;
-    const bool is_ready = holder.is_here() && holder.state == State::kServing &&
-                          (holder.is_named || !options_.keeps_journal);
-    keeps[i] = !is_draining && (is_ready || servers_.owns(i));
+    const bool is_ready = holder.is_here() && holder.state == RowsState::kServing &&
+                          (holder.is_named || !group_.options.keeps_journal);
+    keeps[i] = !is_draining && (is_ready || group_.owns(i));
   }
-  return replace_buckets(rows_.moves().route().owners, keeps);
+  return replace_buckets(group_.rows.moves().route().owners, keeps);
 }
 
 /// The first server with buckets to give, and where most of these go.
 std::optional<RowsMoves::Move> RowsMoves::next_move() const {
-  if (!is_begun_ || is_ending_ || is_ended_) return std::nullopt;
+  if (!group_.is_begun || group_.is_ending || group_.is_ended) return std::nullopt;
   const auto to = target();
-  const auto& owners = rows_.moves().route().owners;
+  const auto& owners = group_.rows.moves().route().owners;
   std::map<std::pair<std::size_t, std::size_t>, std::vector<std::uint16_t>> moves;
   for (std::size_t bucket = 0; bucket < owners.size(); ++bucket)
     if (to[bucket] != owners[bucket])
@@ -47,25 +47,28 @@ std::optional<RowsMoves::Move> RowsMoves::next_move() const {
   if (moves.empty()) return std::nullopt;
   auto most = moves.begin();
   for (auto at = moves.begin(); at != moves.end(); ++at) {
-    const bool can = may_move(holders_[at->first.first].name, holders_[at->first.second].name);
+    const bool can =
+        may_move(group_.holders[at->first.first].name, group_.holders[at->first.second].name);
     const bool could =
-        may_move(holders_[most->first.first].name, holders_[most->first.second].name);
+        may_move(group_.holders[most->first.first].name, group_.holders[most->first.second].name);
     if (can > could || (can == could && at->second.size() > most->second.size())) most = at;
   }
-  return Move{holders_[most->first.first].name, holders_[most->first.second].name, most->second};
+  return Move{group_.holders[most->first.first].name, group_.holders[most->first.second].name,
+              most->second};
 }
 
 bool RowsMoves::may_move(const std::string& from, const std::string& to) const {
-  if (is_ending_ || is_ended_) return false;
+  if (group_.is_ending || group_.is_ended) return false;
   for (const std::string* name : {&from, &to}) {
-    const auto which = servers_.index_of(*name);
+    const auto which = group_.index_of(*name);
     if (!which) return false;
-    const Holder& holder = holders_[*which];
+    const RowsHolder& holder = group_.holders[*which];
     if (*which == 0) {
-      if (const auto journal = rows_.journal().state(); journal && !journal->trouble.empty()) return false;
+      if (const auto journal = group_.rows.journal().state(); journal && !journal->trouble.empty())
+        return false;
       continue;
     }
-    if (!holder.is_here() || holder.state != State::kServing || holder.report.is_broken)
+    if (!holder.is_here() || holder.state != RowsState::kServing || holder.report.is_broken)
       return false;
     if (name == &to && (holder.link->is_draining || holder.is_full)) return false;
   }
@@ -74,15 +77,15 @@ bool RowsMoves::may_move(const std::string& from, const std::string& to) const {
 
 RowsMoves::Share RowsMoves::share_of(const std::string& server) const {
   Share share;
-  const auto which = servers_.index_of(server);
-  const auto& owners = rows_.moves().route().owners;
+  const auto which = group_.index_of(server);
+  const auto& owners = group_.rows.moves().route().owners;
   if (!which || owners.size() != proto::kRowBuckets) return share;
-  const auto to = is_begun_ ? target() : owners;
+  const auto to = group_.is_begun ? target() : owners;
   for (std::size_t bucket = 0; bucket < owners.size(); ++bucket) {
     share.buckets += owners[bucket] == *which;
     share.moves += (owners[bucket] == *which) != (to[bucket] == *which);
   }
-  for (const proto::TableReport& table : holders_[*which].report.tables) {
+  for (const proto::TableReport& table : group_.holders[*which].report.tables) {
     share.rows += table.rows;
     share.bytes += table.bytes;
   }
@@ -93,7 +96,7 @@ RowsMoves::Share RowsMoves::share_of(const std::string& server) const {
 Task<bool> RowsMoves::pause() {
   ++pauses_;
   while (is_moving_) {
-    const bool goes_on = co_await sleep_until(clock_.now() + kTurn);
+    const bool goes_on = co_await sleep_until(group_.clock.now() + kTurn);
     if (goes_on) continue;
     --pauses_;
     co_return false;
@@ -102,10 +105,10 @@ Task<bool> RowsMoves::pause() {
 }
 
 Task<void> RowsMoves::run() {
-  while (!is_ended_) {
-    const bool goes_on = co_await sleep_until(clock_.now() + 5 * kTurn);
+  while (!group_.is_ended) {
+    const bool goes_on = co_await sleep_until(group_.clock.now() + 5 * kTurn);
     if (!goes_on) co_return;
-    if (clock_.now() >= move_again_) co_await move_buckets();
+    if (group_.clock.now() >= move_again_) co_await move_buckets();
   }
 }
 
@@ -113,17 +116,17 @@ Task<void> RowsMoves::run() {
 Task<void> RowsMoves::move_buckets() {
   const auto move = next_move();
   if (!move) {
-    moves_since_ = clock_.now();
+    moves_since_ = group_.clock.now();
     move_trouble_.clear();
     co_return;
   }
-  move_again_ = clock_.now() + kAgain;
+  move_again_ = group_.clock.now() + kAgain;
   if (!may_move(move->from, move->to)) {
     move_trouble_ = "one of them is away, has no memory for more, or cannot write its journal";
     co_return;
   }
-  const TimePoint begin = clock_.now();
-  const std::uint64_t losses = losses_;
+  const TimePoint begin = group_.clock.now();
+  const std::uint64_t losses = group_.losses;
   auto bytes = co_await find(move->from, move->buckets);
   if (!bytes.ok()) {
     move_trouble_ = bytes.error().to_string();
@@ -135,10 +138,10 @@ Task<void> RowsMoves::move_buckets() {
   Status status;
   while (at < move->buckets.size() && status.ok()) {
     bool goes_on = true;
-    while (pauses_ > 0 && goes_on) goes_on = co_await sleep_until(clock_.now() + kTurn);
+    while (pauses_ > 0 && goes_on) goes_on = co_await sleep_until(group_.clock.now() + kTurn);
     if (!goes_on) co_return;
     // One that was lost and is back has not looked for them.
-    if (losses != losses_ || !may_move(move->from, move->to)) break;
+    if (losses != group_.losses || !may_move(move->from, move->to)) break;
     std::uint64_t some_bytes = 0;
     std::vector<std::uint16_t> some;
     do {
@@ -146,15 +149,15 @@ Task<void> RowsMoves::move_buckets() {
       some.push_back(move->buckets[at++]);
     } while (at < move->buckets.size() && some_bytes + bytes.value()[at] <= budget);
     is_moving_ = true;
-    const TimePoint held = clock_.now();
+    const TimePoint held = group_.clock.now();
     status = co_await move_some(move->from, move->to, std::move(some));
     is_moving_ = false;
-    const double seconds = std::chrono::duration<double>(clock_.now() - held).count();
+    const double seconds = std::chrono::duration<double>(group_.clock.now() - held).count();
     longest = std::max(longest, seconds);
     moved_bytes += some_bytes;
     const double rate = static_cast<double>(some_bytes) / std::max(seconds, 1e-4);
     budget = std::clamp(static_cast<std::uint64_t>(rate * kHeldGoal), kLeastBytes, kMostBytes);
-    goes_on = co_await sleep_until(clock_.now() + kTurn);  // who waited for these is served
+    goes_on = co_await sleep_until(group_.clock.now() + kTurn);  // who waited for these is served
     if (!goes_on) co_return;
   }
   (void)co_await find(move->from, std::vector<std::uint16_t>());
@@ -170,7 +173,7 @@ Task<void> RowsMoves::move_buckets() {
              {"buckets", at},
              {"bytes", moved_bytes},
              {"held_seconds", longest},
-             {"seconds", std::chrono::duration<double>(clock_.now() - begin).count()}});
+             {"seconds", std::chrono::duration<double>(group_.clock.now() - begin).count()}});
 }
 
 /// Bytes by bucket, when the server has found their rows. Without buckets: it forgets them.
@@ -180,19 +183,15 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
   wanted.buckets = buckets;
   const auto head = proto::encode(wanted);
   for (;;) {
-    const auto which = servers_.index_of(from);
-    if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
+    CENTROID_CO_ASSIGN(const std::size_t which, group_.place_of(from));
     proto::BucketsFound found;
-    if (*which == 0) {
-      found.is_done = rows_.moves().outgoing().find(buckets, kPlaces);
-      if (found.is_done) found.bytes = rows_.moves().outgoing().bytes_found();
-      const bool goes_on = co_await sleep_until(clock_.now() + kTurn);
+    if (which == 0) {
+      found.is_done = group_.rows.moves().outgoing().find(buckets, kPlaces);
+      if (found.is_done) found.bytes = group_.rows.moves().outgoing().bytes_found();
+      const bool goes_on = co_await sleep_until(group_.clock.now() + kTurn);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     } else {
-      const Link link = holders_[*which].link;
-      if (!link) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
-      const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsFind);
-      const auto reply = co_await shards_.ask(link, kind, head);
+      const auto reply = co_await group_.ask(which, TablesKind::kBucketsFind, head);
       if (!reply.ok()) co_return reply.error();
       CENTROID_CO_ASSIGN(found, proto::decode<proto::BucketsFound>(reply->head));
     }
@@ -208,53 +207,51 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
 /// One step of a move at a server: hold, take, give or keep.
 Task<Status> RowsMoves::tell(std::string server, TablesKind kind, const proto::Route& route,
                              std::vector<std::uint16_t> some) {
-  const auto which = servers_.index_of(server);
-  if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + server + "' is gone");
-  if (*which == 0) {
+  CENTROID_CO_ASSIGN(const std::size_t which, group_.place_of(server));
+  if (which == 0) {
     Status done;
-    if (kind == TablesKind::kBucketsTake) done = rows_.moves().take(route, some);
-    if (kind == TablesKind::kBucketsGive) done = rows_.moves().give(route, some);
-    if (kind == TablesKind::kBucketsKeep) done = rows_.moves().keep(route, some);
-    if (!done.ok()) hooks_.fail(done.error());  // its tables are in between
+    if (kind == TablesKind::kBucketsTake) done = group_.rows.moves().take(route, some);
+    if (kind == TablesKind::kBucketsGive) done = group_.rows.moves().give(route, some);
+    if (kind == TablesKind::kBucketsKeep) done = group_.rows.moves().keep(route, some);
+    if (!done.ok()) group_.hooks.fail(done.error());  // its tables are in between
     if (done.ok() && kind == TablesKind::kBucketsTake)
-      done = co_await rows_.journal().on_disk(TimePoint::max());
+      done = co_await group_.rows.journal().on_disk(TimePoint::max());
     co_return done;
   }
   proto::BucketsRoute change;
   change.route = route;
   change.buckets = std::move(some);
   auto head = proto::encode(change);
-  co_return co_await servers_.ask(*which, kind, std::move(head));
+  CENTROID_CO_TRY(co_await group_.ask(which, kind, std::move(head)));
+  co_return Status();
 }
 
 Task<Status> RowsMoves::hold(std::string from, std::vector<std::uint16_t> some) {
-  const auto which = servers_.index_of(from);
-  if (!which) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
-  if (*which == 0) {
-    CENTROID_CO_TRY(rows_.moves().hold(some));
-    const TimePoint limit = clock_.now() + options_.lease;
-    co_return co_await rows_.journal().on_disk(limit);
+  CENTROID_CO_ASSIGN(const std::size_t which, group_.place_of(from));
+  if (which == 0) {
+    CENTROID_CO_TRY(group_.rows.moves().hold(some));
+    const TimePoint limit = group_.clock.now() + group_.options.lease;
+    co_return co_await group_.rows.journal().on_disk(limit);
   }
   proto::Buckets held;
   held.buckets = std::move(some);
   auto head = proto::encode(held);
-  co_return co_await servers_.ask(*which, TablesKind::kBucketsHold, std::move(head));
+  CENTROID_CO_TRY(co_await group_.ask(which, TablesKind::kBucketsHold, std::move(head)));
+  co_return Status();
 }
 
 /// What is held goes to the other, which keeps it beside its tables.
 Task<Status> RowsMoves::copy(std::string from, std::string to) {
   for (bool is_first = true;; is_first = false) {
-    const auto giver = servers_.index_of(from), taker = servers_.index_of(to);
+    const auto giver = group_.index_of(from), taker = group_.index_of(to);
     if (!giver || !taker) co_return Error(ErrorCode::kUnavailable, "one of the servers is gone");
-    const Link source = holders_[*giver].link, sink = holders_[*taker].link;
+    const RowsLink sink = group_.holders[*taker].link;
     proto::RowsBlock head;
     std::vector<std::byte> payload;
     if (*giver == 0) {
-      rows_.moves().outgoing().read(holders_[*taker].max_payload, head, payload);
+      group_.rows.moves().outgoing().read(group_.holders[*taker].max_payload, head, payload);
     } else {
-      if (!source) co_return Error(ErrorCode::kUnavailable, "server '" + from + "' is gone");
-      const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsRead);
-      auto reply = co_await shards_.ask(source, kind, std::vector<std::byte>());
+      auto reply = co_await group_.ask(*giver, TablesKind::kBucketsRead);
       if (!reply.ok()) co_return reply.error();
       CENTROID_CO_ASSIGN(head, proto::decode<proto::RowsBlock>(reply->head));
       payload = std::move(reply->payload);
@@ -266,13 +263,14 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
     put.is_waiting = head.is_waiting;
     put.rows = head.rows;
     if (*taker == 0) {
-      CENTROID_CO_TRY(rows_.moves().put(put, payload));
+      CENTROID_CO_TRY(group_.rows.moves().put(put, payload));
     } else {
       if (!sink) co_return Error(ErrorCode::kUnavailable, "server '" + to + "' is gone");
       auto encoded = proto::encode(put);
       const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsPut);
-      const TimePoint limit = clock_.now() + options_.lease;  // it may refuse, for want of memory
-      const auto reply = co_await shards_.ask(sink, kind, std::move(encoded), payload, limit);
+      const TimePoint limit =
+          group_.clock.now() + group_.options.lease;  // it may refuse, for want of memory
+      const auto reply = co_await group_.shards.ask(sink, kind, std::move(encoded), payload, limit);
       if (!reply.ok()) co_return reply.error();
     }
     if (head.rows == 0) co_return Status();
@@ -282,29 +280,29 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
 /// Some buckets, from the first call that waits for them to the first that is refused.
 Task<Status> RowsMoves::move_some(std::string from, std::string to,
                                   std::vector<std::uint16_t> some) {
-  const std::size_t giver = *servers_.index_of(from),
-                    taker = *servers_.index_of(to);  // nobody goes meanwhile
-  const Link sink = holders_[taker].link;
+  const std::size_t giver = *group_.index_of(from),
+                    taker = *group_.index_of(to);  // nobody goes meanwhile
+  const RowsLink sink = group_.holders[taker].link;
   Status moved = co_await hold(from, some);
   if (moved.ok()) moved = co_await copy(from, to);
   const bool is_copied = moved.ok();
-  proto::Route route = rows_.moves().route();
+  proto::Route route = group_.rows.moves().route();
   ++route.version;
   for (const std::uint16_t bucket : some) route.owners[bucket] = static_cast<std::uint16_t>(taker);
   if (is_copied) moved = co_await tell(to, TablesKind::kBucketsTake, route, some);
   if (!moved.ok()) {
     const bool is_full = !is_copied && moved.error().code() == ErrorCode::kResourceExhausted;
-    holders_[taker].is_full = is_full;
+    group_.holders[taker].is_full = is_full;
     // Whether it has taken them is not known: what comes back of it is told that it has not.
-    if (taker != 0 && !is_full && sink) shards_.give_up(sink, moved.error());
-    route = rows_.moves().route();
+    if (taker != 0 && !is_full && sink) group_.shards.give_up(sink, moved.error());
+    route = group_.rows.moves().route();
     route.version += 2;
     (void)co_await tell(from, TablesKind::kBucketsKeep, route, some);
-    if (giver != 0) CENTROID_CO_TRY(rows_.moves().set_route(route, 0));
+    if (giver != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
     co_return moved;
   }
-  holders_[taker].has_held = true;
-  if (giver != 0 && taker != 0) CENTROID_CO_TRY(rows_.moves().set_route(route, 0));
+  group_.holders[taker].has_held = true;
+  if (giver != 0 && taker != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
   // One that is lost now comes back and is told where they are.
   (void)co_await tell(from, TablesKind::kBucketsGive, route, some);
   co_return Status();

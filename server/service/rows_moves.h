@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "server/service/rows_holders.h"
+#include "server/service/rows_group.h"
 
 namespace centroid::server {
 
@@ -13,7 +13,7 @@ namespace centroid::server {
 /// and takes each step. Some buckets at a time are held at the one server, copied through the
 /// leader, taken by the other, and given away by the first; a client that waited there is refused
 /// then, asks for the route, and goes on. Of one thread.
-class RowsMoves : private RowsPart {
+class RowsMoves {
  public:
   /// Some buckets go from one server to another.
   struct Move {
@@ -25,7 +25,7 @@ class RowsMoves : private RowsPart {
     std::uint64_t rows = 0, bytes = 0;   ///< as it told last; of the leader not told here
   };
 
-  RowsMoves(RowsContext& context, RowsHolders& servers) : RowsPart(context), servers_(servers) {}
+  explicit RowsMoves(RowsGroup& group) : group_(group) {}
 
   /// Move buckets to where they are to lie, until cancelled.
   Task<void> run();
@@ -52,7 +52,7 @@ class RowsMoves : private RowsPart {
   Task<Status> tell(std::string server, proto::TablesKind kind, const proto::Route& route,
                     std::vector<std::uint16_t> some);
 
-  RowsHolders& servers_;
+  RowsGroup& group_;
   bool is_moving_ = false;  ///< some are between two servers
   std::size_t pauses_ = 0;  ///< who needs the route to stay as it is
   TimePoint move_again_ = {};

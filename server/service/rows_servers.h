@@ -1,12 +1,12 @@
 #pragma once
 
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "server/service/rows_bringing.h"
-#include "server/service/rows_changes.h"
-#include "server/service/rows_start.h"
+#include "server/service/rows_kept.h"
+#include "server/service/rows_loader.h"
+#include "server/service/rows_moves.h"
 
 namespace centroid::server {
 
@@ -25,11 +25,14 @@ namespace centroid::server {
 /// thread   one executor; what reads files runs on another and comes back for each piece
 class RowsServers {
  public:
-  using Options = RowsOptions;
-  using Hooks = RowsHooks;
-  using Share = RowsMoves::Share;
   RowsServers(Executor executor, Executor blocking, const Clock& clock, RowsService& rows,
-              ShardGroup& shards, Options options, Hooks hooks);
+              ShardGroup& shards, RowsOptions options, RowsHooks hooks);
+
+  RowsGroup& group() { return group_; }
+  const RowsGroup& group() const { return group_; }
+  RowsMoves& moves() { return moves_; }
+  const RowsMoves& moves() const { return moves_; }
+  RowsKept& kept() { return kept_; }
 
   /// Look at what there is, before servers join; of a run that was killed take up what the leader
   /// had. False: all rows are the leader's, as with one server.
@@ -39,58 +42,43 @@ class RowsServers {
   /// Place the rows and keep them placed, until cancelled.
   Task<void> run();
 
-  /// Move buckets to where they are to lie, until cancelled.
-  Task<void> run_moves() { return moves_.run(); }
-
   /// Rows lie, or are to lie, on this server, or a checkpoint needs it.
-  bool holds(const std::string& server) const { return changes_.holds(server); }
-  Share share_of(const std::string& server) const { return moves_.share_of(server); }
-  bool needs_checkpoint() const { return kept_.needs_checkpoint(); }
-  /// Why `freeze` fails now, for a reason that passes by itself; empty: it may not.
+  bool holds(const std::string& server) const;
+  /// Why a checkpoint cannot be made now, for a reason that passes by itself; empty: it may be.
   std::string unsettled() const;
-  /// As RowsJournal::wants_checkpoint, of the others.
-  bool journal_wants_checkpoint(std::uint64_t bytes) const {
-    return servers_.journal_wants_checkpoint(bytes);
-  }
   /// The next checkpoint is the last: from it on nothing is pushed any more.
-  void end() { ctx_.is_ending = true; }
+  void end() { group_.is_ending = true; }
   /// Until all servers have their rows, at most so long: the last checkpoint needs them.
   Task<void> await_all(std::chrono::milliseconds limit);
   /// `await_all` waits for this server, whatever else is over.
   bool awaits(const std::string& server) const;
   /// Rows lie on this server, or may: they wait for it while it is gone.
   bool serves(const std::string& server) const;
-  /// Servers that were lost so far.
-  std::uint64_t losses() const { return ctx_.losses; }
-
-  // as RowsKept
-  Task<Result<std::shared_ptr<RowsSnapshot>>> freeze() { return kept_.freeze(); }
-  std::vector<CheckpointPart> parts(std::shared_ptr<RowsSnapshot> mine) {
-    return kept_.parts(std::move(mine));
-  }
-  Task<void> thaw(bool is_written) { return kept_.thaw(is_written); }
-
-  /// Ask all servers how their tables are.
-  Task<void> refresh() { return servers_.refresh(); }
-  /// Add what they said last.
-  void add_to(std::vector<TableView>& views) const { servers_.add_to(views); }
   void waits(std::vector<WaitView>& views) const;
 
  private:
-  using Link = RowsHolder::Link;
-  using Holder = RowsHolder;
-  using State = RowsHolder::State;
+  // the start (rows_start.cc)
+  Status place(std::vector<std::string> others, const SavedRows* saved);
+  bool choose();
+  Task<Status> begin();
+  Task<Status> settle_claims();
 
   Task<void> look();
-  Task<Status> bring(std::vector<std::size_t> which);
+  std::vector<std::size_t> find_absent(std::string& missing);
+  Task<bool> bring(std::vector<std::size_t> which);
+  Task<bool> serve_loaded();
+  // servers that come and go while their tables are in use; false: look again
+  Task<bool> welcome();
+  Task<bool> let_go();
+  Task<bool> owe_checkpoint();
+  Task<Status> fetch_all_pushes(std::size_t which);
 
-  RowsContext ctx_;
-  RowsHolders servers_;
+  RowsGroup group_;
   RowsMoves moves_;
   RowsLoader loader_;
   RowsKept kept_;
-  RowsStart start_;
-  RowsChanges changes_;
+  std::optional<SavedRows> saved_;     ///< the checkpoint of the start, until `begin`
+  std::vector<std::string> released_;  ///< when a checkpoint is written that does not name them
   std::string* run_id_ = nullptr;
   bool awaits_all_ = false;  ///< who is gone, for the last checkpoint
   const TimePoint since_;

@@ -1,30 +1,32 @@
-#include "server/service/rows_start.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "common/base/log.h"
 #include "common/checkpoint/rows_journal.h"
+#include "server/service/rows_servers.h"
 #include "server/shard/placement.h"
 
 namespace centroid::server {
 
 using proto::TablesKind;
 
-Task<Result<bool>> RowsStart::prepare(bool resumes, std::string& run_id) {
+Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
+                                        std::string& run_id) {
+  run_id_ = &run_id;
+  loader_.look_in(checkpoints, resumes);
   CENTROID_CO_ASSIGN(saved_, co_await loader_.find_newest());
   const bool was_spread = saved_ && saved_->journals.size() > 1;
   if (resumes && !was_spread) {
-    auto look = [folder = options_.journal_dir] {
+    auto look = [folder = group_.options.journal_dir] {
       return std::make_shared<Result<rows_journal::Report>>(rows_journal::verify(folder));
     };
-    const auto journal = co_await run_on(blocking_, std::move(look));
+    const auto journal = co_await run_on(group_.blocking, std::move(look));
     if (!journal->ok()) co_return journal->error();
     if ((*journal)->pushes > 0) {  // of all keys
       log::warn("rows.not_spread",
                 {{"why", "the journal has pushes behind the checkpoint of one server"},
                  {"action", "all rows stay on the leader until the job is ended and resumed"}});
-      rows_.hold("");
+      group_.rows.hold("");
       co_return false;
     }
   }
@@ -32,37 +34,37 @@ Task<Result<bool>> RowsStart::prepare(bool resumes, std::string& run_id) {
   std::vector<std::string> others;
   for (const auto& [name, journal] : saved_->journals)
     if (!name.empty()) others.push_back(name);
-  if (others.size() + 1 != options_.servers)
+  if (others.size() + 1 != group_.options.servers)
     log::warn("rows.servers_awaited",
               {{"servers", others.size() + 1},
                {"why",
                 "their journals have pushes behind the checkpoint; end the job to go on "
                 "with another number"}});
   CENTROID_CO_TRY(place(std::move(others), &*saved_));
-  std::vector<bool> mine(holders_.size());
+  std::vector<bool> mine(group_.holders.size());
   mine[0] = true;
   CENTROID_CO_TRY(co_await loader_.load_here(*saved_, std::move(mine)));
-  rows_.end_load(saved_->clock, saved_->journals[""], saved_->entry.path.filename().string());
+  group_.rows.end_load(saved_->clock, saved_->journals[""], saved_->entry.path.filename().string());
   CENTROID_CO_TRY(co_await loader_.replay_here(run_id));
-  is_mine_loaded_ = true;
-  holders_[0].state = State::kServing;
+  group_.is_mine_loaded = true;
+  group_.holders[0].state = RowsState::kServing;
   co_return true;
 }
 
 /// The leader, then the others in the order of names: with the same servers the same keys.
-Status RowsStart::place(std::vector<std::string> others, const SavedRows* saved) {
+Status RowsServers::place(std::vector<std::string> others, const SavedRows* saved) {
   std::ranges::sort(others);
   proto::Route route;
   route.version = 1;
   route.owners = place_buckets(proto::kRowBuckets, others.size() + 1);
-  holders_.clear();
-  holders_.push_back({.name = options_.leader});
+  group_.holders.clear();
+  group_.holders.push_back({.name = group_.options.leader});
   for (std::string& name : others)
-    holders_.push_back({.name = std::move(name), .gone_since = clock_.now()});
-  for (const Holder& holder : holders_) {
+    group_.holders.push_back({.name = std::move(name), .gone_since = group_.clock.now()});
+  for (const RowsHolder& holder : group_.holders) {
     proto::RouteServer server;
     server.name = holder.name;
-    if (const Link link = shards_.find(holder.name)) server.endpoint = link->endpoint;
+    if (const RowsLink link = group_.shards.find(holder.name)) server.endpoint = link->endpoint;
     route.servers.push_back(std::move(server));
   }
   if (saved != nullptr && saved->route != 0) {
@@ -72,75 +74,72 @@ Status RowsStart::place(std::vector<std::string> others, const SavedRows* saved)
       return Error(ErrorCode::kDataLoss, "checkpoint " + saved->entry.path.string() +
                                              " does not say where all buckets of its tables lay");
   }
-  for (std::size_t i = 0; i < holders_.size(); ++i) {
-    holders_[i].has_held = std::ranges::find(route.owners, i) != route.owners.end();
-    holders_[i].is_named = saved != nullptr;
+  for (std::size_t i = 0; i < group_.holders.size(); ++i) {
+    group_.holders[i].has_held = std::ranges::find(route.owners, i) != route.owners.end();
+    group_.holders[i].is_named = saved != nullptr;
   }
-  return rows_.moves().set_route(std::move(route), 0);
+  return group_.rows.moves().set_route(std::move(route), 0);
 }
 
 /// Where the rows are to lie, once the servers of the start are here.
-bool RowsStart::choose() {
-  if (!holders_.empty()) return true;
-  const std::size_t here = shards_.present().size() + 1;
-  if (here < options_.servers) {
-    why_ = "the tables wait for their servers: " + std::to_string(here) + " of " +
-           std::to_string(options_.servers) + " are here (servers)";
-    rows_.hold(why_);
+bool RowsServers::choose() {
+  if (!group_.holders.empty()) return true;
+  const std::size_t here = group_.shards.present().size() + 1;
+  if (here < group_.options.servers) {
+    group_.why = "the tables wait for their servers: " + std::to_string(here) + " of " +
+                 std::to_string(group_.options.servers) + " are here (servers)";
+    group_.rows.hold(group_.why);
     return false;
   }
   std::vector<std::string> others;
-  for (const auto& [name, link] : shards_.present()) others.push_back(name);
+  for (const auto& [name, link] : group_.shards.present()) others.push_back(name);
   const Status placed = place(std::move(others), nullptr);
-  if (!placed.ok()) hooks_.fail(placed.error());
+  if (!placed.ok()) group_.hooks.fail(placed.error());
   return placed.ok();
 }
 
 /// All rows are where they are to be.
-Task<Status> RowsStart::begin() {
-  is_begun_ = true;  // a checkpoint may be made of them
+Task<Status> RowsServers::begin() {
+  group_.is_begun = true;  // a checkpoint may be made of them
   const bool is_known = saved_ && saved_->is_followed;
   if (is_known) {
     const Status settled = co_await settle_claims();
-    if (!settled.ok()) is_begun_ = false;
+    if (!settled.ok()) group_.is_begun = false;
     CENTROID_CO_TRY(settled);
   }
-  if (options_.keeps_journal != is_known) {  // else the newest says what is in journals
-    const Status written = co_await hooks_.write_checkpoint();
+  if (group_.options.keeps_journal != is_known) {  // else the newest says what is in journals
+    const Status written = co_await group_.hooks.write_checkpoint();
     if (!written.ok()) {
-      is_begun_ = false;
+      group_.is_begun = false;
       log::error("checkpoint.failed", {{"why", written.error()}, {"when", "before the tables"}});
       co_return written;
     }
   }
-  const Status started = co_await hooks_.start_journal();
+  const Status started = co_await group_.hooks.start_journal();
   if (!started.ok()) {
-    hooks_.fail(started.error());
+    group_.hooks.fail(started.error());
     co_return started;
   }
-  rows_.moves().journal_claims();
+  group_.rows.moves().journal_claims();
   saved_.reset();
   loader_.expect_saved();
-  if (!is_ending_) rows_.hold("");
-  log::info("rows.spread", {{"servers", holders_.size()}, {"route", rows_.moves().route().version}});
+  if (!group_.is_ending) group_.rows.hold("");
+  log::info("rows.spread",
+            {{"servers", group_.holders.size()}, {"route", group_.rows.moves().route().version}});
   co_return Status();
 }
 
 /// After a restart of all: who claims a bucket by the newest route has its rows.
-Task<Status> RowsStart::settle_claims() {
-  std::vector<std::vector<std::uint64_t>> claims{rows_.moves().claims()};
-  for (std::size_t i = 1; i < holders_.size(); ++i) {
-    const Link link = holders_[i].link;
-    if (!link)
-      co_return Error(ErrorCode::kUnavailable, "server '" + holders_[i].name + "' is gone");
-    const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsClaims);
-    const auto reply = co_await shards_.ask(link, kind, std::vector<std::byte>());
+Task<Status> RowsServers::settle_claims() {
+  std::vector<std::vector<std::uint64_t>> claims{group_.rows.moves().claims()};
+  for (std::size_t i = 1; i < group_.holders.size(); ++i) {
+    const auto reply = co_await group_.ask(i, TablesKind::kBucketsClaims);
     if (!reply.ok()) co_return reply.error();
     std::vector<std::uint64_t> mine(reply->payload.size() / sizeof(std::uint64_t));
     if (!mine.empty()) std::memcpy(mine.data(), reply->payload.data(), reply->payload.size());
     claims.push_back(std::move(mine));
   }
-  proto::Route route = rows_.moves().route();
+  proto::Route route = group_.rows.moves().route();
   std::uint64_t newest = route.version;
   for (std::size_t bucket = 0; bucket < proto::kRowBuckets; ++bucket) {
     std::uint64_t best = 0;
@@ -155,15 +154,15 @@ Task<Status> RowsStart::settle_claims() {
                        "no server has bucket " + std::to_string(bucket) +
                            " of the tables: the journals end before it was moved, or one of them "
                            "is not of this run");
-    hooks_.fail(nobody);
+    group_.hooks.fail(nobody);
     co_return nobody;
   }
   route.version = newest + 1;
-  for (std::size_t i = 0; i < holders_.size(); ++i)
-    holders_[i].has_held =
-        holders_[i].has_held || std::ranges::find(route.owners, i) != route.owners.end();
-  const Status settled = rows_.moves().settle(route);
-  if (!settled.ok()) hooks_.fail(settled.error());
+  for (std::size_t i = 0; i < group_.holders.size(); ++i)
+    group_.holders[i].has_held =
+        group_.holders[i].has_held || std::ranges::find(route.owners, i) != route.owners.end();
+  const Status settled = group_.rows.moves().settle(route);
+  if (!settled.ok()) group_.hooks.fail(settled.error());
   co_return settled;
 }
 

@@ -62,7 +62,8 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
     images_.set_limit(MemoryQuestion::kImages + quarter / need.image);
     taken += quarter / need.image * need.image;
   }
-  rows_.store().set_room(rows_.store().reserved_bytes() + free - taken, limit.source + " beside the model");
+  rows_.store().set_room(rows_.store().reserved_bytes() + free - taken,
+                         limit.source + " beside the model");
   return {};
 }
 
@@ -348,7 +349,8 @@ Task<bool> StateLoader::has_checkpoint() const {
 MemoryQuestion StateLoader::memory_question() const {
   MemoryQuestion question;
   question.snapshot_bytes = kSnapshotBudgetBytes;
-  if (rows_.has_tables()) question.tables_bytes = rows_.store().reserved_bytes() + kSnapshotBudgetBytes;
+  if (rows_.has_tables())
+    question.tables_bytes = rows_.store().reserved_bytes() + kSnapshotBudgetBytes;
   if (rows_.has_tables() && config_.keeps_journal())
     question.tables_bytes += RowsJournalWriter::kQueueBytes;
   return question;

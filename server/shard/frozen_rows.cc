@@ -20,10 +20,7 @@ proto::RowsFrozen FrozenRows::freeze(RowsService& service, bool is_last) {
     proto::FrozenTable table;
     table.rows = state.rows;
     table.waiting = state.candidates;
-    const RowCounters& c = state.counters;
-    table.pulled = c.pulled, table.pushed = c.pushed, table.admitted = c.admitted;
-    table.held_back = c.held_back, table.evicted = c.evicted, table.expired = c.expired;
-    table.duplicates = c.duplicates;
+    copy_counters(state.counters, table);
     frozen.tables.push_back(table);
   }
   return frozen;
@@ -52,7 +49,8 @@ Result<proto::RowsBlock> FrozenRows::read(const proto::RowsRead& wanted, const R
     return head;
   }
   const std::size_t rows = std::min<std::size_t>(
-      block_.keys.size() - read_, rows_of_payload(service->store().spec(wanted.table), max_payload_bytes));
+      block_.keys.size() - read_,
+      rows_of_payload(service->store().spec(wanted.table), max_payload_bytes));
   head.is_waiting = block_.is_candidates;
   head.rows = static_cast<std::uint32_t>(rows);
   payload = rows_payload(block_, read_, rows);

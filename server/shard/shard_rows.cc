@@ -97,7 +97,7 @@ void ShardRows::set_beside(std::uint64_t bytes) {
   const std::uint64_t beside = beside_ == 0 ? memory_need({}).base : beside_;
   const std::uint64_t taken = beside + reserved_bytes() - service_->store().reserved_bytes();
   service_->store().set_room(limit.bytes - std::min(limit.bytes, taken),
-                     limit.source + (beside_ == 0 ? "" : " beside the model"));
+                             limit.source + (beside_ == 0 ? "" : " beside the model"));
 }
 
 Status ShardRows::check_room() const {
@@ -126,8 +126,8 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
         boost::asio::post(files, [owned = std::shared_ptr<RowsService>(gone)] {});
       });
   fresh->hold("server '" + options_.name + "': " + kNotYet);
-  CENTROID_TRY(fresh->moves().set_route(tables.route,
-                                static_cast<std::size_t>(self - tables.route.servers.begin())));
+  CENTROID_TRY(fresh->moves().set_route(
+      tables.route, static_cast<std::size_t>(self - tables.route.servers.begin())));
   tables_ = tables;
   run_id_ = terms.run_id;
   has_journal_ = is_replaying_ = is_loaded_ = false;

@@ -60,31 +60,31 @@ std::optional<RowsJournalWriter::State> RowsJournal::state() const {
   return writer_->state();
 }
 
+/// An entry of now.
+Entry RowsJournal::entry(Entry::Kind kind, std::size_t table, std::size_t rows, Bytes data) const {
+  Entry entry;
+  entry.kind = kind;
+  entry.table = static_cast<std::uint16_t>(table);
+  entry.rows = static_cast<std::uint32_t>(rows);
+  entry.now = store_.now();
+  entry.data = data;
+  return entry;
+}
+
 void RowsJournal::push(const proto::RowsPush& head, std::uint64_t client, Bytes data) {
   if (!writer_) return;
-  Entry entry;
-  entry.kind = Entry::Kind::kPush;
-  entry.table = static_cast<std::uint16_t>(head.table);
-  entry.rows = head.rows;
-  entry.now = store_.now();
-  entry.client = client;
-  entry.sequence = head.sequence;
-  entry.step = head.step;
-  entry.data = data;
-  writer_->append(entry);
+  Entry push = entry(Entry::Kind::kPush, head.table, head.rows, data);
+  push.client = client;
+  push.sequence = head.sequence;
+  push.step = head.step;
+  writer_->append(push);
 }
 
 /// Where no use of a row is counted a pull leaves no trace that a push could meet.
 void RowsJournal::pull(const proto::RowsPull& head, Bytes data) {
   const RowSpec& spec = store_.spec(head.table);
   if (!writer_ || (spec.max_age == 0 && spec.max_bytes == 0)) return;
-  Entry entry;
-  entry.kind = Entry::Kind::kPull;
-  entry.table = static_cast<std::uint16_t>(head.table);
-  entry.rows = head.rows;
-  entry.now = store_.now();
-  entry.data = data;
-  writer_->append(entry);
+  writer_->append(entry(Entry::Kind::kPull, head.table, head.rows, data));
 }
 
 void RowsJournal::forget(std::uint64_t client) {
@@ -98,25 +98,14 @@ void RowsJournal::forget(std::uint64_t client) {
 void RowsJournal::rows(std::uint32_t table, const RowTable::Block& block, std::uint64_t at) {
   if (!writer_) return;
   const auto payload = rows_payload(block, 0, block.keys.size());
-  Entry entry;
-  entry.kind = Entry::Kind::kRows;
-  entry.table = static_cast<std::uint16_t>(table);
-  entry.rows = static_cast<std::uint32_t>(block.keys.size());
-  entry.now = at;
-  entry.client = block.is_candidates ? 1 : 0;
-  entry.data = payload;
-  writer_->append(entry);
+  Entry rows = entry(Entry::Kind::kRows, table, block.keys.size(), payload);
+  rows.now = at;
+  rows.client = block.is_candidates ? 1 : 0;
+  writer_->append(rows);
 }
 
 void RowsJournal::drop(std::size_t table, std::span<const std::uint64_t> keys) {
-  if (!writer_) return;
-  Entry entry;
-  entry.kind = Entry::Kind::kDrop;
-  entry.table = static_cast<std::uint16_t>(table);
-  entry.rows = static_cast<std::uint32_t>(keys.size());
-  entry.now = store_.now();
-  entry.data = std::as_bytes(keys);
-  writer_->append(entry);
+  if (writer_) writer_->append(entry(Entry::Kind::kDrop, table, keys.size(), std::as_bytes(keys)));
 }
 
 void RowsJournal::take(std::uint64_t route, const std::vector<std::uint16_t>& buckets,
@@ -132,14 +121,10 @@ void RowsJournal::give(std::uint64_t route, const std::vector<std::uint16_t>& bu
 void RowsJournal::append_buckets(Entry::Kind kind, std::uint64_t route,
                                  const std::vector<std::uint16_t>& buckets, bool flag) {
   if (!writer_) return;
-  Entry entry;
-  entry.kind = kind;
-  entry.rows = static_cast<std::uint32_t>(buckets.size());
-  entry.now = store_.now();
-  entry.client = flag ? 1 : 0;
-  entry.sequence = route;
-  entry.data = std::as_bytes(std::span(buckets));
-  writer_->append(entry);
+  Entry moved = entry(kind, 0, buckets.size(), std::as_bytes(std::span(buckets)));
+  moved.client = flag ? 1 : 0;
+  moved.sequence = route;
+  writer_->append(moved);
 }
 
 Task<Status> RowsJournal::written(TimePoint limit, RowsSession* client) {

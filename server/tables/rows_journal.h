@@ -63,6 +63,8 @@ class RowsJournal {
   Task<Status> on_disk(TimePoint limit);
 
  private:
+  rows_journal::Entry entry(rows_journal::Entry::Kind kind, std::size_t table, std::size_t rows,
+                            Bytes data) const;
   void append_buckets(rows_journal::Entry::Kind kind, std::uint64_t route,
                       const std::vector<std::uint16_t>& buckets, bool flag);
 

@@ -97,9 +97,9 @@ Status RowsReplay::run(std::string& run_id) {
   if (reader.segments().empty()) return {};
   publish();
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin).count();
-  log::info("rows_journal.replayed", {{"pushes", store_.changes() - before},
-                                      {"seconds", elapsed},
-                                      {"dir", folder_.string()}});
+  log::info(
+      "rows_journal.replayed",
+      {{"pushes", store_.changes() - before}, {"seconds", elapsed}, {"dir", folder_.string()}});
   return {};
 }
 

@@ -76,7 +76,7 @@ Task<Status> RowsService::on_open(Session& session, const InFrame& frame, RowsSe
 }
 
 Result<proto::RowsOpenReply> RowsService::open(const Session& session, const proto::RowsOpen& head,
-                                                RowsSession& client) const {
+                                               RowsSession& client) const {
   if (client.id != 0 && client.id != head.client)
     return Error(ErrorCode::kInvalidArgument,
                  "RowsOpen.client is another than this session began with");
@@ -111,7 +111,7 @@ Result<proto::RowsOpenReply> RowsService::open(const Session& session, const pro
 
 /// The table is there, and the payload is that of so many of its rows.
 Status RowsService::check_size(const RowsSession& client, std::uint32_t number, std::uint32_t rows,
-                                std::uint64_t payload_bytes, bool has_gradients) const {
+                               std::uint64_t payload_bytes, bool has_gradients) const {
   if (client.id == 0)
     return Error(ErrorCode::kFailedPrecondition, "RowsOpen must come first on this session");
   if (number >= store_.size())
@@ -139,7 +139,7 @@ Status RowsService::check_answer(const Session& session, const proto::RowsPull& 
 
 /// Wait until this request may change the tables.
 Task<Status> RowsService::await_room(std::uint32_t table, std::uint32_t pushed_keys,
-                                      std::uint32_t keys, RowsSession& client) {
+                                     std::uint32_t keys, RowsSession& client) {
   for (;;) {
     bool is_held = false;
     {
@@ -147,8 +147,7 @@ Task<Status> RowsService::await_room(std::uint32_t table, std::uint32_t pushed_k
       is_held = store_.is_held_up(store_.table(table), keys_in(client.in, pushed_keys));
     }
     if (is_held) store_.hurry_snapshot();
-    const bool moves =
-        moves_.outgoing().is_held(keys_in(client.in, keys)) && why_held_.empty();
+    const bool moves = moves_.outgoing().is_held(keys_in(client.in, keys)) && why_held_.empty();
     client.request.waits_for = is_held ? RowsWaitFor::kDisk
                                : moves ? RowsWaitFor::kMove
                                        : RowsWaitFor::kJournal;
@@ -164,13 +163,11 @@ Task<Status> RowsService::on_pull(Session& session, const InFrame& frame, RowsSe
   Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, false);
   if (fits.ok()) fits = check_answer(session, head);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
-  const OpenRequest open(client, RowsWaitFor::kPayload, false, head.table, head.rows,
-                         clock_.now());
+  const OpenRequest open(client, RowsWaitFor::kPayload, false, head.table, head.rows, clock_.now());
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, 0, head.rows, client));
-  Status is_here =
-      moves_.check_keys(store_.table(head.table), keys_in(client.in, head.rows));
+  Status is_here = moves_.check_keys(store_.table(head.table), keys_in(client.in, head.rows));
   if (is_here.ok()) is_here = check_serves();
   if (!is_here.ok()) co_return co_await refuse(session, frame, is_here.error());
   read(head, client);
@@ -202,8 +199,7 @@ Task<Status> RowsService::on_push(Session& session, const InFrame& frame, RowsSe
   const auto applied = apply(head, client);
   client.request.waits_for = RowsWaitFor::kJournal;
   // Also of one that came again: the first may not be written yet.
-  if (applied.ok())
-    CENTROID_CO_TRY(co_await journal_.written(TimePoint::max(), &client));
+  if (applied.ok()) CENTROID_CO_TRY(co_await journal_.written(TimePoint::max(), &client));
   client.request.waits_for = RowsWaitFor::kReading;
   if (!applied.ok()) co_return co_await refuse(session, frame, applied.error());
   // Another server may have read the journal before this was there, as it took over.
@@ -214,7 +210,7 @@ Task<Status> RowsService::on_push(Session& session, const InFrame& frame, RowsSe
 }
 
 Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head,
-                                                 const RowsSession& client) {
+                                                const RowsSession& client) {
   proto::RowsPushReply reply;
   CENTROID_ASSIGN(reply.applied, store_.windows().is_new(client.id, head.sequence));
   if (!reply.applied) {

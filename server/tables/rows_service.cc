@@ -105,12 +105,7 @@ proto::TablesReport RowsService::report() const {
     table.waiting = view.waiting;
     table.bytes = view.bytes;
     table.payload_bytes = view.payload_bytes;
-    table.pulled = view.pulled;
-    table.pushed = view.pushed;
-    table.admitted = view.admitted;
-    table.held_back = view.held_back;
-    table.evicted = view.evicted;
-    table.expired = view.expired;
+    copy_counters(view, table);
     report.tables.push_back(table);
   }
   std::vector<WaitView> held;

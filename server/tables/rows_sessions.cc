@@ -11,36 +11,27 @@ namespace {
 
 constexpr std::chrono::seconds kHeldUp{2};  ///< from which on the client is told why
 
-const char* text(RowsWaitFor what) {
+struct WaitText {
+  const char* what;
+  const char* blocked_on = nullptr;  ///< whom a request waits for; nullptr: its own client
+};
+
+WaitText text_of(RowsWaitFor what) {
   switch (what) {
     case RowsWaitFor::kPayload:
-      return "the rest of its message";
+      return {"the rest of its message"};
     case RowsWaitFor::kDisk:
-      return "a checkpoint of the tables, which the disk has not taken yet";
+      return {"a checkpoint of the tables, which the disk has not taken yet", "checkpoint"};
     case RowsWaitFor::kJournal:
-      return "the journal of the tables, which the disk has not taken yet";
+      return {"the journal of the tables, which the disk has not taken yet", "journal"};
     case RowsWaitFor::kReading:
-      return "that it reads its answer";
+      return {"that it reads its answer"};
     case RowsWaitFor::kMove:
-      return "rows that move to another server";
+      return {"rows that move to another server", "servers"};
     case RowsWaitFor::kNothing:
       break;
   }
-  return "";
-}
-
-/// Whom a request waits for; nullptr: its own client.
-const char* blocked_on(RowsWaitFor what) {
-  switch (what) {
-    case RowsWaitFor::kDisk:
-      return "checkpoint";
-    case RowsWaitFor::kMove:
-      return "servers";
-    case RowsWaitFor::kJournal:
-      return "journal";
-    default:
-      return nullptr;
-  }
+  return {""};
 }
 
 }  // namespace
@@ -56,7 +47,7 @@ Task<Status> RowsSession::report_wait(TimePoint now) {
   proto::Wait wait;
   wait.ms = static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(now - request.since).count());
-  wait.what = std::string("the request waits for ") + text(request.waits_for);
+  wait.what = std::string("the request waits for ") + text_of(request.waits_for).what;
   const auto head = proto::encode(wait);
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
   co_return co_await session_.send(kind, head, Bytes(), now + kHeldUp);
@@ -129,14 +120,14 @@ void RowsSessions::waits(const TableStore& store, const std::function<std::strin
     if (seconds < kLong) continue;
     const transport::Peer& peer = one->session().peer();
     const std::string name = "rows client " + peer.name + " (" + peer.address + ")";
+    const WaitText text = text_of(request.waits_for);
     std::string what = request.is_push ? "push of " : "pull of ";
     what += std::to_string(request.rows) + " rows, table '" + store.spec(request.table).name +
-            "': " + text(request.waits_for);
+            "': " + text.what;
     if (request.waits_for == RowsWaitFor::kJournal)
       if (const std::string why = trouble(); !why.empty()) what += ": " + why;
-    const char* const other = blocked_on(request.waits_for);
-    views.push_back({.who = other == nullptr ? "a request for rows" : name,
-                     .for_whom = other == nullptr ? name : other,
+    views.push_back({.who = text.blocked_on == nullptr ? "a request for rows" : name,
+                     .for_whom = text.blocked_on == nullptr ? name : text.blocked_on,
                      .what = std::move(what),
                      .seconds = seconds});
   }

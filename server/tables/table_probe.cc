@@ -14,40 +14,31 @@ void add(const metrics::Counter& counter, std::uint64_t count) {
 
 TableProbe::TableProbe(const std::string& table, metrics::Registry& registry) {
   const metrics::Labels labels{{"table", table}};
-  pulled_ = registry.counter("centroid_rows_pulled_total", "Rows pulled", labels);
-  pushed_ =
+  counters_.pulled = registry.counter("centroid_rows_pulled_total", "Rows pulled", labels);
+  counters_.pushed =
       registry.counter("centroid_rows_pushed_total", "Rows of pushes, a repeated key once", labels);
-  admitted_ = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels);
-  held_back_ = registry.counter("centroid_rows_held_back_total",
+  counters_.admitted = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels);
+  counters_.held_back = registry.counter("centroid_rows_held_back_total",
                                 "Gradients of rows not yet admitted", labels);
-  evicted_ =
+  counters_.evicted =
       registry.counter("centroid_rows_evicted_total", "Rows taken away for want of memory", labels);
-  expired_ = registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels);
+  counters_.expired = registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels);
   stored_ = registry.gauge("centroid_rows_stored", "Rows stored", labels);
   waiting_ = registry.gauge("centroid_rows_waiting", "Keys that wait for admission", labels);
   bytes_ = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels);
 }
 
 void TableProbe::update(const RowTable& table) {
-  const RowCounters& is = table.counters();
-  add(pulled_, is.pulled - published_.pulled);
-  add(pushed_, is.pushed - published_.pushed);
-  add(admitted_, is.admitted - published_.admitted);
-  add(held_back_, is.held_back - published_.held_back);
-  add(evicted_, is.evicted - published_.evicted);
-  add(expired_, is.expired - published_.expired);
-  published_ = is;
+  RowCounters more = table.counters();
+  for_counters(more, published_, [](std::uint64_t& is, std::uint64_t was) { is -= was; });
+  for_counters(counters_, more, add);
+  published_ = table.counters();
   show(table);
 }
 
 void TableProbe::add_elsewhere(const proto::TableReport& total, const proto::TableReport& more) {
   elsewhere_ = total;
-  add(pulled_, more.pulled);
-  add(pushed_, more.pushed);
-  add(admitted_, more.admitted);
-  add(held_back_, more.held_back);
-  add(evicted_, more.evicted);
-  add(expired_, more.expired);
+  for_counters(counters_, more, add);
 }
 
 void TableProbe::show(const RowTable& table) const {

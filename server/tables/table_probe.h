@@ -23,7 +23,10 @@ class TableProbe {
 
  private:
   RowCounters published_;
-  metrics::Counter pulled_, pushed_, admitted_, held_back_, evicted_, expired_;
+  struct Counters {
+    metrics::Counter pulled, pushed, admitted, held_back, evicted, expired;
+  };
+  Counters counters_;
   metrics::Gauge stored_, waiting_, bytes_;
   proto::TableReport elsewhere_;
 };

@@ -59,7 +59,7 @@ Status TableStore::share_max_bytes(std::size_t servers, std::uint64_t mine) {
       // Of buckets that differ by one all servers take the same.
       spec.max_bytes = spec.max_bytes / proto::kRowBuckets * mine;
       // Who has none yet gets some. Memory that rows have taken is not given back when they go.
-      if (mine == 0) spec.max_bytes = RowTable::least_bytes(spec);
+      if (mine == 0) spec.max_bytes = spec.least_bytes();
       if (table.bytes() > 0) spec.max_bytes = std::max(spec.max_bytes, table.spec().max_bytes);
       if (const Status fits = spec.check(); !fits.ok())
         return fits.error().with_context("table '" + spec.name + "', of max_bytes " +
@@ -142,14 +142,14 @@ std::uint64_t TableStore::reserved_bytes() const {
   for (const RowTable& table : tables())
     bytes += table.spec().max_bytes != 0
                  ? table.spec().max_bytes
-                 : std::max(table.bytes(), RowTable::least_bytes(table.spec()));
+                 : std::max(table.bytes(), table.spec().least_bytes());
   return bytes;
 }
 
 /// Memory that all tables may have taken after a push to a table without max_bytes that may grow by
 /// it; 0: it does not.
 std::uint64_t TableStore::bytes_after(const RowTable& table,
-                                     std::span<const std::uint64_t> pushed) const {
+                                      std::span<const std::uint64_t> pushed) const {
   if (table.spec().max_bytes != 0 || table.bytes_for_push(pushed.size()) <= table.bytes()) return 0;
   // Rows that are there need no room.
   const std::uint64_t wanted = table.bytes_for_push(table.without_row(pushed));
@@ -173,9 +173,9 @@ Status TableStore::check_staged(const RowSpec& spec, std::uint64_t bytes) const 
   // Staged, then in the table beside the staged ones.
   const std::uint64_t after = reserved_bytes() + 2 * bytes;
   if (spec.max_bytes != 0 || after <= room_) return {};
-  return Error(ErrorCode::kResourceExhausted, "the tables may need " + std::to_string(after) +
-                                                  " bytes with the rows that come, " + room_source_ +
-                                                  " leaves them " + std::to_string(room_));
+  return Error(ErrorCode::kResourceExhausted,
+               "the tables may need " + std::to_string(after) + " bytes with the rows that come, " +
+                   room_source_ + " leaves them " + std::to_string(room_));
 }
 
 std::shared_ptr<RowsSnapshot> TableStore::snapshot(std::uint64_t segment,
@@ -232,7 +232,6 @@ std::vector<TableView> TableStore::views() const {
   const std::lock_guard lock(tables_->mutex);
   for (const RowTable& table : tables_->tables) {
     const RowSpec& spec = table.spec();
-    const RowCounters& counted = table.counters();
     TableView view;
     view.name = spec.name;
     view.optimizer = to_string(spec.rule);
@@ -245,12 +244,7 @@ std::vector<TableView> TableStore::views() const {
     view.bytes = table.bytes();
     view.payload_bytes = table.payload_bytes();
     view.max_bytes = max_bytes_[views.size()];
-    view.pulled = counted.pulled;
-    view.pushed = counted.pushed;
-    view.admitted = counted.admitted;
-    view.held_back = counted.held_back;
-    view.evicted = counted.evicted;
-    view.expired = counted.expired;
+    copy_counters(table.counters(), view);
     views.push_back(std::move(view));
   }
   return views;

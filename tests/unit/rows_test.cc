@@ -421,7 +421,7 @@ TEST(RowTable, StaysWithinItsMemoryAndKeepsWhatIsUsed) {
   RowSpec spec = spec_of(RowRule::kAdagrad);
   for (const std::uint32_t admit_after : {1u, 2u}) {
     spec.admit_after = admit_after;
-    spec.max_bytes = RowTable::least_bytes(spec);
+    spec.max_bytes = spec.least_bytes();
     ASSERT_TRUE(spec.check().ok());
     RowTable table(spec);
     Keys hot(64);

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/async/task.h"
 #include "common/base/clock.h"
 #include "common/proto/tables.h"
+#include "server/api/view.h"
 #include "server/shard/shard_group.h"
 #include "server/tables/rows_service.h"
 
@@ -31,15 +33,15 @@ struct RowsHooks {
   std::function<void(const std::string& server)> released;  ///< no rows lie there any more
 };
 
+enum class RowsState : std::uint8_t { kAbsent, kLoaded, kServing };
+using RowsLink = std::shared_ptr<ShardGroup::Link>;
+
 /// One of the servers of the route; the first, the leader, has no link.
 struct RowsHolder {
-  using Link = std::shared_ptr<ShardGroup::Link>;
-  enum class State : std::uint8_t { kAbsent, kLoaded, kServing };
-
   std::string name;
-  Link link = nullptr;
+  RowsLink link = nullptr;
   std::uint64_t max_payload = 0;  ///< of the link, for the blocking thread
-  State state = State::kAbsent;
+  RowsState state = RowsState::kAbsent;
   proto::TablesReport report = {};
   proto::RowsFrozen frozen = {};  ///< of the last checkpoint
   TimePoint gone_since = {};
@@ -48,13 +50,15 @@ struct RowsHolder {
   bool is_full = false;   ///< it has no memory for more
   bool is_kept = false;   ///< it is in the checkpoint that is being written
   /// Of the session in which it keeps rows for that one; a later one knows nothing of them.
-  Link kept_link = nullptr;
+  RowsLink kept_link = nullptr;
 
   bool is_here() const { return link && !link->is_gone(); }
 };
 
-/// The state of tables on several servers, and what their parts need to work. Of one thread.
-struct RowsContext {
+/// The servers on which rows lie: what is known of them, and questions to them. Its fields are the
+/// state that the parts of RowsServers share. Of one thread, but for what asks from the blocking
+/// one.
+struct RowsGroup {
   const Executor executor, blocking;
   const Clock& clock;
   RowsService& rows;
@@ -68,55 +72,40 @@ struct RowsContext {
   /// What they wait for.
   std::string why = "the tables wait for their servers";
   TimePoint again = {};                  ///< not before: what has failed is tried again
+  TimePoint refreshed = {};              ///< when all were asked last
   std::vector<RowsHolder> holders = {};  ///< by server of the route; empty: it is not known yet
   std::uint64_t seen = 0;                ///< changes on the others
-  std::uint64_t losses = 0;
+  std::uint64_t losses = 0;              ///< servers that were lost so far
+
+  std::optional<std::size_t> index_of(const std::string& server) const;
+  /// fails  unavailable: it is not one of them
+  Result<std::size_t> place_of(const std::string& server) const;
+  /// Buckets lie there.
+  bool owns(std::size_t which) const;
+  /// Rows lie there, or did, so that somebody waits for it.
+  bool is_wanted(std::size_t which) const { return owns(which) || holders[which].has_held; }
+
+  Task<Result<transport::Reply>> ask(std::size_t which, proto::TablesKind kind,
+                                     std::vector<std::byte> head = {});
+  /// On the blocking thread.
+  Result<transport::Reply> ask_blocking(const RowsLink& link, proto::TablesKind kind,
+                                        std::vector<std::byte> head, Bytes payload = {});
+  /// What so many clients have pushed there; on the blocking thread.
+  Result<std::vector<PushWindows::Entry>> fetch_pushes(const RowsLink& link, std::uint32_t clients);
 
   /// Look again after a while, for this has failed.
-  void put_off(const std::string& what, const Error& error) {
-    again = clock.now() + std::chrono::seconds(1);
-    why = what + ": " + error.to_string();
-    if (!is_begun) rows.hold(why);
-  }
-};
+  void put_off(const std::string& what, const Error& error);
+  void lost(RowsHolder& holder);
+  void take_report(RowsHolder& holder, proto::TablesReport report);
+  /// Ask all servers how their tables are.
+  Task<void> refresh();
+  /// Add what they said last.
+  void add_to(std::vector<TableView>& views) const;
+  /// As RowsJournal::wants_checkpoint, of the others.
+  bool journal_wants_checkpoint(std::uint64_t bytes) const;
 
-/// What every part knows of the context, by the names under which the parts use it.
-class RowsPart {
- protected:
-  using Link = RowsHolder::Link;
-  using Holder = RowsHolder;
-  using State = RowsHolder::State;
-
-  explicit RowsPart(RowsContext& c)
-      : executor_(c.executor),
-        blocking_(c.blocking),
-        clock_(c.clock),
-        rows_(c.rows),
-        shards_(c.shards),
-        options_(c.options),
-        hooks_(c.hooks),
-        is_mine_loaded_(c.is_mine_loaded),
-        is_begun_(c.is_begun),
-        is_ending_(c.is_ending),
-        is_ended_(c.is_ended),
-        why_(c.why),
-        holders_(c.holders),
-        seen_(c.seen),
-        losses_(c.losses) {}
-  RowsPart(const RowsPart&) = delete;
-  RowsPart& operator=(const RowsPart&) = delete;
-  ~RowsPart() = default;
-
-  const Executor &executor_, &blocking_;
-  const Clock& clock_;
-  RowsService& rows_;
-  ShardGroup& shards_;
-  const RowsOptions& options_;
-  const RowsHooks& hooks_;
-  bool &is_mine_loaded_, &is_begun_, &is_ending_, &is_ended_;
-  std::string& why_;
-  std::vector<RowsHolder>& holders_;
-  std::uint64_t &seen_, &losses_;
+ private:
+  void tell_elsewhere(const proto::TablesReport& before, const proto::TablesReport& now);
 };
 
 }  // namespace centroid::server
