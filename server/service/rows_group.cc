@@ -60,7 +60,8 @@ Result<transport::Reply> RowsGroup::ask_blocking(const RowsLink& link, TablesKin
   return wait_on(executor, std::move(asked));
 }
 
-Result<std::vector<PushWindows::Entry>> RowsGroup::fetch_pushes(const RowsLink& link, std::uint32_t clients) {
+Result<std::vector<PushWindows::Entry>> RowsGroup::fetch_pushes(const RowsLink& link,
+                                                                std::uint32_t clients) {
   std::vector<PushWindows::Entry> pushed;
   while (pushed.size() < clients) {
     proto::PushesBlock wanted;
@@ -82,8 +83,7 @@ Task<void> RowsGroup::refresh() {
   for (std::size_t i = 1; i < holders.size(); ++i) {
     const RowsLink link = holders[i].link;
     if (holders[i].state == RowsState::kAbsent || !link) continue;
-    const auto reply = co_await shards.ask(
-        link, static_cast<ServersKind>(TablesKind::kTablesReport), std::vector<std::byte>());
+    const auto reply = co_await ask(i, TablesKind::kTablesReport);
     const auto at = std::ranges::find(holders, link, &RowsHolder::link);  // they may have changed
     if (!reply.ok() || at == holders.end()) continue;
     auto report = proto::decode<proto::TablesReport>(reply->head);

@@ -97,8 +97,8 @@ std::vector<CheckpointPart> RowsKept::parts(std::shared_ptr<RowsSnapshot> mine) 
       std::size_t from = 0;
       const auto read = [&](RowTable::Block& block) -> Result<bool> {
         for (; from < all->size(); ++from) {
-          auto found = from == 0 ? mine->read(table, block)
-                                 : fetch_rows((*all)[from].link, table, block);
+          auto found =
+              from == 0 ? mine->read(table, block) : fetch_rows((*all)[from].link, table, block);
           if (!found.ok() || *found) return found;
         }
         return false;

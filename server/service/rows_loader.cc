@@ -85,20 +85,11 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
   return {};
 }
 
-/// The same on the executor itself.
 Task<Result<std::optional<SavedRows>>> RowsLoader::find_newest() const {
   using Found = Result<std::optional<SavedRows>>;
   auto look = [this] { return std::make_shared<Found>(newest()); };
   const std::shared_ptr<Found> found = co_await run_on(group_.blocking, std::move(look));
   co_return std::move(*found);
-}
-
-Task<Status> RowsLoader::load_here(SavedRows saved, std::vector<bool> wanted) {
-  auto read = [this, saved = std::move(saved), wanted = std::move(wanted)] {
-    return std::make_shared<Status>(load(saved, wanted));
-  };
-  const auto loaded = co_await run_on(group_.blocking, std::move(read));
-  co_return *loaded;
 }
 
 Task<Status> RowsLoader::replay_here(std::string& run_id) {

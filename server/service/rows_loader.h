@@ -41,8 +41,7 @@ class RowsLoader {
   Task<Result<std::optional<SavedRows>>> find_newest() const;
   std::vector<std::uint16_t> owners_of(const SavedRows& saved) const;
   Status load(const SavedRows& saved, const std::vector<bool>& wanted);
-  /// The leader's part of it, and then of its journal.
-  Task<Status> load_here(SavedRows saved, std::vector<bool> wanted);
+  /// The leader's journal.
   Task<Status> replay_here(std::string& run_id);
   /// These servers are given their keys, with what the newest checkpoint and their journals have of
   /// them. `saved`: of the start

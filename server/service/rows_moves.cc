@@ -186,8 +186,8 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
     CENTROID_CO_ASSIGN(const std::size_t which, group_.place_of(from));
     proto::BucketsFound found;
     if (which == 0) {
-      found.is_done = group_.rows.moves().outgoing().find(buckets, kPlaces);
-      if (found.is_done) found.bytes = group_.rows.moves().outgoing().bytes_found();
+      found.is_done = group_.rows.moves().find(buckets, kPlaces);
+      if (found.is_done) found.bytes = group_.rows.moves().bytes_found();
       const bool goes_on = co_await sleep_until(group_.clock.now() + kTurn);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     } else {
@@ -249,7 +249,7 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
     proto::RowsBlock head;
     std::vector<std::byte> payload;
     if (*giver == 0) {
-      group_.rows.moves().outgoing().read(group_.holders[*taker].max_payload, head, payload);
+      group_.rows.moves().read(group_.holders[*taker].max_payload, head, payload);
     } else {
       auto reply = co_await group_.ask(*giver, TablesKind::kBucketsRead);
       if (!reply.ok()) co_return reply.error();

@@ -159,7 +159,8 @@ Task<Status> RowsServers::fetch_all_pushes(std::size_t which) {
   if (!reply.ok()) co_return reply.error();
   CENTROID_CO_ASSIGN(const auto frozen, proto::decode<proto::RowsFrozen>(reply->head));
   auto fetch = [this, link, clients = frozen.clients] {
-    return std::make_shared<Result<std::vector<PushWindows::Entry>>>(group_.fetch_pushes(link, clients));
+    return std::make_shared<Result<std::vector<PushWindows::Entry>>>(
+        group_.fetch_pushes(link, clients));
   };
   const auto pushed = co_await run_on(group_.blocking, std::move(fetch));
   if (!pushed->ok()) co_return pushed->error();

@@ -43,7 +43,11 @@ Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, 
   CENTROID_CO_TRY(place(std::move(others), &*saved_));
   std::vector<bool> mine(group_.holders.size());
   mine[0] = true;
-  CENTROID_CO_TRY(co_await loader_.load_here(*saved_, std::move(mine)));
+  auto load = [this, mine = std::move(mine)] {
+    return std::make_shared<Status>(loader_.load(*saved_, mine));
+  };
+  const auto loaded = co_await run_on(group_.blocking, std::move(load));
+  CENTROID_CO_TRY(*loaded);
   group_.rows.end_load(saved_->clock, saved_->journals[""], saved_->entry.path.filename().string());
   CENTROID_CO_TRY(co_await loader_.replay_here(run_id));
   group_.is_mine_loaded = true;

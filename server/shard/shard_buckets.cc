@@ -60,8 +60,8 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
 Task<Status> ShardBuckets::on_find(Session& session, const InFrame& frame, RowsService& service) {
   CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Buckets>(frame.head));
   proto::BucketsFound found;
-  found.is_done = service.moves().outgoing().find(wanted.buckets, kPlaces);
-  if (found.is_done) found.bytes = service.moves().outgoing().bytes_found();
+  found.is_done = service.moves().find(wanted.buckets, kPlaces);
+  if (found.is_done) found.bytes = service.moves().bytes_found();
   const auto head = proto::encode(found);
   co_return co_await session.respond(frame.header, head);
 }
@@ -69,7 +69,7 @@ Task<Status> ShardBuckets::on_find(Session& session, const InFrame& frame, RowsS
 Task<Status> ShardBuckets::on_read(Session& session, const InFrame& frame, RowsService& service) {
   proto::RowsBlock head;
   std::vector<std::byte> rows;
-  service.moves().outgoing().read(session.peer().limits.max_payload_bytes, head, rows);
+  service.moves().read(session.peer().limits.max_payload_bytes, head, rows);
   const auto encoded = proto::encode(head);
   co_return co_await session.respond(frame.header, encoded, rows);
 }

@@ -109,44 +109,6 @@ void BucketMoves::journal_claims() {
   if (!gone.empty()) journal_.give(route_.version, gone, true);
 }
 
-Status BucketMoves::hold(const Buckets& buckets) {
-  for (const std::uint16_t bucket : buckets)
-    if (!outgoing_.is_found(bucket) || route_.owners[bucket] != self_)
-      return Error(ErrorCode::kFailedPrecondition, "bucket " + std::to_string(bucket) +
-                                                       " does not lie here, or was not looked for");
-  outgoing_.hold(buckets);
-  fault::point("rows_moves.held");
-  return {};
-}
-
-Status BucketMoves::give(const proto::Route& route, const Buckets& buckets) {
-  CENTROID_TRY(move_to(route));
-  if (buckets.empty()) return {};
-  outgoing_.release();
-  for (std::size_t i = 0; i < outgoing_.tables(); ++i) {
-    const auto keys = outgoing_.take_keys(i, buckets);
-    if (keys.empty()) continue;
-    const std::lock_guard lock(store_.mutex());
-    store_.table(i).drop(keys);
-    store_.update_probe(i);
-    journal_.drop(i, keys);
-  }
-  journal_.give(route_.version, buckets, false);
-  claim(buckets, 0);
-  store_.count_change();
-  fault::point("rows_moves.given");
-  return {};
-}
-
-Status BucketMoves::keep(const proto::Route& route, const Buckets& buckets) {
-  CENTROID_TRY(move_to(route));
-  outgoing_.release();
-  // Newer than what the other may have in its journal; pushes stand behind it.
-  journal_.take(route_.version, buckets, false);
-  claim(buckets, route_.version);
-  return {};
-}
-
 Status BucketMoves::put(const proto::BucketsPut& head, Bytes payload) {
   if (head.is_first) drop_staged();
   if (head.rows == 0) return {};

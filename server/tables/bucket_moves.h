@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/proto/tables.h"
-#include "server/tables/outgoing_buckets.h"
+#include "server/rows/row_table.h"
 #include "server/tables/rows_journal.h"
 #include "server/tables/table_store.h"
 
@@ -28,7 +28,7 @@ class BucketMoves {
   using Buckets = std::vector<std::uint16_t>;
 
   BucketMoves(TableStore& store, RowsJournal& journal)
-      : store_(store), journal_(journal), outgoing_(store) {
+      : store_(store), journal_(journal) {
     route_.servers.emplace_back();  // this one alone
   }
 
@@ -54,13 +54,20 @@ class BucketMoves {
   /// After `settle`, and when the journal was started: it says what is this server's.
   void journal_claims();
 
-  // as the giver
-  OutgoingBuckets& outgoing() { return outgoing_; }
-  const OutgoingBuckets& outgoing() const { return outgoing_; }
+  // as the giver (outgoing_buckets.cc)
+  /// Look through so many places for the rows of these buckets. Another list begins anew, an empty
+  /// one ends it. True: all are found. Locks.
+  bool find(const Buckets& buckets, std::size_t places);
+  /// Memory of the rows that were found, by bucket of the list. Locks.
+  std::vector<std::uint64_t> bytes_found() const;
   /// Calls for these, which were found, wait until they are given or kept. Then
-  /// RowsJournal::on_disk.
+  /// RowsJournal::on_disk. Locks.
   /// fails  failed_precondition
   Status hold(const Buckets& buckets);
+  bool is_held(std::span<const std::uint64_t> keys) const;
+  /// The next rows of what is held; head.rows 0: that was all. Locks.
+  void read(std::uint64_t max_payload_bytes, proto::RowsBlock& head,
+            std::vector<std::byte>& payload);
   /// They lie elsewhere by this route: their rows go.
   Status give(const proto::Route& route, const Buckets& buckets);
   /// They stay here, by this route.
@@ -79,17 +86,41 @@ class BucketMoves {
   void drop_staged();
 
  private:
+  /// What `read` has got to.
+  struct Reader {
+    std::size_t table = 0, row = 0;
+    bool is_waiting = false, is_read = false;
+    RowTable::Block rows, waiting;  ///< of the table that is read
+  };
   Result<std::size_t> place_in(const proto::Route& route) const;
   Status move_to(const proto::Route& route);
   Buckets mine() const;
   Buckets lost() const;
+
+  void begin(const Buckets& buckets);
+  void end();
+  void note(std::size_t table, std::vector<std::uint64_t>& keys);
+  void note_fresh();
+  std::vector<std::uint64_t> keys_of(std::size_t table, const Buckets& buckets) const;
+  void read_table();
+  void release();
 
   TableStore& store_;
   RowsJournal& journal_;
   proto::Route route_;
   std::uint16_t self_ = 0;
   std::vector<std::uint64_t> claims_;
-  OutgoingBuckets outgoing_;
+  // as the giver
+  Buckets wanted_;
+  std::vector<std::uint16_t> place_;  ///< in `wanted_`, by bucket; kNotWanted
+  std::size_t table_ = 0;             ///< that is looked through
+  RowTable::Cursor cursor_;
+  std::vector<std::vector<std::uint64_t>> fresh_;              ///< stored meanwhile, by table
+  std::vector<std::vector<std::vector<std::uint64_t>>> keys_;  ///< by table, by place
+  Buckets held_;
+  std::vector<bool> is_held_;  ///< by bucket; empty: none is
+  Reader reader_;
+  // as the taker
   std::vector<std::pair<std::uint32_t, RowTable::Block>> staged_;  ///< by table, to come
   std::uint64_t staged_bytes_ = 0;
 };

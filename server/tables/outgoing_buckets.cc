@@ -1,9 +1,10 @@
-#include "server/tables/outgoing_buckets.h"
-
 #include <algorithm>
 #include <mutex>
+#include <string>
 
+#include "common/checkpoint/fault_point.h"
 #include "common/proto/rows.h"
+#include "server/tables/bucket_moves.h"
 #include "server/tables/row_blocks.h"
 
 namespace centroid::server {
@@ -14,7 +15,7 @@ constexpr std::uint16_t kNotWanted = 0xFFFF;
 
 }  // namespace
 
-void OutgoingBuckets::end() {
+void BucketMoves::end() {
   const std::lock_guard lock(store_.mutex());
   for (RowTable& table : store_.shared().tables) table.note_new(nullptr);
   wanted_.clear();
@@ -26,7 +27,7 @@ void OutgoingBuckets::end() {
   release();
 }
 
-void OutgoingBuckets::begin(const std::vector<std::uint16_t>& buckets) {
+void BucketMoves::begin(const Buckets& buckets) {
   end();
   wanted_ = buckets;
   place_.assign(proto::kRowBuckets, kNotWanted);
@@ -39,18 +40,18 @@ void OutgoingBuckets::begin(const std::vector<std::uint16_t>& buckets) {
 }
 
 /// Those of the buckets that are looked for, by bucket.
-void OutgoingBuckets::note(std::size_t table, std::vector<std::uint64_t>& keys) {
+void BucketMoves::note(std::size_t table, std::vector<std::uint64_t>& keys) {
   for (const std::uint64_t key : keys)
     if (const std::uint16_t place = place_[proto::row_bucket(key)]; place != kNotWanted)
       keys_[table][place].push_back(key);
   keys.clear();
 }
 
-void OutgoingBuckets::note_fresh() {
+void BucketMoves::note_fresh() {
   for (std::size_t i = 0; i < fresh_.size(); ++i) note(i, fresh_[i]);
 }
 
-bool OutgoingBuckets::find(const std::vector<std::uint16_t>& buckets, std::size_t places) {
+bool BucketMoves::find(const Buckets& buckets, std::size_t places) {
   if (buckets.empty()) {  // it may look for none: it was lost and is back since it was asked to
     end();
     return true;
@@ -70,7 +71,7 @@ bool OutgoingBuckets::find(const std::vector<std::uint16_t>& buckets, std::size_
   return table_ == store_.size();
 }
 
-std::vector<std::uint64_t> OutgoingBuckets::bytes_found() const {
+std::vector<std::uint64_t> BucketMoves::bytes_found() const {
   std::vector<std::uint64_t> bytes(wanted_.size());
   const std::lock_guard lock(store_.mutex());
   for (std::size_t i = 0; i < keys_.size(); ++i) {
@@ -82,33 +83,38 @@ std::vector<std::uint64_t> OutgoingBuckets::bytes_found() const {
   return bytes;
 }
 
-bool OutgoingBuckets::is_found(std::uint16_t bucket) const {
-  return !place_.empty() && place_[bucket] != kNotWanted && table_ >= store_.size();
-}
-
-void OutgoingBuckets::hold(const std::vector<std::uint16_t>& buckets) {
+Status BucketMoves::hold(const Buckets& buckets) {
+  const bool all_found = !place_.empty() && table_ >= store_.size();
+  for (const std::uint16_t bucket : buckets)
+    if (!all_found || place_[bucket] == kNotWanted || route_.owners[bucket] != self_)
+      return Error(ErrorCode::kFailedPrecondition, "bucket " + std::to_string(bucket) +
+                                                       " does not lie here, or was not looked for");
   held_ = buckets;
   is_held_.assign(proto::kRowBuckets, false);
   for (const std::uint16_t bucket : buckets) is_held_[bucket] = true;
   reader_ = {};
-  const std::lock_guard lock(store_.mutex());
-  note_fresh();
+  {
+    const std::lock_guard lock(store_.mutex());
+    note_fresh();
+  }
+  fault::point("rows_moves.held");
+  return {};
 }
 
-bool OutgoingBuckets::is_held(std::span<const std::uint64_t> keys) const {
+bool BucketMoves::is_held(std::span<const std::uint64_t> keys) const {
   if (is_held_.empty()) return false;
   return std::ranges::any_of(keys,
                              [&](std::uint64_t key) { return is_held_[proto::row_bucket(key)]; });
 }
 
-void OutgoingBuckets::release() {
+void BucketMoves::release() {
   is_held_.clear();
   held_.clear();
   reader_ = {};
 }
 
-std::vector<std::uint64_t> OutgoingBuckets::keys_of(
-    std::size_t table, const std::vector<std::uint16_t>& buckets) const {
+std::vector<std::uint64_t> BucketMoves::keys_of(
+    std::size_t table, const Buckets& buckets) const {
   std::vector<std::uint64_t> keys;
   for (const std::uint16_t bucket : buckets) {
     const auto& found = keys_[table][place_[bucket]];
@@ -119,15 +125,7 @@ std::vector<std::uint64_t> OutgoingBuckets::keys_of(
   return keys;
 }
 
-std::vector<std::uint64_t> OutgoingBuckets::take_keys(std::size_t table,
-                                                      const std::vector<std::uint16_t>& buckets) {
-  auto keys = keys_of(table, buckets);
-  for (const std::uint16_t bucket : buckets)
-    std::vector<std::uint64_t>().swap(keys_[table][place_[bucket]]);
-  return keys;
-}
-
-void OutgoingBuckets::read_table() {
+void BucketMoves::read_table() {
   reader_.rows = reader_.waiting = {};
   const auto keys = keys_of(reader_.table, held_);
   const std::lock_guard lock(store_.mutex());
@@ -137,7 +135,7 @@ void OutgoingBuckets::read_table() {
   reader_.row = 0;
 }
 
-void OutgoingBuckets::read(std::uint64_t max_payload_bytes, proto::RowsBlock& head,
+void BucketMoves::read(std::uint64_t max_payload_bytes, proto::RowsBlock& head,
                            std::vector<std::byte>& payload) {
   head = {};
   while (reader_.table < keys_.size()) {
@@ -162,6 +160,36 @@ void OutgoingBuckets::read(std::uint64_t max_payload_bytes, proto::RowsBlock& he
     reader_.row += rows;
     return;
   }
+}
+
+Status BucketMoves::give(const proto::Route& route, const Buckets& buckets) {
+  CENTROID_TRY(move_to(route));
+  if (buckets.empty()) return {};
+  release();
+  for (std::size_t i = 0; i < keys_.size(); ++i) {
+    const auto keys = keys_of(i, buckets);
+    for (const std::uint16_t bucket : buckets)
+      std::vector<std::uint64_t>().swap(keys_[i][place_[bucket]]);
+    if (keys.empty()) continue;
+    const std::lock_guard lock(store_.mutex());
+    store_.table(i).drop(keys);
+    store_.update_probe(i);
+    journal_.drop(i, keys);
+  }
+  journal_.give(route_.version, buckets, false);
+  claim(buckets, 0);
+  store_.count_change();
+  fault::point("rows_moves.given");
+  return {};
+}
+
+Status BucketMoves::keep(const proto::Route& route, const Buckets& buckets) {
+  CENTROID_TRY(move_to(route));
+  release();
+  // Newer than what the other may have in its journal; pushes stand behind it.
+  journal_.take(route_.version, buckets, false);
+  claim(buckets, route_.version);
+  return {};
 }
 
 }  // namespace centroid::server

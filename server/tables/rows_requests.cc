@@ -147,7 +147,7 @@ Task<Status> RowsService::await_room(std::uint32_t table, std::uint32_t pushed_k
       is_held = store_.is_held_up(store_.table(table), keys_in(client.in, pushed_keys));
     }
     if (is_held) store_.hurry_snapshot();
-    const bool moves = moves_.outgoing().is_held(keys_in(client.in, keys)) && why_held_.empty();
+    const bool moves = moves_.is_held(keys_in(client.in, keys)) && why_held_.empty();
     client.request.waits_for = is_held ? RowsWaitFor::kDisk
                                : moves ? RowsWaitFor::kMove
                                        : RowsWaitFor::kJournal;
@@ -163,7 +163,7 @@ Task<Status> RowsService::on_pull(Session& session, const InFrame& frame, RowsSe
   Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, false);
   if (fits.ok()) fits = check_answer(session, head);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
-  const OpenRequest open(client, RowsWaitFor::kPayload, false, head.table, head.rows, clock_.now());
+  const OpenRequest open(client, {false, head.table, head.rows, clock_.now()});
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, 0, head.rows, client));
@@ -192,7 +192,7 @@ Task<Status> RowsService::on_push(Session& session, const InFrame& frame, RowsSe
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPush>(frame.head));
   const Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, true);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
-  const OpenRequest open(client, RowsWaitFor::kPayload, true, head.table, head.rows, clock_.now());
+  const OpenRequest open(client, {true, head.table, head.rows, clock_.now()});
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, head.rows, head.rows, client));

@@ -22,11 +22,11 @@ enum class RowsWaitFor : std::uint8_t { kNothing, kPayload, kDisk, kJournal, kRe
 
 /// A request of a client that is open.
 struct RowsRequest {
-  RowsWaitFor waits_for = RowsWaitFor::kNothing;
-  TimePoint since;     ///< it came
-  TimePoint reported;  ///< when the client heard last why it waits
   bool is_push = false;
   std::uint32_t table = 0, rows = 0;
+  TimePoint since = {};     ///< it came
+  TimePoint reported = {};  ///< when the client heard last why it waits
+  RowsWaitFor waits_for = RowsWaitFor::kPayload;
 };
 
 class RowsSessions;
@@ -45,7 +45,7 @@ class RowsSession {
 
   std::uint64_t id = 0;            ///< of the client; 0: RowsOpen has not come
   std::vector<std::byte> in, out;  ///< payloads, kept for their memory
-  RowsRequest request;
+  RowsRequest request = {.waits_for = RowsWaitFor::kNothing};
 
  private:
   RowsSessions& sessions_;
@@ -97,17 +97,11 @@ class RowsSessions {
   metrics::Gauge connected_;
 };
 
-/// Says what a request waits for, while it is open.
+/// A request of this session is open, until this ends.
 class OpenRequest {
  public:
-  OpenRequest(RowsSession& client, RowsWaitFor what, bool is_push, std::uint32_t table,
-              std::uint32_t rows, TimePoint now)
-      : request_(client.request) {
-    request_.waits_for = what;
-    request_.is_push = is_push;
-    request_.table = table;
-    request_.rows = rows;
-    request_.since = now;
+  OpenRequest(RowsSession& client, const RowsRequest& request) : request_(client.request) {
+    request_ = request;
   }
   ~OpenRequest() { request_.waits_for = RowsWaitFor::kNothing; }
   OpenRequest(const OpenRequest&) = delete;

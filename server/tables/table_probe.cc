@@ -19,10 +19,11 @@ TableProbe::TableProbe(const std::string& table, metrics::Registry& registry) {
       registry.counter("centroid_rows_pushed_total", "Rows of pushes, a repeated key once", labels);
   counters_.admitted = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels);
   counters_.held_back = registry.counter("centroid_rows_held_back_total",
-                                "Gradients of rows not yet admitted", labels);
+                                         "Gradients of rows not yet admitted", labels);
   counters_.evicted =
       registry.counter("centroid_rows_evicted_total", "Rows taken away for want of memory", labels);
-  counters_.expired = registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels);
+  counters_.expired =
+      registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels);
   stored_ = registry.gauge("centroid_rows_stored", "Rows stored", labels);
   waiting_ = registry.gauge("centroid_rows_waiting", "Keys that wait for admission", labels);
   bytes_ = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels);

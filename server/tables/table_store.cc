@@ -140,9 +140,8 @@ void TableStore::set_room(std::uint64_t bytes, std::string source) {
 std::uint64_t TableStore::reserved_bytes() const {
   std::uint64_t bytes = 0;
   for (const RowTable& table : tables())
-    bytes += table.spec().max_bytes != 0
-                 ? table.spec().max_bytes
-                 : std::max(table.bytes(), table.spec().least_bytes());
+    bytes += table.spec().max_bytes != 0 ? table.spec().max_bytes
+                                         : std::max(table.bytes(), table.spec().least_bytes());
   return bytes;
 }
 
