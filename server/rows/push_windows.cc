@@ -45,6 +45,18 @@ std::uint64_t PushWindows::newest(std::uint64_t client) const {
   return found == windows_.end() ? 0 : found->second.newest;
 }
 
+std::array<std::byte, PushWindows::kWindow / 8> PushWindows::Entry::bytes() const {
+  std::array<std::byte, kWindow / 8> bytes{};
+  for (std::size_t i = 0; i < kWindow; ++i)
+    if (applied[i]) bytes[i / 8] |= std::byte{1} << (i % 8);
+  return bytes;
+}
+
+void PushWindows::Entry::take_bytes(std::span<const std::byte> bytes) {
+  for (std::size_t i = 0; i < kWindow; ++i)
+    applied[i] = (bytes[i / 8] >> (i % 8) & std::byte{1}) != std::byte{0};
+}
+
 std::vector<PushWindows::Entry> PushWindows::entries() const {
   std::vector<Entry> entries;
   entries.reserve(windows_.size());

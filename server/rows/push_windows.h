@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
 #include <bitset>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -37,6 +40,9 @@ class PushWindows {
   struct Entry {
     std::uint64_t client = 0, newest = 0;
     std::bitset<kWindow> applied;
+    /// `applied` as bytes, the first bit the lowest.
+    std::array<std::byte, kWindow / 8> bytes() const;
+    void take_bytes(std::span<const std::byte> bytes);
   };
   /// By client.
   std::vector<Entry> entries() const;

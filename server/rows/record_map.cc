@@ -149,16 +149,6 @@ void RecordMap::erase(std::uint64_t key) {
   tags_[hole] = 0;
 }
 
-void RecordMap::clear() {
-  thaw();
-  slabs_.clear();
-  tags_.reset();
-  numbers_.reset();
-  capacity_ = size_ = 0;
-  next_ = 0;
-  free_ = kNone;
-}
-
 std::optional<std::uint64_t> RecordMap::bytes_of(const Shape& shape, std::uint64_t records) const {
   constexpr std::uint64_t kMost = kNone;  // numbers are 4 bytes
   if (shape.slabs > kMost >> slab_shift_ || shape.slab_places > 2 * kMost ||

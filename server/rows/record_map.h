@@ -65,7 +65,6 @@ class RecordMap {
   /// A record for a key that is not there, with last use and count 0; the floats hold anything.
   Number insert(std::uint64_t key);
   void erase(std::uint64_t key);
-  void clear();
 
   /// What `bytes` follows from beside the records: with it a copy grows as the original would.
   struct Shape {

@@ -85,23 +85,18 @@ Task<Status> ShardBuckets::on_hold(Session& session, const InFrame& frame, TaskG
 
 Task<Status> ShardBuckets::on_change(Session& session, const InFrame& frame, TaskGroup& tasks,
                                      Service service) {
-  CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::BucketsRoute>(frame.head));
+  CENTROID_CO_ASSIGN(const auto change, proto::decode<proto::BucketsRoute>(frame.head));
   const auto kind = static_cast<TablesKind>(frame.header.kind);
-  const Status changed = change(kind, route, *service);
+  BucketMoves& moves = service->moves();
+  Status changed;
+  if (kind == TablesKind::kBucketsTake) changed = moves.take(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsGive) changed = moves.give(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsKeep) changed = moves.keep(change.route, change.buckets);
+  changed_();
   if (!changed.ok() || kind != TablesKind::kBucketsTake)
     co_return co_await done(session, frame.header, changed);
   tasks.spawn(confirm(session, frame.header, std::move(service)));
   co_return Status();
-}
-
-Status ShardBuckets::change(TablesKind kind, const proto::BucketsRoute& change,
-                            RowsService& service) {
-  Status done;
-  if (kind == TablesKind::kBucketsTake) done = service.moves().take(change.route, change.buckets);
-  if (kind == TablesKind::kBucketsGive) done = service.moves().give(change.route, change.buckets);
-  if (kind == TablesKind::kBucketsKeep) done = service.moves().keep(change.route, change.buckets);
-  changed_();
-  return done;
 }
 
 }  // namespace centroid::server

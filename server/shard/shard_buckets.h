@@ -36,7 +36,6 @@ class ShardBuckets {
                        TaskGroup& tasks, Service service);
   Task<Status> on_change(transport::Session& session, const transport::InFrame& frame,
                          TaskGroup& tasks, Service service);
-  Status change(proto::TablesKind kind, const proto::BucketsRoute& change, RowsService& service);
 
   const std::function<void()> changed_;
 };

@@ -66,14 +66,6 @@ void BucketMoves::begin_claims() {
     if (route_.owners[bucket] == self_) claims_[bucket] = route_.version;
 }
 
-/// Buckets that are this server's by the route.
-BucketMoves::Buckets BucketMoves::mine() const {
-  Buckets found;
-  for (std::size_t bucket = 0; bucket < route_.owners.size(); ++bucket)
-    if (route_.owners[bucket] == self_) found.push_back(static_cast<std::uint16_t>(bucket));
-  return found;
-}
-
 /// Buckets that are claimed, and another server's by the route.
 BucketMoves::Buckets BucketMoves::lost() const {
   Buckets found;
@@ -102,7 +94,10 @@ Status BucketMoves::settle(const proto::Route& route) {
 }
 
 void BucketMoves::journal_claims() {
-  const Buckets here = mine(), gone = lost();
+  const Buckets gone = lost();
+  Buckets here;
+  for (std::size_t bucket = 0; bucket < route_.owners.size(); ++bucket)
+    if (route_.owners[bucket] == self_) here.push_back(static_cast<std::uint16_t>(bucket));
   claim(here, route_.version);
   claim(gone, 0);
   if (!here.empty()) journal_.take(route_.version, here, false);

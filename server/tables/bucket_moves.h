@@ -27,8 +27,7 @@ class BucketMoves {
  public:
   using Buckets = std::vector<std::uint16_t>;
 
-  BucketMoves(TableStore& store, RowsJournal& journal)
-      : store_(store), journal_(journal) {
+  BucketMoves(TableStore& store, RowsJournal& journal) : store_(store), journal_(journal) {
     route_.servers.emplace_back();  // this one alone
   }
 
@@ -94,7 +93,6 @@ class BucketMoves {
   };
   Result<std::size_t> place_in(const proto::Route& route) const;
   Status move_to(const proto::Route& route);
-  Buckets mine() const;
   Buckets lost() const;
 
   void begin(const Buckets& buckets);

@@ -113,8 +113,7 @@ void BucketMoves::release() {
   reader_ = {};
 }
 
-std::vector<std::uint64_t> BucketMoves::keys_of(
-    std::size_t table, const Buckets& buckets) const {
+std::vector<std::uint64_t> BucketMoves::keys_of(std::size_t table, const Buckets& buckets) const {
   std::vector<std::uint64_t> keys;
   for (const std::uint16_t bucket : buckets) {
     const auto& found = keys_[table][place_[bucket]];
@@ -136,7 +135,7 @@ void BucketMoves::read_table() {
 }
 
 void BucketMoves::read(std::uint64_t max_payload_bytes, proto::RowsBlock& head,
-                           std::vector<std::byte>& payload) {
+                       std::vector<std::byte>& payload) {
   head = {};
   while (reader_.table < keys_.size()) {
     if (!reader_.is_read) read_table();

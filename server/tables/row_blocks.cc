@@ -85,8 +85,7 @@ std::vector<std::byte> pushes_payload(const std::vector<PushWindows::Entry>& ent
     std::byte* const at = out.data() + i * proto::kPushesEntryBytes;
     std::memcpy(at, &entry.client, 8);
     std::memcpy(at + 8, &entry.newest, 8);
-    for (std::size_t bit = 0; bit < PushWindows::kWindow; ++bit)
-      if (entry.applied[bit]) at[16 + bit / 8] |= std::byte{1} << (bit % 8);
+    std::ranges::copy(entry.bytes(), at + 16);
   }
   return out;
 }
@@ -101,8 +100,7 @@ Result<std::vector<PushWindows::Entry>> pushes_of(const proto::PushesBlock& head
     const std::byte* const at = payload.data() + i * proto::kPushesEntryBytes;
     std::memcpy(&entries[i].client, at, 8);
     std::memcpy(&entries[i].newest, at + 8, 8);
-    for (std::size_t bit = 0; bit < PushWindows::kWindow; ++bit)
-      entries[i].applied[bit] = (at[16 + bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0};
+    entries[i].take_bytes({at + 16, PushWindows::kWindow / 8});
   }
   return entries;
 }

@@ -274,12 +274,9 @@ Result<FileRecord> write_pushes(const fs::path& path, const PushedRows& pushed) 
   CENTROID_ASSIGN(StripedWriter writer,
                   StripedWriter::create(path, tensors_of_pushes(pushed.clients.size()), metadata));
   for (const PushWindows::Entry& entry : pushed.clients) {
-    std::array<std::byte, kWindowBytes> applied{};
-    for (std::size_t i = 0; i < PushWindows::kWindow; ++i)
-      if (entry.applied[i]) applied[i / 8] |= std::byte{1} << (i % 8);
     CENTROID_TRY(writer.append(0, std::as_bytes(std::span(&entry.client, 1))));
     CENTROID_TRY(writer.append(1, std::as_bytes(std::span(&entry.newest, 1))));
-    CENTROID_TRY(writer.append(2, applied));
+    CENTROID_TRY(writer.append(2, entry.bytes()));
   }
   CENTROID_ASSIGN(const auto written, writer.finish());
   return record_of(written);
@@ -302,7 +299,7 @@ Result<PushedRows> read_pushes(const fs::path& path) {
     if (info.name == "clients" && !info.shape.empty()) clients = info.shape[0];
   CENTROID_TRY(check_tensors(path, file.manifest(), tensors_of_pushes(clients)));
   std::vector<std::uint64_t> ids, newest;
-  std::vector<std::uint8_t> applied;
+  std::vector<std::byte> applied;
   const auto n = static_cast<std::size_t>(clients);
   CENTROID_TRY(read_part(file, "clients", 0, 1, ids, n));
   CENTROID_TRY(read_part(file, "newest", 0, 1, newest, n));
@@ -312,8 +309,7 @@ Result<PushedRows> read_pushes(const fs::path& path) {
   for (std::size_t i = 0; i < n; ++i) {
     entries[i].client = ids[i];
     entries[i].newest = newest[i];
-    for (std::size_t bit = 0; bit < PushWindows::kWindow; ++bit)
-      entries[i].applied[bit] = (applied[i * kWindowBytes + bit / 8] >> (bit % 8) & 1) != 0;
+    entries[i].take_bytes(std::span(applied).subspan(i * kWindowBytes, kWindowBytes));
   }
   return out;
 }

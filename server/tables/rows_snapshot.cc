@@ -27,18 +27,18 @@ RowsSnapshot::~RowsSnapshot() {
 
 std::vector<CheckpointPart> RowsSnapshot::parts() {
   std::vector<CheckpointPart> parts;
-  for (std::size_t i = 0; i < states_.size(); ++i)
-    parts.push_back({rows_file_name(tables_->tables[i].spec().name),
-                     [this, i](const std::filesystem::path& path) { return write(i, path); }});
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const RowSpec& spec = tables_->tables[i].spec();
+    auto write = [this, i, &spec](const std::filesystem::path& path) {
+      return write_rows(path, spec, states_[i],
+                        [&](RowTable::Block& block) { return read(i, block); });
+    };
+    parts.push_back({rows_file_name(spec.name), std::move(write)});
+  }
   parts.push_back({kPushesFile, [this](const std::filesystem::path& path) {
                      return write_pushes(path, pushed_);
                    }});
   return parts;
-}
-
-Result<FileRecord> RowsSnapshot::write(std::size_t at, const std::filesystem::path& path) {
-  return write_rows(path, tables_->tables[at].spec(), states_[at],
-                    [&](RowTable::Block& block) { return read(at, block); });
 }
 
 Result<bool> RowsSnapshot::read(std::size_t at, RowTable::Block& block) {

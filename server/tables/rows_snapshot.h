@@ -44,7 +44,6 @@ class RowsSnapshot {
  private:
   bool take(std::size_t table, const RowTable::Block& block);
   void rest();
-  Result<FileRecord> write(std::size_t table, const std::filesystem::path& path);
 
   std::shared_ptr<RowTables> tables_;
   std::vector<RowTable::State> states_;

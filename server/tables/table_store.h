@@ -16,13 +16,37 @@
 #include "server/rows/row_table.h"
 #include "server/store/duty_cycle.h"
 #include "server/tables/rows_snapshot.h"
-#include "server/tables/table_probe.h"
 
 namespace centroid::server {
 
+/// A table's metrics. They count what this process did; what a checkpoint or a journal has counted
+/// stands in the table alone.
+class TableProbe {
+ public:
+  TableProbe(const std::string& table, metrics::Registry& registry);
+
+  /// Publish what the table has counted since the last call.
+  void update(const RowTable& table);
+  /// What the table has counted so far is not this process's.
+  void skip(const RowTable& table) { published_ = table.counters(); }
+  /// Other servers have `total` of the table, and have counted `more` since the last call.
+  void add_elsewhere(const proto::TableReport& total, const proto::TableReport& more);
+  /// Publish how large the table is.
+  void show(const RowTable& table) const;
+
+ private:
+  RowCounters published_;
+  struct Counters {
+    metrics::Counter pulled, pushed, admitted, held_back, evicted, expired;
+  };
+  Counters counters_;
+  metrics::Gauge stored_, waiting_, bytes_;
+  proto::TableReport elsewhere_;
+};
+
 /// The tables of a server with what clients have pushed: their state, what is counted of it, and
-/// the memory that they may take: for rows, for rows that come from other servers, and for copies of
-/// rows that change before a checkpoint has read them.
+/// the memory that they may take: for rows, for rows that come from other servers, and for copies
+/// of rows that change before a checkpoint has read them.
 ///
 /// lock    the tables are changed under `mutex`, as a checkpoint reads them meanwhile. Functions
 ///         with a lock of their own say so
