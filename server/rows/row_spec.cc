@@ -23,11 +23,6 @@ constexpr std::array<std::string_view, 13> kParts{
     "dim",  "optimizer", "lr",   "schedule",    "epsilon",   "l1",     "l2",
     "beta", "init",      "seed", "admit_after", "max_bytes", "max_age"};
 
-std::string text(double number) {
-  std::string out = std::to_string(number);
-  return out;
-}
-
 /// One "key=value" of a table.
 Status set_part(RowSpec& spec, std::string_view key, std::string_view value) {
   const auto bad = [&](std::string_view expected) {
@@ -145,14 +140,15 @@ Status RowSpec::check() const {
   if (dim == 0 || dim > kMaxRowDim)
     return refuse("dim", std::to_string(dim), "from 1 to " + std::to_string(kMaxRowDim));
   if (!(learning_rate >= 1e-9 && learning_rate <= 1e6))
-    return refuse("learning_rate", text(learning_rate), "from 1e-9 to 1e6");
+    return refuse("learning_rate", std::to_string(learning_rate), "from 1e-9 to 1e6");
   if (auto rates = LearningRateSchedule::parse(schedule); !rates.ok())
     return std::move(rates).error().with_context("table '" + name + "'");
-  if (!(epsilon > 0 && epsilon <= 1)) return refuse("epsilon", text(epsilon), "above 0, at most 1");
+  if (!(epsilon > 0 && epsilon <= 1))
+    return refuse("epsilon", std::to_string(epsilon), "above 0, at most 1");
   for (const auto& [field, value] : {std::pair{"l1", l1}, std::pair{"l2", l2}})
-    if (!(value >= 0 && value <= 1e6)) return refuse(field, text(value), "from 0 to 1e6");
+    if (!(value >= 0 && value <= 1e6)) return refuse(field, std::to_string(value), "from 0 to 1e6");
   if (!(ftrl_beta > 0 && ftrl_beta <= 1e6))
-    return refuse("ftrl_beta", text(ftrl_beta), "above 0, at most 1e6");
+    return refuse("ftrl_beta", std::to_string(ftrl_beta), "above 0, at most 1e6");
   if (admit_after == 0 || admit_after > 65'535)
     return refuse("admit_after", std::to_string(admit_after), "from 1 to 65535");
   if (max_age > 1u << 30)

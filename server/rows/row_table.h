@@ -160,7 +160,10 @@ class RowTable {
   /// They are here no longer.
   void drop(std::span<const std::uint64_t> keys);
   /// What another table counted counts here.
-  void add(const RowCounters& counters) { add_counters(counters, counters_); }
+  template <class Counted>
+  void add(const Counted& counted) {
+    add_counters(counted, counters_);
+  }
 
  private:
   using Record = RecordMap::Record;

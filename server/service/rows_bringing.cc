@@ -11,7 +11,6 @@ using proto::TablesKind;
 namespace {
 
 constexpr std::chrono::milliseconds kLook{20};
-using Head = std::vector<std::byte>;
 /// How reading a checkpoint ended; it may be gone meanwhile.
 struct Loaded {
   Status status;
@@ -170,7 +169,7 @@ Task<Status> RowsBringing::replay_journals() {
       CENTROID_CO_TRY(co_await replay_mine());
       continue;
     }
-    CENTROID_CO_TRY(co_await group_.ask(i, TablesKind::kReplay, Head()));
+    CENTROID_CO_TRY(co_await group_.ask(i, TablesKind::kReplay));
   }
   for (const std::size_t i : which_)
     if (i != 0) CENTROID_CO_TRY(co_await await_replay(i));
@@ -195,7 +194,7 @@ Task<Status> RowsBringing::await_replay(std::size_t which) {
   const RowsLink link = group_.holders[which].link;
   for (;;) {
     const auto reply = co_await group_.shards.ask(
-        link, static_cast<proto::ServersKind>(TablesKind::kTablesReport), Head());
+        link, static_cast<proto::ServersKind>(TablesKind::kTablesReport), std::vector<std::byte>());
     if (!reply.ok()) co_return reply.error();
     CENTROID_CO_ASSIGN(auto report, proto::decode<proto::TablesReport>(reply->head));
     if (report.is_loaded) {

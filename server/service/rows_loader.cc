@@ -32,8 +32,7 @@ Result<std::optional<SavedRows>> RowsLoader::newest() const {
   CENTROID_ASSIGN(saved.files, checkpoints_->parts_of(*entry));
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
-      const std::string name = table_of_rows_file(file).value_or(file);
-      CENTROID_ASSIGN(const std::size_t table, group_.rows.store().check_file(entry->path, name));
+      CENTROID_ASSIGN(const std::size_t table, group_.rows.store().check_file(entry->path, file));
       RowsSink sink;  // its head says whether the settings fit
       sink.begin = [](const RowTable::State&) { return false; };
       CENTROID_ASSIGN(const RowTable::State state,
@@ -70,9 +69,8 @@ std::vector<std::uint16_t> RowsLoader::owners_of(const SavedRows& saved) const {
 Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted) {
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
-      const std::string name = table_of_rows_file(file).value_or(file);
       CENTROID_ASSIGN(const std::size_t table,
-                      group_.rows.store().check_file(saved.entry.path, name));
+                      group_.rows.store().check_file(saved.entry.path, file));
       CENTROID_TRY(load_table(saved, table, file, wanted));
       continue;
     }
@@ -162,8 +160,7 @@ Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTabl
     head.is_waiting = block.is_candidates;
     head.rows = static_cast<std::uint32_t>(rows);
     const auto payload = rows_payload(block, first, rows);
-    const auto put = group_.ask_blocking(link, TablesKind::kRowsLoad, proto::encode(head), payload);
-    if (!put.ok()) return put.error();
+    CENTROID_TRY(group_.ask_blocking(link, TablesKind::kRowsLoad, proto::encode(head), payload));
   }
   return {};
 }
@@ -179,9 +176,7 @@ Status RowsLoader::put_pushes(std::size_t server, const std::vector<PushWindows:
     proto::PushesBlock head;
     head.clients = static_cast<std::uint32_t>(std::min(most, clients.size() - first));
     const auto payload = pushes_payload(clients, first, head.clients);
-    const auto put =
-        group_.ask_blocking(link, TablesKind::kPushesLoad, proto::encode(head), payload);
-    if (!put.ok()) return put.error();
+    CENTROID_TRY(group_.ask_blocking(link, TablesKind::kPushesLoad, proto::encode(head), payload));
   }
   return {};
 }

@@ -191,9 +191,9 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
       const bool goes_on = co_await sleep_until(group_.clock.now() + kTurn);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     } else {
-      const auto reply = co_await group_.ask(which, TablesKind::kBucketsFind, head);
-      if (!reply.ok()) co_return reply.error();
-      CENTROID_CO_ASSIGN(found, proto::decode<proto::BucketsFound>(reply->head));
+      CENTROID_CO_ASSIGN(const auto reply,
+                         co_await group_.ask(which, TablesKind::kBucketsFind, head));
+      CENTROID_CO_ASSIGN(found, proto::decode<proto::BucketsFound>(reply.head));
     }
     if (!found.is_done) continue;
     if (found.bytes.size() != buckets.size())
@@ -251,10 +251,9 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
     if (*giver == 0) {
       group_.rows.moves().read(group_.holders[*taker].max_payload, head, payload);
     } else {
-      auto reply = co_await group_.ask(*giver, TablesKind::kBucketsRead);
-      if (!reply.ok()) co_return reply.error();
-      CENTROID_CO_ASSIGN(head, proto::decode<proto::RowsBlock>(reply->head));
-      payload = std::move(reply->payload);
+      CENTROID_CO_ASSIGN(auto reply, co_await group_.ask(*giver, TablesKind::kBucketsRead));
+      CENTROID_CO_ASSIGN(head, proto::decode<proto::RowsBlock>(reply.head));
+      payload = std::move(reply.payload);
     }
     if (head.rows == 0 && !is_first) co_return Status();
     proto::BucketsPut put;
@@ -270,8 +269,7 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
       const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsPut);
       const TimePoint limit =
           group_.clock.now() + group_.options.lease;  // it may refuse, for want of memory
-      const auto reply = co_await group_.shards.ask(sink, kind, std::move(encoded), payload, limit);
-      if (!reply.ok()) co_return reply.error();
+      CENTROID_CO_TRY(co_await group_.shards.ask(sink, kind, std::move(encoded), payload, limit));
     }
     if (head.rows == 0) co_return Status();
   }

@@ -155,9 +155,9 @@ Task<bool> RowsServers::welcome() {
 Task<Status> RowsServers::fetch_all_pushes(std::size_t which) {
   const RowsLink link = group_.holders[which].link;
   auto head = proto::encode(proto::RowsFreeze());
-  const auto reply = co_await group_.ask(which, TablesKind::kRowsFreeze, std::move(head));
-  if (!reply.ok()) co_return reply.error();
-  CENTROID_CO_ASSIGN(const auto frozen, proto::decode<proto::RowsFrozen>(reply->head));
+  CENTROID_CO_ASSIGN(const auto reply,
+                     co_await group_.ask(which, TablesKind::kRowsFreeze, std::move(head)));
+  CENTROID_CO_ASSIGN(const auto frozen, proto::decode<proto::RowsFrozen>(reply.head));
   auto fetch = [this, link, clients = frozen.clients] {
     return std::make_shared<Result<std::vector<PushWindows::Entry>>>(
         group_.fetch_pushes(link, clients));
@@ -167,11 +167,8 @@ Task<Status> RowsServers::fetch_all_pushes(std::size_t which) {
   auto thaw = proto::encode(proto::RowsThaw());
   CENTROID_CO_TRY(co_await group_.ask(which, TablesKind::kRowsThaw, std::move(thaw)));
   group_.rows.load_pushes(pushed->value());
-  for (std::size_t i = 0; i < std::min(frozen.tables.size(), group_.rows.store().size()); ++i) {
-    RowCounters counted;
-    copy_counters(frozen.tables[i], counted);
-    group_.rows.store().add_counters(i, counted);
-  }
+  for (std::size_t i = 0; i < std::min(frozen.tables.size(), group_.rows.store().size()); ++i)
+    group_.rows.store().add_counters(i, frozen.tables[i]);
   co_return Status();
 }
 

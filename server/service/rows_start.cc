@@ -137,10 +137,9 @@ Task<Status> RowsServers::begin() {
 Task<Status> RowsServers::settle_claims() {
   std::vector<std::vector<std::uint64_t>> claims{group_.rows.moves().claims()};
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
-    const auto reply = co_await group_.ask(i, TablesKind::kBucketsClaims);
-    if (!reply.ok()) co_return reply.error();
-    std::vector<std::uint64_t> mine(reply->payload.size() / sizeof(std::uint64_t));
-    if (!mine.empty()) std::memcpy(mine.data(), reply->payload.data(), reply->payload.size());
+    CENTROID_CO_ASSIGN(const auto reply, co_await group_.ask(i, TablesKind::kBucketsClaims));
+    std::vector<std::uint64_t> mine(reply.payload.size() / sizeof(std::uint64_t));
+    if (!mine.empty()) std::memcpy(mine.data(), reply.payload.data(), reply.payload.size());
     claims.push_back(std::move(mine));
   }
   proto::Route route = group_.rows.moves().route();

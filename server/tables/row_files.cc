@@ -120,10 +120,6 @@ Manifest tensors_of(const RowSpec& spec, std::uint64_t rows, std::uint64_t candi
           tensor("waiting_counts", DType::kI32, {candidates})};
 }
 
-FileRecord record_of(const StripedWriter::Written& written) {
-  return {written.bytes, written.crc32c};
-}
-
 }  // namespace
 
 Result<FileRecord> write_rows(const fs::path& path, const RowSpec& spec,
@@ -158,7 +154,7 @@ Result<FileRecord> write_rows(const fs::path& path, const RowSpec& spec,
   }
   fault::point("checkpoint.rows_torn");
   CENTROID_ASSIGN(const auto written, writer.finish());
-  return record_of(written);
+  return FileRecord{written.bytes, written.crc32c};
 }
 
 Status restore_block(RowTable& table, const RowTable::Block& block, std::uint64_t now,
@@ -279,7 +275,7 @@ Result<FileRecord> write_pushes(const fs::path& path, const PushedRows& pushed) 
     CENTROID_TRY(writer.append(2, entry.bytes()));
   }
   CENTROID_ASSIGN(const auto written, writer.finish());
-  return record_of(written);
+  return FileRecord{written.bytes, written.crc32c};
 }
 
 Result<PushedRows> read_pushes(const fs::path& path) {

@@ -163,7 +163,8 @@ Task<Status> RowsService::on_pull(Session& session, const InFrame& frame, RowsSe
   Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, false);
   if (fits.ok()) fits = check_answer(session, head);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
-  const OpenRequest open(client, {.is_push = false, .table = head.table, .rows = head.rows, .since = clock_.now()});
+  const OpenRequest open(
+      client, {.is_push = false, .table = head.table, .rows = head.rows, .since = clock_.now()});
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, 0, head.rows, client));
@@ -192,7 +193,8 @@ Task<Status> RowsService::on_push(Session& session, const InFrame& frame, RowsSe
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsPush>(frame.head));
   const Status fits = check_size(client, head.table, head.rows, frame.header.payload_bytes, true);
   if (!fits.ok()) co_return co_await refuse(session, frame, fits.error());
-  const OpenRequest open(client, {.is_push = true, .table = head.table, .rows = head.rows, .since = clock_.now()});
+  const OpenRequest open(
+      client, {.is_push = true, .table = head.table, .rows = head.rows, .since = clock_.now()});
   client.in.resize(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(client.in));
   CENTROID_CO_TRY(co_await await_room(head.table, head.rows, head.rows, client));

@@ -21,13 +21,9 @@ std::vector<RowSpec> parsed(const std::string& tables) {
 
 RowsService::RowsService(const std::string& tables, std::chrono::milliseconds lease,
                          const Clock& clock, metrics::Registry& registry)
-    : RowsService(parsed(tables), lease, clock, registry) {}
-
-RowsService::RowsService(std::vector<RowSpec> specs, std::chrono::milliseconds lease,
-                         const Clock& clock, metrics::Registry& registry)
     : clock_(clock),
-      sessions_(lease, clock, registry, !specs.empty()),
-      store_(std::move(specs), clock, registry),
+      sessions_(lease, clock, registry, !tables.empty()),
+      store_(parsed(tables), clock, registry),
       journal_(store_, clock),
       moves_(store_, journal_),
       incarnation_(random_seed()) {}
@@ -62,8 +58,7 @@ Status RowsService::restore(const std::filesystem::path& checkpoint,
       if (file == kPushesFile) journal = std::max<std::uint64_t>(pushed.journal, 1);
       continue;
     }
-    const std::string name = table_of_rows_file(file).value_or(file);
-    CENTROID_ASSIGN(const std::size_t number, store_.check_file(checkpoint, name));
+    CENTROID_ASSIGN(const std::size_t number, store_.check_file(checkpoint, file));
     const std::lock_guard lock(store_.mutex());
     CENTROID_ASSIGN(const RowTable::State state,
                     read_rows(checkpoint / file, store_.table(number)));

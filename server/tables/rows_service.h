@@ -93,9 +93,6 @@ class RowsService {
   using Session = transport::Session;
   using InFrame = transport::InFrame;
 
-  RowsService(std::vector<RowSpec> specs, std::chrono::milliseconds lease, const Clock& clock,
-              metrics::Registry& registry);
-
   Task<Status> on_open(Session& session, const InFrame& frame, RowsSession& client);
   Task<Status> on_pull(Session& session, const InFrame& frame, RowsSession& client);
   Task<Status> on_push(Session& session, const InFrame& frame, RowsSession& client);

@@ -112,12 +112,11 @@ void RowsSessions::close_silent(const RowsSession& client, TimePoint now) {
 
 void RowsSessions::waits(const TableStore& store, const std::function<std::string()>& trouble,
                          std::vector<WaitView>& views) const {
-  constexpr double kLong = 2;
   for (const RowsSession* const one : sessions_) {
     const RowsRequest& request = one->request;
     if (request.waits_for == RowsWaitFor::kNothing) continue;
     const double seconds = std::chrono::duration<double>(clock_.now() - request.since).count();
-    if (seconds < kLong) continue;
+    if (seconds < static_cast<double>(kHeldUp.count())) continue;
     const transport::Peer& peer = one->session().peer();
     const std::string name = "rows client " + peer.name + " (" + peer.address + ")";
     const WaitText text = text_of(request.waits_for);

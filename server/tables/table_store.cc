@@ -80,7 +80,8 @@ Result<std::size_t> TableStore::number_of(const std::string& table) const {
 }
 
 Result<std::size_t> TableStore::check_file(const std::filesystem::path& checkpoint,
-                                           const std::string& table) const {
+                                           const std::string& file) const {
+  const std::string table = table_of_rows_file(file).value_or(file);
   auto number = number_of(table);
   if (number.ok()) return number;
   return Error(ErrorCode::kFailedPrecondition,
@@ -165,10 +166,10 @@ void TableStore::drop_buckets(const std::vector<std::uint16_t>& buckets) {
   }
 }
 
-void TableStore::add_counters(std::size_t table, const RowCounters& counters) {
+void TableStore::add_counters(std::size_t table, const proto::FrozenTable& counted) {
   const std::lock_guard lock(tables_->mutex);
   RowTable& into = tables_->tables[table];
-  into.add(counters);
+  into.add(counted);
   probes_[table].skip(into);  // their server has published them
 }
 

@@ -77,10 +77,10 @@ class TableStore {
 
   /// fails  not_found
   Result<std::size_t> number_of(const std::string& table) const;
-  /// The number of a table of a checkpoint.
+  /// The number of the table that a file of a checkpoint has.
   /// fails  failed_precondition: the settings have it not
   Result<std::size_t> check_file(const std::filesystem::path& checkpoint,
-                                 const std::string& table) const;
+                                 const std::string& file) const;
   /// This server has `mine` of the buckets of tables on so many servers: of max_bytes the same
   /// share, but not less than it was since rows are here. Locks.
   /// fails  invalid_argument: a share is too small
@@ -99,7 +99,7 @@ class TableStore {
   /// Rows of these buckets go; all tables are looked through.
   void drop_buckets(const std::vector<std::uint16_t>& buckets);
   /// What a server counted that has gone. Locks.
-  void add_counters(std::size_t table, const RowCounters& counters);
+  void add_counters(std::size_t table, const proto::FrozenTable& counted);
 
   // memory
   /// For all tables. `source`: of the limit, for errors
