@@ -159,8 +159,8 @@ TEST(ServersWaits, ACallThatIsGivenUpLeavesCheckpointsPossible) {
   EXPECT_TRUE(shard.join().ok());
 }
 
-/// Two tensors, of which the first lies on the shard server. In one of its steps a number of that is
-/// none, so that all that goes to the leader is sent and none of the rest.
+/// Two tensors, of which the first lies on the shard server. In one of its steps a number of that
+/// is none, so that all that goes to the leader is sent and none of the rest.
 constexpr std::size_t kTensor = 512;
 
 class OnceBad final : public CustomGroup {
