@@ -65,6 +65,11 @@ void churn(const std::filesystem::path& folder, bool journal, std::uint64_t seed
         here.insert(fresh);
       }
     } else if (what == 2 && some != 0) {
+      ASSERT_TRUE(all.leader->wait_until([&](const auto&) {  // it may have been started just now
+        return std::ranges::any_of(all.leader->servers(), [&](const server::ServerView& one) {
+          return one.name == Servers::name_of(some);
+        });
+      }));
       const Status asked = all.leader->drain_server(Servers::name_of(some));
       ASSERT_TRUE(asked.ok()) << asked.error().to_string();
       here.erase(some);
