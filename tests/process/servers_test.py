@@ -368,7 +368,7 @@ class Change(ServersTest):
     def test_a_drain_for_which_the_others_have_no_memory_is_refused_with_the_numbers(self):
         leader = self.server("--servers", 3, "--min-workers", 1, "--optimizer", "sgd", "--rounds", 100_000)
         b = self.shard(leader, "b")
-        c = self.shard(leader, "c", "--memory-limit", 117_000_000)  # a third takes 104 MB, a half 133 MB
+        c = self.shard(leader, "c", "--memory-limit", 100_000_000)  # a third takes 94 MB, a half 105 MB
         worker = self.worker(leader, "w0", model="mlp:64-2048-1536-10")
         leader.wait_more_rounds(2)
 
@@ -381,7 +381,7 @@ class Change(ServersTest):
         self.assertEqual(status, 409, refused)
         self.assertIn("server 'b' is not drained, nothing has moved", refused["detail"])
         self.assertIn("server 'c', with its share of a model on 2 servers", refused["detail"])
-        self.assertIn("memory_limit allows 117000000", refused["detail"])
+        self.assertIn("memory_limit allows 100000000", refused["detail"])
         leader.wait_more_rounds(2)
         self.assertEqual(placed(), before)
         self.assertEqual(leader.post("/v1/servers/c:drain")[0], 202)
