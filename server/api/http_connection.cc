@@ -12,6 +12,7 @@
 #include <boost/beast/http/span_body.hpp>
 
 #include "server/api/problem.h"
+#include "transport/http/request_head.h"
 #include "transport/tls/maybe_tls.h"
 
 namespace centroid::server {
@@ -52,7 +53,9 @@ HttpRequest to_request(Parser::value_type message) {
 }
 
 /// What to answer to bytes that are no request, or none for us; nothing for a peer that just left.
-std::optional<HttpResponse> parse_problem(const beast::error_code& ec, std::string_view instance) {
+std::optional<HttpResponse> parse_problem(const transport::HeadRead& read,
+                                          std::string_view instance) {
+  const beast::error_code ec = read.ec;
   const auto refuse = [instance](unsigned status, std::string_view detail) {
     return make_problem(status, ErrorCode::kInvalidArgument, detail, instance);
   };
@@ -62,6 +65,7 @@ std::optional<HttpResponse> parse_problem(const beast::error_code& ec, std::stri
   if (ec == http::error::body_limit)
     return refuse(413, "the body is larger than this server reads");
   if (ec == http::error::bad_version) return refuse(505, "expected HTTP/1.1 or HTTP/1.0");
+  if (!read.fault.empty()) return refuse(400, read.fault);
   if (ec.category() == http::make_error_code(http::error::bad_method).category())
     return refuse(400, "not an HTTP request: " + ec.message());
   return std::nullopt;
@@ -113,7 +117,7 @@ struct HttpConnection::Impl {
     }
     return false;
   }
-  Task<beast::error_code> read_message(Parser& parser);
+  Task<transport::HeadRead> read_message(Parser& parser);
   Task<beast::error_code> write_stream(std::shared_ptr<BodyStream> body, bool is_chunked,
                                        std::chrono::milliseconds timeout);
 
@@ -157,18 +161,20 @@ Task<bool> HttpConnection::wait_for_request() {
   co_return !impl_->is_closed;
 }
 
-Task<beast::error_code> HttpConnection::Impl::read_message(Parser& parser) {
-  auto [ec, n] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-  if (ec || parser.is_done()) co_return ec;
+Task<transport::HeadRead> HttpConnection::Impl::read_message(Parser& parser) {
+  transport::HeadRead read = co_await transport::read_head(stream, buffer, parser);
+  if (read.ec || parser.is_done()) co_return read;
   const bool is_asking = beast::iequals(parser.get()[http::field::expect], "100-continue");
   if (is_asking && parser.get().version() >= 11) {
     static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
     const auto bytes = asio::buffer(kContinue.data(), kContinue.size());
     auto [write_ec, written] = co_await asio::async_write(stream, bytes, kAwait);
-    if (write_ec) co_return write_ec;
+    read.ec = write_ec;
+    if (write_ec) co_return read;
   }
   auto [body_ec, body_bytes] = co_await http::async_read(stream, buffer, parser, kAwait);
-  co_return body_ec;
+  read.ec = body_ec;
+  co_return read;
 }
 
 Task<HttpConnection::Incoming> HttpConnection::read_request() {
@@ -178,16 +184,16 @@ Task<HttpConnection::Incoming> HttpConnection::read_request() {
   parser.header_limit(static_cast<std::uint32_t>(impl_->limits.header_bytes));
   parser.body_limit(impl_->limits.body_bytes);
   impl_->lower.expires_after(impl_->limits.read_timeout);
-  const beast::error_code ec = co_await impl_->read_message(parser);
-  if (!ec) {
+  const transport::HeadRead read = co_await impl_->read_message(parser);
+  if (!read.ec) {
     incoming.keep_alive = parser.keep_alive();
     incoming.request = to_request(parser.release());
     incoming.request->address = address();
   } else if (!impl_->is_closed) {
-    incoming.is_slow = ec == beast::error::timeout;
+    incoming.is_slow = read.ec == beast::error::timeout;
     const std::string target(parser.get().target());  // empty: the request line was not read
     const std::string path = target.substr(0, target.find('?'));
-    incoming.problem = parse_problem(ec, path.empty() ? "/" : path);
+    incoming.problem = parse_problem(read, path.empty() ? "/" : path);
   }
   co_return incoming;
 }

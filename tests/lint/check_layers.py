@@ -45,7 +45,7 @@ MAY = {
     "server/state": [BASE, TENSOR, PROTO, CHECKPOINT, "server/aggregate", "server/coordinate", "server/store", "server/shard", "server/api/view"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate", "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
-    "server/api": [BASE, ASYNC, STORAGE, CHECKPOINT, "transport", "transport/tls", "server/events", "server/tokens", "server/api/view"],
+    "server/api": [BASE, ASYNC, STORAGE, CHECKPOINT, "transport", "transport/tls", "transport/http", "server/events", "server/tokens", "server/api/view"],
     "server/api/view": [BASE, ASYNC, "server/events"],
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/aggregate/round_policy", "server/coordinate"]

@@ -15,18 +15,22 @@
 namespace centroid::transport {
 namespace {
 
-/// The whole response of one request.
-std::string ask(const Endpoint& endpoint, const std::string& path) {
+/// All that the listener answers until it closes.
+std::string send(const Endpoint& endpoint, const std::string& request) {
   boost::asio::io_context context;
   boost::asio::ip::tcp::socket socket(context);
   boost::asio::ip::tcp::resolver resolver(context);
   boost::asio::connect(socket, resolver.resolve(endpoint.host, std::to_string(endpoint.port)));
-  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
   boost::asio::write(socket, boost::asio::buffer(request));
   std::string response;
   boost::system::error_code at_end;
   boost::asio::read(socket, boost::asio::dynamic_buffer(response), at_end);
   return response;
+}
+
+/// The whole response of one request.
+std::string ask(const Endpoint& endpoint, const std::string& path) {
+  return send(endpoint, "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
 }
 
 bool has(const std::string& response, const std::string& text) {
@@ -57,6 +61,27 @@ TEST(MetricsListener, probes_say_why_the_process_is_not_well) {
   EXPECT_TRUE(has(ask(at, "/readyz"), "HTTP/1.1 200"));
   EXPECT_TRUE(has(ask(at, "/healthz"), "HTTP/1.1 200"));  // the listener itself answers
   EXPECT_TRUE(has(ask(at, "/elsewhere"), "HTTP/1.1 404"));
+}
+
+TEST(MetricsListener, answers_nothing_behind_a_request_whose_end_is_not_certain) {
+  metrics::Registry registry;
+  MetricsOptions options;
+  options.endpoint.host = "127.0.0.1";
+  options.endpoint.port = 0;
+  const auto started = MetricsListener::start(std::move(options), registry);
+  ASSERT_TRUE(started.ok()) << started.error().message();
+  const std::string next = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+  for (const std::string fields :
+       {"Host: x\r\nTransfer-Encoding: xchunked\r\n", "Host: x\r\nHost: x\r\n", "X: y\r\n",
+        "Host: x\r\nX: y\r\n z\r\n", "Host: x\r\nX : y\r\n"}) {
+    SCOPED_TRACE(fields);
+    const std::string got =
+        send(started.value()->endpoint(), "GET /livez HTTP/1.1\r\n" + fields + "\r\n" + next);
+    EXPECT_TRUE(got.starts_with("HTTP/1.1 400")) << got;
+    EXPECT_TRUE(has(got, "Connection: close")) << got;
+    EXPECT_TRUE(has(got, "field '")) << got;
+    EXPECT_FALSE(has(got, "HTTP/1.1 200")) << got;
+  }
 }
 
 TEST(Pulse, is_lost_while_a_question_has_no_answer) {

@@ -13,6 +13,7 @@
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
 #include "common/base/trace_report.h"
+#include "transport/http/request_head.h"
 #include "transport/listen_error.h"
 #include "transport/tls/maybe_tls.h"
 
@@ -72,13 +73,27 @@ std::string known_paths() {
   return text;
 }
 
-Response answer(const Request& request, const metrics::Registry& registry,
-                const MetricsOptions& options, Allowance& traces) {
+Response plain_text() {
   Response response;
-  response.version(request.version());
   response.set(http::field::content_type, "text/plain; charset=utf-8");
   response.set(http::field::cache_control, "no-store");
   response.set("X-Content-Type-Options", "nosniff");
+  return response;
+}
+
+Response refusal(const std::string& fault) {
+  Response response = plain_text();
+  response.result(http::status::bad_request);
+  response.body() = fault + "\n";
+  response.keep_alive(false);
+  response.prepare_payload();
+  return response;
+}
+
+Response answer(const Request& request, const metrics::Registry& registry,
+                const MetricsOptions& options, Allowance& traces) {
+  Response response = plain_text();
+  response.version(request.version());
   const std::string_view target(request.target().data(), request.target().size());
   const std::string_view path = target.substr(0, target.find('?'));
   if (std::ranges::find(kPaths, path) == kPaths.end()) {
@@ -215,10 +230,15 @@ Task<void> MetricsListener::Impl::serve_requests(Peer& peer) {
     http::request_parser<http::empty_body> parser;
     parser.header_limit(kMaxHeaderBytes);
     stream.lower().expires_after(buffer.size() > 0 ? kMessageTime : kIdleTime);
-    const auto [read_failed, read] = co_await http::async_read(stream, buffer, parser, kAwait);
-    if (read_failed || is_stopping || peer.is_dropped) co_return;
+    HeadRead read = co_await read_head(stream, buffer, parser);
+    if (!read.ec && !parser.is_done()) {
+      const auto [body_ec, n] = co_await http::async_read(stream, buffer, parser, kAwait);
+      read.ec = body_ec;
+    }
+    if ((read.ec && read.fault.empty()) || is_stopping || peer.is_dropped) co_return;
     peer.has_asked = peer.is_answered = true;
-    const Response response = answer(parser.get(), registry, options, traces);
+    const Response response =
+        read.ec ? refusal(read.fault) : answer(parser.get(), registry, options, traces);
     keep_alive = response.keep_alive();
     stream.lower().expires_after(kMessageTime);
     const auto [write_failed, written] = co_await http::async_write(stream, response, kAwait);
