@@ -52,7 +52,7 @@ void ShardProgram::run(Process& process) {
 
 void ShardProgram::ask_to_end() {
   const auto shard = std::exchange(shard_, nullptr);
-  if (!shard) return;
+  if (!shard || *shard == nullptr) return;  // it has ended by itself, and its executor is gone
   boost::asio::post(executor_, [shard] {
     if (*shard != nullptr) (*shard)->request_stop("killed");
   });
