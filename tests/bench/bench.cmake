@@ -19,7 +19,7 @@ foreach(bench IN ITEMS star exchange durability)
 endforeach()
 centroid_bench(centroid-bench-push SOURCES bench/push_bench.cc DEPS centroid_bench_cluster centroid::rows_client)
 centroid_bench(centroid-bench-rows SOURCES bench/rows_bench.cc bench/rows_checkpoints.cc DEPS centroid_bench_run centroid::rows_client)
-centroid_bench(centroid-bench-memory SOURCES bench/memory_bench.cc DEPS centroid_bench_run centroid::proto)
+centroid_bench(centroid-bench-memory SOURCES bench/memory_bench.cc support/http_client.cc DEPS centroid_bench_run centroid::proto)
 centroid_bench(centroid-bench-scale SOURCES bench/scale_bench.cc bench/light_trainers.cc support/http_client.cc
   DEPS centroid_bench_run centroid::proto)
 foreach(bench IN ITEMS star exchange durability push rows memory scale)

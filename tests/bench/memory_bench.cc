@@ -14,6 +14,7 @@
 #include "common/proto/messages.h"
 #include "common/tensor/chunk_plan.h"
 #include "tests/bench/bench_run.h"
+#include "tests/support/http_client.h"
 #include "transport/session.h"
 
 namespace centroid::bench {
@@ -196,6 +197,10 @@ int run(const Options& options) {
                     "--stall-timeout", "120s", "--min-workers", std::to_string(options.workers)},
                    "127.0.0.1", "", log_file);
   const Child& server = started.child;
+  // These workers do not try again: a server that begins would send them away.
+  test::HttpClient client(started.api.port);
+  while (client.request("GET", "/readyz").status != 200)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // lint-ok: no test
   std::vector<Child> members;
   for (std::size_t m = 0; m < options.workers; ++m)
     members.push_back(Child::forked([&] { run_lean(options, m, started.data); }));
