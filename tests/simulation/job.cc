@@ -193,7 +193,7 @@ void Job::supervise() {
   for (ServerProgram& one : servers_)
     if (one.is_up() && one.ended() && !one.ended()->ok()) one.start();
   for (ShardProgram& one : shards_)
-    if (one.has_failed() && newest_ <= around_.plan.rounds) one.start();
+    if (one.has_failed()) one.start();
 }
 
 void Job::watch() {
