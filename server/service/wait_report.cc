@@ -110,7 +110,9 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
     add(member, adds ? "addition with its peers" : "contribution");
   }
   if (!policy_.is_elastic()) return;
-  if (done < needed)
+  const auto deadline = open_.machine.deadline();
+  // Where all that have seats are done and had no samples, it waits for the others, too.
+  if (done < needed || (open_.machine.missing().empty() && !deadline))
     for (const MemberId member : unseated()) {
       const auto link = members_.find(member);
       const auto late = link->late          ? link->late->key.round
@@ -118,7 +120,7 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
                                             : link->pace.opened.round;
       add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
     }
-  if (const auto deadline = open_.machine.deadline())
+  if (deadline)
     views.push_back({.who = round,
                      .for_whom = "workers that are expected soon",
                      .what = "the quorum is there; the round closes in " +
