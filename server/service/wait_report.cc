@@ -100,14 +100,11 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
       add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*link));
       continue;
     }
-    if (is_behind) {
-      add(member,
-          "contribution, which other servers add behind that of " + members_.name_of(*first));
-      continue;
-    }
     const bool adds =
         link && config_.is_peer_to_peer() && link->contribution.computed == open_.attempt->key();
-    add(member, adds ? "addition with its peers" : "contribution");
+    std::string what = adds ? "addition with its peers" : "contribution";
+    if (is_behind) what += ", which other servers add behind that of " + members_.name_of(*first);
+    add(member, std::move(what));
   }
   if (!policy_.is_elastic()) return;
   const auto deadline = open_.machine.deadline();
