@@ -159,8 +159,8 @@ TEST(ServersWaits, ACallThatIsGivenUpLeavesCheckpointsPossible) {
   EXPECT_TRUE(shard.join().ok());
 }
 
-/// Two tensors, of which the first lies on the shard server. In one of its steps a number of that
-/// is none, so that all that goes to the leader is sent and none of the rest.
+/// Two tensors, of which the first lies on the shard server. In one of its steps no number of that
+/// is finite: all that goes to the leader is sent, and nothing of the rest.
 constexpr std::size_t kTensor = 512;
 
 class OnceBad final : public CustomGroup {
@@ -169,7 +169,7 @@ class OnceBad final : public CustomGroup {
   Result<worker::GroupStep> step(const worker::Dataset&, std::span<const std::uint64_t> samples,
                                  const std::function<void(TensorId)>& on_ready) override {
     constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
-    gradients()[kTensor - 1] = step_++ == bad_step_ ? kNone : 0.5F;
+    std::ranges::fill(gradients().first(kTensor), step_++ == bad_step_ ? kNone : 0.5F);
     for (const std::uint32_t tensor : {1, 0}) on_ready(TensorId(tensor));
     worker::GroupStep done;
     done.samples = samples.size();
