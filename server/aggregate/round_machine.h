@@ -87,10 +87,10 @@ class RoundMachine {
   /// round is not open or `member` is not of it.
   RoundDecision failed(MemberId member, std::string why);
 
-  /// Who is missing has had its time, though it has not gone: kRetry, to be begun anew without
-  /// `silent`. Where that would lose what a member had contributed completely that has gone since,
-  /// and the sum holds no part of `silent` (`progress`), the round goes on without `silent`, who
-  /// lose their seats. Nothing happens when the round would be left without anybody.
+  /// The missing members `silent` have had their time, and have not gone. kRetry: repeat the
+  /// attempt without them. A member that contributed and then went cannot send again: where there
+  /// is one, and the sum holds no part of `silent` (`progress`), the round goes on and `silent`
+  /// lose their seats. Nothing happens when nobody would be left.
   RoundDecision timed_out(const std::vector<MemberId>& silent, Progress progress,
                           TimePoint now = {});
 

@@ -221,8 +221,7 @@ TimePoint RoundAttempts::round_limit() const {
   return is_bounded ? open_.looked_at + config_.timeouts.round : TimePoint::max();
 }
 
-/// Of those that are missing the first whom other servers add up. None: other servers have nothing
-/// to add.
+/// The first missing member whose contribution other servers add up; none: there is no such.
 MemberId RoundAttempts::first_elsewhere() const {
   if (!spread_.has_others()) return {};
   for (const MemberId member : open_.machine.missing())
@@ -245,8 +244,8 @@ void RoundAttempts::leave_silent_out() {
     // A median takes chunks when all are there, and holds nobody up meanwhile.
     bool awaits_others = aggregate_.is_mean() && was_told &&
                          job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
-    // Other servers add in the order of ranks: whoever is behind the first may wait for it there,
-    // or has until now.
+    // Other servers add in the order of ranks. A member behind the first may wait for it there,
+    // or may have waited until now.
     if (aggregate_.is_mean() && round_servers_.may_have_part(member))
       awaits_others = awaits_others || member != first || is_first_now;
     if (!was_told || link->contribution.pending_end || awaits_others) continue;

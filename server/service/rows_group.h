@@ -82,7 +82,7 @@ struct RowsGroup {
   Result<std::size_t> place_of(const std::string& server) const;
   /// Buckets lie there.
   bool owns(std::size_t which) const;
-  /// Rows lie there, or did, so that somebody waits for it.
+  /// Rows are or were on this server, so clients wait for it.
   bool is_wanted(std::size_t which) const { return owns(which) || holders[which].has_held; }
 
   Task<Result<transport::Reply>> ask(std::size_t which, proto::TablesKind kind,

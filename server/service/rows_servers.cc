@@ -100,7 +100,7 @@ Task<bool> RowsServers::bring(std::vector<std::size_t> which) {
   co_return brought.ok();
 }
 
-/// Who has its rows is told to serve them. False: the server is stopping.
+/// Tell every server that has loaded its rows to serve them. False: the server is stopping.
 Task<bool> RowsServers::serve_loaded() {
   const auto is_loaded = [](const RowsHolder& one) { return one.state == RowsState::kLoaded; };
   if (std::ranges::none_of(group_.holders, is_loaded)) co_return true;
@@ -188,7 +188,7 @@ Task<bool> RowsServers::let_go() {
   if (which == 0 || kept_.is_frozen()) co_return true;
   const bool is_quiet = co_await moves_.pause();
   if (!is_quiet) co_return false;
-  // What was on its way to it when it was asked to go has arrived meanwhile; or it has gone.
+  // Rows that were under way to it have arrived by now, or it is gone.
   const bool may_go = !kept_.is_frozen() && goes(which);
   if (!may_go) {
     moves_.resume();

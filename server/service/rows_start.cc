@@ -104,7 +104,7 @@ bool RowsServers::choose() {
 
 /// All rows are where they are to be.
 Task<Status> RowsServers::begin() {
-  group_.is_begun = true;  // a checkpoint may be made of them
+  group_.is_begun = true;  // checkpoints of the tables may begin
   const bool is_known = saved_ && saved_->is_followed;
   if (is_known) {
     const Status settled = co_await settle_claims();

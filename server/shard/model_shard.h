@@ -40,7 +40,7 @@ class ModelShard {
   bool expect(const proto::ContributionKey& key, const std::shared_ptr<const Codec>& codec);
   /// The place is still there.
   bool is_expected(const proto::ContributionKey& key) const;
-  /// A chunk of a contribution that is expected. Returns what the leader is told, once all of its
+  /// Take a chunk of an expected contribution. Returns the message to the leader, once all of its
   /// chunks have come.
   /// fails  invalid_argument
   Result<std::optional<proto::Whole>> take(const proto::ContributionKey& key,

@@ -31,21 +31,21 @@ class RoundSums {
   RoundSums(const ShardChunks& chunks, Release release)
       : chunks_(chunks), release_(std::move(release)) {}
 
-  /// What the leader says. Of the attempt that is being summed: those that are missing now do not
-  /// come any more.
+  /// Begin the attempt that the leader has opened. Told again for the same attempt: members that
+  /// the new list lacks send nothing more.
   void open(const proto::Opened& opened);
-  /// Begin the attempt anew: other chunks than before lie here.
+  /// Begin the attempt again: this server now has other chunks.
   void restart();
-  /// There is no attempt, and what waits is dropped.
+  /// End the attempt, and drop what waits.
   void close();
 
-  /// A contribution that is being summed, and is not complete.
+  /// The attempt sums this contribution.
   bool expects(const proto::ContributionKey& key) const;
   /// `codec`: of the payload. The key is expected.
   /// fails  as Aggregator::offer
   Status add(const proto::ContributionKey& key, const std::shared_ptr<const Codec>& codec,
              const proto::Push& push, Buffer payload, std::size_t bytes);
-  /// What the leader is told once all of a contribution has come.
+  /// The message to the leader, once all chunks of the contribution have come.
   std::optional<proto::Whole> whole(const proto::ContributionKey& key) const;
   /// The sums of all chunks are those of `parts`, and of nobody else.
   /// fails  failed_precondition
