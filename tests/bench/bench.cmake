@@ -36,6 +36,7 @@ centroid_bench_script(policies.py ARGS ${bin} --repeats 1)
 centroid_bench_script(recovery.py ARGS ${bin} --kills 2)
 centroid_bench_script(rest_load.py ARGS ${bin} --seconds 3)
 centroid_bench_script(servers.py ARGS ${bin})
+centroid_bench_script(shard_memory.py ARGS ${bin} --workers 2 --rounds 3)
 centroid_bench_script(soak.py NAMED ARGS ${bin} --minutes 5 --churn 5 --every 1)
 # Two builds in turns; one on both sides by default, which must find no difference.
 centroid_bench_script(paired.py NAMED ARGS ${bin} ${bin})

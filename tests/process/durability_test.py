@@ -575,7 +575,8 @@ class Damage(DurabilityTest):
         server.wait_round(CHECKPOINT_EVERY + 2)
         server.post("/v1/job:stop")
         self.assert_exit(DONE, *workers, server)
-        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again")
+        goal = self.last_committed(server) + 10  # it may have gone on for a while before it stopped
+        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again", rounds=goal)
         self.assert_exit(DONE, *self.workers(again.wait_ready(), "again"), again)
 
     def test_used_folder_without_resume(self):
