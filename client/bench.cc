@@ -34,7 +34,7 @@ int bench(const Session& session, const Options& options) {
   }
   const std::chrono::milliseconds time(static_cast<std::int64_t>(1000 * options.seconds));
   if (is_tls_missing) {
-    std::fprintf(stderr, "centroidctl: data connections of %s are TLS: give --tls-authority\n",
+    std::fprintf(stderr, "centroidctl: data connections of %s are TLS: give --tls.authority\n",
                  where.c_str());
     return kExitUsage;
   }

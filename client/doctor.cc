@@ -62,7 +62,7 @@ struct Lack {
 
 Lack lack_of(const Session& session, const Access& access) {
   if (!access.tls && has_tls(session))
-    return {"it is TLS", "give who signs its certificate with --tls-authority"};
+    return {"it is TLS", "give who signs its certificate with --tls.authority"};
   const auto config = get_json(session, "/v1/config");
   const bool asks_token =
       config.ok() && config->contains("token") && !text_of((*config)["token"], "value").empty();
@@ -91,7 +91,7 @@ void check_data_port(Report& report, const Session& session, const std::string& 
   if (!network.ok())
     return report.add(Verdict::kWarning, network_name, "not measured: " + network.error().message(),
                       "give the workers' token with --worker-token-file, with TLS their "
-                      "certificate with --tls-certificate and --tls-key");
+                      "certificate with --tls.certificate and --tls.key");
   const double slower = std::min(network->bytes_per_second_out, network->bytes_per_second_in);
   const std::string found = duration_text(network->median_seconds) + " a round trip, " +
                             size_text(network->bytes_per_second_out) + "/s to it, " +
@@ -316,7 +316,7 @@ void check_durability(Report& report, const Session& session) {
   report.add(Verdict::kWarning, "durability",
              "no journal, and checkpoints at the end only: if the server is killed, all since the "
              "newest checkpoint is lost",
-             "centroidctl config set checkpoint.every_rounds=N, or start the server with --journal "
+             "centroidctl config set checkpoint.every_rounds=N, or start the server with --journal.mode "
              "on");
 }
 

@@ -198,17 +198,17 @@ std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command) {
       ->envname("CENTROIDCTL_WORKER_TOKEN_FILE");
   command
       .add_option(
-          "--tls-authority", options->tls.authority,
+          "--tls.authority", options->tls.authority,
           "data connections are TLS: PEM file of who signs the other side's certificate, or "
           "system")
       ->envname("CENTROIDCTL_TLS_AUTHORITY");
   command
-      .add_option("--tls-certificate", options->tls.certificate,
+      .add_option("--tls.certificate", options->tls.certificate,
                   "PEM file with the certificate to show, such as a worker's")
       ->envname("CENTROIDCTL_TLS_CERTIFICATE");
-  command.add_option("--tls-key", options->tls.key, "PEM file with its key")
+  command.add_option("--tls.key", options->tls.key, "PEM file with its key")
       ->envname("CENTROIDCTL_TLS_KEY");
-  command.add_option("--tls-server-name", options->tls.server_name,
+  command.add_option("--tls.server-name", options->tls.server_name,
                      "what the server's certificate must be for; the host when not given");
   return options;
 }
@@ -222,8 +222,8 @@ Result<Access> open_access(WorkerOptions options, bool is_accepting) {
   if (is_plain) return access;
   if (!is_accepting && options.tls.authority.empty())
     return Error(ErrorCode::kInvalidArgument,
-                 "--tls-certificate is shown to a server whose own is checked: give "
-                 "--tls-authority too");
+                 "--tls.certificate is shown to a server whose own is checked: give "
+                 "--tls.authority too");
   options.tls.is_server = is_accepting;
   CENTROID_ASSIGN(access.tls, transport::make_tls(std::move(options.tls)));
   return access;

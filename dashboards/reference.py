@@ -7,8 +7,8 @@ HEAD = """# Metrics
 Made by `OPS_WRITE_REFERENCE=1 ./centroid test --ops` from what the programs of a training cluster serve; the test fails when this page is
 not what they serve. Times are in seconds, sizes in bytes. Dashboards and alert rules for them are in `dashboards/`.
 
-The server, and a standby, serves them on its REST port (`--api`, with its token), a shard server (docs/several-servers.md) and a worker at
-`--metrics-listen` (without one).
+The server, and a standby, serves them on its REST port (`--api.listen`, with its token), a shard server (docs/several-servers.md) and a worker at
+`--metrics.listen` (without one).
 """
 SERIES = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')

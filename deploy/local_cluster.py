@@ -156,7 +156,7 @@ def server_settings(options, folder):
     if options.local_steps > 1:  # --optimizer and --lr are the workers'
         steps = {name: getattr(options, name) for name in ("local_steps", "fragments", "overlap", "outer")}
     else:
-        steps = {"optimizer": {"name": options.optimizer, "learning_rate": options.lr}}
+        steps = {"optimizer": options.optimizer, "lr": options.lr}
     return {
         "listen": "127.0.0.1:0",
         "api": {"listen": "127.0.0.1:0"},
@@ -178,7 +178,7 @@ def training_flags(options, folder, name):
     """Flags of a worker that do not depend on the exchange."""
     return [
         *("--name", name, "--model", options.model, "--codec", options.codec, "--seed", options.seed),
-        *("--data", options.data, "--data.cache_dir", options.data_dir),
+        *("--data", options.data, "--data-cache-dir", options.data_dir),
         *("--summary-file", folder / f"{name}.json"),
     ]
 
@@ -187,9 +187,9 @@ def worker_command(options, folder, endpoint, number):
     name = f"worker-{number}"
     flags = ["--server", endpoint, "--exchange", options.exchange, "--devices", options.devices, "--batch", options.batch]
     if options.local_steps > 1:
-        flags += ["--inner-optimizer", options.optimizer, "--inner-lr", options.lr]
+        flags += ["--inner.optimizer", options.optimizer, "--inner.lr", options.lr]
     if options.nodes > 1:
-        flags += ["--node", f"node-{number * options.nodes // options.workers}"]
+        flags += ["--peer.node", f"node-{number * options.nodes // options.workers}"]
     return name, [options.bin / "centroid-worker", *flags, *training_flags(options, folder, name)]
 
 

@@ -290,7 +290,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   if (!data_endpoint.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "--listen " + config.listen +
-                     " is reachable from other machines: give --token_file FILE with the secret of "
+                     " is reachable from other machines: give --token-file FILE with the secret of "
                      "the workers, or listen on 127.0.0.1");
   CENTROID_TRY(make_folder("run_dir", config.run_dir));
   FolderClaim claim;  // outlives everything that writes
@@ -412,7 +412,7 @@ Status run_shard(const ServerConfig& config) {
   if (!endpoint.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "--listen " + config.listen +
-                     " is reachable from other machines: give --token_file FILE with the secret of "
+                     " is reachable from other machines: give --token-file FILE with the secret of "
                      "the workers, or listen on 127.0.0.1");
   if (const bool is_any = endpoint.host == "0.0.0.0" || endpoint.host == "::";
       is_any && config.identity.advertise.empty())

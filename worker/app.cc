@@ -84,7 +84,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   if (!listen.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "--peer.listen " + listen.to_string() +
-                     " is reachable from other machines: give --token_file FILE");
+                     " is reachable from other machines: give --token-file FILE");
   transport::TransportOptions transport_options;
   transport_options.congestion_control = config.congestion_control;
   CENTROID_ASSIGN(transport_options.layer, tls_layer(config, true));

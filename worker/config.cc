@@ -10,254 +10,231 @@ namespace {
 
 /// Where it joins, and what it trains.
 void register_work(config::Schema& s, WorkerConfig& c) {
-  s.field(
-      "server", &c.server,
-      {.text = "the server's data endpoint, HOST:PORT; of several servers one or all, separated by "
-               "commas: the one that leads is found"});
-  s.field("token", &c.token, {.text = "shared secret of the cluster", .secret = true});
-  s.field(
-      "data", &c.data,
-      {.text = "data set: digits, idx:DIR (MNIST files), packages; for transformers text:PLACE,... "
-               "(files and folders; it learns to predict the next token), digits-tokens"});
-  s.field(
-      "model", &c.model,
-      {.text =
-           "mlp:IN-HIDDEN-…-OUT[,relu|,gelu][,norm=batch] or transformer:layers=2,width=64,heads=4,"
-           "context=64,vocabulary=256,... (docs/models.md)"});
+  s.section("Work");
+  s.field("server", &c.server,
+          {.text = "data address of the server, HOST:PORT; of several servers one or all, "
+                   "separated by commas",
+           .basic = true});
+  s.field("token", &c.token,
+          {.text = "shared secret of the cluster", .secret = true, .basic = true});
+  s.field("data", &c.data,
+          {.text = "data set: digits, idx:DIR (MNIST files), packages; for transformers "
+                   "text:PATH,... (files and folders, next-token prediction), digits-tokens",
+           .basic = true});
+  s.field("model", &c.model,
+          {.text = "mlp:IN-HIDDEN-…-OUT[,relu|,gelu][,norm=batch] or "
+                   "transformer:layers=2,width=64,heads=4,context=64,vocabulary=256,...",
+           .basic = true});
   s.field("batch", &c.batch,
-          {.text = "samples this worker takes a round, over all its devices",
+          {.text = "samples per round of this worker, over all its devices",
            .unit = "samples",
-           .min = 1});
+           .min = 1,
+           .basic = true});
   s.field("devices", &c.devices,
-          {.text = "devices of this worker, e.g. cpu:0,cpu:1 or cuda:0,cuda:1: one thread and one "
-                   "replica each (docs/gpu.md)"});
-  s.field("name", &c.name,
-          {.text = "unique name of this worker; ranks follow it; empty: host name and process id"});
+          {.text = "devices of this worker, such as cpu:0,cpu:1 or cuda:0,cuda:1; each has a "
+                   "thread and a replica of the model",
+           .basic = true});
+  s.field(
+      "name", &c.name,
+      {.text =
+           "unique name of this worker, which determines its rank; empty: host name and process id",
+       .basic = true});
 }
 
 /// How it takes part.
 void register_membership(config::Schema& s, WorkerConfig& c) {
+  s.section("Membership");
   s.field("exchange", &c.exchange,
-          {.text = "as the server's: star = through it; ring, hierarchical = gradients among the "
-                   "workers; or local: alone, without a server",
-           .choices = {"star", "ring", "hierarchical", "local"}});
+          {.text = "as on the server: star, ring or hierarchical; or local: train without a server",
+           .choices = {"star", "ring", "hierarchical", "local"},
+           .basic = true});
   s.field("codec", &c.codec,
-          {.text = "form of the contributions on the wire: f32, bf16, f16, int8, sign, topk:RATIO, "
-                   "each with "
-                   "options, e.g. topk:0.01,values=int8 (docs/compression.md)"});
-  s.field(
-      "state_dir", &c.state_dir,
-      {.text = "folder in which error feedback (docs/compression.md) and the state "
-               "of local steps (docs/low-communication.md) are kept at the server's checkpoints "
-               "and when this worker leaves, for its next start; empty: not kept"},
-      "state-dir");
+          {.text = "codec of the contributions: f32, bf16, f16, int8, sign, topk:RATIO, each with "
+                   "options, such as topk:0.01,values=int8",
+           .basic = true});
+  s.field("state_dir", &c.state_dir,
+          {.text = "folder for error feedback and the state of local steps, saved with each "
+                   "checkpoint of the server and on exit, for the next start; empty: not saved",
+           .basic = true});
   s.field("seed", &c.seed,
-          {.text = "seed of the held-out split (the same on every worker); with exchange local of "
+          {.text = "seed of the held-out split, the same on every worker; with exchange local of "
                    "everything"});
   s.field("join_timeout", &c.join_timeout,
-          {.text = "give up after so long without the server", .unit = "ms", .min = 0},
-          "join-timeout");
+          {.text = "exit when there is no server for this long",
+           .unit = "ms",
+           .min = 0,
+           .basic = true});
   s.field("stop_status", &c.stop_status,
-          {.text = "exit status after a signal asked this worker to leave and it did; other than 0 "
-                   "where a scheduler should start it again, e.g. 143",
-           .max = 255},
-          "stop-status");
+          {.text = "exit status when a signal ends this worker; set 143 where a scheduler should "
+                   "start it again",
+           .max = 255});
 }
 
 /// What it tells.
 void register_reports(config::Schema& s, WorkerConfig& c) {
-  s.field(
-      "log.level", &c.log_level,
-      {.text = "least level to log", .choices = {"trace", "debug", "info", "warn", "error", "off"}},
-      "log-level");
-  s.field("log.format", &c.log_format, {.text = "form of a log line", .choices = {"text", "json"}},
-          "log-format");
-  s.field(
-      "metrics.listen", &c.metrics_listen,
-      {.text = "where GET /metrics (Prometheus), /v1/trace and the probes /livez and /readyz are "
-               "served, HOST:PORT, without a token; port 0 takes a free one; empty: nowhere"},
-      "metrics-listen");
-  s.field("metrics.tls", &c.metrics_tls,
-          {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
+  s.section("Log and metrics");
+  s.field("log.level", &c.log_level,
+          {.text = "lowest level to log",
+           .choices = {"trace", "debug", "info", "warn", "error", "off"},
+           .basic = true});
+  s.field("log.format", &c.log_format,
+          {.text = "format of log lines", .choices = {"text", "json"}, .basic = true});
+  s.field("metrics.listen", &c.metrics_listen,
+          {.text = "address of GET /metrics, /v1/trace, /livez and /readyz, HOST:PORT, without a "
+                   "token; port 0 takes a free port; empty: none",
+           .basic = true});
+  s.field("metrics.tls", &c.metrics_tls, {.text = "serve them by HTTPS, with tls.certificate"});
   s.field("summary_file", &c.summary_file,
-          {.text = "write what was done to this JSON file at the end"}, "summary-file");
+          {.text = "write a summary to this JSON file on exit", .basic = true});
 }
 
 /// TLS.
 void register_tls(config::Schema& s, WorkerConfig& c) {
+  s.section("TLS");
   s.field("tls.authority", &c.tls_authority,
-          {.text = "PEM file with the authority that signs the server's certificate, or \"system\" "
-                   "for those this machine trusts: connections are then TLS (docs/tls.md); "
-                   "empty: they are not"},
-          "tls-authority");
+          {.text = "PEM file with the authority of the certificate of the server, or system for "
+                   "the authorities of this machine; switches on TLS; empty: no TLS",
+           .basic = true});
   s.field("tls.certificate", &c.tls_certificate,
-          {.text = "PEM file with this worker's certificate, for a server that asks for one and "
-                   "for the other workers (exchange ring, hierarchical)"},
-          "tls-certificate");
-  s.field("tls.key", &c.tls_key, {.text = "PEM file with the certificate's private key"},
-          "tls-key");
+          {.text = "PEM file with the certificate of this worker, for a server that requires one "
+                   "and for other workers (exchange ring, hierarchical)"});
+  s.field("tls.key", &c.tls_key, {.text = "PEM file with the private key of the certificate"});
   s.field("tls.server_name", &c.tls_server_name,
-          {.text = "name that the server's certificate must be for; empty: the host of `server`"},
-          "tls-server-name");
+          {.text = "name in the certificate of the server; empty: the host of server"});
 }
 
 /// Data and models in detail.
 void register_data(config::Schema& s, WorkerConfig& c) {
-  s.field("data.cache_dir", &c.data_cache_dir,
-          {.text = "folder where ./centroid build puts digits.csv.gz"}, "data-cache-dir");
-  s.field("data.vocabulary", &c.data_vocabulary,
-          {.text = "data text: file of tokens beside the 256 bytes, one a line (docs/models.md); "
-                   "empty: bytes only"},
-          "data-vocabulary");
-  s.field(
-      "load_ahead", &c.load_ahead,
-      {.text = "most batches that are loaded while others are trained on; fewer where memory is "
-               "short; 0: each is loaded when its turn comes",
-       .unit = "batches",
-       .max = 512},
-      "load-ahead");
+  s.section("Data and model");
+  s.field("data_cache_dir", &c.data_cache_dir,
+          {.text = "folder with digits.csv.gz, which ./centroid build downloads"});
+  s.field("data_vocabulary", &c.data_vocabulary,
+          {.text = "data text: file with tokens in addition to the 256 bytes, one per line; empty: "
+                   "bytes only"});
+  s.field("load_ahead", &c.load_ahead,
+          {.text = "maximum number of batches to load ahead; fewer where memory is short; 0: none",
+           .unit = "batches",
+           .max = 512});
   s.field(
       "base_weights", &c.base_weights,
-      {.text = "safetensors file (a checkpoint's model.safetensors) that a transformer begins at "
-               "or, with lora=RANK, stays at beside its adapters; the same on every worker"},
-      "base-weights");
+      {.text =
+           "safetensors file with pretrained weights of a transformer, such as model.safetensors "
+           "of a checkpoint; with lora=RANK they stay frozen; the same on every worker",
+       .basic = true});
   s.field(
       "adapter.load", &c.adapter_load,
-      {.text = "lora: folder of adapters (PEFT's two files) that training begins at; empty: new "
-               "ones"},
-      "adapter-load");
+      {.text = "lora: folder with initial adapters (the two files of PEFT); empty: new adapters"});
   s.field("adapter.save", &c.adapter_save,
-          {.text = "lora: folder in which this worker leaves the adapters at the end; empty: none"},
-          "adapter-save");
+          {.text = "lora: folder for the adapters at the end; empty: not saved"});
 }
 
 /// Alone, without a server.
 void register_alone(config::Schema& s, WorkerConfig& c) {
+  s.section("Without a server (exchange local)");
   s.field("epochs", &c.epochs,
-          {.text = "exchange local: passes over the data; 0: no limit", .unit = "epochs"});
-  s.field("rounds", &c.rounds, {.text = "exchange local: rounds; 0: no limit", .unit = "rounds"});
-  s.field("optimizer.name", &c.optimizer.name,
-          {.text = "exchange local: update rule", .choices = optimizer_names()}, "optimizer");
-  s.field("optimizer.learning_rate", &c.optimizer.learning_rate,
-          {.text = "exchange local: step size", .min = 0.0}, "lr");
-  s.field("optimizer.schedule", &c.optimizer.schedule,
-          {.text = "exchange local: as the server's (docs/optimizers.md)"}, "lr-schedule");
-  s.field("optimizer.clip_norm", &c.optimizer.clip_norm,
-          {.text = "exchange local: bound of the gradient's norm; 0: none", .min = 0.0},
-          "clip-norm");
-  s.field("optimizer.momentum", &c.optimizer.momentum,
-          {.text = "exchange local", .min = 0.0, .max = 1.0});
-  s.field("optimizer.weight_decay", &c.optimizer.weight_decay,
-          {.text = "exchange local", .min = 0.0});
+          {.text = "exchange local: train for this many passes over the data; 0: no limit",
+           .unit = "epochs"});
+  s.field("rounds", &c.rounds,
+          {.text = "exchange local: train for this many rounds; 0: no limit", .unit = "rounds"});
+  s.field("optimizer", &c.optimizer.name,
+          {.text = "exchange local: update rule", .choices = optimizer_names()});
+  s.field("lr", &c.optimizer.learning_rate, {.text = "exchange local: learning rate", .min = 0.0});
+  s.field("lr_schedule", &c.optimizer.schedule, {.text = "exchange local: as on the server"});
+  s.field("clip_norm", &c.optimizer.clip_norm,
+          {.text = "exchange local: maximum norm of the gradient; 0: no clipping", .min = 0.0});
+  s.field("momentum", &c.optimizer.momentum, {.text = "exchange local", .min = 0.0, .max = 1.0});
+  s.field("weight_decay", &c.optimizer.weight_decay, {.text = "exchange local", .min = 0.0});
   s.field("nonfinite", &c.nonfinite,
-          {.text = "exchange local: what NaN or infinity does",
+          {.text = "exchange local: reaction to NaN or infinity",
            .choices = {"halt", "skip", "propagate"}});
   s.field("checkpoint.dir", &c.checkpoint_dir,
-          {.text = "exchange local: folder of the final checkpoint; empty: none"},
-          "checkpoint-dir");
+          {.text = "exchange local: folder for the final checkpoint; empty: none"});
 }
 
 /// Local steps.
 void register_local_steps(config::Schema& s, WorkerConfig& c) {
+  s.section("Local steps");
   s.field("inner.optimizer", &c.inner.name,
-          {.text = "local steps (the server's local_steps): update rule of this worker",
-           .choices = optimizer_names()},
-          "inner-optimizer");
-  s.field("inner.learning_rate", &c.inner.learning_rate,
-          {.text = "local steps: step size", .min = 0.0}, "inner-lr");
-  s.field("inner.schedule", &c.inner.schedule,
-          {.text = "local steps: factor on the step size, by this worker's own steps "
-                   "(docs/optimizers.md)"},
-          "inner-schedule");
-  s.field("inner.schedule_by", &c.inner_schedule_by,
-          {.text = "local steps: the schedule goes by this worker's own steps, or by those of the "
-                   "whole cluster (so that unequal workers have one learning rate)",
+          {.text = "local steps (local_steps of the server): update rule of this worker",
+           .choices = optimizer_names(),
+           .basic = true});
+  s.field("inner.lr", &c.inner.learning_rate,
+          {.text = "local steps: learning rate", .min = 0.0, .basic = true});
+  s.field("inner.lr_schedule", &c.inner.schedule,
+          {.text = "local steps: factor on the learning rate by steps, as lr_schedule"});
+  s.field("inner.lr_schedule_by", &c.inner_schedule_by,
+          {.text = "local steps: the schedule counts the steps of this worker, or of the whole "
+                   "cluster, so that unequal workers have one learning rate",
            .choices = {"worker", "cluster"}});
   s.field("inner.clip_norm", &c.inner.clip_norm,
-          {.text = "local steps: bound of the gradient's norm; 0: none", .min = 0.0},
-          "inner-clip-norm");
+          {.text = "local steps: maximum norm of the gradient; 0: no clipping", .min = 0.0});
   s.field("inner.momentum", &c.inner.momentum, {.text = "local steps", .min = 0.0, .max = 1.0});
   s.field("inner.beta1", &c.inner.beta1, {.text = "local steps", .min = 0.0, .max = 1.0});
   s.field("inner.beta2", &c.inner.beta2, {.text = "local steps", .min = 0.0, .max = 1.0});
   s.field("inner.weight_decay", &c.inner.weight_decay, {.text = "local steps", .min = 0.0});
-  s.field("inner.scale_ratio", &c.inner_scale_ratio,
-          {.text = "local steps: the step size is multiplied with 1 + (workers - 1) x this",
+  s.field("inner.lr_scale_ratio", &c.inner_scale_ratio,
+          {.text = "local steps: multiply the learning rate by 1 + (workers - 1) x this",
            .min = 0.0,
            .max = 1000.0});
   s.field("inner.on_gpu", &c.inner_on_gpu,
-          {.text = "local steps: the optimizer runs on the GPUs, where parameters and slots stay; "
-                   "no: on the host, and the GPUs need no memory for slots"});
+          {.text = "local steps: run the optimizer on the GPUs, which then store its state; no: on "
+                   "the host"});
 }
 
 /// Exchange among the workers.
 void register_peers(config::Schema& s, WorkerConfig& c) {
-  s.field(
-      "peer.listen", &c.peer_listen,
-      {.text = "exchange ring, hierarchical: where other workers connect, HOST:PORT; empty: the "
-               "address from which this machine reaches the server, a free port"},
-      "peer-listen");
+  s.section("Exchange among workers");
+  s.field("peer.listen", &c.peer_listen,
+          {.text = "exchange ring, hierarchical: address for other workers, HOST:PORT; empty: the "
+                   "address of this machine towards the server, with a free port"});
   s.field("peer.advertise", &c.peer_advertise,
-          {.text = "HOST:PORT that the other workers are told, when it is not peer.listen (NAT, "
-                   "containers)"},
-          "peer-advertise");
+          {.text = "HOST:PORT where other workers reach this worker, if it differs from "
+                   "peer.listen (NAT, containers)"});
   s.field("peer.shared_memory", &c.peer_shared_memory,
-          {.text = "exchange ring, hierarchical: workers on one machine exchange through shared "
-                   "memory instead of TCP"},
-          "peer-shared-memory");
-  s.field(
-      "peer.node", &c.peer_node,
-      {.text = "exchange hierarchical: name of the machine, the same for workers that share its "
-               "memory; empty: found out"},
-      "node");
+          {.text = "exchange ring, hierarchical: use shared memory instead of TCP between workers "
+                   "of one machine"});
+  s.field("peer.node", &c.peer_node,
+          {.text = "exchange hierarchical: name of the machine, the same for workers that share "
+                   "memory; empty: detected"});
 }
 
 /// Memory, processors and the network, which are rarely touched.
 void register_resources(config::Schema& s, WorkerConfig& c) {
+  s.section("Memory, processors and network");
   s.field("memory_limit", &c.memory_limit,
-          {.text = "what model, data and batch of this worker may need; more is refused before "
-                   "training; 0: the cgroup's limit, or the physical memory",
-           .unit = "bytes"},
-          "memory-limit");
+          {.text = "memory for model, data and batch; a worker that needs more exits before "
+                   "training; 0: the limit of the cgroup, or the physical memory",
+           .unit = "bytes",
+           .basic = true});
   s.field("pinned_memory", &c.pinned_memory,
-          {.text = "memory of the host that may be locked for copies to GPUs and back; the rest is "
-                   "plain, and copied more slowly; 0: half of memory_limit",
-           .unit = "bytes"},
-          "pinned-memory");
+          {.text = "host memory that may be pinned for copies to and from GPUs; other copies are "
+                   "slower; 0: half of memory_limit",
+           .unit = "bytes"});
   s.field("blas_threads", &c.blas_threads,
-          {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024},
-          "blas-threads");
+          {.text = "threads of one BLAS call", .unit = "threads", .min = 1, .max = 1024});
   s.field("matmul", &c.matmul,
-          {.text = "devices cuda:N: how exactly matrices are multiplied; tf32 and bf16 are faster, "
-                   "with 10 and 7 bits behind the point",
+          {.text = "devices cuda:N: precision of matrix products; tf32 and bf16 are faster, with "
+                   "10 and 7 bits of mantissa",
            .choices = {"f32", "tf32", "bf16"}});
+  s.field("nccl.library", &c.nccl,
+          {.text = "NCCL library, which averages the gradients of the GPUs of this worker; empty: "
+                   "they are averaged on the host"});
   s.field(
-      "nccl.library", &c.nccl,
-      {.text = "NCCL, through which two GPUs or more of this worker add their gradients; empty: "
-               "they add on the host"},
-      "nccl-library");
-  s.field("nccl.timeout", &c.nccl_timeout,
-          {.text = "end the worker when an addition among its GPUs takes so long",
-           .unit = "ms",
-           .min = 1},
-          "nccl-timeout");
-  s.field(
-      "congestion_control", &c.congestion_control,
-      {.text =
-           "TCP congestion control: auto (cubic on loopback), a name, or empty for the system's"});
+      "nccl.timeout", &c.nccl_timeout,
+      {.text = "exit when an all-reduce among the GPUs takes this long", .unit = "ms", .min = 1});
+  s.field("congestion_control", &c.congestion_control,
+          {.text = "TCP congestion control: auto (cubic on loopback), a name, or empty for the "
+                   "default of the system"});
   s.field("trace.file", &c.trace_file,
-          {.text = "write what this process does when to this file, as JSON that Perfetto and "
-                   "chrome://tracing read; empty: nowhere (the newest is kept in memory anyhow)"},
-          "trace");
+          {.text = "write a trace of this process to this JSON file, for Perfetto and "
+                   "chrome://tracing; empty: only the newest spans are kept in memory"});
   s.field("trace.limit", &c.trace_limit,
-          {.text = "largest size of trace.file; later spans are left out", .unit = "bytes"});
-  s.field(
-      "slowdown", &c.slowdown,
-      {.text = "for tests of unequal machines: a batch takes so many times as long, the rest of "
-               "it asleep",
-       .min = 1.0,
-       .max = 1000.0});
+          {.text = "largest size of trace.file; later spans are dropped", .unit = "bytes"});
+  s.field("slowdown", &c.slowdown,
+          {.text = "for tests of unequal workers: a batch takes this many times as long",
+           .min = 1.0,
+           .max = 1000.0});
 }
-
 }  // namespace
 
 // In the order of --help: what a first worker needs stands first.
@@ -311,5 +288,4 @@ Status finish(WorkerConfig& c) {
                  "exchange local needs a goal: --epochs N or --rounds N");
   return {};
 }
-
 }  // namespace centroid::worker

@@ -11,7 +11,7 @@
 namespace centroid::config {
 namespace {
 
-using detail::flag_key;
+using detail::flag_of;
 using detail::Setting;
 using detail::Value;
 
@@ -30,13 +30,13 @@ Schema::Schema(std::string program, std::string summary) : impl_(std::make_uniqu
 Schema::~Schema() = default;
 
 template <class T, class Bound>
-void Schema::Impl::add(const std::string& name, T* target, Doc<Bound> doc,
-                       const std::string& alias) {
+void Schema::Impl::add(const std::string& name, T* target, Doc<Bound> doc) {
   Setting setting;
   setting.name = name;
-  setting.alias = detail::without_dashes(alias);
+  setting.section = sections.empty() ? 0 : sections.size() - 1;
   setting.text = std::move(doc.text);
   setting.is_live = doc.live;
+  setting.is_basic = doc.basic;
   setting.rule.initial = as_value(*target);
   setting.rule.unit = std::move(doc.unit);
   setting.rule.choices = std::move(doc.choices);
@@ -50,39 +50,34 @@ void Schema::Impl::add(const std::string& name, T* target, Doc<Bound> doc,
 
   CENTROID_CHECK(!name.empty());
   const std::size_t index = settings.size();
-  for (const std::string& flag : {setting.name, setting.alias}) {
-    const std::string key = flag_key(flag);
-    CENTROID_CHECK(key != "config" && key != "help" && key != "version" && key != "print_config");
-    if (!key.empty() && key != flag_key(name)) CENTROID_CHECK(flags.emplace(key, index).second);
-  }
-  CENTROID_CHECK(flags.emplace(flag_key(name), index).second);
+  const std::string flag = flag_of(name);
+  CENTROID_CHECK(!read_own_flag(flag));
+  CENTROID_CHECK(flags.emplace(flag, index).second);
   CENTROID_CHECK(names.emplace(name, index).second);
   CENTROID_CHECK(variables.emplace(detail::environment_name(name), index).second);
   settings.push_back(std::move(setting));
 }
 
-void Schema::field(const std::string& name, bool* target, Doc<bool> doc, const std::string& alias) {
-  impl_->add(name, target, std::move(doc), alias);
+void Schema::section(std::string title) { impl_->sections.push_back(std::move(title)); }
+
+void Schema::field(const std::string& name, bool* target, Doc<bool> doc) {
+  impl_->add(name, target, std::move(doc));
 }
-void Schema::field(const std::string& name, std::int64_t* target, Doc<std::int64_t> doc,
-                   const std::string& alias) {
-  impl_->add(name, target, std::move(doc), alias);
+void Schema::field(const std::string& name, std::int64_t* target, Doc<std::int64_t> doc) {
+  impl_->add(name, target, std::move(doc));
 }
-void Schema::field(const std::string& name, std::uint64_t* target, Doc<std::uint64_t> doc,
-                   const std::string& alias) {
-  impl_->add(name, target, std::move(doc), alias);
+void Schema::field(const std::string& name, std::uint64_t* target, Doc<std::uint64_t> doc) {
+  impl_->add(name, target, std::move(doc));
 }
-void Schema::field(const std::string& name, double* target, Doc<double> doc,
-                   const std::string& alias) {
-  impl_->add(name, target, std::move(doc), alias);
+void Schema::field(const std::string& name, double* target, Doc<double> doc) {
+  impl_->add(name, target, std::move(doc));
 }
-void Schema::field(const std::string& name, std::string* target, Doc<std::string> doc,
-                   const std::string& alias) {
-  impl_->add(name, target, std::move(doc), alias);
+void Schema::field(const std::string& name, std::string* target, Doc<std::string> doc) {
+  impl_->add(name, target, std::move(doc));
 }
 void Schema::field(const std::string& name, std::chrono::milliseconds* target,
-                   Doc<std::int64_t> doc, const std::string& alias) {
-  impl_->add(name, target, std::move(doc), alias);
+                   Doc<std::int64_t> doc) {
+  impl_->add(name, target, std::move(doc));
 }
 
 void Schema::ignore_environment(const std::string& prefix) { impl_->ignored.push_back(prefix); }
@@ -114,7 +109,8 @@ Result<Schema::Outcome> Schema::load(int argc, const char* const* argv) {
   impl_->begin();
   impl_->read_flags(argc, argv, flag_path);
   if (impl_->wants_help || impl_->wants_version) {
-    const std::string text = impl_->wants_help ? help() : impl_->program + " " + kVersion + "\n";
+    const std::string text =
+        impl_->wants_help ? help(impl_->wants_all) : impl_->program + " " + kVersion + "\n";
     std::fputs(text.c_str(), stdout);
     return Outcome::kPrinted;
   }
@@ -214,8 +210,8 @@ void Schema::take_back_changes() {
 
 std::string Schema::effective_json() const { return detail::effective_json(impl_->settings); }
 
-std::string Schema::help() const {
-  return detail::help(impl_->program, impl_->summary, impl_->settings);
+std::string Schema::help(bool is_all) const {
+  return detail::help(impl_->program, impl_->summary, impl_->sections, impl_->settings, is_all);
 }
 
 }  // namespace centroid::config

@@ -22,23 +22,22 @@ struct Doc {
   std::vector<std::string> choices = {};  ///< for strings
   bool secret = false;                    ///< printed as "***" (tokens)
   bool live = false;                      ///< may be changed while running
+  bool basic = false;                     ///< `--help` lists it, not only `--help-all`
 };
 
 /// Where an effective value came from.
 enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag, kRest };
 
-/// Fields of one process bound to struct members. Names are dotted paths
-/// ("checkpoint.every_rounds"); in JSON nested objects, on the command line
-/// `--checkpoint.every_rounds 5` or the alias ("--checkpoint-every"), in the environment
-/// CENTROID_CHECKPOINT_EVERY_ROUNDS. Order: default < `--config FILE` (or CENTROID_CONFIG) <
-/// environment < flags.
+/// Fields of one process bound to struct members. A field has one name, a path such as
+/// "checkpoint.every_rounds". In JSON that is a key or nested objects, on the command line
+/// `--checkpoint.every-rounds 5`, in the environment CENTROID_CHECKPOINT_EVERY_ROUNDS.
+/// Order: default < `--config FILE` (or CENTROID_CONFIG) < environment < flags.
 ///
 /// units   a field in ms takes 250, "250ms", "30s", "5m", "1h"; one in bytes takes 4096, "64KiB",
 ///         "1MiB", "2GB"
 /// secrets `<name>_file` (key, flag or variable) names a file that holds the value
-/// flags   `--name value`, `--name=value`; `--flag` and `--no-flag` for bool; `-` and `_` are the
-///         same inside a name
-/// fails   aborts when two fields share a name, an alias or a variable
+/// flags   `--name value`, `--name=value`; `--flag` and `--no-flag` for bool
+/// fails   aborts when two fields share a name or a variable
 class Schema {
  public:
   Schema(std::string program, std::string summary);
@@ -46,17 +45,15 @@ class Schema {
   Schema(const Schema&) = delete;
   Schema& operator=(const Schema&) = delete;
 
-  void field(const std::string& name, bool* target, Doc<bool> doc, const std::string& alias = {});
-  void field(const std::string& name, std::int64_t* target, Doc<std::int64_t> doc,
-             const std::string& alias = {});
-  void field(const std::string& name, std::uint64_t* target, Doc<std::uint64_t> doc,
-             const std::string& alias = {});
-  void field(const std::string& name, double* target, Doc<double> doc,
-             const std::string& alias = {});
-  void field(const std::string& name, std::string* target, Doc<std::string> doc,
-             const std::string& alias = {});
-  void field(const std::string& name, std::chrono::milliseconds* target, Doc<std::int64_t> doc,
-             const std::string& alias = {});
+  /// The title in `--help` of the fields that follow.
+  void section(std::string title);
+
+  void field(const std::string& name, bool* target, Doc<bool> doc);
+  void field(const std::string& name, std::int64_t* target, Doc<std::int64_t> doc);
+  void field(const std::string& name, std::uint64_t* target, Doc<std::uint64_t> doc);
+  void field(const std::string& name, double* target, Doc<double> doc);
+  void field(const std::string& name, std::string* target, Doc<std::string> doc);
+  void field(const std::string& name, std::chrono::milliseconds* target, Doc<std::int64_t> doc);
 
   /// Leave environment variables with this prefix ("CENTROID_TEST_") to others; any other unknown
   /// CENTROID_* is an error.
@@ -64,7 +61,7 @@ class Schema {
 
   enum class Outcome : std::uint8_t {
     kRun,      ///< go on
-    kPrinted,  ///< --help, --version or --print-config was answered on stdout: exit 0
+    kPrinted,  ///< --help, --version, --print-config were answered on stdout: exit 0
   };
   /// Read everything.
   /// fails  invalid_argument: names key, value, source (file:line where known), bounds, and for an
@@ -99,8 +96,8 @@ class Schema {
   /// Effective values as a JSON object of {name: {value, default, origin, unit, text, min, max}};
   /// secrets hidden.
   std::string effective_json() const;
-  /// The table of `--help`.
-  std::string help() const;
+  /// The text of `--help`, or of `--help-all` with `is_all`. Without basic fields both list all.
+  std::string help(bool is_all = true) const;
 
  private:
   struct Impl;

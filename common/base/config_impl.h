@@ -12,22 +12,15 @@
 
 // State of a schema and the readers of its three sources. Private to config.
 namespace centroid::config {
-namespace detail {
-
-/// How flags are compared: '_' for '-'.
-std::string flag_key(std::string_view flag);
-
-/// "--every-rounds" without its dashes.
-std::string without_dashes(std::string_view flag);
-
-}  // namespace detail
+namespace detail {}  // namespace detail
 
 struct Schema::Impl {
   std::string program;
   std::string summary;
   std::vector<detail::Setting> settings;
   std::map<std::string, std::size_t> names;
-  std::map<std::string, std::size_t> flags;  // names and aliases, by flag_key
+  std::vector<std::string> sections;
+  std::map<std::string, std::size_t> flags;
   std::map<std::string, std::size_t> variables;
   std::vector<std::string> ignored;  // prefixes of variables
 
@@ -41,11 +34,12 @@ struct Schema::Impl {
   std::vector<Assignment> assignments;
   std::vector<std::string> problems;
   bool wants_help = false;
+  bool wants_all = false;
   bool wants_version = false;
   bool wants_print = false;
 
   template <class T, class Bound>
-  void add(const std::string& name, T* target, Doc<Bound> doc, const std::string& alias);
+  void add(const std::string& name, T* target, Doc<Bound> doc);
 
   // A name in one of the maps: the field, or the file that holds its secret.
   struct Match {
@@ -67,12 +61,11 @@ struct Schema::Impl {
   void read_json_file(const std::string& path);
   void read_environment(std::optional<std::string>& config_path);
   void read_flags(int argc, const char* const* argv, std::optional<std::string>& config_path);
-  bool read_own_flag(std::string_view name, const std::optional<std::string>& value,
-                     bool& takes_next);
+  bool read_own_flag(std::string_view name);
   void begin() {
     assignments.clear();
     problems.clear();
-    wants_help = wants_version = wants_print = false;
+    wants_help = wants_all = wants_version = wants_print = false;
   }
   Status finish();
 };

@@ -1,5 +1,8 @@
 #include "common/base/config_print.h"
 
+#include <algorithm>
+#include <optional>
+
 #include <nlohmann/json.hpp>
 
 namespace centroid::config::detail {
@@ -75,23 +78,34 @@ std::string effective_json(const std::vector<Setting>& settings) {
 }
 
 std::string help(const std::string& program, const std::string& summary,
-                 const std::vector<Setting>& settings) {
+                 const std::vector<std::string>& sections, const std::vector<Setting>& settings,
+                 bool is_all) {
+  const bool is_short = !is_all && std::any_of(settings.begin(), settings.end(),
+                                               [](const Setting& one) { return one.is_basic; });
   std::string out = summary + "\n\nusage: " + program + " [--config FILE] [--name value ...]\n\n";
   out += "  --config FILE       read a JSON file (also CENTROID_CONFIG)\n";
   out += "  --print-config      print the effective values and where each came from\n";
-  out += "  --help, --version\n\n";
+  out += is_short ? "  --help-all          list all settings, not only those below\n" : "";
+  out += "  --help, --version\n";
+  std::optional<std::size_t> section;
   for (const Setting& setting : settings) {
+    if (is_short && !setting.is_basic) continue;
+    if (section != setting.section)
+      out += sections.empty() ? "\n" : "\n" + sections[setting.section] + "\n";
+    section = setting.section;
     const Rule& rule = setting.rule;
-    out += "  --" + setting.name + placeholder(rule);
-    if (!setting.alias.empty()) out += ", --" + setting.alias + placeholder(rule);
-    out += "\n      " + setting.text;
+    const std::string flag = "  --" + flag_of(setting.name);
+    out += flag + placeholder(rule) + "\n      " + setting.text;
     const std::string initial = to_text(rule, rule.initial);
     out += "\n      " + expected(rule) + "; default " + (initial.empty() ? "\"\"" : initial);
     if (!rule.unit.empty()) out += " " + rule.unit;
-    if (rule.is_secret) out += "; --" + setting.name + "_file FILE reads it from a file";
-    out += "; " + environment_name(setting.name) + "\n";
+    if (rule.is_secret) out += "; --" + flag_of(setting.name) + "-file FILE reads it from a file";
+    out += "\n";
   }
-  out += "\nLater wins: default, file, environment, flags. `--no-name` turns a switch off.\n";
+  out +=
+      "\nLater wins: default, file, environment, flags. `--no-name` turns a switch off.\n"
+      "In JSON --a.b-c is \"a.b_c\" or {\"a\": {\"b_c\": ...}}, in the environment "
+      "CENTROID_A_B_C.\n";
   return out;
 }
 

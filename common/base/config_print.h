@@ -17,10 +17,11 @@ namespace centroid::config::detail {
 /// One field: what was said of it, where its value lives and came from.
 struct Setting {
   std::string name;
-  std::string alias;  ///< without dashes
   std::string text;
   Rule rule;
   bool is_live = false;
+  bool is_basic = false;
+  std::size_t section = 0;
   std::variant<bool*, std::int64_t*, std::uint64_t*, double*, std::string*,
                std::chrono::milliseconds*>
       target;
@@ -34,6 +35,9 @@ struct Setting {
   std::optional<Configured> configured = {};  ///< before the first live change
 };
 
+/// "checkpoint.every-rounds" of the field "checkpoint.every_rounds".
+std::string flag_of(std::string_view name);
+
 /// The environment variable of a field.
 std::string environment_name(std::string_view name);
 
@@ -45,6 +49,7 @@ std::string json_text(const Rule& rule, const Value& value);
 
 std::string effective_json(const std::vector<Setting>& settings);
 std::string help(const std::string& program, const std::string& summary,
-                 const std::vector<Setting>& settings);
+                 const std::vector<std::string>& sections, const std::vector<Setting>& settings,
+                 bool is_all);
 
 }  // namespace centroid::config::detail

@@ -14,14 +14,14 @@ extern char** environ;
 namespace centroid::config {
 namespace {
 
-using detail::flag_key;
+using detail::flag_of;
 using detail::Rule;
 using detail::Setting;
 using detail::Value;
-using detail::without_dashes;
 
 constexpr std::string_view kEnvironmentPrefix = "CENTROID_";
-constexpr std::string_view kFileSuffix = "_file";
+constexpr std::string_view kFileSuffix = "_file";  // of a name
+constexpr std::string_view kFileFlag = "-file";
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -43,15 +43,10 @@ std::string detail::environment_name(std::string_view name) {
   return out;
 }
 
-std::string detail::flag_key(std::string_view flag) {
-  std::string key(flag);
-  std::replace(key.begin(), key.end(), '-', '_');
-  return key;
-}
-
-std::string detail::without_dashes(std::string_view flag) {
-  const auto first = flag.find_first_not_of('-');
-  return first == flag.npos ? std::string() : std::string(flag.substr(first));
+std::string detail::flag_of(std::string_view name) {
+  std::string flag(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
 }
 
 std::optional<Schema::Impl::Match> Schema::Impl::find(const std::map<std::string, std::size_t>& map,
@@ -100,21 +95,19 @@ std::vector<std::string> Schema::Impl::known_names() const {
 }
 
 std::vector<std::string> Schema::Impl::known_flags() const {
-  std::vector<std::string> known = {"--config", "--help", "--version", "--print-config"};
-  for (const Setting& setting : settings) {
-    known.push_back("--" + setting.name);
-    if (!setting.alias.empty()) known.push_back("--" + setting.alias);
-  }
+  std::vector<std::string> known = {"--config", "--help", "--help-all", "--version",
+                                    "--print-config"};
+  for (const Setting& setting : settings) known.push_back("--" + flag_of(setting.name));
   return known;
 }
 
-bool Schema::Impl::read_own_flag(std::string_view name, const std::optional<std::string>& value,
-                                 bool& takes_next) {
-  takes_next = name == "config" && !value;
-  wants_help |= name == "help";
+bool Schema::Impl::read_own_flag(std::string_view name) {
+  wants_help |= name == "help" || name == "help-all";
+  wants_all |= name == "help-all";
   wants_version |= name == "version";
-  wants_print |= name == "print_config";
-  return name == "config" || name == "help" || name == "version" || name == "print_config";
+  wants_print |= name == "print-config";
+  return name == "config" || name == "help" || name == "help-all" || name == "version" ||
+         name == "print-config";
 }
 
 void Schema::Impl::read_json(const std::string& text, const std::string& source) {
@@ -194,22 +187,22 @@ void Schema::Impl::read_flags(int argc, const char* const* argv,
     if (!argument.starts_with("--") || argument == "--") {
       problems.push_back("positional argument \"" + std::string(argument) +
                          "\"; everything is given as --name value" +
-                         did_you_mean("--" + without_dashes(argument), known_flags()));
+                         did_you_mean(argument, known_flags()));
       continue;
     }
     const auto equals = argument.find('=');
     const std::string written(argument.substr(0, equals));
-    const std::string key = flag_key(std::string_view(written).substr(2));
+    const std::string key = written.substr(2);
     std::optional<std::string> value;
     if (equals != argument.npos) value = std::string(argument.substr(equals + 1));
-    bool takes_next = false;
-    const bool is_own = read_own_flag(key, value, takes_next);
+    const bool is_own = read_own_flag(key);
+    bool takes_next = key == "config" && !value;
     std::optional<Match> match;
     bool is_negated = false;
     if (!is_own) {
-      match = find(flags, key, kFileSuffix);
-      if (!match && key.starts_with("no_") && !value) {
-        match = find(flags, std::string_view(key).substr(3), kFileSuffix);
+      match = find(flags, key, kFileFlag);
+      if (!match && key.starts_with("no-") && !value) {
+        match = find(flags, std::string_view(key).substr(3), kFileFlag);
         is_negated = match && std::holds_alternative<bool>(settings[match->setting].rule.initial);
         if (!is_negated) match.reset();
       }

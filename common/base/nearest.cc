@@ -21,6 +21,12 @@ std::string folded(std::string_view name) {
   return out;
 }
 
+/// "log-level" is like "log.level".
+std::string without_dots(std::string name) {
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
 /// source  optimal string alignment distance (Damerau 1964), three rows
 std::size_t edits(const std::string& a, const std::string& b) {
   std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
@@ -42,13 +48,13 @@ std::size_t edits(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest(std::string_view name, const std::vector<std::string>& known) {
-  const std::string wanted = folded(name);
+  const std::string last = "." + folded(name), wanted = without_dots(last.substr(1));
   std::string best;
   std::pair<std::size_t, std::size_t> fewest;  // then by what counts for nothing else: "--run-id"
   std::vector<std::size_t> begun;
   for (std::size_t i = 0; i < known.size(); ++i) {
-    const std::string other = folded(known[i]);
-    if (!wanted.empty() && other.ends_with("." + wanted)) return known[i];
+    if (!wanted.empty() && folded(known[i]).ends_with(last)) return known[i];
+    const std::string other = without_dots(folded(known[i]));
     if (wanted.size() >= kLeastBeginning && other.starts_with(wanted)) begun.push_back(i);
     const std::size_t count = edits(wanted, other);
     if (kEditsShare * count > std::max(wanted.size(), other.size())) continue;

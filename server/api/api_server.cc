@@ -180,7 +180,7 @@ Status ApiServer::Impl::listen() {
     return Error(
         ErrorCode::kFailedPrecondition,
         "--api.listen " + wanted +
-            " is reachable from other machines and there is no token: give --api.token_file FILE, "
+            " is reachable from other machines and there is no token: give --api.token-file FILE, "
             "or listen on 127.0.0.1");
   policy.token = options.token;
   policy.viewer_token = options.viewer_token;

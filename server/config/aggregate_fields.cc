@@ -6,11 +6,12 @@
 namespace centroid::server {
 
 void register_aggregate(config::Schema& s, ServerConfig& c) {
-  s.field("aggregate", &c.aggregate,
-          {.text = "exchange star, policy bsp: how contributions become one: mean = weighted by "
-                   "samples; median = of each coordinate; trimmed_mean:F = of each coordinate the "
-                   "mean without the F largest and the F smallest, so that F workers that send "
-                   "anything at all, of at least 2F + 1, do no harm (docs/robust.md)"});
+  s.field(
+      "aggregate", &c.aggregate,
+      {.text =
+           "exchange star, policy bsp: how contributions are combined: mean = weighted by samples; "
+           "median = per coordinate; trimmed_mean:F = mean per coordinate without the F largest "
+           "and the F smallest, which tolerates F faulty workers of at least 2F + 1"});
 }
 
 Status check_aggregate(const ServerConfig& c) {
@@ -60,5 +61,4 @@ RoundPolicy policy_of(const ServerConfig& config) {
   policy.is_joint = config.is_peer_to_peer();
   return policy;
 }
-
 }  // namespace centroid::server

@@ -4,59 +4,52 @@
 namespace centroid::server {
 
 void register_api(config::Schema& s, ServerConfig& c) {
+  s.section("REST");
   s.field("api.max_connections", &c.api.max_connections,
-          {.text = "connections of REST at most; beyond them the newest that has asked nothing yet "
-                   "makes room",
+          {.text = "maximum number of connections of REST; beyond it the newest connection without "
+                   "a request is closed",
            .unit = "connections",
            .min = 1,
            .max = 65536,
            .live = true});
   s.field("api.max_streams", &c.api.max_streams,
-          {.text = "responses of REST that are sent piece by piece (events, files), of its "
-                   "connections",
+          {.text = "maximum number of streamed responses of REST (events, files)",
            .unit = "responses",
            .min = 1,
            .max = 65536,
            .live = true});
   s.field("api.rate", &c.api.rate,
-          {.text = "requests a second that one address may send to REST, after a second's worth at "
-                   "once; 0: no bound, as behind a proxy that all come through",
+          {.text = "requests per second that REST accepts from one address, with a burst of one "
+                   "second; 0: no limit, such as behind a proxy",
            .unit = "requests/s",
            .max = 1'000'000,
            .live = true});
   s.field("api.header_limit", &c.api.header_limit,
-          {.text = "largest request line and fields of REST",
+          {.text = "largest request line and header fields of REST",
            .unit = "bytes",
            .min = 1024,
            .max = 1u << 20,
            .live = true});
   s.field("api.body_limit", &c.api.body_limit,
-          {.text = "largest body of a request of REST",
+          {.text = "largest request body of REST",
            .unit = "bytes",
            .min = 1024,
            .max = 16u << 20,
            .live = true});
   s.field("api.idle_timeout", &c.api.idle_timeout,
-          {.text = "REST: time from a response to the next request of a connection",
+          {.text = "close a connection of REST that is idle for this long",
            .unit = "ms",
            .min = 100,
            .max = 3'600'000,
            .live = true});
   s.field("api.read_timeout", &c.api.read_timeout,
-          {.text = "REST: time from the first to the last byte of a request",
+          {.text = "maximum time to receive a request of REST",
            .unit = "ms",
            .min = 100,
            .max = 3'600'000,
            .live = true});
-  s.field("api.write_timeout", &c.api.write_timeout,
-          {.text = "REST: time in which a client must take a response, or a piece of a stream",
-           .unit = "ms",
-           .min = 100,
-           .max = 3'600'000,
-           .live = true});
-  s.field("api.advertise", &c.identity.api_advertise,
-          {.text = "etcd: HOST:PORT (or HOST) of its REST interface, when it is not api.listen"},
-          "api-advertise");
+  s.field(
+      "api.advertise", &c.identity.api_advertise,
+      {.text = "etcd: HOST:PORT (or HOST) where REST is reached, if it differs from api.listen"});
 }
-
 }  // namespace centroid::server

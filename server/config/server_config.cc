@@ -84,10 +84,9 @@ Status check_local_steps(ServerConfig& c) {
            c.optimizer.momentum == other.momentum && c.optimizer.weight_decay == other.weight_decay;
   };
   if (!is_same(OptimizerConfig()) && !is_same(wanted))
-    return refuse(
-        steps + " with outer " + c.local.outer +
-        " sets the optimizer by itself: leave optimizer.name, learning_rate, momentum and "
-        "weight_decay, or take outer optimizer");
+    return refuse(steps + " with outer " + c.local.outer +
+                  " sets the optimizer by itself: leave optimizer, lr, momentum and "
+                  "weight_decay, or take outer optimizer");
   c.optimizer = wanted;
   return {};
 }
@@ -204,12 +203,11 @@ Status finish(ServerConfig& c) {
                      "): raise max_workers or lower keep_min_workers");
   if (c.optimizer_scale_ratio > 0 && c.local.count > 1)
     return Error(ErrorCode::kInvalidArgument,
-                 "optimizer.scale_ratio is for a gradient every step: with local_steps set the "
-                 "workers' inner.scale_ratio");
+                 "lr_scale_ratio is for a gradient every step: with local_steps set the "
+                 "workers' inner.lr_scale_ratio");
   if (c.optimizer_scale_ratio > 0 && c.optimizer.name == "ftrl")
-    return Error(
-        ErrorCode::kInvalidArgument,
-        "optimizer ftrl adapts the learning rate by itself: leave optimizer.scale_ratio 0");
+    return Error(ErrorCode::kInvalidArgument,
+                 "optimizer ftrl adapts the learning rate by itself: leave lr_scale_ratio 0");
   if (auto optimizer = make_optimizer(c.optimizer); !optimizer.ok())
     return std::move(optimizer).error();
   if (c.is_peer_to_peer() && c.apply == "server")

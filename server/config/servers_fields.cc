@@ -5,33 +5,31 @@
 namespace centroid::server {
 
 void register_servers(config::Schema& s, ServerConfig& c) {
+  s.section("Several servers");
   s.field("join", &c.join,
-          {.text = "be a shard server: hold a part of the model of the leader that listens at "
-                   "HOST:PORT, and do what it says (docs/several-servers.md). Where etcd chooses "
-                   "the leader: one of its servers, or several, separated by commas"});
+          {.text = "run as a shard server of the leader at HOST:PORT: hold part of the model. With "
+                   "etcd: the address of one server, or of several, separated by commas",
+           .basic = true});
   s.field("join_timeout", &c.timeouts.join,
-          {.text = "shard server: leave when there was no leader for so long",
+          {.text = "shard server: exit when there is no leader for this long",
            .unit = "ms",
-           .min = 100},
-          "join-timeout");
+           .min = 100});
   s.field("metrics.listen", &c.metrics.listen,
-          {.text = "shard server: where GET /metrics (Prometheus), /v1/trace and the probes /livez "
-                   "and /readyz are served, HOST:PORT, without a token; port 0 takes a free one; "
-                   "empty: nowhere. A server with REST serves them at api.listen"},
-          "metrics-listen");
-  s.field("metrics.tls", &c.metrics.tls,
-          {.text = "they are served by HTTPS, with tls.certificate (docs/tls.md)"}, "metrics-tls");
+          {.text = "shard server: address of GET /metrics, /v1/trace, /livez and /readyz, "
+                   "HOST:PORT, without a token; port 0 takes a free port; empty: none. A server "
+                   "with REST serves them at api.listen"});
+  s.field("metrics.tls", &c.metrics.tls, {.text = "serve them by HTTPS, with tls.certificate"});
   s.field("servers", &c.servers,
-          {.text = "servers to wait for before the first round, this leader and its shard servers",
+          {.text = "servers to wait for before the first round: this leader and its shard servers",
            .unit = "servers",
            .min = 1,
-           .max = 256});
+           .max = 256,
+           .basic = true});
   s.field("servers_wait", &c.timeouts.servers,
-          {.text = "how long to wait for a shard server that is gone with its chunks, before the "
-                   "others take them from the newest checkpoint",
+          {.text = "how long to wait for a lost shard server before the others load its chunks "
+                   "from the newest checkpoint",
            .unit = "ms",
-           .min = 0},
-          "servers-wait");
+           .min = 0});
 }
 
 std::string why_one_server(const ServerConfig& c) {
@@ -69,9 +67,8 @@ Status check_told_chunks(const ServerConfig& c, std::size_t chunks) {
   if (chunks <= most) return {};
   return Error(ErrorCode::kFailedPrecondition,
                "the model has " + std::to_string(chunks) + " chunks, on several servers " +
-                   (tells_squares ? "with optimizer.clip_norm " : "") + "at most " +
-                   std::to_string(most) + " can be told of: set a larger chunk_bytes, which is " +
+                   (tells_squares ? "with clip_norm " : "") + "at most " + std::to_string(most) +
+                   " can be told of: set a larger chunk_bytes, which is " +
                    std::to_string(c.transfer.chunk_bytes));
 }
-
 }  // namespace centroid::server

@@ -25,6 +25,13 @@ std::string scalar_of(const Json& json) {
   return is_one ? json.dump(-1, ' ', false, Json::error_handler_t::replace) : std::string();
 }
 
+/// Files of version 0.1 have these settings by other names.
+std::string name_today(std::string name) {
+  return name == "optimizer.learning_rate" ? "lr"
+         : name == "optimizer.schedule"    ? "lr_schedule"
+                                           : name;
+}
+
 }  // namespace
 
 std::string to_json(const OperatorState& state) {
@@ -103,7 +110,7 @@ Result<OperatorState> parse_operator_state(std::string_view text) {
     if (const auto settings = json.find("settings"); settings != json.end()) {
       for (const Json& one : *settings) {
         OperatorState::Setting setting;
-        setting.name = one.at("name").get<std::string>();
+        setting.name = name_today(one.at("name").get<std::string>());
         setting.value = scalar_of(one.at("value"));
         setting.instead_of = scalar_of(one.at("instead_of"));
         if (setting.name.empty() || setting.value.empty() || setting.instead_of.empty())

@@ -149,9 +149,9 @@ CadenceMetrics::CadenceMetrics(metrics::Registry& r) {
 
 LearningMetrics::LearningMetrics(metrics::Registry& r) {
   clipped = r.counter("centroid_server_rounds_clipped_total",
-                      "Rounds whose mean gradient was over optimizer.clip_norm.");
-  gradient_norm = r.gauge("centroid_server_gradient_norm",
-                          "Norm of the last mean gradient (with optimizer.clip_norm).");
+                      "Rounds whose mean gradient was over clip_norm.");
+  gradient_norm =
+      r.gauge("centroid_server_gradient_norm", "Norm of the last mean gradient (with clip_norm).");
   loss =
       r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
   accuracy =

@@ -31,7 +31,7 @@ from cluster import DONE, wait_for  # noqa: E402
 from fixed_jobs import TABLES, hash_of_committed, nth_push, state_of  # noqa: E402
 from old_files_test import CLIENT, FILES, GOAL, LAST_PUSH, Client  # noqa: E402
 
-JOURNAL = ["--journal", "on", "--journal-sync", "0"]
+JOURNAL = ["--journal.mode", "on", "--journal.sync", "0"]
 NOT_KEPT = shutil.ignore_patterns("*.lock", "audit.*", "idempotency.*")
 STOPPED = 8  # rounds of a dense job before it is killed
 TOPK = "topk:0.1,momentum=0.5"
@@ -39,7 +39,7 @@ TOPK = "topk:0.1,momentum=0.5"
 # Flags of the server, its shard servers, codec of the workers.
 CHECKPOINTS = {
     "checkpoint-momentum": (["--optimizer", "momentum"], [], "f32"),
-    "checkpoint-adam-in-parts": (["--optimizer", "adam", "--checkpoint-shard-bytes", 1024], [], "f32"),
+    "checkpoint-adam-in-parts": (["--optimizer", "adam", "--checkpoint.shard-bytes", 1024], [], "f32"),
     "checkpoint-residual-of-results": (["--optimizer", "momentum", "--codec-down", "topk:0.1"], [], "f32"),
     "checkpoint-of-three-servers": (["--optimizer", "adamw"], ["x", "y"], "f32"),
     "checkpoint-of-fragments": (["--local-steps", 4, "--fragments", 2], [], "f32"),
@@ -115,7 +115,7 @@ class Make(old_files_test.OldFiles):
 
     def make_dense(self, name, flags, servers, codec, loaded):
         after = None if "--fragments" in flags else self.whole(flags, servers, codec)
-        leader, shards = self.start("run", ["--checkpoint-keep", 1, "--checkpoint-every", loaded, *flags], servers)
+        leader, shards = self.start("run", ["--checkpoint.keep", 1, "--checkpoint.every-rounds", loaded, *flags], servers)
         gate, trainers = self.train_to(leader, loaded, 3, codec)
         leader.wait_event("checkpoint.written", version=loaded + 1)
         if loaded < STOPPED:
@@ -126,7 +126,7 @@ class Make(old_files_test.OldFiles):
 
     def make_journal_of_single_contributions(self, name):
         flags = ["--optimizer", "momentum", "--policy", "asp", *JOURNAL]
-        leader, _ = self.start("run", ["--checkpoint-keep", 1, *flags], workers=2)
+        leader, _ = self.start("run", ["--checkpoint.keep", 1, *flags], workers=2)
         trainers = self.train_in_turn(leader, 2, STOPPED)
         reached = self.reached(leader, [trainers[(STOPPED - 1) % 2]])
         self.kill(leader)
@@ -136,7 +136,7 @@ class Make(old_files_test.OldFiles):
         """A shard server joins during training: the leader's journal has records of the new route."""
         flags = ["--optimizer", "momentum", *JOURNAL]
         after = self.whole(flags, ["x"])
-        leader, shards = self.start("run", ["--checkpoint-keep", 1, *flags], ["x"])
+        leader, shards = self.start("run", ["--checkpoint.keep", 1, *flags], ["x"])
         gate, trainers = self.train_to(leader, 3)
         shards.append(self.shard(leader, "y"))
         shards[-1].wait_event("leader.joined")
@@ -152,7 +152,7 @@ class Make(old_files_test.OldFiles):
         """Residuals of error feedback after the checkpoint's round."""
         flags = ["--optimizer", "sgd"]
         after = self.whole(flags, codec=TOPK)
-        leader, _ = self.start("run", ["--checkpoint-keep", 1, "--checkpoint-every", 6, *flags])
+        leader, _ = self.start("run", ["--checkpoint.keep", 1, "--checkpoint.every-rounds", 6, *flags])
         _, trainers = self.train_to(leader, 6, 3, TOPK, state_dir=str(self.folder / "state"))
         wait_for(lambda: len(list((self.folder / "state").glob("*/checkpoint-*6/manifest.json"))) == 3, "what each worker has left out")
         leader.wait_event("checkpoint.written", version=6 + 1)
@@ -163,7 +163,7 @@ class Make(old_files_test.OldFiles):
     def make_feedback_of_a_leave(self, name):
         """A worker left cleanly, which wrote the file `left`, and the others trained on: it resumes with what it had left to send."""
         flags = ["--optimizer", "sgd"]
-        leader, _ = self.start("run", ["--checkpoint-keep", 1, "--checkpoint-every", STOPPED, *flags], workers=1)
+        leader, _ = self.start("run", ["--checkpoint.keep", 1, "--checkpoint.every-rounds", STOPPED, *flags], workers=1)
         gate, trainers = self.train_to(leader, 5, 2, TOPK, state_dir=str(self.folder / "state"))
         trainers[1].close()
         leader.wait_worker("b", "left")
@@ -178,7 +178,7 @@ class Make(old_files_test.OldFiles):
     def make_local(self, name):
         """Parameters, slots and steps of a centroid-worker with local steps."""
         flags = ["--local-steps", 4]
-        leader, _ = self.start("run", ["--checkpoint-keep", 1, "--checkpoint-every", 20, *flags, "--rounds", 20], workers=1)
+        leader, _ = self.start("run", ["--checkpoint.keep", 1, "--checkpoint.every-rounds", 20, *flags, "--rounds", 20], workers=1)
         worker = self.local_worker(leader)
         wait_for(lambda: len(list((self.folder / "state").glob("*/checkpoint-*20/manifest.json"))) == 2, "both kinds of its state")
         leader.wait_event("checkpoint.written", version=20 + 1)
@@ -196,7 +196,7 @@ class Make(old_files_test.OldFiles):
     def make_tables(self, name, journal=False):
         flags = JOURNAL if journal else []
         after = self.rows()
-        leader, _ = self.start("run", ["--tables", TABLES, "--checkpoint-keep", 1, *flags])
+        leader, _ = self.start("run", ["--tables", TABLES, "--checkpoint.keep", 1, *flags])
         client = Client(leader.data, CLIENT)
         self.push(leader.data, 1, 30, client)
         self.checkpoint(leader)
@@ -213,7 +213,7 @@ class Make(old_files_test.OldFiles):
         """Rows on two servers; after the checkpoint a third one joins and takes some of them."""
         flags = [*JOURNAL, "--lease", "30s"]
         after = self.rows()
-        leader, shards = self.start("run", ["--tables", TABLES, "--checkpoint-keep", 1, *flags], ["x"])
+        leader, shards = self.start("run", ["--tables", TABLES, "--checkpoint.keep", 1, *flags], ["x"])
         self.wait_tables(leader, 2)
         self.push(leader.data, 1, 30)
         self.checkpoint(leader)
@@ -226,7 +226,7 @@ class Make(old_files_test.OldFiles):
         self.write(name, flags=flags, servers=["x", "y"], rows=found, pushed=50, rows_after=after)
 
     def make_operator(self, name):
-        leader, _ = self.start("run", ["--checkpoint-every", 2], workers=1)
+        leader, _ = self.start("run", ["--checkpoint.every-rounds", 2], workers=1)
         self.train_to(leader, 2, 1)
         leader.wait_event("checkpoint.written", version=2 + 1)
         member = leader.workers("a")[0]["member"]
@@ -243,7 +243,7 @@ class Make(old_files_test.OldFiles):
         """The record of a restore whose server was killed before it removed a file."""
         flags = ["--optimizer", "momentum", *JOURNAL]
         after = self.whole(flags)
-        leader, _ = self.start("run", ["--checkpoint-every", 3, *flags], environment={"CENTROID_TEST_FAULT": "restore.mark.renamed:1"})
+        leader, _ = self.start("run", ["--checkpoint.every-rounds", 3, *flags], environment={"CENTROID_TEST_FAULT": "restore.mark.renamed:1"})
         gate, _ = self.train_to(leader, 3)
         leader.wait_event("checkpoint.written", version=3 + 1)
         version = leader.cluster()["version"]

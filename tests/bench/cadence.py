@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Two workers, one of them slower, on digits: what they train together, against what each trains alone.
 
-Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--overlap N] [--overshoot N] [--model SPEC] ...
+Usage: cadence.py BIN_DIR [--slowdown 3] [--seconds 8] [--cadence off|speed|tuned] [--local-steps 10] [--overlap N] [--model SPEC] ...
 Ideal is the sum of the samples a second that each makes alone, as a whole program without a cluster (exchange local): forward,
 backward, its optimizer's step, held-out data at each epoch's end, by its clock on the wall. The cluster is measured in the middle of
 its training, from the number of samples that the server has counted. Of computing alone is the same against forward and backward
@@ -54,7 +54,7 @@ def side_by_side(options, folder, alone):
 
 
 def common(options):
-    return ["--model", options.model, "--batch", str(options.batch), "--data-cache-dir", str(options.data_cache_dir), "--log-level", "warn"]
+    return ["--model", options.model, "--batch", str(options.batch), "--data-cache-dir", str(options.data_cache_dir), "--log.level", "warn"]
 
 
 def get(api, path):
@@ -74,21 +74,21 @@ def wait_samples(api, count):
 def together(options, folder):
     """Samples a second of both, and what REST says of them."""
     endpoints = folder / "endpoints.json"
-    server = [options.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--endpoints-file", str(endpoints)]
-    server += ["--run-dir", str(folder / "run"), "--min-workers", "2", "--cadence", options.cadence, "--log-level", "warn"]
+    server = [options.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--endpoints-file", str(endpoints)]
+    server += ["--run-dir", str(folder / "run"), "--min-workers", "2", "--cadence.mode", options.cadence, "--log.level", "warn"]
     server += ["--local-steps", str(options.local_steps), "--outer", "average"]
     if options.overlap:
         server += ["--overlap", str(options.overlap)]
-    for name in ("overshoot", "dead_zone", "overhead"):
+    for name in ("overhead",):
         if (value := getattr(options, name)) is not None:
-            server += [f"--cadence.{name}", str(value)]
+            server += ["--cadence." + name.replace("_", "-"), str(value)]
     children = [subprocess.Popen(server)]
     try:
         while not endpoints.exists():
             time.sleep(0.02)  # lint-ok: a benchmark measures time
         places = json.loads(endpoints.read_text())
         for name, slowdown in (("fast", 1), ("slow", options.slowdown)):
-            flags = ["--server", places["data"], "--name", name, "--slowdown", str(slowdown), "--inner-lr", "0.05"]
+            flags = ["--server", places["data"], "--name", name, "--slowdown", str(slowdown), "--inner.lr", "0.05"]
             children.append(subprocess.Popen([options.bin / "centroid-worker", *flags, *common(options)]))
         wait_samples(places["api"], options.warm_up)
         begin, before = time.monotonic(), get(places["api"], "/v1/cluster")
@@ -121,9 +121,7 @@ def main():
     parser.add_argument("--overlap", type=int, default=0, help="steps that are made while a contribution and its result travel")
     parser.add_argument("--model", default="mlp:64-512-512-10")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--overshoot", type=int, help="these three: the server's default")
-    parser.add_argument("--dead-zone", type=float)
-    parser.add_argument("--overhead", type=float)
+    parser.add_argument("--overhead", type=float, help="instead of the server's default")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--solo-rounds", type=int, default=1000)
     parser.add_argument("--warm-up", type=int, default=10_000)

@@ -29,9 +29,12 @@ int run(const Options& options) {
   };
   std::vector<Way> ways{
       {"neither", {}, {}, {}},
-      {"journal, fdatasync every second", {"--journal", "on"}, {}, {}},
-      {"journal, fdatasync every round", {"--journal", "on", "--journal-sync", "0"}, {}, {}},
-      {"a checkpoint after each", {"--checkpoint-every", "1", "--checkpoint-keep", "1"}, {}, {}},
+      {"journal, fdatasync every second", {"--journal.mode", "on"}, {}, {}},
+      {"journal, fdatasync every round", {"--journal.mode", "on", "--journal.sync", "0"}, {}, {}},
+      {"a checkpoint after each",
+       {"--checkpoint.every-rounds", "1", "--checkpoint.keep", "1"},
+       {},
+       {}},
   };
   std::vector<Contender> contenders;
   for (std::size_t i = 0; i < ways.size(); ++i) {

@@ -193,7 +193,7 @@ int run(const Options& options) {
   const fs::path log_file = folder.path() / "log";
   const ServerProcess started =
       start_server(folder.path(),
-                   {"--log-level", "debug", "--optimizer", "mean", "--lease", "120s",
+                   {"--log.level", "debug", "--optimizer", "mean", "--lease", "120s",
                     "--stall-timeout", "120s", "--min-workers", std::to_string(options.workers)},
                    "127.0.0.1", "", log_file);
   const Child& server = started.child;

@@ -110,7 +110,7 @@ class Bench:
     def start_cluster(self):
         places, options = self.folder / "endpoints", self.options
         (self.folder / "digits.csv.gz").write_bytes(digits())
-        server = [self.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", self.folder / "run"]
+        server = [self.bin / "centroid-server", "--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
         self.start(*server, "--endpoints-file", places, "--epochs", 10**9, "--min-workers", options.workers)
         wait_for(lambda: places.exists() and places.read_text(), "the server")
         found = json.loads(places.read_text())
@@ -119,7 +119,7 @@ class Bench:
             log = self.folder / f"w{number}.log"
             with log.open("wb") as out:
                 worker = [self.bin / "centroid-worker", "--server", found["data"], "--name", f"w{number}", "--model", options.model]
-                worker += ["--data-cache-dir", self.folder, "--metrics-listen", "127.0.0.1:0", "--log-format", "json"]
+                worker += ["--data-cache-dir", self.folder, "--metrics.listen", "127.0.0.1:0", "--log.format", "json"]
                 self.start(*worker, stdout=out, stderr=out, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
             self.metrics.append(wait_for(lambda log=log: endpoint_in(log), f"{log}"))
         wait_for(lambda: self.get("/v1/cluster")["round"] > 20, "training")

@@ -25,14 +25,14 @@ def run(options, folder, policy, slowdown):
     """Seconds and rounds to the accuracy (none: not reached), rounds a second, and the accuracy at the end."""
     endpoints = folder / "endpoints.json"
     lr = options.lr / options.workers if policy.startswith(ALONE) else options.lr
-    flags = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log-format", "json"]
+    flags = ["--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log.format", "json"]
     flags += ["--policy", policy, "--optimizer", "sgd", "--lr", lr, "--min-workers", options.workers, "--epochs", options.epochs, "--seed", options.seed]
     server = Server(options.bin / "centroid-server", flags, folder / "server.log", None, endpoints).wait_ready()
     processes = [server]
     try:
         for number in range(options.workers):
             flags = ["--server", server.data, "--name", f"w{number}", "--model", options.model, "--batch", options.batch, "--seed", options.seed]
-            flags += ["--data-cache-dir", options.data_cache_dir.resolve(), "--log-level", "warn"]
+            flags += ["--data-cache-dir", options.data_cache_dir.resolve(), "--log.level", "warn"]
             flags += ["--slowdown", slowdown if number == options.workers - 1 else 1]
             processes.append(Process(options.bin / "centroid-worker", flags, folder / f"w{number}.log", None))
         wait_for(lambda: server.cluster()["state"] == "finished", f"{options.epochs} epochs with {policy}", options.limit)

@@ -148,7 +148,7 @@ int bench_small(const Options& options) {
   const Folder folder;
   stay_on(1);  // the server and the echo; this process comes back
   const ServerProcess server =
-      start_server(folder.path(), {"--log-level", "warn", "--tables", "bench:dim=14"});
+      start_server(folder.path(), {"--log.level", "warn", "--tables", "bench:dim=14"});
   const Echo echo;
   stay_on(0);
   client::RowsClientOptions to;

@@ -49,10 +49,10 @@ class Job:
         self.started += 1
         data, api = self.ports[name]
         endpoints = self.folder / f"endpoints-{self.started}.json"
-        flags = ["--listen", f"127.0.0.1:{data}", "--api", f"127.0.0.1:{api}", "--run-dir", self.folder / "run", "--endpoints-file", endpoints]
-        flags += ["--log-format", "json", "--log-level", "debug", "--optimizer", "momentum", "--lr", "0.001", "--journal", "on"]
-        flags += ["--checkpoint-every", self.options.checkpoint_every, "--min-workers", self.options.workers, "--servers", self.options.servers]
-        flags += ["--etcd", self.etcd.url, "--cluster", "bench", "--name", name] if self.etcd else []
+        flags = ["--listen", f"127.0.0.1:{data}", "--api.listen", f"127.0.0.1:{api}", "--run-dir", self.folder / "run", "--endpoints-file", endpoints]
+        flags += ["--log.format", "json", "--log.level", "debug", "--optimizer", "momentum", "--lr", "0.001", "--journal.mode", "on"]
+        flags += ["--checkpoint.every-rounds", self.options.checkpoint_every, "--min-workers", self.options.workers, "--servers", self.options.servers]
+        flags += ["--etcd.endpoints", self.etcd.url, "--cluster", "bench", "--name", name] if self.etcd else []
         server = Server(self.options.bin / "centroid-server", [*flags, *arguments], self.folder / f"server-{self.started}.log", None, endpoints)
         server.name = name
         if self.etcd and self.started == 1:
@@ -61,7 +61,7 @@ class Job:
 
     def start_shard(self, name):
         self.started += 1
-        flags = ["--join", self.places(), "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run", "--log-format", "json"]
+        flags = ["--join", self.places(), "--name", name, "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run", "--log.format", "json"]
         return Process(self.options.bin / "centroid-server", flags, self.folder / f"server-{self.started}.log", None)
 
     def kill(self):

@@ -143,7 +143,7 @@ class Load(cluster.ClusterTest):
 
     def runTest(self):  # noqa: N802
         options = self.options
-        limit = ["--api.max_connections", str(options.max_connections)] if options.max_connections else []
+        limit = ["--api.max-connections", str(options.max_connections)] if options.max_connections else []
         server = self.server("--epochs", "1000000", "--min-workers", str(options.workers), *limit)
         for number in range(options.workers):
             self.worker(server, f"w{number}", model="mlp:64-256-256-10", batch=64)

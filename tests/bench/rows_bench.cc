@@ -106,7 +106,7 @@ struct Rates {
 
 Rates measure_rates(const RowsOptions& options) {
   const RowsCalls calls(options);
-  const std::vector<std::string> quiet{"--log-level", "warn"};
+  const std::vector<std::string> quiet{"--log.level", "warn"};
   const std::uint64_t filling = (options.rows + options.batch - 1) / options.batch;
   Rates out;
   {
@@ -121,7 +121,7 @@ Rates measure_rates(const RowsOptions& options) {
   }
   const auto with_journal = [&](const std::string& sync) {
     std::vector<std::string> flags = quiet;
-    flags.insert(flags.end(), {"--journal", "on", "--journal-sync", sync});
+    flags.insert(flags.end(), {"--journal.mode", "on", "--journal.sync", sync});
     RowsSetup setup(options, flags);
     measure(options, setup, calls, &RowsCalls::first_use, filling);
     return measure(options, setup, calls, &RowsCalls::update, options.batches);
@@ -134,8 +134,8 @@ Rates measure_rates(const RowsOptions& options) {
 int judge(const Rates& rates, std::FILE* out) {
   int missed = 0;
   for (const auto& [what, rate] : {std::pair{"rows updated", rates.pushed},
-                                   std::pair{"rows updated, --journal-sync 1s", rates.grouped},
-                                   std::pair{"rows updated, --journal-sync 0", rates.synced}})
+                                   std::pair{"rows updated, --journal.sync 1s", rates.grouped},
+                                   std::pair{"rows updated, --journal.sync 0", rates.synced}})
     missed += verdict(what, rate.cpu / 1e6, Bar::kAtLeast, kUpdatesBar / 1e6,
                       "M a second of the server's processor time", out);
   missed +=
@@ -181,8 +181,8 @@ void print(const Rates& rates) {
   for (const auto& [what, rate] :
        {std::pair{"pushed, rows made", rates.created},
         std::pair{"pushed, rows updated", rates.pushed}, std::pair{"pulled", rates.pulled},
-        std::pair{"updated, --journal-sync 1s", rates.grouped},
-        std::pair{"updated, --journal-sync 0", rates.synced}})
+        std::pair{"updated, --journal.sync 1s", rates.grouped},
+        std::pair{"updated, --journal.sync 0", rates.synced}})
     std::printf("%-28s %12.2f %22.2f\n", what, rate.wall / 1e6, rate.cpu / 1e6);
   std::printf("%-28s %12.3f\n", "server's memory / values", rates.memory);
 }

@@ -82,9 +82,9 @@ struct Side {
 
 BesideCheckpoints measure_beside_checkpoints(const RowsOptions& options) {
   const RowsCalls all(options);
-  const std::vector<std::string> flags{"--log-level", "info", "--log-format", "json"};
+  const std::vector<std::string> flags{"--log.level", "info", "--log.format", "json"};
   std::vector<std::string> writing = flags;
-  writing.insert(writing.end(), {"--checkpoint-interval", "1ms", "--checkpoint-keep", "1"});
+  writing.insert(writing.end(), {"--checkpoint.interval", "1ms", "--checkpoint.keep", "1"});
   Side alone(options, flags), beside(options, writing);
   for (Side* const side : {&alone, &beside}) {
     side->fill(options, all);

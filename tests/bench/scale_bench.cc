@@ -72,7 +72,7 @@ Cost measure(const Options& options, std::uint64_t workers) {
   const std::string count = std::to_string(workers);
   const ServerProcess server = start_server(
       folder.path(),
-      {"--min-workers", count, "--max-workers", count, "--lease", "600s", "--log-level", "error"});
+      {"--min-workers", count, "--max-workers", count, "--lease", "600s", "--log.level", "error"});
   Cost cost;
   cost.workers = workers;
   cost.rounds =

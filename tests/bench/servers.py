@@ -35,12 +35,12 @@ def rows_that_move(options):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         endpoints = folder / "endpoints.json"
-        flags = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log-format", "json"]
+        flags = ["--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log.format", "json"]
         leader = Server(binaries / "centroid-server", [*flags, "--tables", f"t:dim={DIM}", "--servers", 2], folder / "leader.log", None, endpoints).wait_ready()
         processes = [leader]
 
         def start(shard):
-            join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log-format", "json", "--name", shard]
+            join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log.format", "json", "--name", shard]
             processes.append(Process(binaries / "centroid-server", join, folder / f"{shard}.log", None))
 
         def is_settled(servers):
@@ -99,8 +99,8 @@ def chunks_that_move(options):
         (folder / "data").mkdir()
         (folder / "data" / "digits.csv.gz").write_bytes(digits())
         endpoints = folder / "endpoints.json"
-        flags = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints]
-        flags += ["--log-format", "json", "--log-level", "debug", "--optimizer", "momentum", "--lr", "0.001"]
+        flags = ["--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints]
+        flags += ["--log.format", "json", "--log.level", "debug", "--optimizer", "momentum", "--lr", "0.001"]
         flags += ["--min-workers", options.workers]
         leader = Server(options.bin / "centroid-server", flags, folder / "leader.log", None, endpoints).wait_ready()
         processes = [leader]
@@ -128,7 +128,7 @@ def chunks_that_move(options):
         print("what                  chunks  pauses  longest pause ms  median round ms")
         wait_for(lambda: len(rounds()) >= 5, "rounds", 120)
         alone = show("one server", lambda: True)
-        join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log-format", "json", "--name", "b"]
+        join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log.format", "json", "--name", "b"]
         processes.append(Process(options.bin / "centroid-server", join, folder / "b.log", None))
         comes = show("a second one comes", lambda: any(event["left"] == 0 for event in leader.events("chunks.moved")))
         leader.post("/v1/servers/b:drain")

@@ -33,11 +33,11 @@ def measure(options, workers):
         (folder / "data").mkdir()
         (folder / "data" / "digits.csv.gz").write_bytes(digits())
         endpoints = folder / "endpoints.json"
-        flags = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log-format", "json"]
-        flags += ["--log-level", "debug", "--optimizer", "momentum", "--lr", "0.001", "--servers", 2, "--min-workers", workers, "--policy", options.policy]
+        flags = ["--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", folder / "run", "--endpoints-file", endpoints, "--log.format", "json"]
+        flags += ["--log.level", "debug", "--optimizer", "momentum", "--lr", "0.001", "--servers", 2, "--min-workers", workers, "--policy", options.policy]
         flags += ["--credit-bytes", options.credit]
         leader = Server(options.bin / "centroid-server", flags, folder / "leader.log", None, endpoints).wait_ready()
-        join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log-format", "json", "--name", "b"]
+        join = ["--join", leader.data, "--listen", "127.0.0.1:0", "--log.format", "json", "--name", "b"]
         shard = Process(options.bin / "centroid-server", join, folder / "b.log", None)
         processes = [leader, shard]
         for i in range(workers):

@@ -40,8 +40,8 @@ class Soak:
 
     def start_server(self):
         endpoints = self.folder / "endpoints.json"
-        flags = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", self.folder / "run", "--endpoints-file", endpoints, "--log-level", "warn"]
-        flags += ["--log-format", "json", "--optimizer", "adam", "--lr", "0.0001", "--journal", "on", "--checkpoint-interval", "20s", "--tables", TABLE]
+        flags = ["--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", self.folder / "run", "--endpoints-file", endpoints, "--log.level", "warn"]
+        flags += ["--log.format", "json", "--optimizer", "adam", "--lr", "0.0001", "--journal.mode", "on", "--checkpoint.interval", "20s", "--tables", TABLE]
         self.server = Server(self.options.bin / "centroid-server", flags, self.folder / "server.log", None, endpoints).wait_open()
 
     def start_worker(self, name=None):
@@ -49,7 +49,7 @@ class Soak:
             self.names += 1
             name = f"w{self.names}"
         flags = ["--server", self.server.data, "--name", name, "--data-cache-dir", self.options.data_cache_dir.resolve(), "--model", self.options.model]
-        flags += ["--codec", "topk:0.05", "--slowdown", self.options.slowdown, "--log-level", "error"]
+        flags += ["--codec", "topk:0.05", "--slowdown", self.options.slowdown, "--log.level", "error"]
         self.workers.append(Process(self.options.bin / "centroid-worker", flags, self.folder / f"{name}.log", None))
 
     def rows(self):
@@ -89,7 +89,7 @@ class Soak:
         self.start_worker(None if self.turns % 3 == 0 else gone.name)
         call = self.server.call
         if self.turns % 5 == 0:
-            call("PATCH", "/v1/config", {"optimizer.learning_rate": 0.0001 + 0.00001 * (self.turns % 7)})
+            call("PATCH", "/v1/config", {"lr": 0.0001 + 0.00001 * (self.turns % 7)})
             call("POST", "/v1/checkpoints")
         if self.turns % 7 == 0:
             call("POST", "/v1/tokens", {"name": f"t{self.turns}", "role": "viewer"})

@@ -126,12 +126,12 @@ Contender make_star_cluster(const ClusterSettings& settings) {
   std::vector<std::string> flags = {"--exchange",     settings.exchange,
                                     "--token",        kToken,
                                     "--codec-down",   settings.codec_down,
-                                    "--log-level",    "error",
+                                    "--log.level",    "error",
                                     "--apply",        is_star ? settings.apply : "worker",
                                     "--optimizer",    settings.optimizer,
                                     "--lr",           "0.0001",
                                     "--min-workers",  std::to_string(settings.workers),
-                                    "--credit_bytes", std::to_string(settings.credit_bytes)};
+                                    "--credit-bytes", std::to_string(settings.credit_bytes)};
   flags.insert(flags.end(), settings.server_flags.begin(), settings.server_flags.end());
   if (!settings.run_dir.empty()) std::filesystem::create_directories(settings.run_dir);
   ServerProcess server =

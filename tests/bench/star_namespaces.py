@@ -54,14 +54,14 @@ def measure_training(folder, network, options, up, down, local=(1, 1, 0)):
     inner = []
     update = ["--optimizer", "sgd", "--lr", options.lr]
     if steps > 1:
-        inner = ["--inner-optimizer", "sgd", "--inner-lr", options.lr]
+        inner = ["--inner.optimizer", "sgd", "--inner.lr", options.lr]
         update = ["--local-steps", steps, "--fragments", fragments, "--overlap", overlap]
     rounds = options.rounds * fragments // steps
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     children = []
 
     def start(name, program, *arguments):
-        command = ["ip", "netns", "exec", name, folder / program, *arguments, "--token", "bench", "--log-level", "error"]
+        command = ["ip", "netns", "exec", name, folder / program, *arguments, "--token", "bench", "--log.level", "error"]
         children.append(subprocess.Popen([str(word) for word in command], env=environment))
         return children[-1]
 
@@ -69,7 +69,7 @@ def measure_training(folder, network, options, up, down, local=(1, 1, 0)):
         run = pathlib.Path(run)
         try:
             workers = network.names[1:]
-            server = start(network.names[0], "centroid-server", "--listen", f"{network.hosts[0]}:0", "--api", "127.0.0.1:0", "--run-dir", run,
+            server = start(network.names[0], "centroid-server", "--listen", f"{network.hosts[0]}:0", "--api.listen", "127.0.0.1:0", "--run-dir", run,
                            "--endpoints-file", run / "endpoints.json", "--min-workers", len(workers), "--rounds", rounds,
                            *update, "--codec-down", down, "--exit-when-finished")  # fmt: skip
             endpoint = wait_for(run / "endpoints.json", server)["data"]

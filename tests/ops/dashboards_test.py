@@ -113,17 +113,17 @@ class Scraped(ClusterTest):
     spread = ("--servers", "2", "--chunk-bytes", "512")  # a model on a leader and a shard server
 
     def shard(self, leaders, name, *arguments):
-        places = ["--join", leaders, "--name", name, "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
+        places = ["--join", leaders, "--name", name, "--listen", "127.0.0.1:0", "--metrics.listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"]
         return self._start(Process, "centroid-server", name, [*places, *arguments], None)
 
     def setUp(self):
         self.begun = time.monotonic()
-        arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every_rounds", "200", "--tables", "emb:dim=4", "--journal", "on"]
+        arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every-rounds", "200", "--tables", "emb:dim=4", "--journal.mode", "on"]
         self.cluster = self.server(*arguments, *self.spread)
         self.shards = [self.shard(self.cluster.data, "s1").wait_event("shard.metrics_listening")["endpoint"]]
         gpus = self.stand_in_for_gpus()
         self.workers = [
-            self.worker(self.cluster, f"w{k}", "--metrics-listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
+            self.worker(self.cluster, f"w{k}", "--metrics.listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
             for k, codec in enumerate(("f32", "int8", "topk:0.1"))
         ]
         self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in self.workers]
@@ -161,7 +161,7 @@ class Scraped(ClusterTest):
     def averaged(self, *arguments, of_worker=lambda _: ()):
         """A server whose workers make local steps, which diverge from each other; slow ones, for the sake of the others here."""
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--local-steps", "4", "--outer", "optimizer", *arguments, name="averaged", run="averaged")
-        workers = [self.worker(server, name, "--metrics-listen", "127.0.0.1:0", "--slowdown", "20", *of_worker(name)) for name in ("a0", "a1")]
+        workers = [self.worker(server, name, "--metrics.listen", "127.0.0.1:0", "--slowdown", "20", *of_worker(name)) for name in ("a0", "a1")]
         self.endpoints += [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in workers]
         return server
 
@@ -303,15 +303,15 @@ class Encrypted(TlsTest, Scraped):
     def setUp(self):
         etcd = Etcd(self.folder, free_port(), free_port())
         self.processes.append(etcd)
-        secure = [*self.issue("server"), *self.trust, "--api-tls", "--api.token", "secret", "--api.viewer_token", "look"]
-        common = ["--etcd", etcd.url, "--cluster", "test", "--journal", "on", "--epochs", "1000000", "--min-workers", "2", "--clip-norm", "1"]
-        common += ["--checkpoint.every_rounds", "200", "--tables", "emb:dim=4"]
+        secure = [*self.issue("server"), *self.trust, "--api.tls", "--api.token", "secret", "--api.viewer-token", "look"]
+        common = ["--etcd.endpoints", etcd.url, "--cluster", "test", "--journal.mode", "on", "--epochs", "1000000", "--min-workers", "2", "--clip-norm", "1"]
+        common += ["--checkpoint.every-rounds", "200", "--tables", "emb:dim=4"]
         servers = [self.server(*common, *self.spread, *secure, "--name", name, name=name) for name in ("a", "b")]
         places = ",".join(server.data for server in servers)
         self.shards = [self.shard(places, "s1", *self.issue("s1"), *self.trust).wait_event("shard.metrics_listening")["endpoint"]]
         gpus = self.stand_in_for_gpus()
         workers = [
-            self.worker(places, f"w{k}", *self.trust, *self.issue(f"w{k}"), "--metrics-listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
+            self.worker(places, f"w{k}", *self.trust, *self.issue(f"w{k}"), "--metrics.listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
             for k, codec in enumerate(("int8", "topk:0.1"))
         ]
         self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in workers]

@@ -192,7 +192,7 @@ class Words(ClusterTest):
         self.assertRegex(done.stdout, r"SUCCESS: 1 rule files found")
         self.assertIn(f"--config.file {name} ", guide)
         targets = set(re.findall(r'"(127\.0\.0\.1:\d+)"', config))
-        self.assertEqual(targets, {*re.findall(r"--metrics-listen (\S+)", guide), "127.0.0.1:8080"})
+        self.assertEqual(targets, {*re.findall(r"--metrics.listen (\S+)", guide), "127.0.0.1:8080"})
         printed = json.loads(subprocess.run([self.programs / "centroid-server", "--print-config"], capture_output=True, text=True, check=True).stdout)
         self.assertEqual(printed["api.listen"]["default"], "127.0.0.1:8080")
         (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", text_of("docs/operations.md"), re.MULTILINE | re.DOTALL)
@@ -304,7 +304,7 @@ class Table(ClusterTest):
         self.assertEqual(found - set(RUN), set(), "in docs/operations.md, not here")
         self.assertEqual(set(RUN) - found, set(), "here, not in docs/operations.md")
         server = self.server("--epochs", "1000000", "--min-workers", "1", "--tables", "emb:dim=4")
-        workers = [self.worker(server, f"w{k}", "--metrics-listen", "127.0.0.1:0") for k in range(3)]
+        workers = [self.worker(server, f"w{k}", "--metrics.listen", "127.0.0.1:0") for k in range(3)]
         places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
         places["metrics"] = workers[0].wait_event("worker.metrics_listening")["endpoint"]
         server.wait_cluster("three workers", lambda view: view["world"] == 3 and view["round"] > 5)

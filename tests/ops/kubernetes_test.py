@@ -385,9 +385,9 @@ class Rendered(unittest.TestCase):
                     self.assertLessEqual(one["spec"]["selector"]["matchLabels"].items(), labels.items(), f"{chosen}: {one['metadata']['name']}")
 
     def test_every_overlay_trains_with_the_optimizer_of_the_base(self):
-        base = re.search(r"^CENTROID_OPTIMIZER_NAME=(.*)$", (KUBERNETES / "base" / "server.env").read_text(), re.MULTILINE).group(1)
+        base = re.search(r"^CENTROID_OPTIMIZER=(.*)$", (KUBERNETES / "base" / "server.env").read_text(), re.MULTILINE).group(1)
         for chosen, all_objects in self.objects.items():
-            names = [one["data"]["CENTROID_OPTIMIZER_NAME"] for one in all_objects if one["kind"] == "ConfigMap" and "CENTROID_EPOCHS" in one["data"]]
+            names = [one["data"]["CENTROID_OPTIMIZER"] for one in all_objects if one["kind"] == "ConfigMap" and "CENTROID_EPOCHS" in one["data"]]
             self.assertEqual(names, [base], chosen)
 
     def test_pods_have_time_to_end_in_order(self):

@@ -36,7 +36,7 @@ class Document(ClusterTest):
         self.redocly("lint", ROOT / "server" / "api" / "openapi.json", "--max-problems", "20")
 
     def test_workflow_answers_as_documented(self):
-        server = self.server("--api.token", "of-the-test", "--epochs", "1000000", "--min-workers", "3", "--checkpoint-keep", "5", "--tables", "words:dim=4")
+        server = self.server("--api.token", "of-the-test", "--epochs", "1000000", "--min-workers", "3", "--checkpoint.keep", "5", "--tables", "words:dim=4")
         for k in range(3):
             self.worker(server, f"w{k}")
         server.wait_event("epoch.ended", epoch="0")

@@ -100,7 +100,7 @@ class Beginning(ClusterTest):
         wait_for(lambda: why in [wait["what"] for wait in server.get("/v1/waits")["waits"]], f"a wait: {why}")
 
     def test_tables_are_read_beside_what_is_asked(self):
-        arguments = ["--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros", "--journal", "on"]
+        arguments = ["--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros", "--journal.mode", "on"]
         server = self.server(*arguments)
         client = EmbClient(server.data, 1)
         client.push("emb", 1, [3, 4], [1, 2, 3, 4])

@@ -47,12 +47,12 @@ class Worker(ClusterTest):
             with self.subTest(way=way):
                 run = "-".join(["journal", *way[1:]]).replace(".", "")
                 flags = ["--min-workers", 2, "--run-id", "r", *way]
-                server = self.server(*flags, "--journal", "on", run=run, name=f"killed-{run}")
+                server = self.server(*flags, "--journal.mode", "on", run=run, name=f"killed-{run}")
                 workers = [self.worker(server, f"w{i}-{run}", model=self.model) for i in range(2)]
                 server.wait_round(31)
                 for process in [server, *workers]:
                     process.kill()
-                resume = ["--journal", "on", "--resume", "--rounds", "1", "--exit-when-finished"]
+                resume = ["--journal.mode", "on", "--resume", "--rounds", "1", "--exit-when-finished"]
                 again = self.launch_server("--optimizer", "sgd", "--lr", "0.05", *flags, *resume, run=run, name=f"again-{run}")
                 rounds = again.wait_event("journal.replayed")["round"]
                 self.assertGreater(rounds, 29)

@@ -11,14 +11,14 @@ class CadenceTest(ClusterTest):
         return self.launch_server("--min-workers", "2", "--outer", "average", *arguments, **places).wait_ready()
 
     def join(self, server, name, *arguments):
-        return self.worker(server, name, "--inner-lr", "0.05", *arguments, model=MODEL)
+        return self.worker(server, name, "--inner.lr", "0.05", *arguments, model=MODEL)
 
 
 class Unequal(CadenceTest):
     def test_a_slow_worker_gets_less_and_every_sample_is_trained(self):
         for exchange in ("star", "ring"):
             with self.subTest(exchange=exchange):
-                goal = ["--cadence", "tuned", "--local-steps", "4", "--epochs", "20", "--exchange", exchange]
+                goal = ["--cadence.mode", "tuned", "--local-steps", "4", "--epochs", "20", "--exchange", exchange]
                 server = self.serve(*goal, name=f"server-{exchange}", run=exchange)
                 fast, slow = f"fast-{exchange}", f"slow-{exchange}"
                 self.join(server, fast, "--exchange", exchange)
@@ -35,7 +35,7 @@ class Unequal(CadenceTest):
                 self.assertGreater(server.metric("centroid_server_cadence_steps"), 0)
 
     def test_the_share_of_a_killed_worker_is_given_to_others(self):
-        server = self.serve("--cadence", "speed", "--local-steps", "10", "--epochs", "3", "--lease", "1s")
+        server = self.serve("--cadence.mode", "speed", "--local-steps", "10", "--epochs", "3", "--lease", "1s")
         self.join(server, "a")
         self.join(server, "b")
         # It sleeps through its first share, of which it contributes nothing.
@@ -51,7 +51,7 @@ class Unequal(CadenceTest):
         server.wait_event("share.returned", worker="c")
 
     def test_with_one_gradient_a_round_keeps_its_size(self):
-        server = self.serve("--cadence", "speed", "--epochs", "6")
+        server = self.serve("--cadence.mode", "speed", "--epochs", "6")
         self.join(server, "fast")
         self.join(server, "slow", "--slowdown", "20")
         done = server.wait_cluster("the end", lambda cluster: cluster["state"] == "finished")
@@ -64,11 +64,11 @@ class Unequal(CadenceTest):
 class Refused(CadenceTest):
     def test_what_cannot_work_is_refused_with_the_reason(self):
         refusals = [
-            (["--cadence", "tuned"], ["cadence tuned", "set local_steps"]),
-            (["--cadence", "fast"], ["--cadence", "off, speed, tuned"]),
-            (["--cadence", "speed", "--cadence.ratios", "3;1"], ["cadence.ratios", "speeds by rank"]),
+            (["--cadence.mode", "tuned"], ["cadence tuned", "set local_steps"]),
+            (["--cadence.mode", "fast"], ["--cadence.mode", "off, speed, tuned"]),
+            (["--cadence.mode", "speed", "--cadence.ratios", "3;1"], ["cadence.ratios", "speeds by rank"]),
             (["--cadence.ratios", "3,1"], ["cadence.ratios", "need cadence speed"]),
-            (["--local-steps", "10", "--cadence", "tuned", "--cadence.overhead", "0.9"], ["cadence.overhead", "0.5"]),
+            (["--local-steps", "10", "--cadence.mode", "tuned", "--cadence.overhead", "0.9"], ["cadence.overhead", "0.5"]),
         ]
         for number, (flags, texts) in enumerate(refusals):
             with self.subTest(flags=flags):

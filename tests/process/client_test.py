@@ -199,7 +199,7 @@ class Arrays(ClientTest):
         self.assertEqual(found, [[2, 4, 6], [2, 4, 6]])
 
     def test_an_optimizer_of_the_program_is_kept_with_the_checkpoint(self):
-        settings = ["--rounds", 7, "--min-workers", 1, "--local-steps", 5, "--outer", "average", "--checkpoint-every", 3]
+        settings = ["--rounds", 7, "--min-workers", 1, "--local-steps", 5, "--outer", "average", "--checkpoint.every-rounds", 3]
 
         def train(run, *more, kept, last):
             server = self.launch_server(*settings, *more, run=run, name=f"{run}{len(more)}").wait_ready()
@@ -228,7 +228,7 @@ class Arrays(ClientTest):
         def full(number):
             raise OSError(28, f"no room for round {number}")
 
-        server = self.launch_server("--rounds", 9, "--min-workers", 1, "--local-steps", 5, "--outer", "average", "--checkpoint-every", 3).wait_ready()
+        server = self.launch_server("--rounds", 9, "--min-workers", 1, "--local-steps", 5, "--outer", "average", "--checkpoint.every-rounds", 3).wait_ready()
         with self.trainer(server, "t", {"w": array.array("f", [1])}, on_keep=full) as trainer:
             with self.assertRaisesRegex(OSError, "no room for round 3"):
                 for _ in trainer:

@@ -150,7 +150,7 @@ class Server(Process):
         super().__init__(program, arguments, log, environment)
         self.endpoints_file = endpoints_file
         self.data = self.api = None
-        self.leads_alone = not {"--etcd", "--join"} & set(map(str, arguments))
+        self.leads_alone = not {"--etcd.endpoints", "--join"} & set(map(str, arguments))
 
     def wait_open(self):
         """Until its ports are open: it may still read what it goes on from."""
@@ -316,7 +316,7 @@ class ClusterTest(unittest.TestCase):
 
     def _start(self, kind, program, name, arguments, environment, *more):
         log = self.folder / f"{name}.log"
-        arguments = ["--log-format", "json", *arguments]
+        arguments = ["--log.format", "json", *arguments]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CENTROID_")}
         place = pathlib.Path(self.programs) / program
         process = kind(place, arguments, log, {**inherited, "OPENBLAS_NUM_THREADS": "1", **(environment or {})}, *more)
@@ -326,7 +326,7 @@ class ClusterTest(unittest.TestCase):
     def launch_server(self, *arguments, name="server", environment=None, listen="127.0.0.1:0", api="127.0.0.1:0", run="run"):
         """A server that may fail to start."""
         endpoints = self.folder / f"{name}.{len(self.processes)}.json"
-        places = ["--listen", listen, "--api", api, "--run-dir", self.folder / run, "--endpoints-file", endpoints]
+        places = ["--listen", listen, "--api.listen", api, "--run-dir", self.folder / run, "--endpoints-file", endpoints]
         return self._start(Server, "centroid-server", name, [*places, *arguments], environment, endpoints)
 
     def server(self, *arguments, **places):

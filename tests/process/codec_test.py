@@ -142,7 +142,7 @@ class Codecs(ClusterTest):
 
     def stopped_and_started(self, spoil, *arguments):
         """A worker that leaves after round 40 or later and comes back to the same round; `spoil` gets its files in between."""
-        server = self.server("--min-workers", 1, "--checkpoint-every", 20, *arguments)
+        server = self.server("--min-workers", 1, "--checkpoint.every-rounds", 20, *arguments)
         flags = ["--codec", "topk:0.02", "--state-dir", self.folder / "state"]
         worker = self.worker(server, "w0", *flags, model=WIDE)
         server.wait_round(45)

@@ -151,7 +151,7 @@ class Ctl(CtlTest):
         self.assert_status(first, STOPPED)
 
     def test_what_is_shown_again_and_again_outlives_a_restart_of_the_server(self):
-        server, _ = self.training("--checkpoint-every", "5")
+        server, _ = self.training("--checkpoint.every-rounds", "5")
         program = [pathlib.Path(self.programs) / "centroidctl", "--server", server.api]
         with contextlib.ExitStack() as stack:
             watching = []
@@ -390,8 +390,8 @@ class Ctl(CtlTest):
         other.send(18)
 
     def test_doctor_looks_at_the_disks_of_shard_servers(self):
-        server = self.server("--servers", "2", "--chunk-bytes", "1024", "--journal", "on")
-        self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", "127.0.0.1:0", "--journal-dir", str(self.folder / "b")], None)
+        server = self.server("--servers", "2", "--chunk-bytes", "1024", "--journal.mode", "on")
+        self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", "127.0.0.1:0", "--journal.dir", str(self.folder / "b")], None)
         self.worker(server, "w0")
 
         def told():

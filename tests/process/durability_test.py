@@ -13,7 +13,7 @@ from cluster import DONE, USAGE, ClusterTest, Hold, free_port, main, wait_for
 
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
-JOURNAL = ["--journal", "on", "--journal-sync", "0"]
+JOURNAL = ["--journal.mode", "on", "--journal.sync", "0"]
 
 
 def state_bytes(checkpoint):
@@ -41,8 +41,8 @@ def last_commit(journal):
 
 class DurabilityTest(ClusterTest):
     def launch(self, run, *arguments, name=None, rounds=ROUNDS, optimizer="momentum", **places):
-        goal = ["--rounds", rounds, "--min-workers", 2, "--exit-when-finished", "--checkpoint-every", CHECKPOINT_EVERY]
-        level = ["--log-level", "debug", "--optimizer", optimizer, "--checkpoint-keep", 2, "--run-id", "r"]
+        goal = ["--rounds", rounds, "--min-workers", 2, "--exit-when-finished", "--checkpoint.every-rounds", CHECKPOINT_EVERY]
+        level = ["--log.level", "debug", "--optimizer", optimizer, "--checkpoint.keep", 2, "--run-id", "r"]
         name = name or f"server-{run}"
         return self.launch_server("--lr", "0.05", *goal, *level, *arguments, run=run, name=name, **places)
 
@@ -96,7 +96,7 @@ class Kill(DurabilityTest):
     def test_every_write_point(self):
         reached = self.folder / "points"
         environment = {"CENTROID_TEST_FAULT_LOG": str(reached)}
-        arguments = [*JOURNAL, "--checkpoint-shard-bytes", 2048, "--tables", "emb:dim=4"]
+        arguments = [*JOURNAL, "--checkpoint.shard-bytes", 2048, "--tables", "emb:dim=4"]
         expected = self.whole("whole", *arguments, environment=environment)
         names = fault_points.reached(reached, "durability_test.py")
         # What a first run does not reach, a second does.
@@ -232,7 +232,7 @@ class Kill(DurabilityTest):
         self.assertEqual(state_bytes(self.checkpoints("killed")[-1]), expected, "other shares than without the kill")
 
     def test_group_commit_survives_a_kill_too(self):
-        arguments = ["--journal", "on", "--journal-sync", "10m"]
+        arguments = ["--journal.mode", "on", "--journal.sync", "10m"]
         expected = self.whole("whole", *arguments)
         self.assertTrue(self.disturbed("killed", expected, *arguments, fault="round.committed:14"))
 
@@ -253,7 +253,7 @@ class FullDisk(ClusterTest):
 
     def journal_on_small_disk(self, *arguments):
         place = self.small_disk()
-        server = self.server(*JOURNAL, "--journal-dir", place / "journal", *arguments)
+        server = self.server(*JOURNAL, "--journal.dir", place / "journal", *arguments)
         return place, server, self.worker(server, "w0")
 
     def journal_waits(self, server):
@@ -274,7 +274,7 @@ class FullDisk(ClusterTest):
         self.assert_exit(DONE, worker, server)
 
     def test_a_journal_begins_when_there_is_space_for_it_and_for_its_checkpoint(self):
-        for option in ("--journal-dir", "--checkpoint-dir"):
+        for option in ("--journal.dir", "--checkpoint.dir"):
             with self.subTest(option=option):
                 place = self.small_disk(option.strip("-"))
                 filler = place / "filler"
@@ -296,7 +296,7 @@ class FullDisk(ClusterTest):
                 self.assert_exit(DONE, worker, server)
 
     def test_training_goes_on_without_a_journal_where_that_is_wanted(self):
-        _, server, worker = self.journal_on_small_disk("--journal-full", "go-on")
+        _, server, worker = self.journal_on_small_disk("--journal.full", "go-on")
         server.wait_event("journal.broken", error="No space left")
         wait_for(lambda: server.metric("centroid_server_journal_broken") == 1 or server.events("checkpoint.written")[1:], "its trouble")
         server.wait_more_rounds(20)
@@ -371,7 +371,7 @@ class Restore(ClusterTest):
 
 class NothingKept(ClusterTest):
     def test_a_job_of_which_nothing_is_kept_says_so_at_its_start(self):
-        kept = (("--journal", "on"), ("--checkpoint-every", 5), ("--checkpoint-every-epochs", 1), ("--checkpoint-interval", "1h"))
+        kept = (("--journal.mode", "on"), ("--checkpoint.every-rounds", 5), ("--checkpoint.every-epochs", 1), ("--checkpoint.interval", "1h"))
         for i, flags in enumerate(((), ("--exchange", "ring"), ("--tables", "t:dim=2"), *kept)):
             server = self.server(*flags, run=f"run{i}", name=f"server{i}")
             server.wait_event("server.ready")
@@ -507,7 +507,7 @@ class Readers(ClusterTest):
         self.assert_stays(lambda server, version: server.post(f"/v1/checkpoints/{version}:verify"))
 
     def assert_stays(self, act):
-        server, version, hold = self.held("nothing", "--checkpoint-keep", 1)
+        server, version, hold = self.held("nothing", "--checkpoint.keep", 1)
         hold.unlink()
         act(server, version)
         made = []

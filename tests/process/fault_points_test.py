@@ -26,7 +26,7 @@ class FaultPoints(ClusterTest):
         """A server, once it has ended with its job of three rounds, or before."""
         self.programs = programs
         run = f"run-{programs.name}"
-        goal = ("--rounds", 3, "--exit-when-finished", "--journal", "on")
+        goal = ("--rounds", 3, "--exit-when-finished", "--journal.mode", "on")
         environment = {"CENTROID_TEST_FAULT": fault, "CENTROID_TEST_FAULT_LOG": str(self.reached)}
         server = self.server(*goal, name=run, run=run, environment=environment)
         self.worker(server, f"worker-{programs.name}")

@@ -13,7 +13,7 @@ class FeedbackOnDisk(ClusterTest):
         goal = ["--min-workers", len(nodes), "--rounds", rounds, "--exit-when-finished"]
         server = self.server("--exchange", exchange, *goal, *arguments, name=f"server-{run}{tag}", run=run)
         flags = ["--exchange", exchange, "--codec", codec, "--state-dir", self.folder / "state" / run]
-        return server, [self.worker(server, f"w{i}-{run}", *flags, "--node", node, model=MODEL) for i, node in enumerate(nodes)]
+        return server, [self.worker(server, f"w{i}-{run}", *flags, "--peer.node", node, model=MODEL) for i, node in enumerate(nodes)]
 
     def end(self, server, workers, run):
         """The model that all of them end with."""
@@ -81,7 +81,7 @@ class FeedbackOnDisk(ClusterTest):
                 def save(server, run=run):
                     wait_for(lambda: self.newest_checkpoint(run), "a checkpoint")
 
-                self.kill_after(exchange, run, save, "--checkpoint-every", 400)
+                self.kill_after(exchange, run, save, "--checkpoint.every-rounds", 400)
 
     def test_exchange_local_has_none(self):
         worker = self.worker("127.0.0.1:1", "w", "--exchange", "local", "--rounds", 1, "--state-dir", self.folder / "state")

@@ -38,7 +38,7 @@ class Fetch(CtlTest):
         self.ctl(server, "checkpoints", "get", 999_999, "--to", begun.parent, status=ANSWERED_BADLY)
 
     def test_a_single_checkpoint_and_a_run_are_verified_and_nothing_is_no_all_clear(self):
-        server, _ = self.training("--journal", "on")
+        server, _ = self.training("--journal.mode", "on")
         made = json.loads(self.ctl(server, "checkpoints", "make", "--output", "json"))
         self.ctl(server, "job", "stop")
         self.assert_status(server, DONE)
@@ -69,7 +69,7 @@ class Fetch(CtlTest):
             self.assertIn("empty: holds no checkpoint; expected folders checkpoint-VERSION in it, or one of these", said)
 
     def test_the_newest_is_fetched_though_another_one_takes_its_place(self):
-        server = self.server("--checkpoint-keep", 1)
+        server = self.server("--checkpoint.keep", 1)
         self.worker(server, "w0")
         server.wait_round(5)
         self.assertIn("no checkpoint yet", self.ctl(server, "checkpoints", "get", "--to", self.folder / "backup", status=ANSWERED_BADLY))

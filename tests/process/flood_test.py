@@ -85,7 +85,7 @@ class Flood(ClusterTest):
 
     @unittest.skipUnless(make_room(), f"no {IDLE + 2 * DRIPPING + SPARE} files may be open at a time (ulimit -Hn)")
     def test_5000_silent_connections_and_slow_loris_hold_up_nobody(self):
-        server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.read_timeout", "2s", "--api.idle_timeout", "600s")
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.read-timeout", "2s", "--api.idle-timeout", "600s")
         for name in ("w0", "w1"):
             self.worker(server, name)
         server.wait_round(ROUNDS)

@@ -42,7 +42,7 @@ print(total.hexdigest())
 # By name: flags of the server, and what differs from three trainers that give gradients.
 STAR = {
     "star": (["--optimizer", "sgd"], {}),
-    "momentum, clipped, cosine": (["--optimizer", "momentum", "--clip-norm", "8", "--optimizer.schedule", "cosine:rounds=12"], {}),
+    "momentum, clipped, cosine": (["--optimizer", "momentum", "--clip-norm", "8", "--lr-schedule", "cosine:rounds=12"], {}),
     "adam on the server": (["--optimizer", "adam"], {}),
     "workers apply": (["--optimizer", "nesterov", "--apply", "worker"], {}),
     "top-k up": (["--optimizer", "sgd"], {"codec": "topk:0.1,values=int8,momentum=0.9"}),
@@ -90,7 +90,7 @@ class Golden(FixedJobs):
         server = self.serve("--exchange", exchange, "--rounds", ROUNDS, "--min-workers", len(nodes), "--exit-when-finished", *flags, run=run)
         workers = []
         for letter, node in zip("abc", nodes):
-            place = ["--node", node] if node else []
+            place = ["--peer.node", node] if node else []
             workers.append(self.worker(server, f"{letter}-{run}", "--exchange", exchange, *worker_flags, *place, environment=EVERYWHERE))
         self.assert_exit(DONE, *workers, server)
         return state_of(self.checkpoints(run)[-1])

@@ -137,7 +137,7 @@ class Kills(ClusterTest):
         seed = int(os.environ.get("TEST_SEED") or random.randrange(2**32))
         print(f"TEST_SEED={seed}")
         flags = ["--policy", policy, "--apply", "worker", "--min-workers", 4, "--lease", f"{LEASE_SECONDS}s"]
-        server = self.server(*flags, *arguments, "--checkpoint-every", 0)
+        server = self.server(*flags, *arguments, "--checkpoint.every-rounds", 0)
         told, tell = os.pipe()
         os.set_blocking(told, False)
         given = [0] * 4

@@ -56,7 +56,7 @@ class LargeTensor(ClusterTest):
             available = next(int(line.split()[1]) << 10 for line in told if line.startswith("MemAvailable:"))
         if available < needed:
             raise unittest.SkipTest(f"needs {needed / GIB:.0f} GiB of free memory, here are {available / GIB:.1f}")
-        flags = ["--apply", "worker", "--min-workers", WORKERS, "--chunk-bytes", CHUNK_BYTES, "--checkpoint-every", 0]
+        flags = ["--apply", "worker", "--min-workers", WORKERS, "--chunk-bytes", CHUNK_BYTES, "--checkpoint.every-rounds", 0]
         server = self.server(*flags, "--rounds", ROUNDS, "--lease", "60s", "--exit-when-finished")
         workers = [Worker(number) for number in range(WORKERS)]
         threads = [threading.Thread(target=worker.run, args=(server.data,)) for worker in workers]

@@ -5,7 +5,7 @@ import signal
 from cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
 
 STEPS = ["--local-steps", "4", "--min-workers", "2"]
-INNER = ["--inner-optimizer", "adamw", "--inner-lr", "0.002"]
+INNER = ["--inner.optimizer", "adamw", "--inner.lr", "0.002"]
 MODEL = "mlp:64-16-10"
 
 
@@ -56,7 +56,7 @@ class Crash(LocalStepsTest):
         whole = self.serve(*common, "--exit-when-finished", run="whole", name="whole")
         self.assert_exit(DONE, *[self.join(whole, f"w{i}", *worker) for i in range(2)], whole)
         every = 100  # of the states of a worker the newest three stay: that of the checkpoint is one of them
-        common += ["--checkpoint-every", every]
+        common += ["--checkpoint.every-rounds", every]
         # It dies with one checkpoint, at whatever round it begins the second.
         server = self.serve(*common, name="before", environment={"CENTROID_TEST_FAULT": "checkpoint.folder_made:2"})
 
@@ -87,12 +87,12 @@ class Crash(LocalStepsTest):
             with self.subTest(way=way):
                 run = "-".join(["journal", *way[1:]]).replace(":", "")
                 flags = ["--fragments", "2", "--run-id", "r", *way]
-                server = self.serve(*flags, "--journal", "on", run=run, name=f"killed-{run}")
+                server = self.serve(*flags, "--journal.mode", "on", run=run, name=f"killed-{run}")
                 workers = [self.join(server, f"w{i}-{run}") for i in range(2)]
                 server.wait_round(31)
                 for process in [server, *workers]:
                     process.kill()
-                resume = ["--journal", "on", "--resume", "--rounds", "1", "--exit-when-finished"]
+                resume = ["--journal.mode", "on", "--resume", "--rounds", "1", "--exit-when-finished"]
                 again = self.launch_server(*STEPS, *flags, *resume, run=run, name=f"again-{run}")
                 rounds = again.wait_event("journal.replayed")["round"]
                 self.assertGreater(rounds, 29)

@@ -42,8 +42,8 @@ class MetricsTest(ClusterTest):
 class Cost(MetricsTest):
     def test_a_scrape_costs_a_thread_that_does_not_train_two_milliseconds_at_most(self):
         """Processor time, which others' load changes little, of what answers: while the cluster trains, all series there."""
-        server = self.server("--epochs", "1000000", "--min-workers", "2", "--checkpoint.every_rounds", "50", "--tables", "emb:dim=4", "--journal", "on")
-        workers = [self.worker(server, name, "--metrics-listen", "127.0.0.1:0", "--codec", "int8") for name in ("w0", "w1")]
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--checkpoint.every-rounds", "50", "--tables", "emb:dim=4", "--journal.mode", "on")
+        workers = [self.worker(server, name, "--metrics.listen", "127.0.0.1:0", "--codec", "int8") for name in ("w0", "w1")]
         place = workers[0].wait_event("worker.metrics_listening")["endpoint"]
         server.wait_round(100)
         for program, process, endpoint, thread in (("server", server, server.api, "control"), ("worker", workers[0], place, "metrics")):
@@ -81,7 +81,7 @@ class Bounded(MetricsTest):
         for exchange in ("star", "ring"):
             with self.subTest(exchange):
                 server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.rate", "0", "--exchange", exchange, name=exchange, run=exchange)
-                stays = [self.worker(server, f"{exchange}{k}", "--exchange", exchange, "--metrics-listen", "127.0.0.1:0") for k in range(2)]
+                stays = [self.worker(server, f"{exchange}{k}", "--exchange", exchange, "--metrics.listen", "127.0.0.1:0") for k in range(2)]
                 places = [server.api, stays[0].wait_event("worker.metrics_listening")["endpoint"]]
                 server.wait_round(20)
 
@@ -124,7 +124,7 @@ class WorkerMetrics(MetricsTest):
     def listening(self, codec="f32"):
         """A server with one worker that has trained a few rounds, and the endpoint of the worker's metrics."""
         server = self.server("--epochs", "1000000")
-        worker = self.worker(server, "w0", "--metrics-listen", "127.0.0.1:0", "--codec", codec)
+        worker = self.worker(server, "w0", "--metrics.listen", "127.0.0.1:0", "--codec", codec)
         endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
         server.wait_round(5)
         return server, worker, endpoint
@@ -154,8 +154,8 @@ class WorkerMetrics(MetricsTest):
         self.assert_exit(DONE, worker, server)
 
     def test_codecs_the_journal_and_leases_are_there_too(self):
-        server = self.server("--epochs", "1000000", "--codec-down", "int8", "--apply", "worker", "--journal", "on", "--lease", "8s")
-        worker = self.worker(server, "w0", "--metrics-listen", "127.0.0.1:0", "--codec", "int8")
+        server = self.server("--epochs", "1000000", "--codec-down", "int8", "--apply", "worker", "--journal.mode", "on", "--lease", "8s")
+        worker = self.worker(server, "w0", "--metrics.listen", "127.0.0.1:0", "--codec", "int8")
         endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
         server.wait_round(30)
         wait_for(lambda: series(server.call("GET", "/metrics")[1])["centroid_server_lease_seconds"] == 8, "leases that were looked at")
@@ -186,7 +186,7 @@ class WorkerMetrics(MetricsTest):
                 common = ["--exchange", exchange]
                 server = self.server("--epochs", "1000000", "--min-workers", "2", *common, name=exchange, run=exchange)
                 names = [f"{exchange}{i}" for i in range(2)]
-                workers = [self.worker(server, name, *common, "--metrics-listen", "127.0.0.1:0") for name in names]
+                workers = [self.worker(server, name, *common, "--metrics.listen", "127.0.0.1:0") for name in names]
                 endpoint = workers[0].wait_event("worker.metrics_listening")["endpoint"]
                 server.wait_round(30)
                 first = server.workers(names[0])[0]
@@ -204,7 +204,7 @@ class WorkerMetrics(MetricsTest):
 
     def test_nothing_is_said_of_a_version_that_is_not_known(self):
         """Before the first round, and when the server goes away in a round."""
-        alone = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "127.0.0.1:0")
+        alone = self.worker("127.0.0.1:1", "w1", "--metrics.listen", "127.0.0.1:0")
         values = series(self.get(alone.wait_event("worker.metrics_listening")["endpoint"])[2])
         self.assertIn("centroid_worker_samples_total", values)
         for name in ("version_number", "train_loss_nats", "rank_number"):
@@ -218,7 +218,7 @@ class WorkerMetrics(MetricsTest):
 
     def test_connections_between_workers_are_counted_and_stay(self):
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--exchange", "ring")
-        workers = [self.worker(server, name, "--exchange", "ring", "--metrics-listen", "127.0.0.1:0") for name in ("w0", "w1")]
+        workers = [self.worker(server, name, "--exchange", "ring", "--metrics.listen", "127.0.0.1:0") for name in ("w0", "w1")]
         endpoint = workers[0].wait_event("worker.metrics_listening")["endpoint"]
         server.wait_round(5)
 
@@ -243,7 +243,7 @@ class WorkerMetrics(MetricsTest):
 
     def test_a_worker_is_ready_while_it_is_a_member(self):
         place = f"127.0.0.1:{free_port()}"
-        worker = self.worker(place, "w0", "--metrics-listen", "127.0.0.1:0", "--join-timeout", "600s")
+        worker = self.worker(place, "w0", "--metrics.listen", "127.0.0.1:0", "--join-timeout", "600s")
         endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
         status, _, text = self.get(endpoint, "/readyz")
         self.assertEqual((status, text), (503, "not a member of a cluster now\n"))
@@ -284,10 +284,10 @@ class WorkerMetrics(MetricsTest):
     def test_port_in_use_is_named(self):
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
             place = "127.0.0.1:%d" % taken.getsockname()[1]
-            worker = self.worker("127.0.0.1:1", "w0", "--metrics-listen", place)
+            worker = self.worker("127.0.0.1:1", "w0", "--metrics.listen", place)
             self.assertNotEqual(worker.exit_status(), DONE)
             self.assertIn(f"--metrics.listen: cannot listen on {place}: the port is in use", worker.text())
-        bad = self.worker("127.0.0.1:1", "w1", "--metrics-listen", "nonsense")
+        bad = self.worker("127.0.0.1:1", "w1", "--metrics.listen", "nonsense")
         self.assert_status(bad, USAGE, "nonsense")
 
 
@@ -299,11 +299,11 @@ class ServerMetrics(MetricsTest):
         return self._start(Process, "centroid-server", name, [*places, *arguments], None)
 
     def listening(self, leaders, name, *arguments):
-        shard = self.shard(leaders, name, "--metrics-listen", "127.0.0.1:0", *arguments)
+        shard = self.shard(leaders, name, "--metrics.listen", "127.0.0.1:0", *arguments)
         return shard, shard.wait_event("shard.metrics_listening")["endpoint"]
 
     def test_a_shard_server_tells_what_it_does(self):
-        codec = ["--apply", "worker", "--codec-down", "int8", "--journal", "on"]
+        codec = ["--apply", "worker", "--codec-down", "int8", "--journal.mode", "on"]
         server = self.server("--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--lease", "2s", *codec)
         shard, endpoint = self.listening(server.data, "s1", "--endpoints-file", self.folder / "s1.json")
         wait_for((self.folder / "s1.json").exists, "the file of its endpoints")
@@ -366,7 +366,7 @@ class ServerMetrics(MetricsTest):
     def test_leader_standby_and_shard_server_each_tell_their_role(self):
         etcd = Etcd(self.folder, free_port(), free_port())
         self.processes.append(etcd)
-        common = ["--etcd", etcd.url, "--cluster", "test", "--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--journal", "on"]
+        common = ["--etcd.endpoints", etcd.url, "--cluster", "test", "--epochs", "1000000", "--servers", "2", "--chunk-bytes", "512", "--journal.mode", "on"]
         leader = self.server(*common, "--name", "a", name="a")
         leader.wait_cluster("a leader", lambda cluster: cluster["role"] == "leader")
         standby = self.server(*common, "--name", "b", name="b")
@@ -388,11 +388,11 @@ class ServerMetrics(MetricsTest):
         taken = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(taken.close)
         place = "127.0.0.1:%d" % taken.getsockname()[1]
-        shard = self.shard("127.0.0.1:1", "s1", "--metrics-listen", place)
+        shard = self.shard("127.0.0.1:1", "s1", "--metrics.listen", place)
         self.assertNotEqual(shard.exit_status(), DONE)
         self.assertIn(f"--metrics.listen: cannot listen on {place}: the port is in use", shard.text())
-        self.assert_status(self.shard("127.0.0.1:1", "s2", "--metrics-tls"), USAGE, "metrics.tls needs tls.certificate, tls.key and metrics.listen")
-        alone = self.launch_server("--metrics-listen", "127.0.0.1:0")
+        self.assert_status(self.shard("127.0.0.1:1", "s2", "--metrics.tls"), USAGE, "metrics.tls needs tls.certificate, tls.key and metrics.listen")
+        alone = self.launch_server("--metrics.listen", "127.0.0.1:0")
         self.assert_status(alone, USAGE, "metrics.listen and metrics.tls are for a shard server (join)")
 
 

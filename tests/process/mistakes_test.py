@@ -77,9 +77,9 @@ class Ports(ClusterTest):
         advice = "choose another port"
         self.assert_status(self.launch_server(listen=self.taken, name="one"), FAILED, f"--listen: cannot listen on {self.by}", advice)
         self.assert_status(self.launch_server(api=self.taken, name="two"), FAILED, f"--api.listen: cannot listen on {self.by}", advice)
-        metrics = self.worker("127.0.0.1:1", "w0", "--metrics-listen", self.taken)
+        metrics = self.worker("127.0.0.1:1", "w0", "--metrics.listen", self.taken)
         self.assert_status(metrics, FAILED, f"--metrics.listen: cannot listen on {self.by}", advice)
-        peer = self.worker("127.0.0.1:1", "w1", "--exchange", "ring", "--peer-listen", self.taken)
+        peer = self.worker("127.0.0.1:1", "w1", "--exchange", "ring", "--peer.listen", self.taken)
         self.assert_status(peer, FAILED, f"--peer.listen: cannot listen on {self.by}", advice)
 
     def test_an_address_that_this_machine_has_not(self):
@@ -94,7 +94,7 @@ class Secrets(CtlTest):
     def test_an_empty_file_is_no_token(self):
         file = self.folder / "token"
         file.write_text("\n")
-        for flag in ("--token_file", "--api.token_file", "--api.viewer_token_file"):
+        for flag in ("--token-file", "--api.token-file", "--api.viewer-token-file"):
             self.assert_status(self.launch_server(flag, file, name=flag.strip("-")), USAGE, f'{flag}: file "{file}" is empty')
         self.assert_status(self.worker("127.0.0.1:1", "w0", "--token-file", file), USAGE, f'--token-file: file "{file}" is empty')
         self.assertIn(f"--token-file {file} is empty", self.ctl(None, "--token-file", file, "status", status=USAGE))
@@ -121,7 +121,7 @@ class Rights(ClusterTest):
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
 
-        command = [program, "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", *arguments]
+        command = [program, "--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=become, cwd=self.folder)
         self.assertEqual(done.returncode, USAGE, done.stdout + done.stderr)
         return done.stdout + done.stderr
@@ -129,10 +129,10 @@ class Rights(ClusterTest):
     def test_a_folder_that_may_not_be_written_names_setting_path_and_users(self):
         me = NOBODY if os.geteuid() == 0 else os.geteuid()
         for setting in ("run_dir", "checkpoint.dir", "journal.dir"):
-            others = [] if setting == "run_dir" else ["--run_dir", "open/run"]
+            others = [] if setting == "run_dir" else ["--run-dir", "open/run"]
             for folder, what in (("closed/new", "closed/new: cannot be created"), ("closed", "closed/server.lock: cannot be written")):
                 with self.subTest(setting=setting, folder=folder):
-                    said = self.start(f"--{setting}", folder, "--journal", "on", *others)
+                    said = self.start("--" + setting.replace("_", "-"), folder, "--journal.mode", "on", *others)
                     self.assertIn(f"{setting} {folder}: ", said)
                     self.assertIn(f"{what}: Permission denied (this process is user {me}", said)
                     self.assertRegex(said, rf"{self.folder}/closed is user {os.geteuid()}'s.*, mode 0555\)")
@@ -141,31 +141,32 @@ class Rights(ClusterTest):
     def test_a_lock_of_another_user_is_named(self):
         if os.geteuid() != 0:
             self.skipTest("makes a file of another user: needs root")
-        self.start("--run_dir", "closed")
+        self.start("--run-dir", "closed")
         lock = self.folder / "open" / "server.lock"
         lock.touch(mode=0o600)
-        self.assertIn(f"{lock} is user 0's", self.start("--run_dir", self.folder / "open"))
+        self.assertIn(f"{lock} is user 0's", self.start("--run-dir", self.folder / "open"))
 
 
 class Help(ClusterTest):
-    """What a new user needs stands first."""
+    """`--help` lists the settings that a person begins with, `--help-all` all of them; each has one spelling."""
 
-    def test_order(self):
+    def printed(self, program, flag):
+        return subprocess.run([pathlib.Path(self.programs) / program, flag], capture_output=True, text=True, timeout=30, check=True).stdout
+
+    def test_what_is_listed(self):
         first = {"centroid-server": ["listen", "token", "api.listen", "api.token"], "centroid-worker": ["server", "token", "data", "model"]}
-        early = {"centroid-server": {"min_workers", "epochs", "optimizer.name", "run_dir", "checkpoint.every_rounds", "resume", "journal.mode", "log.level"},
+        early = {"centroid-server": {"min_workers", "epochs", "optimizer", "lr", "run_dir", "checkpoint.every_rounds", "resume", "journal.mode", "log.level"},
                  "centroid-worker": {"batch", "devices", "name", "exchange", "codec", "log.level", "metrics.listen"}}  # fmt: skip
-        late = {"cadence.guard", "chunk_bytes", "congestion_control", "trace.limit", "reduce.bucket_bytes", "api.header_limit", "pinned_memory", "nccl.timeout"}
         for program in first:
             with self.subTest(program):
-                path = pathlib.Path(self.programs) / program
-                text = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=True).stdout
-                names = re.findall(r"^  --([a-z][a-z0-9_.]*)(?: [A-Z]+)?(?:, --.*)?$", text, re.MULTILINE)
-                told = json.loads(subprocess.run([path, "--print-config"], capture_output=True, text=True, timeout=30, check=True).stdout)
-                names = [name for name in names if name in told]
-                self.assertEqual(names[:4], first[program])
-                self.assertEqual(names, list(told))
-                self.assertLess(max(names.index(name) for name in early[program]), 36)
-                self.assertGreater(min(names.index(name) for name in late if name in names), len(names) // 2)
+                settings = list(json.loads(self.printed(program, "--print-config")))
+                listed = {flag: re.findall(r"^  --([a-z][a-z0-9.-]*)(?: [A-Z]+)?$", self.printed(program, flag), re.MULTILINE) for flag in ("--help", "--help-all")}
+                self.assertEqual(listed["--help-all"], [name.replace("_", "-") for name in settings])
+                basic = [name for name in settings if name.replace("_", "-") in listed["--help"]]
+                self.assertEqual([name.replace("_", "-") for name in basic], listed["--help"])
+                self.assertLessEqual(len(basic), 30)
+                self.assertEqual(basic[:4], first[program])
+                self.assertLessEqual(early[program], set(basic))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Language(ModelsTest):
         whole = self.serve(*goal, "--exit-when-finished", run="whole", name="whole")
         self.assert_exit(DONE, *[self.join(whole, f"w{i}", model=model) for i in range(2)], whole)
         # It dies with one checkpoint, at whatever round it begins the second.
-        server = self.serve(*goal, "--checkpoint-every", 10, name="before", environment={"CENTROID_TEST_FAULT": "checkpoint.folder_made:2"})
+        server = self.serve(*goal, "--checkpoint.every-rounds", 10, name="before", environment={"CENTROID_TEST_FAULT": "checkpoint.folder_made:2"})
         workers = [self.join(server, f"w{i}", model=model) for i in range(2)]
         self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
         for worker in workers:
@@ -71,7 +71,7 @@ class Language(ModelsTest):
                 goal = ["--epochs", 3, "--exit-when-finished", "--weight-by", "tokens", "--min-workers", 2]
                 goal += ["--local-steps", steps, "--outer", "average"] if steps > 1 else ["--optimizer", "adamw", "--lr", "0.01"]
                 server = self.launch_server(*goal, run=f"run-{steps}", name=f"server-{steps}").wait_ready()
-                inner = ["--inner-optimizer", "adamw", "--inner-lr", "0.01"] if steps > 1 else []
+                inner = ["--inner.optimizer", "adamw", "--inner.lr", "0.01"] if steps > 1 else []
                 workers = [self.join(server, f"w{i}-{steps}", *inner, batch=4 + 4 * i) for i in range(2)]
                 self.assert_exit(DONE, *workers, server)
                 self.assertLess(server.events("model.evaluated")[-1]["loss"], 4)  # a guess that knows nothing: 5.5
@@ -110,7 +110,7 @@ class Adapters(ModelsTest):
     def base(self, name="base", seed=1):
         """Weights of a model that has learned the first text."""
         folder = self.folder / name
-        self.alone(name, "--epochs", 6, "--seed", seed, "--checkpoint-dir", folder, model=self.SHAPE)
+        self.alone(name, "--epochs", 6, "--seed", seed, "--checkpoint.dir", folder, model=self.SHAPE)
         return next(folder.glob("checkpoint-*")) / "model.safetensors"
 
     def tune(self, name, model, *arguments):
@@ -126,7 +126,7 @@ class Adapters(ModelsTest):
         base = ["--base-weights", self.base()]
         before = self.alone("before", "--rounds", 1, *base, model=self.SHAPE, data=self.OTHER, lr=0)["test_loss"]
         saved = self.folder / "adapters"
-        loss, summaries, size = self.tune("lora", self.LORA, *base, "--adapter-save", saved)
+        loss, summaries, size = self.tune("lora", self.LORA, *base, "--adapter.save", saved)
         whole_loss, whole, whole_size = self.tune("whole", self.SHAPE, *base)
         sent, whole_sent = (sum(s["bytes_out"] for s in all_of) for all_of in (summaries, whole))
         print(f"loss {before:.3f} of the base, {loss:.3f} with adapters, {whole_loss:.3f} with all weights; "
@@ -134,7 +134,7 @@ class Adapters(ModelsTest):
         self.assertLess(loss, before - 0.2)
         self.assertLess(sent, 0.1 * whole_sent)
         self.assertLess(size, 0.1 * whole_size)
-        again = self.alone("again", "--rounds", 1, *base, "--adapter-load", saved, model=self.LORA, data=self.OTHER, lr=0)
+        again = self.alone("again", "--rounds", 1, *base, "--adapter.load", saved, model=self.LORA, data=self.OTHER, lr=0)
         self.assertAlmostEqual(again["test_loss"], loss, 6)
         merged = self.folder / "merged.safetensors"
         command = [pathlib.Path(self.programs) / "centroidctl", "checkpoints", "merge", base[1], saved, "--to", merged]
@@ -162,7 +162,7 @@ class Refusals(ModelsTest):
             (dict(model="transformer:width=30"), "width 30 is no multiple of heads 4"),
             (dict(data="text:/none"), "/none does not exist: give files or folders"),
             (dict(model=SHAPE + ",lora=2"), "give a file with --base-weights"),
-            (dict(more=["--adapter-save", "x"]), "adapter.load and adapter.save are for transformers with lora=RANK"),
+            (dict(more=["--adapter.save", "x"]), "adapter.load and adapter.save are for transformers with lora=RANK"),
             (dict(more=["--memory-limit", 100000]), "memory_limit allows 100000"),
         )
         for number, (settings, words) in enumerate(cases):

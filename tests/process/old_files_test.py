@@ -124,7 +124,7 @@ class OldFiles(FixedJobs):
             self.assertEqual([one["after_round"] for one in worker.events(event)], [expected["loaded"]], event)
 
     def local_worker(self, server):
-        flags = ["--inner-optimizer", "adamw", "--inner-lr", "0.002", "--codec", "topk:0.1", "--state-dir", self.folder / "state"]
+        flags = ["--inner.optimizer", "adamw", "--inner.lr", "0.002", "--codec", "topk:0.1", "--state-dir", self.folder / "state"]
         return self.worker(server, "a", *flags, model="mlp:64-2-10")
 
     WAYS = {"checkpoint-": check_dense, "journal-": check_dense, "feedback": check_dense, "tables-": check_tables, "operator": check_operator, "restore": check_restore, "local": check_local}

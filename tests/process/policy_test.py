@@ -250,7 +250,7 @@ class Counted(Policy):
         """The server is killed the moment a worker hears that its late contribution counts."""
         for turn in range(5):
             with self.subTest(turn=turn):
-                run, journal = f"told-{turn}", ["--journal", "on", "--policy", "asp:max=1000000,power=0", "--lr", 1]
+                run, journal = f"told-{turn}", ["--journal.mode", "on", "--policy", "asp:max=1000000,power=0", "--lr", 1]
                 server = self.server(*journal, "--min-workers", 3, run=run, name=f"before-{turn}")
                 tellers = [Teller(i, on_carried=lambda: server.send(signal.SIGKILL) if tellers[1].told > 5 else None) for i in range(3)]
                 for thread in self.tellers(server, *tellers):

@@ -13,7 +13,7 @@ class Workers(durability_test.DurabilityTest):
         plain = self.whole("plain", *JOURNAL)
         for number, way in enumerate(([], ["--apply", "worker"], ["--codec-down", "int8"])):
             with self.subTest(way=way):
-                arguments = [*JOURNAL, *way, "--optimizer.scale_ratio", "0.5"]
+                arguments = [*JOURNAL, *way, "--lr-scale-ratio", "0.5"]
                 expected = self.whole(f"whole-{number}", *arguments)
                 self.assertNotEqual(expected, plain)
                 self.assertTrue(self.disturbed(f"killed-{number}", expected, *arguments, fault="round.committed:9"))
@@ -37,7 +37,7 @@ class Rates(durability_test.DurabilityTest):
             self.assert_exit(DONE, *self.workers(server, f"whole-{goal}"), server)
         expected = state_bytes(self.checkpoints("whole")[-1])
 
-        common = [*JOURNAL, "--checkpoint-every", 1000, *schedule]
+        common = [*JOURNAL, "--checkpoint.every-rounds", 1000, *schedule]
         first = self.start("run", *common, "--lr", "0.05", name="first", optimizer=optimizer, environment={"CENTROID_TEST_FAULT": "round.committed:8"})
         workers = self.workers(first, "run")
         self.assertEqual(first.exit_status(), -signal.SIGKILL, first.text())
@@ -50,11 +50,11 @@ class Rates(durability_test.DurabilityTest):
         self.assertEqual(state_bytes(self.checkpoints("run")[-1]), expected)
 
     def test_of_a_server_whose_operator_changed_it(self):
-        common = [*JOURNAL, "--checkpoint-every", 1_000_000, "--rounds", 0]
+        common = [*JOURNAL, "--checkpoint.every-rounds", 1_000_000, "--rounds", 0]
         server = self.start("run", *common)
         self.workers(server, "run")
         server.wait_round(10)
-        status, body = server.call("PATCH", "/v1/config", {"optimizer.learning_rate": 0.001})
+        status, body = server.call("PATCH", "/v1/config", {"lr": 0.001})
         self.assertEqual(status, 200, body)
         server.wait_more_rounds(10)
         self.assertEqual(server.post("/v1/job:pause")[0], 202)

@@ -49,7 +49,7 @@ class RecoveryTest(ClusterTest):
 
 class Crash(RecoveryTest):
     def test_killed_server_resumes_and_its_workers_come_back_by_themselves(self):
-        common = ["--optimizer", "momentum", "--min-workers", 2, "--checkpoint-every", 20]
+        common = ["--optimizer", "momentum", "--min-workers", 2, "--checkpoint.every-rounds", 20]
         server = self.server(*common, "--rounds", 1_000_000, name="before")
         workers = [self.worker(server, name) for name in ("w0", "w1")]
         server.wait_event("checkpoint.written")
@@ -71,7 +71,7 @@ class Crash(RecoveryTest):
     def test_workers_say_what_a_killed_server_has_lost(self):
         for journal in ("off", "on"):
             with self.subTest(journal):
-                common = ["--rounds", 1000000, "--min-workers", 2, "--journal", journal]
+                common = ["--rounds", 1000000, "--min-workers", 2, "--journal.mode", journal]
                 server = self.server(*common, name=f"before-{journal}", run=journal)
                 workers = [self.worker(server, f"{name}-{journal}") for name in ("w0", "w1")]
                 server.wait_round(3)
@@ -113,7 +113,7 @@ class Crash(RecoveryTest):
         self.assert_status(worker, USAGE, "first", "second")
 
     def test_leftover_of_a_broken_write_is_removed(self):
-        server = self.server("--checkpoint-every", 1)
+        server = self.server("--checkpoint.every-rounds", 1)
         self.worker(server, "w0")
         server.wait_event("checkpoint.written")
         server.kill()
@@ -134,16 +134,16 @@ class SecondServer(RecoveryTest):
         self.assert_status(second, FAILED, f"{folder} is another server's: process {first.pid} on ", str(folder / LOCK))
 
     def test_is_refused_while_the_first_lives_also_stopped(self):
-        goal = ["--rounds", 100000, "--min-workers", 1, "--journal", "on", "--checkpoint-every", 20]
+        goal = ["--rounds", 100000, "--min-workers", 1, "--journal.mode", "on", "--checkpoint.every-rounds", 20]
         first = self.server(*goal, name="first")
         worker = self.worker(first, "w0")
         first.wait_event("checkpoint.written")
         first.send(signal.SIGSTOP)
         run = self.folder / "run"
         self.assert_second_is_refused(first, run, *goal)
-        self.assert_second_is_refused(first, run / "checkpoints", "--checkpoint-dir", run / "checkpoints", run="other")
+        self.assert_second_is_refused(first, run / "checkpoints", "--checkpoint.dir", run / "checkpoints", run="other")
         for keeps in ("on", "off"):  # who keeps none replays one of before, and removes it
-            self.assert_second_is_refused(first, run / "journal", "--journal", keeps, "--journal-dir", run / "journal", run=f"journal-{keeps}")
+            self.assert_second_is_refused(first, run / "journal", "--journal.mode", keeps, "--journal.dir", run / "journal", run=f"journal-{keeps}")
         first.send(signal.SIGCONT)
         first.wait_more_rounds(50)
         self.assertEqual(worker.events("server.unreachable"), [])
@@ -152,7 +152,7 @@ class SecondServer(RecoveryTest):
         third.wait_more_rounds(20)
 
     def test_of_shard_servers_each_has_its_journal(self):
-        leader = self.server("--servers", 2, "--journal", "on", "--min-workers", 1)
+        leader = self.server("--servers", 2, "--journal.mode", "on", "--min-workers", 1)
         shard = ["--join", leader.data, "--name", "s1", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
         first = self._start(Process, "centroid-server", "s1", shard, None)
         self.worker(leader, "w0")
@@ -263,7 +263,7 @@ class KnownDamage(RecoveryTest, CtlTest):
     def test_what_the_start_has_refused_is_shown_and_counts_for_nothing(self):
         older, newest = self.make_checkpoints(5, 10)
         self.harm(newest)
-        server = self.server("--optimizer", "momentum", "--resume", "--checkpoint-keep", 2, "--rounds", 1000000, name="again")
+        server = self.server("--optimizer", "momentum", "--resume", "--checkpoint.keep", 2, "--rounds", 1000000, name="again")
         server.wait_event("checkpoint.refused", path=newest)
         self.assertEqual(self.problems(server), [self.ALTERED, ""])
         self.assertIn(self.ALTERED, self.ctl(server, "checkpoints", "list", status=ANSWERED_BADLY))
@@ -406,7 +406,7 @@ class FullDisk(RecoveryTest):
 
     def test_training_goes_on_and_checkpoints_come_again_with_space(self):
         place = self.small_disk()
-        server = self.server("--checkpoint-dir", place / "checkpoints", "--checkpoint-every", 5)
+        server = self.server("--checkpoint.dir", place / "checkpoints", "--checkpoint.every-rounds", 5)
         worker = self.worker(server, "w0")
         server.wait_event("checkpoint.written")
         filler = place / "filler"
@@ -434,7 +434,7 @@ class FullDisk(RecoveryTest):
 
     def test_result_that_could_not_be_kept_is_a_failure(self):
         place = self.small_disk()
-        server = self.server("--checkpoint-dir", place / "checkpoints")
+        server = self.server("--checkpoint.dir", place / "checkpoints")
         worker = self.worker(server, "w0")
         self.fill(place)
         server.wait_round(5)
@@ -505,7 +505,7 @@ class Ending(RecoveryTest):
         self.assertEqual(server.exit_status(), 128 + signal.SIGTERM)
 
     def test_only_the_newest_checkpoints_are_kept(self):
-        server = self.server("--checkpoint-keep", 2)
+        server = self.server("--checkpoint.keep", 2)
         self.worker(server, "w0")
         written = []
         for _ in range(4):

@@ -162,7 +162,7 @@ class Contract(ClusterTest):
     @unittest.skipUnless(jsonschema, "python3-jsonschema is not installed")
     def test_every_operation_answers_as_documented(self):
         self.server_ = self.server(
-            "--api.token", OPERATOR, "--api.viewer_token", VIEWER, "--epochs", "1000000", "--checkpoint-keep", "5", "--tables", "words:dim=4"
+            "--api.token", OPERATOR, "--api.viewer-token", VIEWER, "--epochs", "1000000", "--checkpoint.keep", "5", "--tables", "words:dim=4"
         )
         for worker in ("w0", "w1"):
             self.worker(self.server_, worker)

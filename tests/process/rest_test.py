@@ -115,7 +115,7 @@ class Rest(ClusterTest):
         seen = self.json(server, "POST", "/v1/tokens", {"name": "eyes", "role": "viewer"}, 201, token=OPERATOR)
         worker = self.worker(server, "w0", "--token", made["secret"])
         server.wait_event("member.joined", worker="w0")
-        refused = self.worker(server, "w1", "--token", seen["secret"], "--join_timeout", "1s")
+        refused = self.worker(server, "w1", "--token", seen["secret"], "--join-timeout", "1s")
         self.assertNotEqual(refused.exit_status(), DONE)
         self.assertIn("token refused", refused.text())
         self.assertEqual(self.ask(server, "GET", "/v1/cluster")[0], 401)
@@ -159,7 +159,7 @@ class Rest(ClusterTest):
             problem = self.json(server, "PATCH", "/v1/config", body, status)
             self.assertIn(text, problem["detail"])
             self.assertEqual(server.get("/v1/config"), before)
-        after = self.json(server, "PATCH", "/v1/config", {"checkpoint": {"every_rounds": 5, "keep": 2}, "optimizer.learning_rate": 0.125})
+        after = self.json(server, "PATCH", "/v1/config", {"checkpoint": {"every_rounds": 5, "keep": 2}, "lr": 0.125})
         self.assertEqual((after["checkpoint.keep"]["value"], after["checkpoint.keep"]["origin"]), (2, "rest"))
         self.assertIn("checkpoint.keep=2", stream.next("config.changed")["changes"])
         self.assertGreater(stream.next("checkpoint.deleted")["version"], 0)  # written every 5 rounds, 2 are kept
@@ -192,7 +192,7 @@ class Rest(ClusterTest):
         self.json(server, "POST", f"/v1/workers/{member}:evict", {"why": "its disk is failing"})
         self.assertNotEqual(second.exit_status(), DONE)
         self.assertIn("its disk is failing", second.text())
-        again = self.worker(server, "w1", "--join_timeout", "10s")
+        again = self.worker(server, "w1", "--join-timeout", "10s")
         self.assertNotEqual(again.exit_status(), DONE)
         self.assertIn("DELETE /v1/evictions/w1", again.text())
         server.wait_more_rounds()  # the other goes on
@@ -223,7 +223,7 @@ class Rest(ClusterTest):
         self.assertEqual(server.get("/v1/evictions"), evictions)
         self.assertEqual(server.get("/v1/scale")["hint"], hint["hint"])
         self.assertEqual(server.metric("centroid_server_scale_hint_workers"), 4)
-        refused = self.worker(server, "w1", "--join_timeout", "10s")
+        refused = self.worker(server, "w1", "--join-timeout", "10s")
         self.assertNotEqual(refused.exit_status(), DONE)
         self.assertIn("DELETE /v1/evictions/w1", refused.text())
         for name in ("w0", "w1"):

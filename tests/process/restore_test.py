@@ -9,7 +9,7 @@ import signal
 import fault_points
 from cluster import DONE, ClusterTest, main, wait_for
 
-JOURNAL = ["--journal", "on", "--journal-sync", "0"]
+JOURNAL = ["--journal.mode", "on", "--journal.sync", "0"]
 GOAL = 24
 OLD, BEFORE = 5, 14  # rounds: of the checkpoint, and when the job goes back to it
 
@@ -21,7 +21,7 @@ def state_bytes(checkpoint):
 class RestoreTest(ClusterTest):
     def launch(self, run, name, *arguments, rounds=GOAL, environment=None):
         goal = ["--rounds", rounds, "--min-workers", 1, "--exit-when-finished", "--optimizer", "momentum", "--lr", "0.05", "--run-id", "r"]
-        return self.launch_server(*goal, "--log-level", "debug", *JOURNAL, *arguments, run=run, name=name, environment=environment)
+        return self.launch_server(*goal, "--log.level", "debug", *JOURNAL, *arguments, run=run, name=name, environment=environment)
 
     def train(self, run, name, *arguments, status=DONE, **more):
         """A server with one worker, until it ends."""

@@ -50,10 +50,10 @@ class Bits(RingTest):
         for bucket in ("64", "4KiB", "8MiB"):
             with self.subTest(bucket=bucket):
                 run = f"chain-{bucket}"
-                self.assertEqual(self.train(run, "ring", "--reduce.algorithm", "chain", "--reduce.bucket_bytes", bucket), star)
+                self.assertEqual(self.train(run, "ring", "--reduce.algorithm", "chain", "--reduce.bucket-bytes", bucket), star)
 
     def test_ring_in_the_order_of_the_network_trains_and_all_agree(self):
-        server = self.server("--exchange", "ring", "--min-workers", 4, "--rounds", 40, "--reduce.ring_order", "bandwidth", "--exit-when-finished")
+        server = self.server("--exchange", "ring", "--min-workers", 4, "--rounds", 40, "--reduce.ring-order", "bandwidth", "--exit-when-finished")
         workers = [self.worker(server, f"w{i}", "--exchange", "ring", model="mlp:64-128-10") for i in range(4)]
         self.assert_exit(DONE, *workers, server)
         orders = {worker.events("peers.ring")[-1]["order"] for worker in workers}
@@ -157,7 +157,7 @@ class Loss(RingTest):
 
 class Coordination(RingTest):
     def test_checkpoints_are_written_while_training_goes_on(self):
-        server, workers = self.ring("w0", "w1", arguments=("--checkpoint-every", 10, "--optimizer", "adam"), rounds_seen=40)
+        server, workers = self.ring("w0", "w1", arguments=("--checkpoint.every-rounds", 10, "--optimizer", "adam"), rounds_seen=40)
         status, written = server.post("/v1/checkpoints")
         self.assertEqual(status, 201)
         self.assertGreater(written["version"], 1)
@@ -168,7 +168,7 @@ class Coordination(RingTest):
 
     def test_killed_server_resumes_with_the_same_bits(self):
         goal = 10000  # far away: the first checkpoint may take the disk a while
-        flags = ["--optimizer", "adam", "--rounds", goal, "--min-workers", 2, "--checkpoint-every", 20, "--exchange", "ring"]
+        flags = ["--optimizer", "adam", "--rounds", goal, "--min-workers", 2, "--checkpoint.every-rounds", 20, "--exchange", "ring"]
         whole = self.train("whole", "ring", workers=2, rounds=goal, model="mlp:64-16-10")
         server = self.server(*flags, name="before")
         workers = [self.peer(server, name) for name in ("w0", "w1")]
@@ -200,12 +200,12 @@ class Coordination(RingTest):
 
     def test_worker_open_to_other_machines_needs_a_token(self):
         server = self.server("--exchange", "ring")
-        open_one = self.peer(server, "w0", "--peer-listen", "0.0.0.0:0")
+        open_one = self.peer(server, "w0", "--peer.listen", "0.0.0.0:0")
         self.assert_status(open_one, USAGE, "--peer.listen 0.0.0.0:0 is reachable from other machines")
 
     def test_worker_that_listens_everywhere_tells_an_address(self):
         server = self.server("--exchange", "ring", "--min-workers", 2, "--token", "secret")
-        workers = [self.peer(server, name, "--peer-listen", "0.0.0.0:0", "--token", "secret") for name in ("w0", "w1")]
+        workers = [self.peer(server, name, "--peer.listen", "0.0.0.0:0", "--token", "secret") for name in ("w0", "w1")]
         server.wait_round(3)
         self.stop_in_order(server, *workers)
 
@@ -213,7 +213,7 @@ class Coordination(RingTest):
         for flags, text in (
             (["--apply", "server"], "apply must be worker or auto"),
             (["--exchange", "hierarchical", "--reduce.algorithm", "ring"], "has an algorithm of its own"),
-            (["--exchange", "hierarchical", "--reduce.ring_order", "bandwidth"], "is for exchange ring"),
+            (["--exchange", "hierarchical", "--reduce.ring-order", "bandwidth"], "is for exchange ring"),
         ):
             with self.subTest(flags=flags):
                 server = self.launch_server("--exchange", "ring", *flags, name=text.split()[0])
@@ -311,7 +311,7 @@ class Peers(RingTest):
         listen = f"127.0.0.1:{free_port()}"
         link = Link(listen)
         self.addCleanup(link.close)
-        places = ["--peer-listen", listen, "--peer-advertise", link.endpoint, "--peer-shared-memory=false"]
+        places = ["--peer.listen", listen, "--peer.advertise", link.endpoint, "--peer.shared-memory=false"]
         return link, self.peer(server, name, *places, **settings)
 
     def test_cut_between_peers_is_mended(self):

@@ -80,7 +80,7 @@ class RowsOfServers(client_test.ClientTest):
             self.assertEqual(rows.pull([self.KEYS[0]]).tolist(), [[-2.0]])
 
     def test_a_server_that_is_killed_comes_back_with_it_or_without(self):
-        with self.start("--journal", "on", "--journal-sync", 0) as rows:
+        with self.start("--journal.mode", "on", "--journal.sync", 0) as rows:
             self.fail(rows)
             self.b.kill()
             self.b = self.start_b("-again")

@@ -126,7 +126,7 @@ class RowsMovesTest(ClusterTest):
 
     def launch_leader(self, run, *arguments, number=0, fault=None, **places):
         environment = {"CENTROID_TEST_FAULT": fault} if fault else None
-        common = ["--tables", TABLES, "--run-id", "r", "--servers", 2, "--checkpoint-keep", 2, "--lease", "1s", "--journal", "on"]
+        common = ["--tables", TABLES, "--run-id", "r", "--servers", 2, "--checkpoint.keep", 2, "--lease", "1s", "--journal.mode", "on"]
         return self.launch_server(*common, *arguments, name=f"leader-{run}-{number}", run=run, environment=environment, **places).wait_ready()
 
     def wait_settled(self, leader, names, problems=()):

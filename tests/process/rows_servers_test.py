@@ -134,7 +134,7 @@ class RowsServersTest(ClusterTest):
         return self._start(Process, "centroid-server", f"{name}-{number}", places, environment)
 
     def leader(self, servers, *arguments, number=0, **places):
-        common = ["--tables", TABLES, "--run-id", "r", "--servers", servers, "--checkpoint-keep", 2, "--lease", "1s"]
+        common = ["--tables", TABLES, "--run-id", "r", "--servers", servers, "--checkpoint.keep", 2, "--lease", "1s"]
         return self.launch_server(*common, *arguments, name=f"leader-{number}", **places).wait_ready()
 
     def wait_serving(self, leader):
@@ -153,7 +153,7 @@ class RowsServersTest(ClusterTest):
 
     def test_kills_of_any_server_during_load_lose_no_answered_push_and_apply_none_twice(self):
         """Every push adds 1 to its rows, so the rows count pushes."""
-        leader = self.leader(3, "--journal", "on", "--journal-sync", 0)
+        leader = self.leader(3, "--journal.mode", "on", "--journal.sync", 0)
         endpoint, api = leader.data, leader.api
         shards = {name: self.shard(endpoint, name) for name in ("b", "c")}
         self.wait_serving(leader)
@@ -193,7 +193,7 @@ class RowsServersTest(ClusterTest):
             for name in victims:
                 (leader if name == "leader" else shards[name]).kill()
             if "leader" in victims:
-                leader = self.leader(3, "--resume", "--journal", "on", "--journal-sync", 0, number=turn, listen=endpoint, api=api)
+                leader = self.leader(3, "--resume", "--journal.mode", "on", "--journal.sync", 0, number=turn, listen=endpoint, api=api)
             for name in victims:
                 if name != "leader":
                     shards[name] = self.shard(endpoint, name, turn)
@@ -213,7 +213,7 @@ class RowsServersTest(ClusterTest):
         self.assert_exit(DONE, leader, *shards.values())
 
     def test_the_journal_of_a_model_that_comes_while_tables_are_read_begins_when_they_are_here(self):
-        journal = ("--journal", "on", "--journal-sync", 0)
+        journal = ("--journal.mode", "on", "--journal.sync", 0)
         leader = self.leader(2, *journal)
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
@@ -246,7 +246,7 @@ class RowsServersTest(ClusterTest):
         self.assert_exit(DONE, self.worker(whole, "alone", **shape), whole)
         # A worker's parameters go from plane to plane: when the server is lost they are in one, and in another. With the journal it is lost before the
         # first checkpoint of the model is written, and so before the first round.
-        for number, (share, journal) in enumerate(((5, ()), (6, ()), (1, ("--journal", "on", "--journal-sync", 0)))):
+        for number, (share, journal) in enumerate(((5, ()), (6, ()), (1, ("--journal.mode", "on", "--journal.sync", 0)))):
             with self.subTest(share=share, journal=journal):
                 run = f"run-{number}"
                 writes = Hold(self, "checkpoint.folder_made", f"writes-{number}")
@@ -330,7 +330,7 @@ class RowsServersTest(ClusterTest):
         points = sorted({"rows_journal.segment_removed"} | {name for name in fault_points.in_sources() if name.startswith("rows_journal.")})
         for number, point in enumerate(points):
             with self.subTest(point=point):
-                leader = self.leader(2, "--journal", "on", "--journal-sync", 0, number=number, run=f"run-{number}")
+                leader = self.leader(2, "--journal.mode", "on", "--journal.sync", 0, number=number, run=f"run-{number}")
                 place = {"run": f"shards-{number}"}
                 shards = [self.shard(leader.data, "b", f"{number}-0", environment={"CENTROID_TEST_FAULT": f"{point}:2"}, **place)]
                 counts = {1: 0, 2: 0}
@@ -456,7 +456,7 @@ class RowsServersTest(ClusterTest):
         segment.write_bytes(whole)
 
     def test_a_leader_alone_does_not_go_on_without_the_journals_of_others(self):
-        leader = self.leader(2, "--journal", "on")
+        leader = self.leader(2, "--journal.mode", "on")
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
         client = SpreadClient(leader.data, 1, bool)
@@ -465,9 +465,9 @@ class RowsServersTest(ClusterTest):
         leader.kill()
         shard.kill()
         self.assert_verified()
-        alone = self.launch_server("--tables", TABLES, "--resume", "--journal", "on", name="alone")
+        alone = self.launch_server("--tables", TABLES, "--resume", "--journal.mode", "on", name="alone")
         self.assert_status(alone, USAGE, "rows of server 'b', whose journal may have more")
-        more = self.leader(3, "--resume", "--journal", "on", number=1)
+        more = self.leader(3, "--resume", "--journal.mode", "on", number=1)
         wait_for(lambda: any("server 'b'" in wait["what"] for wait in more.get("/v1/waits")["waits"]), "the server that is waited for")
         self.shard(more.data, "b", 1)
         self.wait_serving(more)
@@ -476,7 +476,7 @@ class RowsServersTest(ClusterTest):
         client.close()
 
     def test_a_checkpoint_that_is_complete_while_its_journals_are_looked_at_is_no_damage(self):
-        leader = self.leader(2, "--journal", "on", "--checkpoint-keep", 9)
+        leader = self.leader(2, "--journal.mode", "on", "--checkpoint.keep", 9)
         shard = self.shard(leader.data, "b")
         self.wait_serving(leader)
         client = SpreadClient(leader.data, 1, bool)

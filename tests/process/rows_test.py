@@ -128,7 +128,7 @@ class RowsTest(ClusterTest):
                 with self.subTest(point=point, count=count):
                     run = f"{number}-{count}"
                     environment = {"CENTROID_TEST_FAULT": f"{point}:{count}"}
-                    server = self.launch(run, "--checkpoint-keep", 2, name=f"before-{run}", environment=environment).wait_ready()
+                    server = self.launch(run, "--checkpoint.keep", 2, name=f"before-{run}", environment=environment).wait_ready()
                     client = RowsClient(server.data, 1)
                     self.push_all(client, 1, 55, server)
                     client.close()
@@ -204,7 +204,7 @@ class RowsTest(ClusterTest):
             for count, sync in ((1, 0), (2, "10m"), (14, 0)):
                 with self.subTest(point=point, count=count):
                     run = f"{number}-{count}"
-                    arguments = ("--journal", "on", "--journal-sync", sync, "--checkpoint-keep", 2)
+                    arguments = ("--journal.mode", "on", "--journal.sync", sync, "--checkpoint.keep", 2)
                     answered = 0
                     for attempt, fault in enumerate((f"{point}:{count}", f"{point}:1")):
                         answered, is_killed = self.push_until_killed(run, expected, *arguments, fault=fault, attempt=attempt, answered=answered)
@@ -224,8 +224,8 @@ class RowsTest(ClusterTest):
 
     def test_kills_during_load_lose_no_answered_push_and_apply_none_twice(self):
         """Every push adds 1 to its rows, so the rows count pushes."""
-        tables = ("--tables", "count:dim=1,optimizer=sgd,lr=1;other:dim=2", "--journal", "on", "--run-id", "r", "--checkpoint-keep", 2)
-        server = self.launch_server(*tables, "--journal-sync", 0, run="run", name="server-0").wait_ready()
+        tables = ("--tables", "count:dim=1,optimizer=sgd,lr=1;other:dim=2", "--journal.mode", "on", "--run-id", "r", "--checkpoint.keep", 2)
+        server = self.launch_server(*tables, "--journal.sync", 0, run="run", name="server-0").wait_ready()
         endpoint = server.data
         pushed = [0] * 4
         is_over = threading.Event()
@@ -258,7 +258,7 @@ class RowsTest(ClusterTest):
             wait_for(lambda to=sum(pushed) + rng.randrange(1, 100): sum(pushed) >= to, "pushes")
             server.kill()
             sync = rng.choice((0, "10m"))
-            server = self.launch_server(*tables, "--resume", "--journal-sync", sync, run="run", name=f"server-{turn}", listen=endpoint).wait_ready()
+            server = self.launch_server(*tables, "--resume", "--journal.sync", sync, run="run", name=f"server-{turn}", listen=endpoint).wait_ready()
         wait_for(lambda to=sum(pushed) + 20: sum(pushed) >= to, "pushes")
         is_over.set()
         for thread in threads:
@@ -272,14 +272,14 @@ class RowsTest(ClusterTest):
         client.close()
 
     def test_a_journal_is_refused_for_other_tables_and_taken_up_with_other_rates(self):
-        first = self.launch("run", "--journal", "on", name="first").wait_ready()
+        first = self.launch("run", "--journal.mode", "on", name="first").wait_ready()
         client = RowsClient(first.data, 1)
         for sequence in range(1, 21):
             client.push(sequence=sequence, **dict(zip(("name", "keys", "gradients"), nth_push(sequence))))
         before = self.state(client)
         client.close()
         first.kill()
-        common = ("--journal", "on", "--run-id", "r", "--resume")
+        common = ("--journal.mode", "on", "--run-id", "r", "--resume")
         without = self.launch_server(*common, "--tables", f"emb:dim={DIM},lr=0.1,init=uniform:0.05", run="run", name="without")
         self.assert_status(without, USAGE, "pushes to a table 'seldom'", "name it there as it was")
         wider = self.launch_server(*common, "--tables", TABLES.replace(f"dim={DIM}", "dim=8"), run="run", name="wider")
@@ -296,7 +296,7 @@ class RowsTest(ClusterTest):
 
     def test_a_checkpoint_is_written_when_the_journal_has_grown(self):
         # Between two of them 10 s pass, the first comes 10 s behind the start.
-        server = self.launch("run", "--journal", "on", "--journal-rows-bytes", 2000, "--lease", "4s", name="server").wait_ready()
+        server = self.launch("run", "--journal.mode", "on", "--journal.rows-bytes", 2000, "--lease", "4s", name="server").wait_ready()
         client = RowsClient(server.data, 1)
         for sequence in range(1, 61):
             client.push(sequence=sequence, **dict(zip(("name", "keys", "gradients"), nth_push(sequence))))
@@ -313,7 +313,7 @@ class RowsTest(ClusterTest):
         if mounted.returncode != 0:
             self.skipTest(f"cannot mount a small file system here: {mounted.stderr.strip()}")
         self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
-        server = self.launch("run", "--journal", "on", "--journal-dir", place / "journal", name="server").wait_ready()
+        server = self.launch("run", "--journal.mode", "on", "--journal.dir", place / "journal", name="server").wait_ready()
         answered, told = [], []
 
         def load():
@@ -339,13 +339,13 @@ class RowsTest(ClusterTest):
         self.assertEqual(answered, list(range(1, 12)))
         self.assertIn("the journal of the tables", told[0])
         server.kill()
-        again = self.launch("run", "--resume", "--journal", "on", "--journal-dir", place / "journal", name="again").wait_ready()
+        again = self.launch("run", "--resume", "--journal.mode", "on", "--journal.dir", place / "journal", name="again").wait_ready()
         client = RowsClient(again.data, 1)
         self.assertEqual(client.newest, 11)
         client.close()
 
     def test_checkpoints_by_time_are_written_while_something_changes(self):
-        server = self.launch("run", "--checkpoint-interval", "50ms", "--lease", "400ms", "--checkpoint-keep", 9, name="server").wait_ready()
+        server = self.launch("run", "--checkpoint.interval", "50ms", "--lease", "400ms", "--checkpoint.keep", 9, name="server").wait_ready()
         client = RowsClient(server.data, 1)
         self.push_all(client, 1, 5)
         client.close()

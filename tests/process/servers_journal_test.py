@@ -27,9 +27,9 @@ class JournalTest(servers_test.ServersTest):
     """A leader, the shard servers b and c, three workers."""
 
     def start_leader(self, run, *arguments, name, environment=None, rounds=ROUNDS, **places):
-        goal = ["--rounds", rounds, "--exit-when-finished", "--checkpoint-every", CHECKPOINT_EVERY, "--run-id", "r"]
+        goal = ["--rounds", rounds, "--exit-when-finished", "--checkpoint.every-rounds", CHECKPOINT_EVERY, "--run-id", "r"]
         common = ["--servers", 3, "--min-workers", 3, "--optimizer", "momentum", "--lr", "0.05", *servers_test.CHUNKS]
-        common += ["--journal", "on", "--journal-sync", "0", "--log-level", "debug"]
+        common += ["--journal.mode", "on", "--journal.sync", "0", "--log.level", "debug"]
         return self.launch_server(*goal, *common, *arguments, run=run, name=name, environment=environment, **places)
 
     def start_shard(self, leader, run, which, *arguments, tag="", environment=None, folder=None):
@@ -124,11 +124,11 @@ class Kill(JournalTest):
 
     def test_what_is_replayed_is_what_was_there(self):
         """Of rounds in which a worker that comes back has lost something of its own, the servers have lost nothing."""
-        steps = ["--local-steps", 4, "--outer", "optimizer", "--checkpoint-every", 0]
+        steps = ["--local-steps", 4, "--outer", "optimizer", "--checkpoint.every-rounds", 0]
         ways = {
             "fragments": [*steps, "--fragments", 2],
             "fragments-quorum": [*steps, "--fragments", 2, "--policy", "quorum:2"],
-            "compressed": ["--codec-down", "topk:0.1,generation=reset", "--clip-norm", 0.5, "--checkpoint-every", 0],
+            "compressed": ["--codec-down", "topk:0.1,generation=reset", "--clip-norm", 0.5, "--checkpoint.every-rounds", 0],
         }
         rounds = 100_000
         for name, arguments in ways.items():
@@ -189,9 +189,9 @@ class FullDisk(JournalTest):
         self.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=True)
         rounds = 200
         expected = self.whole("whole", rounds=rounds)
-        leader = self.start_leader("full", "--checkpoint-every", 0, name="leader-full", rounds=rounds)
+        leader = self.start_leader("full", "--checkpoint.every-rounds", 0, name="leader-full", rounds=rounds)
         leader.wait_ready()
-        b = self.start_shard(leader, "full", "b", "--journal-dir", place / "journal")
+        b = self.start_shard(leader, "full", "b", "--journal.dir", place / "journal")
         c = self.start_shard(leader, "full", "c")
         workers = self.workers(leader, "-full")
         b.wait_event("journal.waits", error="No space left")
@@ -209,7 +209,7 @@ class Change(JournalTest):
     def test_chunks_that_have_moved_are_recalled_from_where_they_lay(self):
         rounds = 400
         expected = self.whole("whole", rounds=rounds)
-        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, "--lease", "60s", rounds=rounds)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, "--lease", "60s", rounds=rounds)
         leader.wait_round(60)
         with self.held(workers[2]):
             d = self.start_shard(leader, "run", "d")
@@ -230,20 +230,20 @@ class Change(JournalTest):
             with self.subTest(count=count):
                 run = f"run{count}"
                 fault = {"leader": {"CENTROID_TEST_FAULT": f"{OF_ROUTE}:{count}"}}
-                leader, shards, workers = self.start_all(run, "--checkpoint-every", 0, "--lease", "60s", environments=fault, rounds=rounds)
+                leader, shards, workers = self.start_all(run, "--checkpoint.every-rounds", 0, "--lease", "60s", environments=fault, rounds=rounds)
                 leader.wait_round(60)
                 with self.held(workers[2]):
                     d = self.start_shard(leader, run, "d")
                     d.wait_event("leader.joined")
                 self.assertEqual(leader.exit_status(), -signal.SIGKILL, leader.text())
-                again = self.start_leader(run, "--resume", "--checkpoint-every", 0, name=f"again-{run}", listen=leader.data, api=leader.api, rounds=rounds)
+                again = self.start_leader(run, "--resume", "--checkpoint.every-rounds", 0, name=f"again-{run}", listen=leader.data, api=leader.api, rounds=rounds)
                 self.assert_exit(DONE, *workers, again, *shards.values(), d)
                 self.assert_nothing_lost(run, expected, leader, again, rounds=rounds)
 
     def test_a_drained_server_is_not_needed_any_more(self):
         rounds = 500
         expected = self.whole("whole", rounds=rounds)
-        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=rounds)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, rounds=rounds)
         leader.wait_round(60)
         self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
         self.assert_status(shards["b"], DONE, "drained")
@@ -255,7 +255,7 @@ class Change(JournalTest):
         self.assert_nothing_lost("run", expected, leader, rounds=rounds)
 
     def test_a_lost_journal_is_waited_for_until_an_operator_goes_on_without(self):
-        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=100_000)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, rounds=100_000)
         leader.wait_round(20)
         status, made = leader.post("/v1/checkpoints")
         self.assertEqual(status, 201, made)
@@ -272,7 +272,7 @@ class Change(JournalTest):
         self.assert_exit(DONE, *workers, leader, empty, shards["c"])
 
     def test_a_server_that_is_asked_for_its_part_again_is_given_up_all_the_same(self):
-        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=100_000)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, rounds=100_000)
         leader.wait_round(20)
         self.assertEqual(leader.post("/v1/checkpoints")[0], 201)
         leader.wait_more_rounds(20)
@@ -310,7 +310,7 @@ class Verify(JournalTest):
 
     def killed(self, run="run", *arguments, joins=()):
         """The last round that such a run has committed."""
-        leader, shards, workers = self.start_all(run, "--checkpoint-every", 0, *arguments, rounds=100_000)
+        leader, shards, workers = self.start_all(run, "--checkpoint.every-rounds", 0, *arguments, rounds=100_000)
         leader.wait_round(30)
         for name in joins:
             shards[name] = self.start_shard(leader, run, name)
@@ -328,7 +328,7 @@ class Verify(JournalTest):
 
     def renewed(self):
         """The round of the checkpoint that such a run wrote, and its last; the segments that went with that stand in `aside`, by journal."""
-        leader, shards, workers = self.start_all("run", "--checkpoint-every", 0, rounds=100_000)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, rounds=100_000)
         leader.wait_round(20)
         aside = self.folder / "aside"
         firsts = [self.file("run", journal) for journal in self.JOURNALS]

@@ -374,7 +374,7 @@ class Lies(servers_test.ServersTest):
         leader = self.launch_server(*flags).wait_ready()
         link = Link(leader.data)
         self.addCleanup(link.close)
-        shard = self.shard(link.endpoint, "b", "--log-level", "debug")
+        shard = self.shard(link.endpoint, "b", "--log.level", "debug")
         first = Peer(leader.data, "first").join().until_round()
         other = Peer(leader.data, "other").join()
         self.contribute(first)
@@ -520,16 +520,16 @@ class Lies(servers_test.ServersTest):
     def test_a_model_of_more_chunks_than_can_be_told_of_is_refused_by_name(self):
         many = [("many", (16 * 120_000,))]  # chunks of 16 numbers
         flags = ["--chunk-bytes", 64, "--min-workers", 1, "--optimizer", "sgd"]
-        for clip, most in ((["--optimizer.clip_norm", "1"], 114_424), ([], 457_696)):
+        for clip, most in ((["--clip-norm", "1"], 114_424), ([], 457_696)):
             with self.subTest(clip=clip):
                 leader = self.launch_server("--servers", 2, *flags, *clip, name=f"leader{most}", run=f"run{most}").wait_ready()
                 peer = refusals_test.Peer(leader.data, "peer", many).join()
                 if clip:
-                    self.assertIn(f"the model has 120000 chunks, on several servers with optimizer.clip_norm at most {most} can be told of: set a larger chunk_bytes, which is 64", peer.refusal())
+                    self.assertIn(f"the model has 120000 chunks, on several servers with clip_norm at most {most} can be told of: set a larger chunk_bytes, which is 64", peer.refusal())
                 else:
                     self.assertEqual(peer.next()[:2], (peer.JOIN, 2))
                 peer.close()
-        one = self.launch_server(*flags, "--optimizer.clip_norm", "1", name="one", run="one").wait_ready()
+        one = self.launch_server(*flags, "--clip-norm", "1", name="one", run="one").wait_ready()
         peer = refusals_test.Peer(one.data, "peer", many).join()
         while peer.next()[0] != peer.INIT_REQUEST:
             pass

@@ -113,10 +113,10 @@ class WorkersState(ServersTest):
     EVERY = 15  # rounds from checkpoint to checkpoint
 
     def job(self, tag, *arguments, run, holds=(None, None, None)):
-        flags = ["--servers", 2, "--min-workers", 3, *CHUNKS, "--local-steps", 4, "--checkpoint-every", self.EVERY, "--rounds", 4 * self.EVERY]
+        flags = ["--servers", 2, "--min-workers", 3, *CHUNKS, "--local-steps", 4, "--checkpoint.every-rounds", self.EVERY, "--rounds", 4 * self.EVERY]
         leader = self.launch_server(*flags, *arguments, run=run, name=f"leader-{tag}").wait_ready()
         shard = self.shard(leader, f"s-{tag}")
-        codec = ["--codec", "topk:0.1", "--inner-lr", "0.01"]
+        codec = ["--codec", "topk:0.1", "--inner.lr", "0.01"]
         workers = {f"w{i}-{run}": hold and hold.environment for i, hold in enumerate(holds)}
         state = {name: ["--state-dir", self.folder / f"state-{name}"] for name in workers}
         return leader, [shard, *(self.worker(leader, name, *codec, *state[name], model=MODEL, environment=held) for name, held in workers.items())]
@@ -152,7 +152,7 @@ class Loss(ServersTest):
 
     def started(self, *arguments, run="run"):
         """A job some rounds behind its checkpoint; the last worker is held in the next one."""
-        goal = ["--rounds", self.GOAL, "--exit-when-finished", "--checkpoint-every", 20]
+        goal = ["--rounds", self.GOAL, "--exit-when-finished", "--checkpoint.every-rounds", 20]
         leader = self.leader(3, *goal, *arguments, run=run)
         shards = [self.shard(leader, name, "--join-timeout", "20s") for name in ("b", "c")]
         computes = Hold(self, "worker.share_taken", count=26).close()
@@ -162,7 +162,7 @@ class Loss(ServersTest):
         return leader, shards, workers, computes
 
     def test_job_is_stopped_after_servers_came_and_went(self):
-        leader = self.leader(1, "--epochs", 1_000_000, "--checkpoint-every", 20, "--servers-wait", "2s")
+        leader = self.leader(1, "--epochs", 1_000_000, "--checkpoint.every-rounds", 20, "--servers-wait", "2s")
         b = self.shard(leader, "b")
         workers = self.workers(leader)
         self.wait_placed(leader, 2)
@@ -406,7 +406,7 @@ class Change(ServersTest):
 
     def test_servers_of_a_paused_job_can_be_drained(self):
         self.train(1, 600, run="whole")
-        leader = self.leader(3, "--rounds", 600, "--exit-when-finished", "--journal", "on")
+        leader = self.leader(3, "--rounds", 600, "--exit-when-finished", "--journal.mode", "on")
         b, c = [self.shard(leader, name, "--drain-timeout", "60s") for name in ("b", "c")]
         workers = self.workers(leader)
         leader.wait_more_rounds(20)
@@ -455,7 +455,7 @@ class Statistics(ServersTest):
     def test_they_are_those_of_one_server_and_of_the_checkpoint(self):
         told = {}
         for servers in (1, 3):
-            goal = ["--rounds", 30, "--checkpoint-every", 30]
+            goal = ["--rounds", 30, "--checkpoint.every-rounds", 30]
             leader = self.leader(servers, *goal, name=f"leader-{servers}", run=f"run-{servers}")
             for i in range(1, servers):
                 self.shard(leader, f"s{i}-{servers}")
@@ -479,7 +479,7 @@ class Statistics(ServersTest):
         return {name: array.array("f", body[8 + length + one["data_offsets"][0] : 8 + length + one["data_offsets"][1]]) for name, one in head.items()}
 
     def test_they_are_told_while_rounds_go_on_and_checkpoints_are_written(self):
-        leader = self.leader(3, "--rounds", 100_000, "--checkpoint-every", 5)
+        leader = self.leader(3, "--rounds", 100_000, "--checkpoint.every-rounds", 5)
         b, c = [self.shard(leader, name) for name in ("b", "c")]
         self.workers(leader)
         leader.wait_more_rounds(20)
@@ -567,16 +567,16 @@ class Statistics(ServersTest):
 class Refusals(ServersTest):
     def test_settings_that_are_the_leaders(self):
         shard = self.shard("127.0.0.1:1", "b", "--rounds", 3, "--optimizer", "adam")
-        self.assert_status(shard, USAGE, "rounds", "optimizer.name", "leader")
+        self.assert_status(shard, USAGE, "rounds", "optimizer", "leader")
         unnamed = self._start(Process, "centroid-server", "unnamed", ["--join", "127.0.0.1:1"], None)
         self.assert_status(unnamed, USAGE, "--name")
 
     def test_settings_that_need_one_server(self):
-        for flags, text in ((["--journal", "on", "--journal-full", "go-on"], "journal"),
+        for flags, text in ((["--journal.mode", "on", "--journal.full", "go-on"], "journal"),
                             (["--codec-down", "topk:0.1,scope=global"], "scope=global"), (["--exchange", "ring"], "exchange ring")):
             server = self.launch_server("--servers", 2, *flags, name=f"refused-{flags[1][:3]}")
             self.assert_status(server, USAGE, "servers 2", text)
-        leader = self.server("--journal", "on", "--journal-full", "go-on")
+        leader = self.server("--journal.mode", "on", "--journal.full", "go-on")
         shard = self.shard(leader, "b")
         self.assert_status(shard, USAGE, "journal.full")
 

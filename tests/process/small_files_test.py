@@ -192,7 +192,7 @@ class Tokens(SmallFilesTest):
 
 class Endpoints(SmallFilesTest):
     def start(self, run, name, file, environment=None):
-        places = ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0", "--run-dir", self.folder / run, "--endpoints-file", file]
+        places = ["--listen", "127.0.0.1:0", "--api.listen", "127.0.0.1:0", "--run-dir", self.folder / run, "--endpoints-file", file]
         return self._start(Server, "centroid-server", f"{run}-{name}", [*places, "--resume"], environment, file)
 
     def attempt(self, run, point, place):
@@ -218,7 +218,7 @@ class Term(SmallFilesTest):
     """term.json"""
 
     def attempt(self, run, point, place):
-        common = ["--etcd", self.etcd.url, "--cluster", run, "--name", "a", "--optimizer", "sgd", "--lr", "0.05"]
+        common = ["--etcd.endpoints", self.etcd.url, "--cluster", run, "--name", "a", "--optimizer", "sgd", "--lr", "0.05"]
         folder = self.folder / run / "checkpoints"
         for number in range(2):  # what is left over does not pile up
             server = self.launch_server(*common, run=run, name=f"{run}-{number}", environment=fault(place))
@@ -247,7 +247,7 @@ class Feedback(SmallFilesTest):
     CODEC = "topk:0.05,momentum=0.5"
 
     def begin(self, run, place, rounds):
-        goal = ["--min-workers", 1, "--rounds", rounds, "--exit-when-finished", "--checkpoint-every", 5]
+        goal = ["--min-workers", 1, "--rounds", rounds, "--exit-when-finished", "--checkpoint.every-rounds", 5]
         server = self.server(*goal, run=run, name=f"{run}-server")
         return server, self.join(server, run, fault(place))
 
@@ -371,7 +371,7 @@ class Adapters(SmallFilesTest):
         old, new = (f"{self.SHAPE},lora=2,lora_alpha={alpha},lora_targets=q_proj" for alpha in (4, 8))
 
         def save(name, model, environment=None):
-            return self.alone(f"{run}-{name}", *self.base, "--adapter-save", saved, model=model, environment=environment)
+            return self.alone(f"{run}-{name}", *self.base, "--adapter.save", saved, model=model, environment=environment)
 
         self.assert_exit(DONE, save("a", old))
         worker = save("b", new, fault(place))
@@ -379,19 +379,19 @@ class Adapters(SmallFilesTest):
             return False
         loads = []
         for model in (old, new):
-            loaded = self.alone(f"{run}-load{len(loads)}", *self.base, "--adapter-load", saved, model=model)
+            loaded = self.alone(f"{run}-load{len(loads)}", *self.base, "--adapter.load", saved, model=model)
             loads.append(loaded.exit_status() == DONE)
             if not loads[-1] and point not in ("adapters.undescribed", "adapters.tensors_renamed"):
                 self.assertIn("lora_alpha", loaded.text())
         expected = {"adapters.drafted": [True, False], "adapters.renamed": [False, True]}
         self.assertEqual(loads, expected.get(point, [False, False]), "taken for other adapters")
         self.assert_exit(DONE, save("c", new))
-        self.assert_exit(DONE, self.alone(f"{run}-d", *self.base, "--adapter-load", saved, model=new))
+        self.assert_exit(DONE, self.alone(f"{run}-d", *self.base, "--adapter.load", saved, model=new))
         return True
 
     def test_they_are_never_described_as_others(self):
         folder = self.folder / "base"
-        self.assert_exit(DONE, self.alone("base-worker", "--checkpoint-dir", folder, model=self.SHAPE))
+        self.assert_exit(DONE, self.alone("base-worker", "--checkpoint.dir", folder, model=self.SHAPE))
         self.base = ["--base-weights", next(folder.glob("checkpoint-*")) / "model.safetensors"]
         self.at_each(points("adapters."), self.attempt, 2)
 

@@ -62,8 +62,8 @@ class StandbyTest(ClusterTest):
         return etcd
 
     def ha_server(self, etcd, name, *arguments, run="run"):
-        common = ["--etcd", etcd.url, "--cluster", "test", "--name", name, "--journal", "on", "--optimizer", "momentum"]
-        common += ["--rounds", GOAL, "--min-workers", 3, "--checkpoint-every", 200, "--exit-when-finished"]
+        common = ["--etcd.endpoints", etcd.url, "--cluster", "test", "--name", name, "--journal.mode", "on", "--optimizer", "momentum"]
+        common += ["--rounds", GOAL, "--min-workers", 3, "--checkpoint.every-rounds", 200, "--exit-when-finished"]
         return self.server(*common, *arguments, name=name, run=run)
 
     def ha_workers(self, servers, *arguments):
@@ -403,7 +403,7 @@ class Stop(StandbyTest):
         self.assert_status(alone, USAGE, "term.json names server 'a' as leader", "etcd.endpoints", "remove the file")
         leader.kill()
         (self.folder / "run" / "checkpoints" / "term.json").unlink()
-        self.server("--resume", "--journal", "on", name="again")
+        self.server("--resume", "--journal.mode", "on", name="again")
 
 
 class Steered(StandbyTest):
@@ -425,7 +425,7 @@ class Steered(StandbyTest):
         return [(settings[name]["value"], settings[name]["origin"]) for name in names]
 
     def test_pause_and_settings_are_taken_over_there_and_back(self):
-        etcd, a, (b,), workers = self.pair("--rounds", 0, "--exit-when-finished=false", "--checkpoint-keep", 4)
+        etcd, a, (b,), workers = self.pair("--rounds", 0, "--exit-when-finished=false", "--checkpoint.keep", 4)
         for path in ("job:pause", "job:resume", "workers/1:evict"):
             status, problem = b.post(f"/v1/{path}")
             self.assertEqual(status, 503, problem)
@@ -526,7 +526,7 @@ class EtcdGone(StandbyTest):
 
     def test_without_etcd_a_server_waits_and_says_so(self):
         etcd = f"http://127.0.0.1:{free_port()}"
-        server = self.server("--etcd", etcd, "--cluster", "test", "--name", "a")
+        server = self.server("--etcd.endpoints", etcd, "--cluster", "test", "--name", "a")
         server.wait_cluster("etcd is away", lambda cluster: etcd in cluster["state_reason"])
         self.assertEqual(server.cluster()["state"], "standby")
         server.send(signal.SIGTERM)
@@ -536,12 +536,12 @@ class EtcdGone(StandbyTest):
 class Usage(ClusterTest):
     def test_settings_that_cannot_be(self):
         for arguments, text in (
-            (["--etcd", "https://a:1", "--etcd.certificate", "/a.crt"], "etcd.key belong together"),
-            (["--etcd", "http://a:1", "--etcd.certificate", "/a.crt", "--etcd.key", "/a.key"], "take https://"),
-            (["--etcd", "https://a:1", "--etcd.authority", "/nowhere"], "there is no file /nowhere"),
-            (["--etcd", "http://a"], "is no endpoint"),
-            (["--etcd", "http://a:1", "--cluster", "a/b"], "expected 1 to 128"),
-            (["--etcd", "http://a:1", "--etcd-lease", "2500"], "whole seconds"),
+            (["--etcd.endpoints", "https://a:1", "--etcd.certificate", "/a.crt"], "etcd.key belong together"),
+            (["--etcd.endpoints", "http://a:1", "--etcd.certificate", "/a.crt", "--etcd.key", "/a.key"], "take https://"),
+            (["--etcd.endpoints", "https://a:1", "--etcd.authority", "/nowhere"], "there is no file /nowhere"),
+            (["--etcd.endpoints", "http://a"], "is no endpoint"),
+            (["--etcd.endpoints", "http://a:1", "--cluster", "a/b"], "expected 1 to 128"),
+            (["--etcd.endpoints", "http://a:1", "--etcd.lease", "2500"], "whole seconds"),
         ):
             with self.subTest(arguments):
                 self.assert_status(self.launch_server(*arguments, name=f"bad{len(self.processes)}"), USAGE, text)

@@ -28,8 +28,8 @@ class Configuration(ClusterTest):
 
     def test_unknown_key_of_the_file_names_line_and_nearest(self):
         file = self.folder / "config.json"
-        file.write_text('{\n  "rounds": 3,\n  "optimizer": {\n    "learning_rat": 0.1\n  }\n}\n')
-        self.assert_refused(self.launch_server("--config", file), f"{file}:4", '"optimizer.learning_rat"', '"optimizer.learning_rate"')
+        file.write_text('{\n  "rounds": 3,\n  "checkpoint": {\n    "every_round": 1\n  }\n}\n')
+        self.assert_refused(self.launch_server("--config", file), f"{file}:4", '"checkpoint.every_round"', '"checkpoint.every_rounds"')
 
     def test_file_that_is_missing_or_no_json_is_named(self):
         self.assert_refused(self.launch_server("--config", "/nowhere/at/all.json", name="one"), "/nowhere/at/all.json", "cannot be read")

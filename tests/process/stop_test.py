@@ -157,10 +157,10 @@ class Restart(StopTest):
 
 class Pause(StopTest):
     def test_it_holds_with_changed_settings_until_it_is_taken_back(self):
-        server = self.server("--checkpoint-keep", 4)
+        server = self.server("--checkpoint.keep", 4)
         worker = self.worker(server, "w0")
         server.wait_round(3)
-        self.change(server, {"checkpoint.keep": 7, "optimizer.learning_rate": 0.125, "lease": "25s", "checkpoint.every_rounds": 50})
+        self.change(server, {"checkpoint.keep": 7, "lr": 0.125, "lease": "25s", "checkpoint.every_rounds": 50})
         self.change(server, {"checkpoint.every_rounds": 0})  # as it was: nothing to remember
         self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "kept": True}))
         paused = server.wait_cluster("a pause", lambda view: view["state"] == "paused")
@@ -168,7 +168,7 @@ class Pause(StopTest):
         server.kill()
         worker.kill()
 
-        again = self.server("--resume", "--checkpoint-keep", 4, listen=server.data, name="again")
+        again = self.server("--resume", "--checkpoint.keep", 4, listen=server.data, name="again")
         view = again.wait_cluster("the pause of before", lambda view: view["state"] == "paused")
         self.assertEqual(view["state_reason"], paused["state_reason"])  # when it was paused, too
         settings = again.get("/v1/config")
@@ -186,14 +186,14 @@ class Pause(StopTest):
         self.assert_exit(DONE, again, worker)
 
         # Configured otherwise since: that is newer. The lease is not: it was configured as before.
-        third = self.server("--resume", "--checkpoint-keep", 5, listen=server.data, name="third")
+        third = self.server("--resume", "--checkpoint.keep", 5, listen=server.data, name="third")
         third.wait_cluster("no pause", lambda view: view["state"] == "waiting")
         settings = third.get("/v1/config")
         self.assertEqual((settings["checkpoint.keep"]["value"], settings["checkpoint.keep"]["origin"]), (5, "flag"))
         self.assertEqual((settings["lease"]["value"], settings["lease"]["origin"]), (25000, "rest"))
         self.assertIn("configured as 5", third.events("config.change_forgotten")[0]["why"])
         third.kill()
-        other = self.server("--checkpoint-keep", 4, run="other", name="other")
+        other = self.server("--checkpoint.keep", 4, run="other", name="other")
         self.assertEqual(other.get("/v1/config")["checkpoint.keep"]["value"], 4)
 
     def test_what_no_longer_goes_with_the_configuration_is_left_out_and_said(self):
@@ -329,16 +329,16 @@ class Halt(StopTest):
         self.assert_trains(self.again(server), ("v0", "v1"))
 
     def test_a_lower_learning_rate_said_to_it_holds_when_it_goes_on(self):
-        for way, *arguments in (("server",), ("worker", "--apply", "worker"), ("journal", "--journal", "on")):
+        for way, *arguments in (("server",), ("worker", "--apply", "worker"), ("journal", "--journal.mode", "on")):
             with self.subTest(way):
                 server = self.halted(*arguments, name=way, run=way)
                 self.assert_halted(server)
-                after = self.change(server, {"optimizer.learning_rate": 0.001, "log.level": "debug"})
-                self.assertEqual(after["optimizer.learning_rate"]["value"], 0.001)
+                after = self.change(server, {"lr": 0.001, "log.level": "debug"})
+                self.assertEqual(after["lr"]["value"], 0.001)
                 self.assertEqual(server.post("/v1/job:resume")[0], 202)
                 self.assert_exit(HALTED, server)
                 again = self.again(server, *self.DIVERGES, *arguments, name=f"again-{way}", run=way)  # as a supervisor starts it
-                rate = again.get("/v1/config")["optimizer.learning_rate"]
+                rate = again.get("/v1/config")["lr"]
                 self.assertEqual((rate["value"], rate["origin"]), (0.001, "rest"))
                 self.assertEqual(again.cluster()["learning_rate"], 0.001)
                 again.kill()
@@ -347,10 +347,10 @@ class Halt(StopTest):
         for number, arguments in enumerate(([], ["--clip-norm", 1])):
             with self.subTest(arguments):
                 places = {"run": f"run-{number}"}
-                server = self.halted("--journal", "on", name=f"server-{number}", **places)
+                server = self.halted("--journal.mode", "on", name=f"server-{number}", **places)
                 self.assert_halted(server)
                 server.kill()
-                again = self.again(server, "--journal", "on", *arguments, name=f"again-{number}", **places)
+                again = self.again(server, "--journal.mode", "on", *arguments, name=f"again-{number}", **places)
                 self.assert_halted(again)
                 self.assertEqual(again.post("/v1/job:resume")[0], 202)
                 self.assert_trains(again, (f"v0{number}", f"v1{number}"))
@@ -388,7 +388,7 @@ class SeveralServers(StopTest):
         return self._start(Process, "centroid-server", name, places, None)
 
     def test_a_stop_holds_with_a_journal_that_waits_for_a_shard_server(self):
-        common = ["--servers", 2, "--journal", "on", "--chunk-bytes", 256]
+        common = ["--servers", 2, "--journal.mode", "on", "--chunk-bytes", 256]
         server = self.server("--min-workers", 2, *LEASE, *common)
         shard = self.shard(server, "s1")
         here, away = (self.worker(server, name) for name in ("w0", "w1"))

@@ -43,11 +43,11 @@ class TlsTest(ClusterTest):
         (folder / "names").write_text(f"subjectAltName={names}\n")
         signed = ["-CA", f"{by}.crt", "-CAkey", f"{by}.key", "-CAcreateserial", "-days", days, "-extfile", "names"]
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signed, folder=folder)
-        return ["--tls-certificate", folder / f"{name}.crt", "--tls-key", folder / f"{name}.key"]
+        return ["--tls.certificate", folder / f"{name}.crt", "--tls.key", folder / f"{name}.key"]
 
     @property
     def trust(self):
-        return ["--tls-authority", self.certificates / "ca.crt"]
+        return ["--tls.authority", self.certificates / "ca.crt"]
 
 
 class Training(TlsTest):
@@ -67,7 +67,7 @@ class Training(TlsTest):
                         name = f"w{i}-{run}"
                         shown = self.issue(name) if way == "both" or (way == "server" and exchange == "ring") else []
                         # TCP among the workers, not shared memory
-                        peers = ["--exchange", exchange, "--peer-shared-memory=false"]
+                        peers = ["--exchange", exchange, "--peer.shared-memory=false"]
                         workers.append(self.worker(server, name, *worker_tls, *shown, *peers))
                     self.assert_exit(DONE, *workers, server)
                     self.assertEqual(self.summary(f"w0-{run}")["rounds"], 60)
@@ -143,7 +143,7 @@ class Refusals(TlsTest):
         server = self.server(*self.issue("server"))
         self.authority(self.certificates, "other")
         worker = self.worker(
-            server, "w0", "--tls-authority", self.certificates / "other.crt", "--join-timeout", "1000"
+            server, "w0", "--tls.authority", self.certificates / "other.crt", "--join-timeout", "1000"
         )
         self.assert_status(worker, FAILED, "the certificate is not accepted", "join-timeout")
 
@@ -151,7 +151,7 @@ class Refusals(TlsTest):
         server = self.server(*self.issue("server", "DNS:elsewhere.example"))
         worker = self.worker(server, "w0", *self.trust, "--join-timeout", "1000")
         self.assert_status(worker, FAILED, "IP address mismatch")
-        worker = self.worker(server, "w1", *self.trust, "--tls-server-name", "elsewhere.example")
+        worker = self.worker(server, "w1", *self.trust, "--tls.server-name", "elsewhere.example")
         server.wait_worker("w1", "active")
 
     def test_worker_without_certificate(self):
@@ -175,8 +175,8 @@ class Refusals(TlsTest):
         for flags, text in (
             (right[:2], "tls.certificate and tls.key belong together"),
             (self.trust, "needs tls.certificate"),
-            ([*right[:2], "--tls-key", "/nowhere"], "there is no file /nowhere"),
-            ([*right[:2], "--tls-key", self.issue("w0")[3]], "does not belong to the certificate"),
+            ([*right[:2], "--tls.key", "/nowhere"], "there is no file /nowhere"),
+            ([*right[:2], "--tls.key", self.issue("w0")[3]], "does not belong to the certificate"),
         ):
             with self.subTest(text=text):
                 self.assert_status(self.launch_server(*flags, name=f"server{len(self.processes)}"), USAGE, text)
@@ -198,7 +198,7 @@ class Clients(TlsTest):
 
     def test_rest_by_https_and_what_is_said_of_a_wrong_certificate(self):
         trust = ["--authority", self.certificates / "ca.crt"]
-        server = self.server(*self.issue("server"), "--api-tls")
+        server = self.server(*self.issue("server"), "--api.tls")
         address = f"https://{server.api}"
         self.assertIn("waiting", self.ctl("--server", address, *trust, "status"))
         self.authority(self.certificates, "other")
@@ -218,9 +218,9 @@ class Clients(TlsTest):
 
     def test_health_check_of_a_container_asks_by_either_way(self):
         """At a loopback address, which no certificate names, without knowing whether it is HTTPS."""
-        server = self.server(*self.issue("server", "DNS:elsewhere.example"), "--api-tls")
+        server = self.server(*self.issue("server", "DNS:elsewhere.example"), "--api.tls")
         plain = self.server(run="plain", name="plain")
-        worker = self.worker(server, "w0", *self.trust, *self.issue("w0"), "--tls-server-name", "elsewhere.example", "--metrics-listen", "127.0.0.1:0", "--metrics-tls")
+        worker = self.worker(server, "w0", *self.trust, *self.issue("w0"), "--tls.server-name", "elsewhere.example", "--metrics.listen", "127.0.0.1:0", "--metrics.tls")
         metrics = worker.wait_event("worker.metrics_listening")["endpoint"]
         server.wait_event("member.joined")
         port = server.api.rsplit(":", 1)[1]
@@ -234,13 +234,13 @@ class Clients(TlsTest):
         server = self.server(*self.issue("server"), *self.trust)
         shown = self.issue("operator")
         address = ["--server", server.api]
-        self.assertIn("give --tls-authority", self.ctl(*address, "bench", "--seconds", "0.3", status=USAGE))
+        self.assertIn("give --tls.authority", self.ctl(*address, "bench", "--seconds", "0.3", status=USAGE))
         self.assertIn("certificate required", self.ctl(*address, "bench", "--seconds", "0.3", *self.trust, status=UNREACHABLE))
         self.assertIn("round trip", self.ctl(*address, "bench", "--seconds", "0.3", *self.trust, *shown))
         found = {one["check"]: one for one in json.loads(self.ctl(*address, "--output", "json", "doctor", *self.trust, *shown))}
         self.assertIn("a round trip", found["network"]["found"])
         found = {one["check"]: one for one in json.loads(self.ctl(*address, "--output", "json", "doctor"))}
-        self.assertIn("--tls-authority", found["network"]["do"])
+        self.assertIn("--tls.authority", found["network"]["do"])
         program = [self.programs / "centroidctl", "bench", "--listen", "127.0.0.1:0", *map(str, shown)]
         with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
             where = other.stdout.readline().split()[2].rstrip(";")
@@ -278,7 +278,7 @@ class Clients(TlsTest):
 
     def test_metrics_of_a_worker_by_https(self):
         server = self.server("--min-workers", "1")
-        worker = self.worker(server, "w0", *self.issue("worker"), "--metrics-listen", "127.0.0.1:0", "--metrics-tls")
+        worker = self.worker(server, "w0", *self.issue("worker"), "--metrics.listen", "127.0.0.1:0", "--metrics.tls")
         where = worker.wait_event("worker.metrics_listening")["endpoint"]
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
@@ -290,7 +290,7 @@ class Clients(TlsTest):
         server.wait_round(3)
         trace = ["--server", server.api, "--authority", self.certificates / "ca.crt", "trace", f"https://{where}"]
         self.assertIn("centroid-worker w0", self.ctl(*trace))
-        bare = self.worker(server, "w1", "--metrics-listen", "127.0.0.1:0", "--metrics-tls")
+        bare = self.worker(server, "w1", "--metrics.listen", "127.0.0.1:0", "--metrics.tls")
         self.assert_status(bare, USAGE, "metrics.tls needs tls.certificate")
 
     @unittest.skipIf(shutil.which("etcd") is None, "etcd is not installed (package etcd-server)")
@@ -303,7 +303,7 @@ class Clients(TlsTest):
         self.processes.append(Process(shutil.which("etcd"), arguments, self.folder / "etcd.log", None))
         trust = ["--etcd.authority", self.certificates / "ca.crt"]
         mine = ["--etcd.certificate", shown[1], "--etcd.key", shown[3]]
-        common = ["--etcd", url, "--cluster", "test"]
+        common = ["--etcd.endpoints", url, "--cluster", "test"]
         leader = self.server(*common, *trust, *mine, "--name", "a", name="a")
         leader.wait_cluster("the lead", lambda cluster: cluster["role"] == "leader")
         self.authority(self.certificates, "other")

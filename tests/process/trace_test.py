@@ -60,9 +60,9 @@ def stages(spans):
 
 class Trace(ClusterTest):
     def cluster(self, exchange="star"):
-        server = self.server("--epochs", "1000000", "--min-workers", "2", "--exchange", exchange, "--trace", self.folder / "server.json")
-        more = ["--exchange", exchange, "--codec", "int8" if exchange == "star" else "f32", "--metrics-listen", "127.0.0.1:0"]
-        workers = [self.worker(server, name, *more, "--devices", "cpu:0,cpu:1", "--trace", self.folder / f"{name}.json") for name in ("w0", "w1")]
+        server = self.server("--epochs", "1000000", "--min-workers", "2", "--exchange", exchange, "--trace.file", self.folder / "server.json")
+        more = ["--exchange", exchange, "--codec", "int8" if exchange == "star" else "f32", "--metrics.listen", "127.0.0.1:0"]
+        workers = [self.worker(server, name, *more, "--devices", "cpu:0,cpu:1", "--trace.file", self.folder / f"{name}.json") for name in ("w0", "w1")]
         server.wait_round(50)
         return server, workers
 
@@ -166,8 +166,8 @@ class Trace(ClusterTest):
             source = pathlib.Path(__file__).parents[1] / "ops" / "nvml_stand_in.c"
             subprocess.run(["cc", "-shared", "-fPIC", "-o", self.folder / "libnvidia-ml.so.1", source], check=True)
             gpus = {"LD_LIBRARY_PATH": str(self.folder)}
-        server = self.server("--epochs", "1000000", "--trace", self.folder / "server.json")
-        worker = self.worker(server, "w0", "--metrics-listen", "127.0.0.1:0", environment=gpus)
+        server = self.server("--epochs", "1000000", "--trace.file", self.folder / "server.json")
+        worker = self.worker(server, "w0", "--metrics.listen", "127.0.0.1:0", environment=gpus)
         where = worker.wait_event("worker.metrics_listening")["endpoint"]
         server.wait_cluster("two epochs", lambda cluster: cluster["epoch"] >= 2)
 

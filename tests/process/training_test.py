@@ -40,10 +40,10 @@ class Repeating(ClusterTest):
         self.assertNotEqual(models["f32", "server", 0], models["bf16", "server", 0])
 
     def test_apply_makes_no_difference_for_any_optimizer(self):
-        ftrl = ["--optimizer.l1", 0.001, "--lr", 0.1]
+        ftrl = ["--l1", 0.001, "--lr", 0.1]
         for optimizer, more in [(name, []) for name in ("sgd", "nesterov", "adagrad", "adamw", "yogi")] + [("ftrl", ftrl)]:
             with self.subTest(optimizer):
-                flags = ["--optimizer", optimizer, "--optimizer.weight_decay", 0.01, *more]
+                flags = ["--optimizer", optimizer, "--weight-decay", 0.01, *more]
                 models = [self.train(f"{optimizer}-{apply}", *flags, "--apply", apply) for apply in ("server", "worker")]
                 self.assertEqual(models[0], models[1])
 
@@ -129,7 +129,7 @@ class Operator(ClusterTest):
         self.assertEqual(len(self.checkpoints()), 1)
 
     def test_checkpoint_on_request_is_there_when_the_call_returns(self):
-        server, workers = self.training("--checkpoint-keep", 10)
+        server, workers = self.training("--checkpoint.keep", 10)
         versions = []
         for _ in range(5):
             before = server.cluster()["version"]

@@ -7,8 +7,8 @@ namespace {
 
 const std::vector<std::string> kCommands{"checkpoints", "config", "events", "job",
                                          "list",        "status", "workers"};
-const std::vector<std::string> kFlags{"--listen", "--checkpoint.every_rounds", "--checkpoint-every",
-                                      "--run-dir", "--lr"};
+const std::vector<std::string> kFlags{"--listen", "--checkpoint.every-rounds",
+                                      "--checkpoint.every-epochs", "--run-dir", "--lr"};
 
 TEST(Nearest, IsWhatTakesFewEdits) {
   EXPECT_EQ(nearest("chekpoints", kCommands), "checkpoints");
@@ -35,7 +35,8 @@ TEST(Nearest, IsNothingWhereNothingIsNear) {
 TEST(Nearest, IsWhatItBeginsOrEnds) {
   EXPECT_EQ(nearest("check", kCommands), "checkpoints");
   EXPECT_EQ(nearest("con", kCommands), "config");
-  EXPECT_EQ(nearest("--every-rounds", kFlags), "--checkpoint.every_rounds");
+  EXPECT_EQ(nearest("--every-rounds", kFlags), "--checkpoint.every-rounds");
+  EXPECT_EQ(nearest("--checkpoint-every-epochs", kFlags), "--checkpoint.every-epochs");
   // Two begin so, and nobody knows which was meant.
   EXPECT_EQ(nearest("--check", kFlags), "");
   EXPECT_EQ(did_you_mean("check", kCommands), "; did you mean \"checkpoints\"?");

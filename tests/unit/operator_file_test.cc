@@ -22,7 +22,7 @@ OperatorState sample() {
   state.stop = {.run_id = "r \"2\"", .halted = {}, .version = 77, .since_unix_seconds = 1001.5};
   state.job = {.run_id = "r \"2\"", .version = 78};
   state.pause.emplace().since_unix_seconds = 1002.25;
-  state.settings.push_back({"optimizer.learning_rate", "0.1", "0.05"});
+  state.settings.push_back({"lr", "0.1", "0.05"});
   state.settings.push_back({"exit_when_finished", "true", "false"});
   state.settings.push_back({"policy", R"("backup:1")", R"("backup:2")"});
   return state;
@@ -51,6 +51,20 @@ TEST(OperatorFile, OneOfAnOlderServerHasNoStop) {
   EXPECT_EQ(state->scale.workers, 2u);
   EXPECT_FALSE(state->stop);
   EXPECT_FALSE(state->has_job());
+}
+
+TEST(OperatorFile, SettingsOfAnOlderServerHaveTheirNamesOfToday) {
+  const auto state = parse_operator_state(
+      R"({"evictions": [], "scale": {"workers": 0, "why": "", "since_unix_seconds": 0},
+          "job": {"run_id": "r", "version": 2}, "settings": [
+            {"name": "optimizer.learning_rate", "value": 0.1, "instead_of": 0.05},
+            {"name": "optimizer.schedule", "value": "constant", "instead_of": "linear:rounds=9"},
+            {"name": "lease", "value": 3000, "instead_of": 2000}]})");
+  ASSERT_TRUE(state.ok()) << state.error().to_string();
+  ASSERT_EQ(state->settings.size(), 3u);
+  EXPECT_EQ(state->settings[0].name, "lr");
+  EXPECT_EQ(state->settings[1].name, "lr_schedule");
+  EXPECT_EQ(state->settings[2].name, "lease");
 }
 
 TEST(OperatorFile, AFolderThatCannotBeWrittenIsNamed) {

@@ -147,7 +147,7 @@ Result<DataSplit> load_text(const std::string& places, const std::string& vocabu
   if (!vocabulary_file.empty()) {
     CENTROID_ASSIGN(const std::string lines,
                     read_file(vocabulary_file, kMaxVocabularyBytes,
-                              "a vocabulary holds one token a line (data.vocabulary)"));
+                              "a vocabulary holds one token a line (data_vocabulary)"));
     CENTROID_TRY(vocabulary.add(lines, vocabulary_file));
   }
   std::vector<std::string> documents;
