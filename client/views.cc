@@ -136,8 +136,10 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
                                           text("leader_api") + " asks it";
     out += "\n";
   }
-  out += "progress   " + percent(number("progress")) + ", epoch " + text("epoch") + " of " +
-         text("epochs") + ", round " + text("round") + ", version " + text("version") + "\n";
+  const bool has_goal = text("epochs") != "0";  // in epochs
+  out += "progress   " + (number("progress") > 0 ? percent(number("progress")) + ", " : "") +
+         "epoch " + text("epoch") + (has_goal ? " of " + text("epochs") : "") + ", round " +
+         text("round") + ", version " + text("version") + "\n";
   out += "learning   loss " + number_text(number("loss")) + ", train accuracy " +
          percent(number("train_accuracy")) + ", held-out accuracy " +
          percent(number("test_accuracy")) + "\n";

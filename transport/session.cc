@@ -261,4 +261,8 @@ Task<Status> Session::respond_error(const FrameHeader& request, Error error) {
   co_return co_await impl->answer(asked, kFlagError, head, Bytes());
 }
 
+Task<Status> Session::respond(const FrameHeader& request, Status status) {
+  return status.ok() ? respond(request, Bytes()) : respond_error(request, status.error());
+}
+
 }  // namespace centroid::transport

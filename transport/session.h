@@ -115,6 +115,8 @@ class Session {
   /// fails  failed_precondition (no such request is open), invalid_argument (over a limit).
   Task<Status> respond(const FrameHeader& request, Bytes head, Bytes payload = {});
   Task<Status> respond_error(const FrameHeader& request, Error error);
+  /// An empty response, or the error.
+  Task<Status> respond(const FrameHeader& request, Status status);
   /// One-way. Waits for credit when there is a payload, first come first served.
   /// fails  deadline_exceeded naming peer and bytes when none comes, invalid_argument when the
   ///        payload is larger than the peer's whole window or a limit.

@@ -7,6 +7,8 @@ namespace centroid {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::steady_clock::duration;
+
+inline double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 using Deadline = TimePoint;  ///< absolute, monotonic; never sent to another machine
 
 /// Monotonic time of the calling thread's host (host.h); without one the operating system's.

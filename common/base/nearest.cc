@@ -48,7 +48,8 @@ std::size_t edits(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest(std::string_view name, const std::vector<std::string>& known) {
-  const std::string last = "." + folded(name), wanted = without_dots(last.substr(1));
+  const std::string wanted = without_dots(folded(name));
+  const std::string last = folded(name).insert(0, 1, '.');
   std::string best;
   std::pair<std::size_t, std::size_t> fewest;  // then by what counts for nothing else: "--run-id"
   std::vector<std::size_t> begun;

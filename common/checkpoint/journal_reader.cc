@@ -10,12 +10,12 @@ namespace centroid::journal {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "journal-";
+constexpr std::string_view kJournalPrefix = "journal-";
 
-std::string segment_name(Round base) { return log_segment_name(kPrefix, base.value); }
+std::string segment_name(Round base) { return log_segment_name(kJournalPrefix, base.value); }
 
 std::vector<LogSegment> segments_of(const fs::path& folder) {
-  return log_segments_of(folder, kPrefix);
+  return log_segments_of(folder, kJournalPrefix);
 }
 
 Reader::Reader(const fs::path& folder) : segments_(segments_of(folder)) {}

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "base_model.model.", kA = ".lora_A.weight",
+constexpr std::string_view kAdapterPrefix = "base_model.model.", kA = ".lora_A.weight",
                            kB = ".lora_B.weight";
 
 Error bad(const fs::path& file, const std::string& what) {
@@ -36,7 +36,7 @@ Result<Adapters> sort(const SafetensorsReader& reader, const fs::path& file, std
   Adapters out;
   for (const TensorInfo& tensor : reader.manifest()) {
     std::string name = tensor.name;
-    if (name.starts_with(kPrefix)) name.erase(0, kPrefix.size());
+    if (name.starts_with(kAdapterPrefix)) name.erase(0, kAdapterPrefix.size());
     const bool is_a = name.ends_with(kA), is_b = name.ends_with(kB);
     if (is_a || is_b) {
       name.resize(name.size() - kA.size());

@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint32_t kMagic = 0x314a5243;  // "CRJ1"
-constexpr std::string_view kPrefix = "rows-";
+constexpr std::string_view kRowsPrefix = "rows-";
 constexpr std::size_t kEntryHeadBytes = 40, kAlign = 8;
 constexpr std::size_t kMaxText = 4096, kMaxTables = 65536;
 
@@ -142,10 +142,10 @@ Result<std::vector<Entry>> decode_batch(Bytes payload) {
   return entries;
 }
 
-std::string segment_name(std::uint64_t number) { return log_segment_name(kPrefix, number); }
+std::string segment_name(std::uint64_t number) { return log_segment_name(kRowsPrefix, number); }
 
 std::vector<LogSegment> segments_of(const fs::path& folder) {
-  return log_segments_of(folder, kPrefix);
+  return log_segments_of(folder, kRowsPrefix);
 }
 
 Reader::Reader(const fs::path& folder, std::uint64_t from) : segments_(segments_of(folder)) {

@@ -82,10 +82,6 @@ struct Subtract {
   }
 };
 
-std::span<float> of(const Buffer& buffer, std::uint64_t n) {
-  return buffer.as<float>().first(static_cast<std::size_t>(n));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ErrorFeedback>> ErrorFeedback::make(const std::string& text,
@@ -146,7 +142,7 @@ void ErrorFeedback::use_device(std::unique_ptr<DeviceResidual> device) {
 void ErrorFeedback::read_device() const {
   if (!device_) return;
   const std::uint64_t n = plan_.total_elements();
-  const auto momentum = momentum_ ? of(momentum_, n) : std::span<float>();
+  const auto momentum = momentum_ ? floats(momentum_, n) : std::span<float>();
   if (!device_status_.ok() || !device_->read(sums_, momentum).ok())
     std::ranges::fill(sums_, std::numeric_limits<float>::quiet_NaN());
 }
@@ -154,7 +150,8 @@ void ErrorFeedback::read_device() const {
 void ErrorFeedback::write_device() {
   if (!device_ || !device_status_.ok()) return;
   const std::uint64_t n = plan_.total_elements();
-  const Status written = device_->write(sums_, momentum_ ? of(momentum_, n) : std::span<float>());
+  const Status written =
+      device_->write(sums_, momentum_ ? floats(momentum_, n) : std::span<float>());
   if (!written.ok()) device_status_ = device_failed("setting the residual", written.error());
 }
 
@@ -162,10 +159,10 @@ void ErrorFeedback::reset() {
   end_begun();
   promised_.reset();
   if (owns_residual_) {
-    sums_ = of(residual_, plan_.total_elements());
+    sums_ = floats(residual_, plan_.total_elements());
     std::ranges::fill(sums_, 0.0f);
   }
-  if (momentum_) std::ranges::fill(of(momentum_, plan_.total_elements()), 0.0f);
+  if (momentum_) std::ranges::fill(floats(momentum_, plan_.total_elements()), 0.0f);
   for (Payload& payload : payloads_) payload.is_there = false;
   drop_kept();
   is_open_ = false;
@@ -230,7 +227,7 @@ std::span<const float> ErrorFeedback::correct(const Unit& unit, std::span<const 
     }
   }
   if (options.momentum == 0) return gradient;
-  float* u = of(momentum_, plan_.total_elements()).data() + unit.begin;
+  float* u = floats(momentum_, plan_.total_elements()).data() + unit.begin;
   run_multiversioned<Momentum>(gradient.data(), u, out.data(), options.momentum, options.nesterov,
                                out.size());
   return out;
@@ -350,7 +347,7 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
     for (std::size_t j = 0; j < count; ++j) residual[index[j]] = value[j] - sent[j];
   }
   if (momentum_ && spec_.feedback.masking) {
-    float* u = of(momentum_, plan_.total_elements()).data() + chunk.position;
+    float* u = floats(momentum_, plan_.total_elements()).data() + chunk.position;
     for (const std::uint32_t i : index) u[i] = 0;
   }
   keep_payload(chunk, bytes, count);
@@ -382,8 +379,8 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
     run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), true, &is_exact);
   }
   if (momentum_ && spec_.feedback.masking)
-    std::ranges::fill(of(momentum_, plan_.total_elements()).subspan(chunk.position, chunk.elements),
-                      0.0f);
+    std::ranges::fill(
+        floats(momentum_, plan_.total_elements()).subspan(chunk.position, chunk.elements), 0.0f);
   if (spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
   keep_payload(chunk, bytes, chunk.elements);
   return {};
@@ -453,7 +450,7 @@ void ErrorFeedback::add_left(std::uint64_t position, std::span<const std::uint32
 ErrorFeedback::State ErrorFeedback::state() const {
   read_device();
   State state{sums_, {}, rounds_};
-  if (momentum_) state.momentum = of(momentum_, plan_.total_elements());
+  if (momentum_) state.momentum = floats(momentum_, plan_.total_elements());
   return state;
 }
 
@@ -472,7 +469,7 @@ Status ErrorFeedback::restore(const State& state) {
     return bad("the state has numbers that are not finite");
   reset();
   std::ranges::copy(state.residual, sums_.begin());
-  if (momentum_) std::ranges::copy(state.momentum, of(momentum_, n).begin());
+  if (momentum_) std::ranges::copy(state.momentum, floats(momentum_, n).begin());
   rounds_ = state.rounds;
   write_device();
   return device_status_;

@@ -6,14 +6,6 @@
 
 /// Rounds that never were, or may yet be lost: what residual and momentum were before them.
 namespace centroid {
-namespace {
-
-std::span<float> of(const Buffer& buffer, std::uint64_t n) {
-  return buffer.as<float>().first(static_cast<std::size_t>(n));
-}
-
-}  // namespace
-
 /// What was left out is in the device's memory alone: after an error of it nobody knows what is to
 /// be sent, and a GPU that has failed once fails until its process is a new one.
 Error ErrorFeedback::device_failed(const std::string& what, const Error& error) {
@@ -32,10 +24,10 @@ Status ErrorFeedback::keep(const Unit& unit) {
   } else {
     const std::uint64_t n = plan_.total_elements();
     std::ranges::copy(sums_.subspan(unit.begin, unit.elements),
-                      of(residual_before_, n).subspan(unit.begin).begin());
+                      floats(residual_before_, n).subspan(unit.begin).begin());
     if (momentum_)
-      std::ranges::copy(of(momentum_, n).subspan(unit.begin, unit.elements),
-                        of(momentum_before_, n).subspan(unit.begin).begin());
+      std::ranges::copy(floats(momentum_, n).subspan(unit.begin, unit.elements),
+                        floats(momentum_before_, n).subspan(unit.begin).begin());
   }
   is_kept_[number] = true;
   return {};
@@ -51,9 +43,9 @@ void ErrorFeedback::drop_kept() {
     if (!is_kept_[i] || promised_->what[i] != What::kBefore) continue;
     promised_->what[i] = What::kDifference;
     const std::span<float> before =
-        of(promised_->residual, n).subspan(units_[i].begin, units_[i].elements);
+        floats(promised_->residual, n).subspan(units_[i].begin, units_[i].elements);
     const std::span<const float> after =
-        of(residual_before_, n).subspan(units_[i].begin, units_[i].elements);
+        floats(residual_before_, n).subspan(units_[i].begin, units_[i].elements);
     for (std::size_t j = 0; j < before.size(); ++j) before[j] -= after[j];
   }
   is_kept_.assign(is_kept_.size(), false);
@@ -63,8 +55,8 @@ void ErrorFeedback::drop_kept() {
 void ErrorFeedback::read_kept() {
   if (!device_ || !device_status_.ok()) return;
   const std::uint64_t n = plan_.total_elements();
-  const auto momentum = momentum_ ? of(momentum_before_, n) : std::span<float>();
-  const Status read = device_->read_kept(of(residual_before_, n), momentum);
+  const auto momentum = momentum_ ? floats(momentum_before_, n) : std::span<float>();
+  const Status read = device_->read_kept(floats(residual_before_, n), momentum);
   if (!read.ok()) device_status_ = device_failed("reading what was before a round", read.error());
 }
 
@@ -101,15 +93,15 @@ void ErrorFeedback::undo_promised() {
     const Unit& unit = units_[i];
     const std::span<float> left = sums_.subspan(unit.begin, unit.elements);
     const std::span<const float> then =
-        of(promised_->residual, n).subspan(unit.begin, unit.elements);
+        floats(promised_->residual, n).subspan(unit.begin, unit.elements);
     if (promised_->what[i] == Promised::What::kDifference)
       for (std::size_t j = 0; j < left.size(); ++j)
         if (const float sum = left[j] + then[j]; std::isfinite(sum)) left[j] = sum;
     if (promised_->what[i] != Promised::What::kBefore) continue;
     std::ranges::copy(then, left.begin());
     if (momentum_)
-      std::ranges::copy(of(promised_->momentum, n).subspan(unit.begin, unit.elements),
-                        of(momentum_, n).subspan(unit.begin).begin());
+      std::ranges::copy(floats(promised_->momentum, n).subspan(unit.begin, unit.elements),
+                        floats(momentum_, n).subspan(unit.begin).begin());
   }
   write_device();
   promised_.reset();
@@ -129,11 +121,11 @@ void ErrorFeedback::undo() {
       if (!undone.ok()) device_status_ = device_failed("undoing of " + unit.name, undone.error());
       continue;
     }
-    std::ranges::copy(of(residual_before_, n).subspan(unit.begin, unit.elements),
+    std::ranges::copy(floats(residual_before_, n).subspan(unit.begin, unit.elements),
                       sums_.subspan(unit.begin).begin());
     if (momentum_)
-      std::ranges::copy(of(momentum_before_, n).subspan(unit.begin, unit.elements),
-                        of(momentum_, n).subspan(unit.begin).begin());
+      std::ranges::copy(floats(momentum_before_, n).subspan(unit.begin, unit.elements),
+                        floats(momentum_, n).subspan(unit.begin).begin());
   }
   for (Payload& payload : payloads_) payload.is_there = false;
   is_kept_.assign(is_kept_.size(), false);

@@ -61,4 +61,9 @@ class BufferPool {
   std::shared_ptr<struct BufferPoolState> state_;
 };
 
+/// Its first `n` numbers.
+inline std::span<float> floats(const Buffer& buffer, std::uint64_t n) {
+  return buffer.as<float>().first(static_cast<std::size_t>(n));
+}
+
 }  // namespace centroid

@@ -8,8 +8,6 @@ namespace centroid::server {
 
 namespace {
 
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
 Duration duration(double s) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
 }

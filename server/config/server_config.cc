@@ -182,7 +182,7 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "round_timeout is for policy bsp with exchange star: policy " + c.policy +
                      " with exchange " + c.exchange +
-                     (policy.is_elastic() ? " does not wait for everybody" : " has peer_timeout"));
+                     (policy.is_elastic() ? " does not wait for everybody" : " has reduce.timeout"));
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
   CENTROID_TRY(check_aggregate(c));

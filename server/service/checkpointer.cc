@@ -11,6 +11,7 @@
 #include "common/storage/file.h"
 #include "server/service/replay.h"
 #include "server/service/room.h"
+#include "server/shard/placement.h"
 
 namespace centroid::server {
 
@@ -18,8 +19,7 @@ using proto::ServersKind;
 
 namespace {
 /// Between two checkpoints that the tables' journal calls for.
-constexpr std::chrono::seconds kAgain{10};
-constexpr std::size_t kLeader = 0;
+constexpr std::chrono::seconds kRowsPause{10};
 }  // namespace
 
 /// The state is in no checkpoint.
@@ -39,7 +39,7 @@ bool Checkpointer::is_checkpoint_due() const {
                        (rows_servers_ && rows_servers_->group().journal_wants_checkpoint(
                                              config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
-  if (is_long && !use_.is_writing && since >= kAgain) return true;
+  if (is_long && !use_.is_writing && since >= kRowsPause) return true;
   if (epoch_checkpoint_due_ && !use_.is_writing && needs_checkpoint()) return true;
   return config_.checkpoint.interval.count() > 0 && !use_.is_writing && needs_checkpoint() &&
          since >= config_.checkpoint.interval;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "server/shard/placement.h"
 
 namespace centroid::server {
 
@@ -13,11 +14,8 @@ namespace {
 
 /// What copies may hold up a merge, where a round takes no time at all.
 constexpr std::chrono::milliseconds kMovePause{100};
-constexpr std::size_t kLeader = 0;
 /// Chunks under way at once.
 constexpr std::size_t kCopiers = 4;
-
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
 

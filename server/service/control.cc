@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "server/service/waits.h"
 
 /// The job's course as operators steer it, and what is short to tell.
 namespace centroid::server {
@@ -11,7 +12,6 @@ namespace centroid::server {
 namespace {
 
 constexpr std::chrono::seconds kPatience{1};  ///< with the disk, before an act is answered
-constexpr std::chrono::milliseconds kLook{2};
 
 }  // namespace
 
@@ -48,7 +48,7 @@ Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
   const TimePoint limit = self->clock_.now() + kPatience;
   bool goes_on = true;
   while (!*outcome && goes_on && self->clock_.now() < limit)
-    goes_on = co_await sleep_until(self->clock_.now() + kLook);
+    goes_on = co_await sleep_until(self->clock_.now() + kPoll);
   if (*outcome && !(*outcome)->ok()) co_return (*outcome)->error();
   view.is_kept = outcome->has_value();
   co_return view;

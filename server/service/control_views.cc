@@ -12,8 +12,6 @@ namespace centroid::server {
 
 namespace {
 
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
 /// By server of the route.
 std::vector<ChunkShare> chunk_shares(const ChunkPlan& plan, const Spread& spread) {
   const std::size_t servers = std::max<std::size_t>(1, spread.links.size());

@@ -5,6 +5,7 @@
 #include "common/proto/standby.h"
 #include "server/service/control.h"
 #include "server/service/scale.h"
+#include "server/service/waits.h"
 #include "transport/echo.h"
 
 /// What operators say of workers: who may not join, how many are wanted, how they are reached. The
@@ -18,7 +19,6 @@ constexpr double kUsualEfficiency = 0.5;
 constexpr std::chrono::milliseconds kMeasureTime{300};
 /// Of a worker that connects with another one first.
 constexpr std::chrono::seconds kMeasurePatience{8};
-constexpr std::chrono::milliseconds kLook{5};
 
 }  // namespace
 
@@ -259,7 +259,7 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
     }
     bool goes_on = true;
     while (!*out && !link->is_gone && goes_on)
-      goes_on = co_await sleep_until(self->clock_.now() + kLook);
+      goes_on = co_await sleep_until(self->clock_.now() + kPoll);
     self->is_measuring_network_ = false;
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     if (!*out)

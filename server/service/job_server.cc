@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/base/log_level.h"
 #include "server/service/peer_session.h"
+#include "server/service/waits.h"
 #include "server/shard/read_manifest.h"
 
 namespace centroid::server {
@@ -17,7 +18,6 @@ namespace asio = boost::asio;
 namespace {
 /// More than heartbeats in the time in which a member is to leave.
 constexpr std::uint64_t kMoving = 64 << 10;
-constexpr std::chrono::milliseconds kLook{500};
 }  // namespace
 
 JobServer::JobServer(Executor executor, Executor blocking, const ServerConfig& config,
@@ -333,7 +333,7 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
   std::uint64_t seen = sent();
   TimePoint deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;
   while (!ctx_.members.links.empty() && ctx_.clock.now() < deadline) {
-    co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kLook));
+    co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kRetry));
     seen = std::min(seen, sent());  // somebody may have left
     if (sent() < seen + kMoving) continue;
     seen = sent();

@@ -1,14 +1,13 @@
 #include "common/base/log.h"
 #include "common/proto/standby.h"
 #include "server/service/job_server.h"
+#include "server/service/waits.h"
 
 /// One server of several: how it takes the job over, and how it gives it away
 /// (docs/high-availability.md).
 namespace centroid::server {
 
 namespace {
-/// Between two looks at the fence while it is closed.
-constexpr std::chrono::milliseconds kLook{50};
 constexpr std::chrono::seconds kGoodbye{2};
 /// Of what fails as if the lease were late although it is not: its file cannot be read.
 constexpr int kTries = 5;
@@ -76,7 +75,7 @@ Task<void> JobServer::write_last_checkpoint() {
     }
     log::warn("checkpoint.waits", {{"why", written.error()}, {"action", "it is tried again"}});
     do {
-      co_await ctx_.changed.wait(ctx_.clock.now() + kLook);
+      co_await ctx_.changed.wait(ctx_.clock.now() + kSlowPoll);
     } while (!ctx_.gate.holds().ok() && !ctx_.gate.is_deposed() && may_wait());
   }
 }

@@ -2,18 +2,12 @@
 
 #include "common/base/log.h"
 #include "server/service/job_server.h"
+#include "server/service/waits.h"
 #include "server/shard/placement.h"
 #include "server/store/memory_need.h"
 
 /// The tables of sparse rows of a job: how they begin, here or on several servers.
 namespace centroid::server {
-
-namespace {
-
-/// When the journal could not begin.
-constexpr std::chrono::milliseconds kAgain{500};
-
-}  // namespace
 
 /// After `load_checkpoint`. Files are read by the blocking thread, which has the tables while it
 /// does: this one answers meanwhile, and takes nobody in.
@@ -104,7 +98,7 @@ Task<Status> JobServer::start_rows_journal() {
                  {{"error", begun.error()}, {"action", "no push is taken before"}});
       ctx_.waits.begin(waits, WaitCause::kJournal, "tables", "journal", [&] { return trouble; });
     }
-    (void)co_await ctx_.changed.wait(ctx_.clock.now() + kAgain);
+    (void)co_await ctx_.changed.wait(ctx_.clock.now() + kRetry);
   }
 }
 

@@ -8,15 +8,9 @@
 #include "common/base/log.h"
 #include "common/storage/file.h"
 #include "server/service/replay.h"
+#include "server/service/waits.h"
 
 namespace centroid::server {
-
-namespace {
-
-/// When the journal could not begin.
-constexpr std::chrono::milliseconds kAgain{500};
-
-}  // namespace
 
 /// From another version than the next one; the round that was open does not count.
 void JobStart::go_on_from(JobState next) {
@@ -82,7 +76,7 @@ Task<Status> JobStart::start_journal() {
       if (!written.ok() && gate_.has_election() &&
           written.error().code() == ErrorCode::kUnavailable) {
         log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
-        (void)co_await changed_.wait(clock_.now() + kAgain);
+        (void)co_await changed_.wait(clock_.now() + kRetry);
         co_return co_await gate_.may_commit();
       }
       if (!written.ok())
@@ -112,7 +106,7 @@ Task<Status> JobStart::start_journal() {
     JournalWriter::State told;
     told.trouble = trouble;
     probe_.journal(told);
-    (void)co_await changed_.wait(clock_.now() + kAgain);
+    (void)co_await changed_.wait(clock_.now() + kRetry);
     if (stopping_.is_requested || commands_.pause || restore_ || servers_.has_lost_server() ||
         use_.is_writing)
       co_return Status();  // again

@@ -4,12 +4,11 @@
 
 #include "common/base/log.h"
 #include "common/proto/standby.h"
+#include "server/service/waits.h"
 
 namespace centroid::server {
 
 namespace {
-/// Between two looks at the fence while it is closed.
-constexpr std::chrono::milliseconds kLook{50};
 /// Of what fails as if the lease were late although it is not: its file cannot be read.
 constexpr int kTries = 5;
 }  // namespace
@@ -70,7 +69,7 @@ Task<Status> LeaderGate::may_commit() {
     if (open.error().code() == ErrorCode::kAborted) co_return open;
     if (stop_.is_requested)
       co_return Error(ErrorCode::kAborted, "stopping, and " + open.error().message());
-    co_await changed_.wait(clock_.now() + kLook);
+    co_await changed_.wait(clock_.now() + kSlowPoll);
   }
   co_return Status();
 }
@@ -89,7 +88,7 @@ Task<Status> LeaderGate::act(Executor on, std::function<Status()> act) {
     if (!is_held || stop_.is_requested) co_return done;
     if (fence_->holds().ok() && ++tries > kTries) co_return done;
     if (is_beginning()) phase_.explain(done.error().message());
-    if (!co_await sleep_until(clock_.now() + kLook)) co_return done;
+    if (!co_await sleep_until(clock_.now() + kSlowPoll)) co_return done;
   }
 }
 

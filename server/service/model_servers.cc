@@ -35,7 +35,6 @@ std::string plural(std::uint32_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-constexpr std::size_t kLeader = 0;
 /// Who makes or revokes a token waits so long for a shard server to know.
 constexpr std::chrono::seconds kTokensTold{2};
 

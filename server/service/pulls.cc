@@ -10,6 +10,7 @@
 #include "common/checkpoint/fault_point.h"
 #include "server/service/chunk_fetcher.h"
 #include "server/service/turns.h"
+#include "server/service/waits.h"
 
 namespace centroid::server {
 
@@ -20,8 +21,6 @@ namespace {
 constexpr std::uint64_t kPieceBytes = 1u << 20;
 /// For the client to close its session.
 constexpr std::chrono::seconds kParting{10};
-/// Between looks whether a copy may be made.
-constexpr std::chrono::milliseconds kLook{5};
 }  // namespace
 
 struct Pulls::Copy {
@@ -186,7 +185,7 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
   const TimePoint limit = clock_.now() + config_.timeouts.stall;
   for (;;) {
     while (images_.is_copying()) {
-      const bool goes_on = co_await sleep_until(clock_.now() + kLook);
+      const bool goes_on = co_await sleep_until(clock_.now() + kPoll);
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
       if (clock_.now() >= limit)
         co_return Error(ErrorCode::kUnavailable,
@@ -201,7 +200,7 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
     }
     const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
     if (!may_mend || clock_.now() >= limit) co_return copied;
-    const bool goes_on = co_await sleep_until(clock_.now() + kLook);
+    const bool goes_on = co_await sleep_until(clock_.now() + kPoll);
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
@@ -244,7 +243,7 @@ Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
     co_await yield(executor_);
     bool goes_on = true;
     while (goes_on && fault::is_held("pulls.copying"))
-      goes_on = co_await sleep_until(clock_.now() + kLook);
+      goes_on = co_await sleep_until(clock_.now() + kPoll);
     CENTROID_CO_TRY(state());
   }
   co_return Status();

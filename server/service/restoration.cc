@@ -8,13 +8,9 @@
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/restore_mark.h"
 #include "server/service/replay.h"
+#include "server/service/waits.h"
 
 namespace centroid::server {
-
-namespace {
-/// Between two tries of a leader whose lease could not be renewed.
-constexpr std::chrono::milliseconds kAgain{50};
-}  // namespace
 
 /// In the round loop, between two rounds.
 Task<Status> Restoration::restore_wanted() {
@@ -169,7 +165,7 @@ Task<Status> Restoration::complete(std::shared_ptr<RestoreMark> mark) {
     };
     const Status completed = co_await run_on(disk_.hurried(), std::move(remove));
     if (completed.ok() || !gate_.is_late(completed.error())) co_return completed;
-    if (!co_await sleep_until(clock_.now() + kAgain)) co_return completed;
+    if (!co_await sleep_until(clock_.now() + kSlowPoll)) co_return completed;
   }
 }
 

@@ -10,8 +10,6 @@ namespace centroid::server {
 
 namespace {
 
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
 /// Rounds that are kept for GET /v1/rounds: so many, or fewer where they name many workers, down to
 /// kLeastHistory. 262,144 names are about 10 MB.
 constexpr std::size_t kHistory = 4096, kLeastHistory = 256, kHistoryNames = 262144;

@@ -15,8 +15,6 @@ namespace centroid::server {
 
 namespace {
 
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
 /// Fast rounds share one event.
 constexpr std::chrono::milliseconds kRoundEvents{250};
 

@@ -2,6 +2,7 @@
 
 #include "common/base/log.h"
 #include "server/service/rows_loader.h"
+#include "server/service/waits.h"
 #include "server/shard/placement.h"
 
 namespace centroid::server {
@@ -10,7 +11,6 @@ using proto::TablesKind;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLook{20};
 /// How reading a checkpoint ended; it may be gone meanwhile.
 struct Loaded {
   Status status;
@@ -204,7 +204,7 @@ Task<Status> RowsBringing::await_replay(std::size_t which) {
       log::info("rows.placed", {{"server", holder.name}, {"servers", group_.holders.size()}});
       co_return Status();
     }
-    const bool goes_on = co_await sleep_until(group_.clock.now() + kLook);
+    const bool goes_on = co_await sleep_until(group_.clock.now() + kSlowPoll);
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }

@@ -18,7 +18,7 @@ constexpr std::uint64_t kFirstBytes = 1u << 20, kLeastBytes = 256u << 10, kMostB
 constexpr double kHeldGoal = 0.05;
 constexpr std::size_t kPlaces = 1u << 16;
 constexpr std::chrono::milliseconds kTurn{1};
-constexpr std::chrono::seconds kAgain{1};
+constexpr std::chrono::seconds kMovePause{1};
 
 }  // namespace
 
@@ -120,7 +120,7 @@ Task<void> RowsMoves::move_buckets() {
     move_trouble_.clear();
     co_return;
   }
-  move_again_ = group_.clock.now() + kAgain;
+  move_again_ = group_.clock.now() + kMovePause;
   if (!may_move(move->from, move->to)) {
     move_trouble_ = "one of them is away, has no memory for more, or cannot write its journal";
     co_return;

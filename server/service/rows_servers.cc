@@ -3,16 +3,11 @@
 #include <algorithm>
 
 #include "common/base/log.h"
+#include "server/service/waits.h"
 
 namespace centroid::server {
 
 using proto::TablesKind;
-
-namespace {
-
-constexpr std::chrono::milliseconds kLook{20};
-
-}  // namespace
 
 RowsServers::RowsServers(Executor executor, Executor blocking, const Clock& clock,
                          RowsService& rows, ShardGroup& shards, RowsOptions options,
@@ -29,7 +24,7 @@ RowsServers::RowsServers(Executor executor, Executor blocking, const Clock& cloc
 Task<void> RowsServers::run() {
   while (!group_.is_ended) {
     co_await look();
-    const bool goes_on = co_await sleep_until(group_.clock.now() + kLook);
+    const bool goes_on = co_await sleep_until(group_.clock.now() + kSlowPoll);
     if (!goes_on) co_return;
   }
 }
@@ -261,7 +256,7 @@ Task<void> RowsServers::await_all(std::chrono::milliseconds limit) {
             {{"servers", first}, {"why", "the last checkpoint is to have their rows"}});
   awaits_all_ = true;
   while (!missing().empty() && group_.clock.now() < end) {
-    const bool goes_on = co_await sleep_until(std::min(end, group_.clock.now() + kLook));
+    const bool goes_on = co_await sleep_until(std::min(end, group_.clock.now() + kSlowPoll));
     if (!goes_on) break;
   }
   awaits_all_ = false;

@@ -12,7 +12,6 @@ using proto::ServersKind;
 
 namespace {
 
-constexpr std::size_t kLeader = 0;
 /// While a checkpoint or copies hold up a server that is to go.
 constexpr std::chrono::milliseconds kDrainLook{50};
 /// Chunks that are to move wait so long for servers to say that they have memory for them.

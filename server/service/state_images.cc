@@ -5,13 +5,9 @@
 
 #include "common/base/log.h"
 #include "server/service/turns.h"
+#include "server/service/waits.h"
 
 namespace centroid::server {
-
-namespace {
-/// Between looks whether a copy may be made.
-constexpr std::chrono::milliseconds kLook{5};
-}  // namespace
 
 std::string state_on_its_way(Version version, std::size_t piece, std::size_t pieces) {
   return "the state of version " + to_string(version) + ", chunk " + std::to_string(piece) +
@@ -60,7 +56,7 @@ Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
     if (!is_copying_ && is_present) co_return present;
     present.reset();
     if (!is_copying_ && count() < limit_) break;
-    if (!co_await sleep_until(clock_.now() + kLook))
+    if (!co_await sleep_until(clock_.now() + kPoll))
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
   auto image = std::make_shared<StateImage>();

@@ -10,7 +10,6 @@ namespace centroid::server {
 
 namespace {
 
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 std::string milliseconds(Duration d) { return std::to_string(static_cast<int>(1000 * seconds(d))); }
 
 /// Beside its outbox, which waits for the state that it is to bring.

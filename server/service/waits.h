@@ -29,6 +29,12 @@ class Raised {
   Event& over_;
 };
 
+/// How often a condition is read that nobody notifies of: one that ends a call or a round, and one
+/// that seldom changes.
+inline constexpr std::chrono::milliseconds kPoll{5}, kSlowPoll{50};
+/// Pause before an attempt that failed is repeated.
+inline constexpr std::chrono::milliseconds kRetry{500};
+
 /// For what a worker, a reader or a round waits while the state is copied, or may not be yet.
 inline constexpr const char* kStateCopy = "a copy of the state";
 

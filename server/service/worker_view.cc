@@ -7,12 +7,6 @@
 
 namespace centroid::server {
 
-namespace {
-
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
-}  // namespace
-
 double certificate_end(transport::Session& session) {
   const auto end = session.connection().peer_certificate_end();
   return end.value_or(std::numeric_limits<double>::quiet_NaN());

@@ -13,16 +13,11 @@ namespace {
 /// Places that one Find looks through: a few milliseconds.
 constexpr std::size_t kPlaces = 1u << 16;
 
-Task<Status> done(Session& session, transport::FrameHeader request, Status status) {
-  if (!status.ok()) co_return co_await session.respond_error(request, status.error());
-  co_return co_await session.respond(request, Bytes());
-}
-
 /// Answer when all that was done is on the disk. The session goes on meanwhile.
 Task<void> confirm(Session& session, transport::FrameHeader request,
                    std::shared_ptr<RowsService> service) {
   const Status written = co_await service->journal().on_disk(TimePoint::max());
-  (void)co_await done(session, request, written);
+  (void)co_await session.respond(request, written);
 }
 
 }  // namespace
@@ -40,7 +35,7 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
     case TablesKind::kBucketsPut: {
       CENTROID_CO_ASSIGN(const auto put, proto::decode<proto::BucketsPut>(frame.head));
       const Status is_put = service->moves().put(put, payload);
-      co_return co_await done(session, frame.header, is_put);
+      co_return co_await session.respond(frame.header, is_put);
     }
     case TablesKind::kBucketsTake:
     case TablesKind::kBucketsGive:
@@ -94,7 +89,7 @@ Task<Status> ShardBuckets::on_change(Session& session, const InFrame& frame, Tas
   if (kind == TablesKind::kBucketsKeep) changed = moves.keep(change.route, change.buckets);
   changed_();
   if (!changed.ok() || kind != TablesKind::kBucketsTake)
-    co_return co_await done(session, frame.header, changed);
+    co_return co_await session.respond(frame.header, changed);
   tasks.spawn(confirm(session, frame.header, std::move(service)));
   co_return Status();
 }

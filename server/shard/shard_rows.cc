@@ -23,16 +23,11 @@ constexpr std::uint64_t kCopyBytes = 64u << 20;
 constexpr std::chrono::seconds kEnd{10};
 constexpr const char* kNotYet = "its rows are being loaded";
 
-Error out_of_order(const std::string& what) {
+Error before_tables(const std::string& what) {
   return Error(ErrorCode::kFailedPrecondition,
                what +
                    " came before Tables (the leader sends Tables, RowsLoad, PushesLoad, Replay, "
                    "Serve)");
-}
-
-Task<Status> done(transport::Session& session, transport::FrameHeader request, Status status) {
-  if (!status.ok()) co_return co_await session.respond_error(request, status.error());
-  co_return co_await session.respond(request, Bytes());
 }
 
 /// It ends with this error, and the session with its leader.
@@ -195,7 +190,7 @@ Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
 }
 
 Task<Status> ShardRows::serve(proto::Route route) {
-  if (!service_ || !is_loaded_) co_return out_of_order("Serve");
+  if (!service_ || !is_loaded_) co_return before_tables("Serve");
   CENTROID_CO_TRY(service_->moves().settle(route));
   if (tables_.keeps_journal && !has_journal_) {
     RowsJournalWriter::Options options;
@@ -258,12 +253,12 @@ Task<Status> ShardRows::on_tables(Session& session, const InFrame& frame, Leader
   }
   const Status taken = take_tables(tables, leader.terms());
   if (!taken.ok()) leader.set_fatal(taken.error());
-  co_return co_await done(session, frame.header, taken);
+  co_return co_await session.respond(frame.header, taken);
 }
 
 Status ShardRows::load_rows(const proto::RowsBlock& head, const Payload& in) {
   if (!service_ || head.table >= service_->store().size())
-    return out_of_order("RowsLoad of table " + std::to_string(head.table));
+    return before_tables("RowsLoad of table " + std::to_string(head.table));
   CENTROID_ASSIGN(const auto block, rows_of(head, service_->store().spec(head.table), in));
   CENTROID_TRY(service_->store().load(head.table, block, tables_.saved_clock));
   return check_room();
@@ -274,11 +269,11 @@ Task<Status> ShardRows::on_rows_load(Session& session, const InFrame& frame, con
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(frame.head));
   const Status loaded = load_rows(head, in);
   if (!loaded.ok()) leader.set_fatal(loaded.error());
-  co_return co_await done(session, frame.header, loaded);
+  co_return co_await session.respond(frame.header, loaded);
 }
 
 Status ShardRows::load_pushes(const proto::PushesBlock& head, const Payload& in) {
-  if (!service_) return out_of_order("PushesLoad");
+  if (!service_) return before_tables("PushesLoad");
   CENTROID_ASSIGN(const auto entries, pushes_of(head, in));
   service_->load_pushes(entries);
   return {};
@@ -287,27 +282,27 @@ Status ShardRows::load_pushes(const proto::PushesBlock& head, const Payload& in)
 Task<Status> ShardRows::on_pushes_load(Session& session, const InFrame& frame, const Payload& in) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::PushesBlock>(frame.head));
   const Status loaded = load_pushes(head, in);
-  co_return co_await done(session, frame.header, loaded);
+  co_return co_await session.respond(frame.header, loaded);
 }
 
 Task<Status> ShardRows::on_replay(Session& session, const InFrame& frame, TaskGroup& tasks,
                                   LeaderLink& leader) {
   const bool is_ready = service_ && !is_replaying_ && !is_loaded_;
-  const Status begun = is_ready ? Status() : Status(out_of_order("Replay"));
+  const Status begun = is_ready ? Status() : Status(before_tables("Replay"));
   if (is_ready) tasks.spawn(replay(&session, &leader));
-  co_return co_await done(session, frame.header, begun);
+  co_return co_await session.respond(frame.header, begun);
 }
 
 Task<Status> ShardRows::on_serve(Session& session, const InFrame& frame, LeaderLink& leader) {
   CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::Route>(frame.head));
   const Status served = co_await serve(route);
   if (!served.ok()) leader.set_fatal(served.error());
-  co_return co_await done(session, frame.header, served);
+  co_return co_await session.respond(frame.header, served);
 }
 
 Task<Status> ShardRows::on_freeze(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto how, proto::decode<proto::RowsFreeze>(frame.head));
-  Result<proto::RowsFrozen> frozen = out_of_order("RowsFreeze");
+  Result<proto::RowsFrozen> frozen = before_tables("RowsFreeze");
   if (service_ && is_loaded_) frozen = frozen_.freeze(*service_, how.is_last);
   const Payload none;
   co_return co_await answer(session, frame.header, frozen, none);
@@ -333,11 +328,11 @@ Task<Status> ShardRows::on_thaw(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto thaw, proto::decode<proto::RowsThaw>(frame.head));
   frozen_.thaw();
   if (service_ && thaw.journal != 0) service_->journal().prune(thaw.journal);
-  co_return co_await done(session, frame.header, Status());
+  co_return co_await session.respond(frame.header, Status());
 }
 
 Task<Status> ShardRows::on_report(Session& session, const InFrame& frame) {
-  Result<proto::TablesReport> report = out_of_order("TablesReport");
+  Result<proto::TablesReport> report = before_tables("TablesReport");
   if (service_ && !is_loaded_) report = proto::TablesReport();
   if (service_ && is_loaded_) report = service_->report();
   const Payload none;

@@ -11,7 +11,6 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kRepeat{200};
 
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 /// Of `may_write`: no file operation fails so.
 bool is_fenced(const Status& status) { return status.error().code() == ErrorCode::kAborted; }
 

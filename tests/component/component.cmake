@@ -32,9 +32,11 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
             ${PROJECT_SOURCE_DIR}/common/codec/cuda/kernels.cu ${PROJECT_SOURCE_DIR}/common/codec/cuda/device_codec.cc
             ${PROJECT_SOURCE_DIR}/common/codec/cuda/device_residual.cc
     DEPS centroid_test_cluster)
-  target_compile_definitions(gpu_cluster_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
-  target_link_libraries(gpu_cluster_test PRIVATE ${CMAKE_DL_LIBS})
-  add_dependencies(gpu_cluster_test nccl_stand_in)
+  if(TARGET gpu_cluster_test)
+    target_compile_definitions(gpu_cluster_test PRIVATE NCCL_STAND_IN="$<TARGET_FILE:nccl_stand_in>")
+    target_link_libraries(gpu_cluster_test PRIVATE ${CMAKE_DL_LIBS})
+    add_dependencies(gpu_cluster_test nccl_stand_in)
+  endif()
 endif()
 centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(rows_moves_test LABEL component SOURCES component/rows_moves_test.cc

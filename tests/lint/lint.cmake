@@ -5,7 +5,7 @@ foreach(check IN ITEMS layers coroutines habits sizes format)
   add_test(NAME lint.${check} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_${check}.py ${PROJECT_SOURCE_DIR})
   set_tests_properties(lint.${check} PROPERTIES LABELS lint TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
-if(CMAKE_BUILD_TYPE STREQUAL Release)  # in others more is left that one object file needs of another
+if(CENTROID_CYCLES AND CMAKE_BUILD_TYPE STREQUAL Release)  # in others more is left that one object file needs of another
   add_test(NAME lint.cycles COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_cycles.py ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
   set_tests_properties(lint.cycles PROPERTIES LABELS lint TIMEOUT 300)
 endif()

@@ -16,7 +16,7 @@ namespace centroid::worker {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kBlockBytes = 1U << 16;
+constexpr std::size_t kPipeBytes = 1U << 16;
 
 std::string reason(int number) { return std::generic_category().message(number); }
 
@@ -98,8 +98,8 @@ Result<std::string> read_all(int fd, const std::string& name, std::size_t limit_
     const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<long>(left.count(), 60'000)));
     if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
     const std::size_t before = out.size();
-    out.resize(before + kBlockBytes);
-    const ssize_t got = ::read(fd, out.data() + before, kBlockBytes);
+    out.resize(before + kPipeBytes);
+    const ssize_t got = ::read(fd, out.data() + before, kPipeBytes);
     out.resize(before + (got > 0 ? static_cast<std::size_t>(got) : 0));
     if (got == 0) return out;
     if (got < 0 && errno != EINTR)

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kPixels = 64;
 constexpr unsigned kMaxPixel = 16;
 constexpr unsigned kClasses = 10;
-constexpr std::size_t kMaxFileBytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxDigitsBytes = std::size_t{64} << 20;
 
 struct LineReader {
   std::string_view left;
@@ -67,7 +67,7 @@ Result<Dataset> parse_digits(std::string_view csv, const std::string& file) {
 
 Result<DataSplit> load_digits(const std::string& file, std::uint64_t seed) {
   CENTROID_ASSIGN(const std::string csv,
-                  read_file(file, kMaxFileBytes, "`./centroid build` fetches it"));
+                  read_file(file, kMaxDigitsBytes, "`./centroid build` fetches it"));
   CENTROID_ASSIGN(const Dataset all, parse_digits(csv, file));
   return stratified_split(all, seed);
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint32_t kImageMagic = 0x00000803;
 constexpr std::uint32_t kLabelMagic = 0x00000801;
 /// 512 MiB of pixels are 2 GiB of floats: ten times MNIST.
-constexpr std::size_t kMaxFileBytes = std::size_t{512} << 20;
+constexpr std::size_t kMaxIdxBytes = std::size_t{512} << 20;
 constexpr std::uint32_t kMaxSide = 4096;
 
 std::string hex(std::uint32_t value) {
@@ -80,9 +80,9 @@ Result<Dataset> load_part(const std::string& folder, const std::string& part) {
       folder + ", or use data set 'digits', which `./centroid build` fetches";
   const std::string image_file = find_file(folder, part + "-images", "idx3-ubyte");
   const std::string label_file = find_file(folder, part + "-labels", "idx1-ubyte");
-  CENTROID_ASSIGN(const std::string image_text, read_file(image_file, kMaxFileBytes, hint));
+  CENTROID_ASSIGN(const std::string image_text, read_file(image_file, kMaxIdxBytes, hint));
   CENTROID_ASSIGN(const IdxImages images, parse_idx_images(as_bytes(image_text), image_file));
-  CENTROID_ASSIGN(const std::string label_text, read_file(label_file, kMaxFileBytes, hint));
+  CENTROID_ASSIGN(const std::string label_text, read_file(label_file, kMaxIdxBytes, hint));
   CENTROID_ASSIGN(const Bytes labels, parse_idx_labels(as_bytes(label_text), label_file));
   if (labels.size() != images.count)
     return bad(label_file, "expected " + std::to_string(images.count) + " labels as " + image_file +

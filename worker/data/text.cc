@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxCorpusBytes = std::size_t{1} << 30;
 constexpr std::size_t kMaxVocabularyBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxTokenBytes = 64;
 constexpr std::uint64_t kHeldOutOneIn = 10;
@@ -151,7 +151,7 @@ Result<DataSplit> load_text(const std::string& places, const std::string& vocabu
     CENTROID_TRY(vocabulary.add(lines, vocabulary_file));
   }
   std::vector<std::string> documents;
-  std::size_t left = kMaxTextBytes;
+  std::size_t left = kMaxCorpusBytes;
   std::string_view rest = places;
   for (bool is_more = true; is_more;) {
     const std::string place(rest.substr(0, rest.find(',')));

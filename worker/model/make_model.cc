@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t kMaxLayers = 64;
 constexpr std::uint64_t kMaxWidth = 1'000'000;
-constexpr std::uint64_t kMaxParameters = std::uint64_t{1} << 31;  // 8 GiB of float32
 
 Error bad(const std::string& spec, const std::string& what) {
   return {ErrorCode::kInvalidArgument,

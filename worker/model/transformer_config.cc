@@ -15,7 +15,6 @@ namespace {
 
 using Config = TransformerConfig;
 
-constexpr std::uint64_t kMaxParameters = std::uint64_t{1} << 31;  // 8 GiB of float32
 constexpr std::string_view kKind = "transformer";
 
 /// A name of the spec: what it may be, how it is read and written.
@@ -140,28 +139,28 @@ const std::vector<Field>& fields() {
   return all;
 }
 
-Error bad(const std::string& spec, const std::string& what) {
+Error bad_config(const std::string& spec, const std::string& what) {
   return {ErrorCode::kInvalidArgument, "model '" + printable(spec, 256) + "': " + what};
 }
 
 Status check(const Config& c, const std::string& spec) {
   const auto text = [](std::uint64_t n) { return std::to_string(n); };
   if (c.width % c.heads != 0)
-    return bad(spec, "width " + text(c.width) + " is no multiple of heads " + text(c.heads));
+    return bad_config(spec, "width " + text(c.width) + " is no multiple of heads " + text(c.heads));
   if (c.tied && !c.is_language())
-    return bad(spec, "tied=yes with classes: the head has one row per class, not per token");
+    return bad_config(spec, "tied=yes with classes: the head has one row per class, not per token");
   if (c.lora.rank == 0 && (c.lora.alpha > 0 || c.lora.dropout > 0 || !c.lora.targets.empty()))
-    return bad(spec, "lora_alpha, lora_dropout and lora_targets need lora=RANK");
+    return bad_config(spec, "lora_alpha, lora_dropout and lora_targets need lora=RANK");
   if (c.lora.rank > std::min(c.width, c.hidden))
-    return bad(spec, "lora " + text(c.lora.rank) +
-                         " is above the width or hidden: " + text(std::min(c.width, c.hidden)));
+    return bad_config(spec, "lora " + text(c.lora.rank) + " is above the width or hidden: " +
+                                text(std::min(c.width, c.hidden)));
   const auto& targets = c.lora.targets;
   if (c.mlp == Config::Mlp::kGelu && std::ranges::find(targets, "gate_proj") != targets.end())
-    return bad(spec, "lora_targets has gate_proj, which there is with mlp=swiglu only");
+    return bad_config(spec, "lora_targets has gate_proj, which there is with mlp=swiglu only");
   const std::uint64_t matrices = 4 * c.width * c.width + 3 * c.width * c.hidden;
   if (c.layers * matrices + (2 * c.vocabulary + c.context) * c.width > kMaxParameters)
-    return bad(spec, "more than " + text(kMaxParameters) + " parameters");
-  if (c.spec().size() > 256) return bad(spec, "the description is longer than 256 bytes");
+    return bad_config(spec, "more than " + text(kMaxParameters) + " parameters");
+  if (c.spec().size() > 256) return bad_config(spec, "the description is longer than 256 bytes");
   return {};
 }
 
@@ -177,7 +176,7 @@ Result<TransformerConfig> TransformerConfig::parse(const std::string& spec) {
   std::string_view rest = spec;
   rest.remove_prefix(kKind.size());
   if (!rest.empty() && rest.front() != ':')
-    return bad(spec, "expected transformer or transformer:FIELD=VALUE,...");
+    return bad_config(spec, "expected transformer or transformer:FIELD=VALUE,...");
   if (!rest.empty()) rest.remove_prefix(1);
   Config config;
   std::vector<std::string_view> seen;
@@ -191,16 +190,16 @@ Result<TransformerConfig> TransformerConfig::parse(const std::string& spec) {
     if (equals == std::string_view::npos || field == fields().end()) {
       std::string known;
       for (const Field& f : fields()) (known += known.empty() ? "" : ", ") += f.name;
-      return bad(spec, std::string("'") + printable(item) +
-                           "' is not FIELD=VALUE with one of the fields " + known);
+      return bad_config(spec, std::string("'") + printable(item) +
+                                  "' is not FIELD=VALUE with one of the fields " + known);
     }
     if (std::ranges::find(seen, name) != seen.end())
-      return bad(spec, "field " + std::string(name) + " is there twice");
+      return bad_config(spec, "field " + std::string(name) + " is there twice");
     seen.push_back(name);
     const std::string_view value = item.substr(equals + 1);
     if (!field->read(config, value))
-      return bad(spec, "field " + std::string(name) + " is '" + printable(value) + "', expected " +
-                           std::string(field->may_be));
+      return bad_config(spec, "field " + std::string(name) + " is '" + printable(value) +
+                                  "', expected " + std::string(field->may_be));
   }
   if (config.hidden == 0) config.hidden = 4 * config.width;
   if (config.lora.rank > 0 && config.lora.targets.empty())

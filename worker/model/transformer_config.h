@@ -10,6 +10,9 @@
 
 namespace centroid::worker {
 
+/// Of a model: 8 GiB of float32.
+inline constexpr std::uint64_t kMaxParameters = std::uint64_t{1} << 31;
+
 /// Low-rank adapters beside frozen matrices: out += alpha / rank * dropout(in) A^T B^T.
 /// source  Hu et al. 2021, "LoRA: Low-rank adaptation of large language models"
 struct LoraConfig {

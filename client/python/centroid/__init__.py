@@ -119,11 +119,20 @@ _CODES = "ok unavailable deadline_exceeded aborted failed_precondition resource_
 _CODES += "not_found already_exists unimplemented internal".split()
 
 
-class End(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """In text a member is its name, such as `stopped`."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    __format__ = enum.Enum.__format__
+
+
+class End(_Named):
     FINISHED, STOPPED, DRAINED, HALTED = 1, 2, 3, 4
 
 
-class Outcome(enum.IntEnum):
+class Outcome(_Named):
     COMMITTED, SKIPPED, LOST, LATE = 0, 1, 2, 3
 
 
