@@ -256,7 +256,7 @@ void add_checkpoint_actions(CLI::App& app, const std::shared_ptr<Session>& sessi
   CLI::App* const restored =
       app.get_subcommand("checkpoints")
           ->add_subcommand("restore",
-                           "Have the job go back to one (docs/rest.md says what that means).");
+                           "Have the job go back to one (docs/reference/rest.md says what that means).");
   const auto version = std::make_shared<std::uint64_t>(0);
   const auto deletes = std::make_shared<bool>(false);
   restored->add_option("VERSION", *version, "its version")->required();

@@ -4,7 +4,7 @@
  * of the same thread. Handles belong to one thread at a time, except where it says otherwise.
  * Strings are UTF-8 and are copied; NULL is the default. Structs begin with their size, so that
  * they can grow (centroid_tensor, of which there are arrays, stays as it is): set it to sizeof.
- * docs/clients.md explains the use. */
+ * docs/how-to/pytorch.md#c explains the use. */
 #ifndef CENTROID_H
 #define CENTROID_H
 
@@ -186,7 +186,7 @@ CENTROID_API int centroid_pulled_get(const centroid_pulled* pulled, uint64_t ind
                                      centroid_pulled_tensor* tensor);
 CENTROID_API void centroid_pulled_free(centroid_pulled* pulled);
 
-/* ---- sparse rows by 64-bit keys (docs/rows.md) ----------------------------------------------- */
+/* ---- sparse rows by 64-bit keys (docs/how-to/embedding-tables.md) ----------------------------------------------- */
 
 CENTROID_API int centroid_rows_open(const centroid_server* server, const char* table,
                                     centroid_rows** rows);

@@ -6,7 +6,7 @@
 /// program (main.cc lists them). Answers go to stdout, errors to stderr.
 namespace centroid::client {
 
-/// Exit statuses of centroidctl (docs/operations.md).
+/// Exit statuses of centroidctl (docs/how-to/monitor.md#centroidctl).
 enum ExitStatus : int {
   kExitDone = 0,
   kExitFailed = 1,  ///< asked and answered with an error, or something that was checked is wrong

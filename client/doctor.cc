@@ -125,7 +125,7 @@ void check_servers(Report& report, const Session& session, const Json& servers,
       report.add(
           is_late ? Verdict::kWarning : Verdict::kGood, name,
           "stands by; etcd heard of it " + duration_text(std::max(0.0, ago)) + " ago",
-          is_late ? "look at its log, and at its way to etcd (docs/high-availability.md)" : "");
+          is_late ? "look at its log, and at its way to etcd (docs/how-to/high-availability.md)" : "");
       continue;
     }
     if (state == "joining" || state == "draining")
@@ -190,7 +190,7 @@ void check_speed(Report& report, const Json& workers) {
                name + " takes " + duration_text(slowest) + " for a step, the median is " +
                    duration_text(median),
                "look what else runs on its machine; policies backup and ssp wait less "
-               "(docs/policies.md)");
+               "(docs/how-to/stragglers.md)");
   else
     report.add(Verdict::kGood, "speed",
                "the slowest step took " + duration_text(slowest) + ", the median is " +
@@ -210,7 +210,7 @@ void check_job(Report& report, const Json& cluster) {
   if (state == "halted")
     report.add(
         Verdict::kBad, "job", found,
-        "correct what the reason names, then centroidctl job resume (docs/operations.md, Signals)");
+        "correct what the reason names, then centroidctl job resume (docs/how-to/runbooks.md, Signals)");
   else if (state == "paused" || state == "stopped")
     report.add(Verdict::kWarning, "job", found, "centroidctl job resume");
   else if (state == "waiting")

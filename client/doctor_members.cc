@@ -151,7 +151,7 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
                    duration_text(way.trip) + " a round trip; the median is " + size_text(median) +
                    "/s",
                "look at the network of its machine: the speed of its link, other traffic, Wi-Fi; "
-               "a codec needs less of it (docs/compression.md)");
+               "a codec needs less of it (docs/how-to/slow-networks.md)");
   }
   const std::string more = left > 0 ? "; " + std::to_string(left) + " more were not measured" : "";
   if (is_good)
@@ -268,7 +268,7 @@ void check_certificates(Report& report, const Json& members, const std::string& 
                kind + " " + text_of(member, "name") +
                    (end < now ? ": the one it joined with has expired; it cannot join again"
                               : ": the one it joined with holds until " + time_text(end, "-")),
-               "put a new one on its machine: it is shown with the next connection (docs/tls.md)");
+               "put a new one on its machine: it is shown with the next connection (docs/how-to/secure.md)");
   }
   if (known > 0 && is_good)
     report.add(Verdict::kGood, "certificate",
@@ -326,7 +326,7 @@ void check_host(Report& report, const Session& session, const Json& checkpoints)
     const double left =
         number_of(one, "expires_unix_seconds") - static_cast<double>(std::time(nullptr));
     const char* const advice =
-        "put a new one in its place: it is read with the next connection (docs/tls.md)";
+        "put a new one in its place: it is read with the next connection (docs/how-to/secure.md)";
     if (!problem.empty())
       report.add(Verdict::kBad, "certificate", problem, advice);
     else if (left < 0)

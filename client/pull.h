@@ -16,7 +16,7 @@
 namespace centroid::client {
 
 struct PullOptions {
-  /// HOST:PORT; several separated by commas, of which one leads (docs/high-availability.md).
+  /// HOST:PORT; several separated by commas, of which one leads (docs/how-to/high-availability.md).
   std::string servers = "127.0.0.1:7070";
   std::string token;            ///< the workers'
   std::string name = "reader";  ///< for the server's log and /v1/waits

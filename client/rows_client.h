@@ -15,11 +15,11 @@ namespace centroid::client {
 
 struct RowsClientOptions {
   /// HOST:PORT; several separated by commas: servers of which one leads. It is looked for whenever
-  /// the connection is lost, and a standby names it (docs/high-availability.md).
+  /// the connection is lost, and a standby names it (docs/how-to/high-availability.md).
   std::string servers = "127.0.0.1:7070";
   std::string token;
   std::string name = "rows-client";  ///< for the server's log
-  /// TLS, as a worker's settings `tls.*` have it (docs/tls.md): `authority`, and where the server
+  /// TLS, as a worker's settings `tls.*` have it (docs/how-to/secure.md): `authority`, and where the server
   /// asks for them `certificate` and `key`. None: no TLS.
   std::optional<transport::TlsOptions> tls;
   /// Of one call, reconnects included; below 10 minutes: the server knows for so long what a client
@@ -31,7 +31,7 @@ struct RowsClientOptions {
   transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the servers
 };
 
-/// One table of a server's sparse rows (docs/rows.md). Blocks; reconnects by itself, follows the
+/// One table of a server's sparse rows (docs/how-to/embedding-tables.md). Blocks; reconnects by itself, follows the
 /// leader.
 ///
 /// thread   one call at a time, from any thread; several clients for several at once

@@ -190,7 +190,7 @@ TRAINING = Dashboard(
         (
             "Numbers of the programs",
             (
-                Panel("Recorded", "Numbers that training programs record with their contributions (trainer.record, docs/clients.md): the mean of the last round with any.", "none",
+                Panel("Recorded", "Numbers that training programs record with their contributions (trainer.record, docs/how-to/pytorch.md): the mean of the last round with any.", "none",
                       ((leading("centroid_server_scalar"), "{{name}}"),), width=24),
             ),
         ),
@@ -531,11 +531,11 @@ ALERTS = (
     Alert("CentroidLoginsRefused", increase(REFUSED_LOGINS, "10m"), "> 20", "0m",
           "warning", "{{ $labels.instance }} has refused more than 20 logins within ten minutes: no token, or one that it does not know.",
           "api.refused (REST) and connection.refused (training port) in the log name the address. A program of yours: its token has expired or was revoked "
-          "(centroidctl tokens list), give it a new one. Nobody of yours: keep that address away by the network (docs/security.md)."),
+          "(centroidctl tokens list), give it a new one. Nobody of yours: keep that address away by the network (docs/how-to/secure.md)."),
     Alert("CentroidStraggler",
           f"max by (job, run) ({COMPUTING}) / (quantile by (job, run) (0.5, {COMPUTING}) > 0)",
           "> 2", "10m",
           "warning", "A worker of {{ $labels.job }} computes more than twice as long as the median worker.",
           "The dashboard Training, row 'Who waits for whom', names it. Give it a smaller batch, move it to another machine, or train with "
-          "--policy backup:1 (docs/policies.md)."),
+          "--policy backup:1 (docs/how-to/stragglers.md#choose-a-policy)."),
 )  # fmt: skip

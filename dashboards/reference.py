@@ -1,18 +1,20 @@
-"""docs/metrics.md out of what a server, a shard server and a worker serve at /metrics."""
+"""docs/reference/metrics.md out of what a server, a shard server and a worker serve at /metrics."""
 
 import re
 
 HEAD = """# Metrics
 
-Made by `OPS_WRITE_REFERENCE=1 ./centroid test --ops` from what the programs of a training cluster serve; the test fails when this page is
-not what they serve. Times are in seconds, sizes in bytes. Dashboards and alert rules for them are in `dashboards/`.
+Every Prometheus metric of Centroid. Times are in seconds, sizes in bytes. A server and a standby
+serve `/metrics` on the REST port (`--api`), with its token. A
+[shard server](../how-to/several-servers.md) and a worker serve it at `--metrics-listen`, without a
+token. [Monitor](../how-to/monitor.md) explains Prometheus and the dashboards,
+[runbooks](../how-to/runbooks.md) the alerts.
 
-The server, and a standby, serves them on its REST port (`--api.listen`, with its token), a shard server (docs/several-servers.md) and a worker at
-`--metrics.listen` (without one).
+`OPS_WRITE_REFERENCE=1 ./centroid test --ops` makes this page from what the programs serve.
 """
 SERIES = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-FREE = ("version", "le", "route", "method", "gpu", "table", "server", "name")  # labels whose values are not listed
+FREE = ("program", "version", "le", "route", "method", "gpu", "table", "server", "name")  # labels whose values are not listed
 
 
 def families(text):
@@ -40,12 +42,21 @@ def label_text(labels):
     return "; ".join(shown)
 
 
-def section(title, text):
-    lines = [f"\n## {title}\n", "| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for name, (kind, words, labels) in sorted(families(text).items()):
-        lines.append(f"| `{name}` | {kind} | {label_text(labels)} | {words} |")
-    return "\n".join(lines) + "\n"
+def rows(text):
+    return [f"`{name}` | {kind} | {label_text(labels)} | {words}" for name, (kind, words, labels) in sorted(families(text).items())]
+
+
+def layout(programs):
+    """The page of these rows of each program; what is the same in several stands once."""
+    places = {}
+    for title, lines in programs.items():
+        for line in lines:
+            places.setdefault(line, []).append(title)
+    sections = {}
+    for line, titles in places.items():
+        sections.setdefault("All programs" if len(titles) == len(programs) else " and ".join(titles), []).append(line)
+    return HEAD + "".join(f"\n## {title}\n\nmetric | type | labels | meaning\n---|---|---|---\n" + "\n".join(lines) + "\n" for title, lines in sections.items())
 
 
 def page(server, shard, worker):
-    return HEAD + section("Server", server) + section("Shard server", shard) + section("Worker", worker)
+    return layout({"Server": rows(server), "Shard server": rows(shard), "Worker": rows(worker)})

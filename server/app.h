@@ -4,7 +4,7 @@
 
 namespace centroid::server {
 
-/// Exit statuses of centroid-server (docs/operations.md).
+/// Exit statuses of centroid-server (docs/how-to/runbooks.md#exit-statuses).
 enum ExitStatus : int {
   kExitDone = 0,    ///< finished, or stopped in order
   kExitFailed = 1,  ///< could not start or go on: the log says why; another try may succeed

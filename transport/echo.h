@@ -4,7 +4,7 @@
 
 namespace centroid::transport {
 
-/// Kind of the request that measures a connection (docs/wire.md): its payload is dropped, its head
+/// Kind of the request that measures a connection (docs/reference/wire.md): its payload is dropped, its head
 /// (u32) says how many bytes of payload the answer shall have.
 inline constexpr std::uint16_t kEcho = 96;
 /// Payload of an Echo and of its answer.

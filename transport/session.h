@@ -17,7 +17,7 @@
 namespace centroid::transport {
 
 /// What both ends must agree on before the first message. Travels in Hello and HelloReply frames
-/// (docs/wire.md, "Handshake").
+/// (docs/reference/wire.md, "Handshake").
 struct Greeting {
   std::uint16_t min_version = kWireVersion;
   std::uint16_t max_version = kWireVersion;

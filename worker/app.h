@@ -4,7 +4,7 @@
 
 namespace centroid::worker {
 
-/// Exit statuses of centroid-worker (docs/operations.md).
+/// Exit statuses of centroid-worker (docs/how-to/runbooks.md#exit-statuses).
 enum ExitStatus : int {
   kExitDone = 0,  ///< the job is over, or the worker was stopped or drained in order
   kExitFailed =

@@ -21,7 +21,7 @@ Status export_checkpoint(const CheckpointDirectory& directory, const CheckpointE
 
 /// Write the rows of one table of a verified checkpoint as `target` (NAME.safetensors): `keys`
 /// [rows] i64 (the same 64 bits), `values` [rows, dim] f32, in one order. With `all` what a server
-/// keeps beside them too (docs/durability.md).
+/// keeps beside them too (docs/how-to/recover.md#files-of-a-checkpoint).
 /// fails  not_found: no such table, naming those there are; already_exists
 Status export_rows(const CheckpointDirectory& directory, const CheckpointEntry& entry,
                    const std::string& table, const std::filesystem::path& target, bool all);

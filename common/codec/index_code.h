@@ -15,7 +15,7 @@ namespace centroid {
 ///         to a byte; then for every gap its upper part q as q zero bits and a one, padded
 ///         likewise. gap_0 = index_0, gap_i = index_i - index_(i-1) - 1. l suits the block's mean
 ///         gap.
-/// bytes   within 1 % of the entropy of random positions (docs/compression.md)
+/// bytes   within 1 % of the entropy of random positions (docs/explanation/compression.md#speed)
 /// source  Rice 1979; the choice of l: Kiely 2004, "Selecting the Golomb parameter in Rice coding"
 namespace index_code {
 

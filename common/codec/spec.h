@@ -9,7 +9,7 @@
 namespace centroid {
 
 /// How the numbers of a chunk stand in a payload. The numbers are on the wire
-/// (docs/compression.md).
+/// (docs/explanation/compression.md#payloads).
 enum class ValueType : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kSign = 3 };
 std::string_view to_string(ValueType type);
 

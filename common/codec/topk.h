@@ -19,7 +19,7 @@ namespace centroid {
 /// steps   a sample of n / 128 gives a threshold; one pass keeps what reaches it; of the 1.2 to 2 k
 ///         that are left, the k-th is found by histograms. A bad sample costs a second pass, never
 ///         a wrong result: a full buffer is cut to its k largest and the threshold rises.
-/// cost    O(n), whatever the numbers; measured in docs/compression.md
+/// cost    O(n), whatever the numbers; measured in docs/explanation/compression.md#speed
 /// owns    memory for about 3 k elements; results are valid until the next call
 /// thread  one at a time; the loops run on `pool` when there is one
 /// limits  n < 2^32

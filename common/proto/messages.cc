@@ -143,7 +143,7 @@ Result<Manifest> decode_manifest(Bytes payload) {
   const auto malformed = [&](const std::string& what) {
     return Error(ErrorCode::kInvalidArgument,
                  "malformed manifest of " + std::to_string(payload.size()) + " bytes: " + what +
-                     " (docs/wire.md, \"Manifest\")");
+                     " (docs/reference/wire.md, \"Manifest\")");
   };
   const auto count = in.get<std::uint32_t>();
   constexpr std::size_t kLeastBytes = 4 + 1 + 1 + 1;
@@ -185,7 +185,7 @@ Result<Manifest> decode_manifest(Bytes payload) {
     if (!is_whole || decoder.has_nan)                                                        \
       return Error(ErrorCode::kInvalidArgument, "malformed " #M " message of " +             \
                                                     std::to_string(head.size()) +            \
-                                                    " bytes (docs/wire.md has its layout)"); \
+                                                    " bytes (docs/reference/wire.md has its layout)"); \
     return message;                                                                          \
   }
 

@@ -10,7 +10,7 @@
 #include "common/base/scalars.h"
 #include "common/tensor/tensor.h"
 
-/// Messages between worker and server: heads of frames, as structs. docs/wire.md is the contract;
+/// Messages between worker and server: heads of frames, as structs. docs/reference/wire.md is the contract;
 /// the order of `fields` is the order on the wire. A change here is a new wire version.
 namespace centroid::proto {
 
@@ -105,7 +105,7 @@ struct JoinReply {
   std::string schedule = "constant";  ///< of the learning rate
   double clip_norm = 0;               ///< of the mean gradient; 0: none
   // peer-to-peer exchanges: the same on every worker
-  std::uint8_t algorithm = 0;           ///< Algorithm of docs/algorithms.md
+  std::uint8_t algorithm = 0;           ///< Algorithm of docs/explanation/rounds.md#all-reduce-algorithms
   std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
   std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for so long has failed
   bool ring_by_bandwidth = false;       ///< rings go round as the measured network is best used
@@ -113,7 +113,7 @@ struct JoinReply {
   std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
   bool unsummed = false;  ///< both are one machine: payloads of messages carry no checksum
   Round counted;          ///< the last one in which a contribution under this name counted; 0: none
-  // docs/low-communication.md
+  // docs/how-to/diloco.md
   std::uint32_t local_steps = 1;  ///< of a worker between two contributions of a tensor
   std::uint32_t fragments = 1;    ///< into which the tensors are divided, one a round
   WeightBy weight_by = WeightBy::kSamples;

@@ -5,7 +5,7 @@
 
 #include "common/proto/messages.h"
 
-/// Messages between the server and one who wants tensors and is no worker; docs/wire.md is the
+/// Messages between the server and one who wants tensors and is no worker; docs/reference/wire.md is the
 /// contract.
 namespace centroid::proto {
 

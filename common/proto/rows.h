@@ -5,7 +5,7 @@
 #include "common/base/random.h"
 #include "common/proto/messages.h"
 
-/// Messages between a client of sparse rows and the server; docs/wire.md is the contract.
+/// Messages between a client of sparse rows and the server; docs/reference/wire.md is the contract.
 namespace centroid::proto {
 
 /// All are requests of the client; the session then is no worker's.

@@ -2,7 +2,7 @@
 
 #include "common/proto/messages.h"
 
-/// Messages of a model that lies on several servers; docs/wire.md is the contract. The leader is
+/// Messages of a model that lies on several servers; docs/reference/wire.md is the contract. The leader is
 /// the server that workers join; shard servers hold chunks and do what it says.
 namespace centroid::proto {
 

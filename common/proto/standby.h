@@ -8,7 +8,7 @@
 namespace centroid::proto {
 
 /// What a standby answers to a Join: unavailable, with the leader's data endpoint where one is
-/// known. The text is part of the protocol (docs/wire.md, "Several servers").
+/// known. The text is part of the protocol (docs/reference/wire.md, "Several servers").
 Error standby_error(const std::string& leader, const std::string& endpoint);
 
 /// The leader's endpoint that a standby's refusal names, as HOST:PORT; nothing for other errors.

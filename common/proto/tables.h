@@ -6,7 +6,7 @@
 #include "common/proto/servers.h"
 
 /// Messages between a leader and the shard servers on which its tables of sparse rows lie, too;
-/// docs/wire.md is the contract.
+/// docs/reference/wire.md is the contract.
 namespace centroid::proto {
 
 /// All are requests of the leader.

@@ -9,7 +9,7 @@
 
 namespace centroid {
 
-/// Element types. The numbers are on the wire (docs/wire.md): never change one.
+/// Element types. The numbers are on the wire (docs/reference/wire.md): never change one.
 enum class DType : std::uint8_t {
   kF32 = 1,
   kF64 = 2,

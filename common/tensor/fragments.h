@@ -8,7 +8,7 @@
 
 namespace centroid {
 
-/// Sets of tensors that travel in turn, one set a round (docs/low-communication.md). The same plan
+/// Sets of tensors that travel in turn, one set a round (docs/how-to/diloco.md). The same plan
 /// and count give the same fragments on every node.
 ///
 /// balance  the largest tensor first, each to the fragment with the fewest elements so far: the

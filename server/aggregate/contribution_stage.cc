@@ -9,7 +9,7 @@ Status check_numbers(const Codec& codec, Bytes payload) {
   if (finite.ok()) return {};
   return Error(ErrorCode::kInvalidArgument,
                finite.error().message() +
-                   ": PushEnd.nonfinite says so (docs/wire.md), and the chunk stays away");
+                   ": PushEnd.nonfinite says so (docs/reference/wire.md), and the chunk stays away");
 }
 
 StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec,

@@ -61,7 +61,7 @@ struct ApiOptions : ApiLimits {
 };
 
 /// HTTP/1.1 server of the control plane: REST, probes, metrics and the OpenAPI document
-/// (docs/rest.md).
+/// (docs/reference/rest.md).
 ///
 /// thread  everything runs on `executor` (one thread or a strand); `stop` may be awaited from any
 /// owns    its sockets and every coroutine it started; `control` and `registry` must outlive it

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the table of paths in docs/rest.md from server/api/openapi.json.
+"""Make the table of paths in docs/reference/rest.md from server/api/openapi.json.
 
 Usage: reference.py [--check] [ROOT]     --check: exit status 1 when the committed table is not what would be made
 """
@@ -10,9 +10,9 @@ import sys
 
 BEGIN = "<!-- Made by server/api/reference.py from openapi.json: change that, then run it. -->"
 END = "<!-- End of what was made. -->"
-HEAD = "| Method and path | Body | Answer | Token | Use |\n|---|---|---|---|---|"
+HEAD = "method and path | body | answer | token | use\n---|---|---|---|---"
 KINDS = {"text/plain": "text", "image/svg+xml": "SVG", "text/event-stream": "a stream", "application/octet-stream": "its bytes"}
-TOLD = ("404", "412", "416")  # errors that say something of one operation; docs/rest.md tells of the others once for all
+TOLD = ("404", "412", "416")  # errors that say something of one operation; docs/reference/rest.md tells of the others once for all
 
 
 def shape(document, schema):
@@ -70,7 +70,7 @@ def row(document, method, path, operation):
     refused = operation["responses"].get("403", {}).get("$ref", "").rpartition("/")[2]
     token = "no" if operation.get("security") == [] else {"Forbidden": "admin", "ForbiddenToViewers": "worker"}.get(refused, "any")
     cells = [f"{method.upper()} {path}" + (f"?{names}" if names else ""), body(document, operation), answers(document, operation), token, use]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return " | ".join(cell.replace("|", "\\|") for cell in cells)
 
 
 def table(document):
@@ -79,11 +79,11 @@ def table(document):
 
 
 def page(text, document):
-    """The text of docs/rest.md with the table of this document in its place."""
+    """The text of docs/reference/rest.md with the table of this document in its place."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"docs/rest.md: the lines '{BEGIN}' and '{END}' say where the table goes; one is missing")
+        raise SystemExit(f"docs/reference/rest.md: the lines '{BEGIN}' and '{END}' say where the table goes; one is missing")
     return f"{before}{BEGIN}\n\n{table(document)}\n\n{END}{after}"
 
 
@@ -91,12 +91,12 @@ def main(arguments):
     is_check = "--check" in arguments
     roots = [argument for argument in arguments if argument != "--check"]
     root = pathlib.Path(roots[0]) if roots else pathlib.Path(__file__).resolve().parents[2]
-    file = root / "docs" / "rest.md"
+    file = root / "docs" / "reference" / "rest.md"
     made = page(file.read_text(), json.loads((root / "server" / "api" / "openapi.json").read_text()))
     if not is_check:
         file.write_text(made)
     elif file.read_text() != made:
-        print("docs/rest.md is not what server/api/openapi.json says: run server/api/reference.py and commit the result")
+        print("docs/reference/rest.md is not what server/api/openapi.json says: run server/api/reference.py and commit the result")
         return 1
     return 0
 

@@ -53,7 +53,7 @@ struct Route {
   std::size_t limit = 0;  ///< ?limit= when it is not given; 0: takes none
 };
 
-/// Every route, in the order of docs/rest.md.
+/// Every route, in the order of docs/reference/rest.md.
 const std::vector<Route>& routes();
 
 inline constexpr std::size_t kDefaultRounds = 50, kDefaultEpochs = 10;

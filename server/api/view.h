@@ -30,7 +30,7 @@ struct WorkerView {
   std::uint64_t local_steps = 0;  ///< of its last share
   double pace_seconds = 0;        ///< of a step, smoothed; 0: not known
   double share_ratio = 0;         ///< its part of the samples of the last round
-  double divergence = -1;         ///< docs/coordinator.md; -1: not measured
+  double divergence = -1;         ///< docs/explanation/unequal-machines.md; -1: not measured
   double parameter_norm = -1;     ///< of its parameters, when last looked at; -1: not yet
   Scalars scalars;                ///< of its last contribution with any
   std::string reason;             ///< why it left, died or was fenced
@@ -98,7 +98,7 @@ struct ClusterView {
   };
   Losses losses;
 
-  /// docs/coordinator.md
+  /// docs/explanation/unequal-machines.md
   struct Cadence {
     std::uint64_t steps = 0;  ///< local steps of the slowest worker in a round
     double exchange_seconds = 0, exchange_overhead = 0, divergence = 0;
@@ -193,7 +193,7 @@ struct EvictionView {
   double since_unix_seconds = 0, until_unix_seconds = 0;  ///< until 0: until it is allowed
 };
 
-/// How many workers would help (docs/rest.md, "Scale").
+/// How many workers would help (docs/reference/rest.md, "Scale").
 struct ScaleView {
   std::uint64_t workers = 0, useful_workers = 0;
   double efficiency = 0, speedup = 0, round_seconds = 0, compute_seconds = 0, overhead_seconds = 0;

@@ -104,7 +104,7 @@ struct ServerConfig {
   } journal;
   bool resume = false;
 
-  // several servers (docs/high-availability.md)
+  // several servers (docs/how-to/high-availability.md)
   struct Etcd {
     std::string endpoints, user, password, authority = "system", certificate, key;
     std::chrono::milliseconds lease{3000};

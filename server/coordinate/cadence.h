@@ -43,7 +43,7 @@ struct RoundData {
 /// probe    a member without a pace makes few, at most `kProbe`
 /// dead     relative speeds, measured or given, that changed by less than `dead_zone` stay as they
 ///          were
-/// source   docs/coordinator.md
+/// source   docs/explanation/unequal-machines.md#how-often-to-average-tuned
 class Cadence {
  public:
   static constexpr std::uint64_t kProbe = 4;

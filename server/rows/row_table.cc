@@ -61,7 +61,7 @@ Result<double> RowTable::rate(std::uint64_t step) const {
   return Error(ErrorCode::kInvalidArgument,
                "table '" + spec_.name + "' has the schedule " + spec_.schedule +
                    ": a push must say which step of the training it belongs to, from 1 (`step` of "
-                   "the client's push, docs/rows.md). Nothing of the push was applied");
+                   "the client's push, docs/how-to/embedding-tables.md). Nothing of the push was applied");
 }
 
 std::uint64_t RowTable::payload_bytes() const {

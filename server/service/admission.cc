@@ -14,7 +14,7 @@ using transport::Session;
 
 namespace {
 
-/// Numbers of docs/algorithms.md.
+/// Numbers of docs/explanation/rounds.md.
 std::uint8_t algorithm_of(const ServerConfig& config) {
   if (config.exchange == "hierarchical") return 4;
   if (config.reduce.algorithm == "ring") return 1;

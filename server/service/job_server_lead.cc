@@ -4,7 +4,7 @@
 #include "server/service/waits.h"
 
 /// One server of several: how it takes the job over, and how it gives it away
-/// (docs/high-availability.md).
+/// (docs/how-to/high-availability.md#why-two-leaders-cannot-write).
 namespace centroid::server {
 
 namespace {

@@ -130,7 +130,7 @@ Status PeerSession::on_word(const InFrame& frame) {
     default:
       return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
                                                     std::to_string(frame.header.kind) +
-                                                    " (docs/wire.md lists what a worker may send)");
+                                                    " (docs/reference/wire.md lists what a worker may send)");
   }
 }
 

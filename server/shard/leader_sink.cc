@@ -80,7 +80,7 @@ Task<Status> LeaderSink::dispatch(Session& session, const InFrame& frame) {
 Task<Status> LeaderSink::refuse(const InFrame& frame) {
   co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
                                                    std::to_string(frame.header.kind) +
-                                                   " from the leader (docs/wire.md)");
+                                                   " from the leader (docs/reference/wire.md)");
 }
 
 Task<Status> LeaderSink::on_model(Session& session, const InFrame& frame) {

@@ -8,7 +8,7 @@ Task<Result<Manifest>> read_manifest(transport::Session& session, std::uint64_t 
   if (bytes > proto::kMaxManifestBytes)
     co_return Error(ErrorCode::kInvalidArgument,
                     "manifest of " + std::to_string(bytes) + " bytes, at most " +
-                        std::to_string(proto::kMaxManifestBytes) + " (docs/wire.md)");
+                        std::to_string(proto::kMaxManifestBytes) + " (docs/reference/wire.md)");
   Buffer buffer(bytes);
   CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
   co_return proto::decode_manifest(buffer.bytes().first(bytes));

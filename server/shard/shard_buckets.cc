@@ -48,7 +48,7 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
     default:
       co_return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
                                                        std::to_string(frame.header.kind) +
-                                                       " from the leader (docs/wire.md)");
+                                                       " from the leader (docs/reference/wire.md)");
   }
 }
 

@@ -90,7 +90,7 @@ Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFram
   if (frame.header.kind != static_cast<std::uint16_t>(ServersKind::kWhole))
     co_return Error(ErrorCode::kInvalidArgument,
                     "unexpected message kind " + std::to_string(frame.header.kind) +
-                        " from server '" + link->name + "' (docs/wire.md)");
+                        " from server '" + link->name + "' (docs/reference/wire.md)");
   CENTROID_CO_ASSIGN(const auto whole, proto::decode<proto::Whole>(frame.head));
   if (!link->is_gone()) hooks_.whole(*link, whole);
   co_return Status();

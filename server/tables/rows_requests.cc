@@ -63,7 +63,7 @@ Task<Status> RowsService::on_frame(Session& session, const InFrame& frame, RowsS
     default:
       co_return Error(ErrorCode::kInvalidArgument,
                       "unexpected message kind " + std::to_string(frame.header.kind) +
-                          " from a client of rows (docs/wire.md lists what it may send)");
+                          " from a client of rows (docs/reference/wire.md lists what it may send)");
   }
 }
 

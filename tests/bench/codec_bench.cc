@@ -1,5 +1,5 @@
 // Bars of the codecs, each as a ratio of two things measured in turn in this process, or as bytes:
-// docs/compression.md explains the rows. Exit status 1 when a bar was missed.
+// docs/explanation/compression.md#speed explains the rows. Exit status 1 when a bar was missed.
 #include "tests/bench/codec_bench.h"
 
 #include <algorithm>

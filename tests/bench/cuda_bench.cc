@@ -26,7 +26,7 @@ namespace centroid::bench {
 namespace {
 
 /// The part of a copy's bandwidth that a selection is to reach: with an addition it is what
-/// docs/compression.md has as its goal.
+/// docs/how-to/gpu.md#measure-the-speed has as its goal.
 constexpr double kSelection = 0.375;
 
 class Bench {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare two builds by twelve benchmarks of docs/benchmarks.md, in turns.
+"""Compare two builds by twelve benchmarks of docs/internals/benchmarks.md, in turns.
 
 Usage: paired.py OLD_BIN NEW_BIN [--turns 7] [--only NAME ...]
 

@@ -4,7 +4,7 @@
 Makes one namespace for the server, one for each worker and one with a bridge, joined by veth pairs whose ends send at most
 RATE (tc tbf), and runs centroid-bench-star in them once for each pair of codecs, "UP/DOWN": rounds whose gradients are there at
 once. With --training the real programs train a model instead, and the time is that of the whole training; --local adds
-rows of local steps (docs/low-communication.md) that train on as many samples. Every row is compared with the first. Removes everything at the end. Needs root, ip and tc; without them it says so and ends well.
+rows of local steps (docs/how-to/diloco.md) that train on as many samples. Every row is compared with the first. Removes everything at the end. Needs root, ip and tc; without them it says so and ends well.
 """
 
 import argparse

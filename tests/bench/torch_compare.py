@@ -44,7 +44,7 @@ def make_mlp(torch):
 
 
 def make_transformer(torch):
-    """transformer:layers=4,width=128,context=128, as docs/models.md describes it."""
+    """transformer:layers=4,width=128,context=128, as docs/how-to/built-in-models.md#transformer describes it."""
     nn, functional = torch.nn, torch.nn.functional
 
     class Norm(nn.Module):

@@ -18,7 +18,7 @@
 #include "worker/model/backend.h"
 
 /// What is to happen at the same time does: devices that compute, an exchange behind computing,
-/// unequal workers, whose steps sleep. docs/benchmarks.md has what real steps give.
+/// unequal workers, whose steps sleep. docs/internals/benchmarks.md has what real steps give.
 namespace centroid::test {
 namespace {
 
@@ -155,7 +155,7 @@ class HeldBackGroup final : public CustomGroup {
 };
 
 /// An exchange hides behind computing: the tensors that are computed have travelled to the server,
-/// and their results back, before the last one is computed. (docs/benchmarks.md says how much time
+/// and their results back, before the last one is computed. (docs/internals/benchmarks.md says how much time
 /// that saves.)
 TEST(Busy, TensorsAreExchangedWhileOthersAreComputed) {
   constexpr std::uint32_t kTensors = 20;

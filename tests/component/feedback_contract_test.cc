@@ -31,7 +31,7 @@ using transport::Session;
 constexpr std::size_t kNumbers = 64;
 using Payload = std::vector<std::byte>;
 
-/// A server written from docs/wire.md with one worker, which may come again and again.
+/// A server written from docs/reference/wire.md with one worker, which may come again and again.
 class Server final : public transport::FrameSink {
  public:
   Server() : listener_(transport_->listen({"127.0.0.1", 0}).value()) {

@@ -27,7 +27,7 @@ std::uint64_t part(std::uint64_t total, std::uint64_t parts, std::uint64_t i) {
 }
 
 /// DiLoCo with the quadratic model, one learner after another, in double. Fragments: tensors 0 |
-/// 1, 2, 3; buffers: 2, 3. Written from the formulas of docs/low-communication.md, not from the
+/// 1, 2, 3; buffers: 2, 3. Written from the formulas of docs/how-to/diloco.md, not from the
 /// code.
 std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
   const std::size_t n = 80, trained = s.has_buffers ? 49 : n, learners = s.batches.size();

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 /// The blocks "```hex <name>" of the protocol's page.
 std::map<std::string, std::vector<std::byte>> examples() {
   std::map<std::string, std::vector<std::byte>> out;
-  std::ifstream page("docs/wire.md");
+  std::ifstream page("docs/reference/wire.md");
   std::string line, name;
   while (std::getline(page, line)) {
     if (line.starts_with("```")) {

@@ -1,7 +1,7 @@
 # Checks of the sources themselves; `./centroid lint` runs the same without a build.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 
-foreach(check IN ITEMS layers coroutines habits sizes format)
+foreach(check IN ITEMS layers coroutines habits sizes format docs)
   add_test(NAME lint.${check} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_${check}.py ${PROJECT_SOURCE_DIR})
   set_tests_properties(lint.${check} PROPERTIES LABELS lint TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
@@ -11,5 +11,10 @@ if(CENTROID_CYCLES AND CMAKE_BUILD_TYPE STREQUAL Release)  # in others more is l
 endif()
 add_test(NAME lint.rest_table COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/server/api/reference.py --check ${PROJECT_SOURCE_DIR})
 set_tests_properties(lint.rest_table PROPERTIES LABELS lint TIMEOUT 300)
+if(TARGET centroid-server AND TARGET centroid-worker AND TARGET centroidctl)  # what they print is a page
+  add_test(NAME process.settings_page
+    COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/docs/reference/make_settings.py --check ${CMAKE_BINARY_DIR}/bin)
+  set_tests_properties(process.settings_page PROPERTIES LABELS process TIMEOUT 300)
+endif()
 add_test(NAME lint.self_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/lint_test.py)
 set_tests_properties(lint.self_test PROPERTIES LABELS lint TIMEOUT 300)

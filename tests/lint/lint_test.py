@@ -11,6 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import check_coroutines  # noqa: E402
 import check_cycles  # noqa: E402
+import check_docs  # noqa: E402
 import check_format  # noqa: E402
 import check_habits  # noqa: E402
 import check_layers  # noqa: E402
@@ -495,13 +496,81 @@ class Format(LintTest):
         self.assertIn("server/a.cc", bad[0])
 
 
+class Docs(LintTest):
+    """Pages of a tree of their own; each finding is of one fault."""
+
+    def write(self, name, text):
+        path = pathlib.Path(self.folder.name, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def test_long_page_is_found(self):
+        self.assert_found(check_docs, "docs/how-to/a.md", "a\n" * 251, "251 lines")
+        self.assert_clean(check_docs, "docs/how-to/a.md", "a\n" * 250)
+        self.assert_clean(check_docs, "docs/reference/a.md", "a\n" * 251)
+        self.assert_clean(check_docs, "CHANGELOG.md", "a\n" * 251)
+
+    def test_wide_prose_is_found_and_tables_and_code_are_not(self):
+        wide = "b " * 50 + "b"
+        self.assert_found(check_docs, "docs/a.md", f"a\n\n{wide}\n", "docs/a.md:3: a line of 101 columns")
+        self.assert_found(check_docs, "docs/a.md", f"a | b\n---|---\n1 | 2\n\n{wide}\n", "docs/a.md:5: a line of 101 columns")
+        for text in (f"```\n{wide}\n```\n", f"~~~text\n```\n{wide}\n~~~\n", f"| {wide} |\n|---|\n| {wide} |\n", f"a | {wide}\n---|:---:\n1 | {wide}\n"):
+            with self.subTest(text=text):
+                self.assert_clean(check_docs, "docs/a.md", text)
+        self.assert_clean(check_docs, "docs/a.md", wide[:-1] + "\u0302\n")
+
+    def test_too_many_words_are_found(self):
+        words = "word | -\n" * 22_500
+        self.write("docs/reference/b.md", words)
+        self.write("docs/reference/wire.md", words)
+        self.assert_clean(check_docs, "docs/reference/a.md", words)
+        self.assert_found(check_docs, "docs/reference/a.md", words + "word\n", "45001 words")
+
+    def test_links_and_anchors(self):
+        self.write("docs/how-to/b.md", "# Title, `code` and [a link](c.md)\n\n## Twice\n\n## Twice\n\n```\n# no heading\n```\n")
+        self.write("docs/how-to/c.md", '<a id="here"></a>\n')
+        for link in ("how-to/b.md", "how-to", "how-to/b.md#title-code-and-a-link", "how-to/b.md#twice-1", "how-to/c.md#here", "#own", "https://example.org/no.md", "mailto:a@b"):
+            with self.subTest(link=link):
+                self.assert_clean(check_docs, "docs/a.md", f"## Own\n\n[text]({link}), ![image]({link})\n\n[text]: {link}\n")
+        for link, words in {"b.md": "no such file", "how-to/b.md#twice-2": "no such anchor", "how-to/b.md#no-heading": "no such anchor", "#other": "no such anchor"}.items():
+            with self.subTest(link=link):
+                self.assert_found(check_docs, "docs/a.md", f"## Own\n\n[text]({link})\n", f"docs/a.md:3: {link}: ")
+                self.assert_found(check_docs, "docs/a.md", f"[a `b` [c]]({link})\n", words)
+                self.assert_found(check_docs, "docs/a.md", f"[text]: {link}\n", words)
+        self.assert_found(check_docs, "CHANGELOG.md", "[text](docs/none.md)\n", "no such file")
+        self.assert_clean(check_docs, "docs/a.md", "`[text](b.md)`\n\n```\n[text](b.md)\n```\n")
+
+    def test_a_page_that_a_source_names_must_be_there(self):
+        self.write("docs/how-to/b.md", "")
+        self.assert_clean(check_docs, "server/a.cc", '"see docs/how-to/b.md"\n')
+        for name in ("server/a.cc", "tests/ops/a.py", "dashboards/a.json", "deploy/kubernetes/a.yaml"):
+            self.assert_found(check_docs, name, "\n# see docs/b.md\n", f"{name}:2: docs/b.md: ")
+        self.assert_clean(check_docs, "server/a.cc", "// docs/b.md  lint-ok: an example\n")
+
+    def test_pages_that_scripts_make(self):
+        """Those of this repository are as their scripts make them; a changed source is noticed."""
+        for name in ("docs/reference/events.md", "docs/reference/make_events.py", "server/api/openapi.json"):
+            self.write(name, (ROOT / name).read_text(encoding="utf-8"))
+        for folder in ("common", "transport", "server", "worker", "client"):
+            for path in (ROOT / folder).rglob("*"):
+                if path.suffix in (".h", ".cc", ".cu", ".cuh"):
+                    self.write(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+        root = pathlib.Path(self.folder.name)
+        self.assertEqual(list(check_docs.made_findings(root)), [])
+        self.write("server/new.cc", 'void f() { log::warn("thing.happened", {{"why", 1}}); }\n')
+        self.assertIn("docs/reference/events.md is not what the sources say", *check_docs.made_findings(root))
+        subprocess.run([sys.executable, root / "docs/reference/make_events.py", root], check=True)
+        self.assertIn("\n`thing.happened` | `why`\n", (root / "docs/reference/events.md").read_text(encoding="utf-8"))
+        self.assertEqual(list(check_docs.made_findings(root)), [])
+
+
 class RestTable(unittest.TestCase):
-    """docs/rest.md follows openapi.json."""
+    """docs/reference/rest.md follows openapi.json."""
 
     def test_a_change_of_the_document_is_found(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for name in ("docs/rest.md", "server/api/openapi.json"):
+            for name in ("docs/reference/rest.md", "server/api/openapi.json"):
                 (root / name).parent.mkdir(parents=True)
                 (root / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
             check = [sys.executable, ROOT / "server" / "api" / "reference.py", "--check", root]
@@ -510,7 +579,7 @@ class RestTable(unittest.TestCase):
             document.write_text(document.read_text(encoding="utf-8").replace("Make a token", "Create a token"), encoding="utf-8")
             done = subprocess.run(check, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("docs/rest.md", done.stdout)
+            self.assertIn("docs/reference/rest.md", done.stdout)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every query of the dashboards and alerts against a Prometheus that scrapes a training cluster; the panels as pictures.
 
-dashboards_test.py BIN_DIR [unittest's arguments]     with OPS_WRITE_REFERENCE=1 docs/metrics.md is made anew
+dashboards_test.py BIN_DIR [unittest's arguments]     with OPS_WRITE_REFERENCE=1 docs/reference/metrics.md is made anew
 Needs prometheus and promtool: in PATH, or in the folder that OPS_PROMETHEUS names; for pictures chromium, node and the packages of
 tests/ops/package.json. OPS_PICTURES=DIR keeps them there.
 """
@@ -52,7 +52,7 @@ UNSHOWN = {
     "centroid_server_round_number": "the version, and rounds by outcome, tell it",
     "centroid_worker_divergence_shift": "a difference of norms, to be read beside the cosine of one worker",
 }
-FIRST_METRICS_SECONDS = 15  # of docs/benchmarks.md
+FIRST_METRICS_SECONDS = 15  # of docs/internals/benchmarks.md
 
 
 class Files(unittest.TestCase):
@@ -289,10 +289,10 @@ class Live(Scraped):
             self.assertLess(len(text.splitlines()), 2000)  # that they do not grow: tests/process/metrics_test.py
         wait_for(lambda: "centroid_server_scalar{" in self.notes.call("GET", "/metrics")[1], "a number that was recorded")
         notes = [line for line in self.notes.call("GET", "/metrics")[1].splitlines(keepends=True) if "centroid_server_scalar" in line]
-        page, file = reference.page(server + "".join(notes), shard, worker), ROOT / "docs" / "metrics.md"
+        page, file = reference.page(server + "".join(notes), shard, worker), ROOT / "docs" / "reference" / "metrics.md"
         if IS_WRITING:
             file.write_text(page)
-        self.assertEqual(file.read_text() if file.exists() else "", page, "docs/metrics.md: OPS_WRITE_REFERENCE=1 ./centroid test --ops")
+        self.assertEqual(file.read_text() if file.exists() else "", page, "docs/reference/metrics.md: OPS_WRITE_REFERENCE=1 ./centroid test --ops")
 
 
 @unittest.skipIf(ETCD is None, "etcd is not installed (package etcd-server)")

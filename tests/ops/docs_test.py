@@ -1,6 +1,6 @@
 """What the docs tell an operator to type is right: command lines, flags, files, REST paths; those for one machine are run.
 
-docs_test.py BIN_DIR     bash; openssl for docs/tls.md; kubectl for the overlays
+docs_test.py BIN_DIR     bash; openssl for docs/how-to/secure.md; kubectl for the overlays
 """
 
 import contextlib
@@ -23,7 +23,7 @@ SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker
 QUIET = ("etcd", "openssl", "cp", "mkdir", "sudo", "git", "cmake", "ctest", "make-secrets")  # not checked here
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 TO_BE_MADE = ("deploy/compose/secrets", "deploy/kubernetes/overlays/mine/")  # by who follows the guide
-GUIDES = ("docs/operations.md", "docs/deployment.md", "docs/several-servers.md", "docs/high-availability.md", "docs/tls.md", "docs/security.md")
+GUIDES = ("docs/how-to/runbooks.md", "docs/how-to/deploy.md", "docs/how-to/several-servers.md", "docs/how-to/high-availability.md", "docs/how-to/secure.md", "docs/how-to/secure.md")
 
 
 def text_of(page):
@@ -123,7 +123,7 @@ class Words(ClusterTest):
         self.assertEqual("", self.faults(alone.replace("compose -f", "compose --env-file deploy/compose/ha.env -f") + "server-b", stand_ins))
 
     def test_benchmarks_in_python_are_reached_by_name_and_described_and_take_what_is_written(self):
-        """tests/bench/bench.cmake gives each a name for `./centroid bench`, docs/benchmarks.md says what it measures and how it is called."""
+        """tests/bench/bench.cmake gives each a name for `./centroid bench`, docs/internals/benchmarks.md says what it measures and how it is called."""
         folder = ROOT / "tests" / "bench"
         scripts = {path.name for path in folder.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
         registered = dict(re.findall(r"^centroid_bench_script\((\w+\.py)(.*)\)$", (folder / "bench.cmake").read_text(), re.MULTILINE))
@@ -161,7 +161,7 @@ class Words(ClusterTest):
     @unittest.skipIf(shutil.which("kubectl") is None, "no kubectl here")
     def test_the_overlay_of_the_guide_renders(self):
         """As it is written, in its place beside the others, with what it says in the objects."""
-        (overlay,) = [text for text in re.findall(r"^```yaml\n(.*?)^```$", text_of("docs/deployment.md"), re.MULTILINE | re.DOTALL) if "resources: [../prod]" in text]
+        (overlay,) = [text for text in re.findall(r"^```yaml\n(.*?)^```$", text_of("docs/how-to/deploy.md"), re.MULTILINE | re.DOTALL) if "resources: [../prod]" in text]
         shutil.copytree(ROOT / "deploy", self.folder / "deploy", ignore=shutil.ignore_patterns("secrets"))
         shutil.copytree(ROOT / "dashboards", self.folder / "dashboards")
         folder = self.folder / "deploy" / "kubernetes" / "overlays" / "mine"
@@ -183,7 +183,7 @@ class Words(ClusterTest):
         """The quickstart's is whole, with the rules that it names, and scrapes where its commands listen; the one of operations.md names files of yours."""
         if promtool("--version") is None:
             self.skipTest("no promtool here; ./centroid test --ops fetches it")
-        guide = text_of("docs/quickstart.md")
+        guide = text_of("docs/tutorials/first-job.md")
         name, config = re.search(r"^cat > (\S+) <<'END'\n(.*?)^END$", guide, re.MULTILINE | re.DOTALL).groups()
         (self.folder / name).write_text(config)
         (self.folder / "dashboards").symlink_to(ROOT / "dashboards")
@@ -195,13 +195,13 @@ class Words(ClusterTest):
         self.assertEqual(targets, {*re.findall(r"--metrics.listen (\S+)", guide), "127.0.0.1:8080"})
         printed = json.loads(subprocess.run([self.programs / "centroid-server", "--print-config"], capture_output=True, text=True, check=True).stdout)
         self.assertEqual(printed["api.listen"]["default"], "127.0.0.1:8080")
-        (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", text_of("docs/operations.md"), re.MULTILINE | re.DOTALL)
+        (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", text_of("docs/how-to/runbooks.md"), re.MULTILINE | re.DOTALL)
         (self.folder / name).write_text(config)
         done = promtool("check", "config", "--syntax-only", self.folder / name)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_libraries_of_the_image_with_cuda_are_those_that_the_worker_looks_for(self):
-        """Nobody could build it yet (docs/deployment.md says so): at least names and releases fit."""
+        """Nobody could build it yet (docs/how-to/deploy.md says so): at least names and releases fit."""
         text = (ROOT / "deploy" / "Dockerfile").read_text()
         release, system = re.search(r"^FROM docker\.io/nvidia/cuda:(\d+)\.\d+\.\d+-devel-([\w.]+) AS build-cuda$", text, re.MULTILINE).groups()
         self.assertGreaterEqual(int(release), 12)
@@ -214,10 +214,10 @@ class Words(ClusterTest):
         self.assertEqual({name.rsplit(".", 1)[1] for name in copied if "cublas" in name}, {release})
         stage = text.partition("AS worker-cuda\n")[2].partition("\nFROM ")[0]
         self.assertIn("NVIDIA_DRIVER_CAPABILITIES=compute,utility", stage)  # the driver's own libraries come from the host
-        self.assertIn("**worker-cuda is not tested**", text_of("docs/deployment.md"))
+        self.assertIn("**worker-cuda is not tested**", text_of("docs/how-to/deploy.md"))
 
     def test_what_the_table_of_symptoms_names_exists(self):
-        table = text_of("docs/operations.md").split("## You see")[1].split("\n## ")[0]
+        table = text_of("docs/how-to/runbooks.md").split("## You see")[1].split("\n## ")[0]
         sources = "\n".join(path.read_text() for part in ("common", "server", "worker", "transport") for path in (ROOT / part).rglob("*.cc"))
         alerts = (ROOT / "dashboards" / "prometheus" / "alerts.yaml").read_text()
         events = re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
@@ -242,7 +242,7 @@ class Words(ClusterTest):
         return {"CENTROID_" + name.upper().replace(".", "_") for name in names}
 
 
-# Every command of the table in docs/operations.md, as documented -> the command lines to run, in this order. `None`: not on one machine in a
+# Every command of the table in docs/how-to/runbooks.md, as documented -> the command lines to run, in this order. `None`: not on one machine in a
 # test; the reason stands beside it.
 RUN = {
     "status [--watch [SECONDS]]": ["status"],
@@ -293,7 +293,7 @@ RUN = {
 class Table(ClusterTest):
     def documented(self):
         """Commands in the first column of the table of centroidctl."""
-        table = text_of("docs/operations.md").split("## centroidctl")[1].split("\n## ")[0]
+        table = text_of("docs/how-to/runbooks.md").split("## centroidctl")[1].split("\n## ")[0]
         found = []
         for row in re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE):
             found += [span.replace("\\", "") for span in re.findall(r"`([^`]+)`", row)]
@@ -301,8 +301,8 @@ class Table(ClusterTest):
 
     def test_every_command_of_the_table_runs(self):
         found = {word.removeprefix("centroidctl ") for word in self.documented()}
-        self.assertEqual(found - set(RUN), set(), "in docs/operations.md, not here")
-        self.assertEqual(set(RUN) - found, set(), "here, not in docs/operations.md")
+        self.assertEqual(found - set(RUN), set(), "in docs/how-to/runbooks.md, not here")
+        self.assertEqual(set(RUN) - found, set(), "here, not in docs/how-to/runbooks.md")
         server = self.server("--epochs", "1000000", "--min-workers", "1", "--tables", "emb:dim=4")
         workers = [self.worker(server, f"w{k}", "--metrics.listen", "127.0.0.1:0") for k in range(3)]
         places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
@@ -323,7 +323,7 @@ class Table(ClusterTest):
                         server.wait_more_rounds(1)  # the next one is of another version
 
     def test_backup_and_restore_as_written(self):
-        (block,) = [block for block in blocks("docs/operations.md") if "/backup" in block]
+        (block,) = [block for block in blocks("docs/how-to/runbooks.md") if "/backup" in block]
         server = self.server("--epochs", "1000000", "--min-workers", "1")
         self.worker(server, "w0")
         server.wait_round(20)
@@ -342,7 +342,7 @@ class Table(ClusterTest):
 
     @unittest.skipIf(shutil.which("openssl") is None, "no openssl here")
     def test_certificates_as_written_train(self):
-        (block,) = [block for block in blocks("docs/tls.md") if "openssl req" in block]
+        (block,) = [block for block in blocks("docs/how-to/secure.md") if "openssl req" in block]
         *making, server_line, worker_line = block.strip().splitlines()
         done = subprocess.run(["/bin/bash", "-euc", "\n".join(making)], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -31,7 +31,7 @@ FITTING = {
 PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
 KEEP = 3  # checkpoint.keep, where nothing is said of it
-DISK_BYTES_PER_SECOND = 100e6  # of docs/operations.md, "Sizing"
+DISK_BYTES_PER_SECOND = 100e6  # of docs/how-to/capacity.md, "Sizing"
 SPARE_SECONDS = 20
 ANNOTATION_BYTES = 256 * 1024  # what the API server takes of all annotations of an object
 START_SECONDS = 600  # that a server may take to read its checkpoint, a worker its data, before it is restarted
@@ -66,14 +66,14 @@ components: [{", ".join(f"{base}/components/{component}" for component in compon
 
 
 def next_release():
-    """What docs/deployment.md puts into an overlay for workers of the next image: they are a second Job."""
+    """What docs/how-to/deploy.md puts into an overlay for workers of the next image: they are a second Job."""
     text = (ROOT / "docs" / "deployment.md").read_text()
     (found,) = [block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "allowNameChange" in block]
     return found
 
 
 def combinations():
-    """Every (overlay, components) that docs/deployment.md allows."""
+    """Every (overlay, components) that docs/how-to/deploy.md allows."""
     for overlay, (free, exclusive) in FITTING.items():
         for one in [(), *((name,) for name in exclusive)]:
             for count in range(len(free) + 1):
@@ -139,7 +139,7 @@ def bytes_of(quantity):
 
 
 def seconds_of_checkpoint(claim, memory, keep):
-    """Of the largest that claim or memory allows, as docs/operations.md reckons: `keep` of them and the one that is written lie on the disk, and one
+    """Of the largest that claim or memory allows, as docs/how-to/capacity.md reckons: `keep` of them and the one that is written lie on the disk, and one
     is smaller than the memory."""
     return max(bytes_of(claim) / (keep + 1), bytes_of(memory)) / DISK_BYTES_PER_SECOND
 

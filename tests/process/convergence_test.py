@@ -1,6 +1,6 @@
 """Compressed gradients lose no accuracy: real digits, four workers, several seeds. convergence_test.py BIN_DIR DATA_DIR
 
-Prints the table of docs/compression.md. SGD, because Adam divides by the root of what arrives, and a top-k gradient arrives in bursts.
+Prints the table of docs/how-to/slow-networks.md#accuracy. SGD, because Adam divides by the root of what arrives, and a top-k gradient arrives in bursts.
 """
 
 import json

@@ -22,7 +22,7 @@ def state_bytes(checkpoint):
 
 
 def last_commit(journal):
-    """Round and contributors of the last commit in a journal (docs/durability.md)."""
+    """Round and contributors of the last commit in a journal (docs/explanation/durability.md)."""
     data = sorted(journal.glob("journal-*.log"))[-1].read_bytes()
     at, last = 0, None
     while at + 40 <= len(data):

@@ -9,7 +9,7 @@ from rows_servers_test import PATIENT, bucket
 
 MODEL = "mlp:64-" + "32-" * 40 + "10"  # 82 tensors
 TABLES = "count:dim=1,optimizer=sgd,lr=1;other:dim=2"
-EVEN = 1.02  # docs/several-servers.md
+EVEN = 1.02  # docs/how-to/several-servers.md
 
 
 class PlacesTest(CtlTest):

@@ -35,7 +35,7 @@ class Lane:
 
 
 class MovingClient:
-    """A client that follows the route, written from docs/wire.md. Its pushes count once, wherever the rows go."""
+    """A client that follows the route, written from docs/reference/wire.md. Its pushes count once, wherever the rows go."""
 
     def __init__(self, leader, identity, gives_up=bool):
         self.leader, self.identity, self.gives_up = leader, identity, gives_up

@@ -23,7 +23,7 @@ PATIENT = ("--lease", "8s")  # without a journal a server that a busy machine ke
 
 
 def bucket(key):
-    """docs/wire.md, RowsRoute."""
+    """docs/reference/wire.md, RowsRoute."""
     x = (key + 0x9E3779B97F4A7C15) & MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK

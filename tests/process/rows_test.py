@@ -23,7 +23,7 @@ POINTS = ("checkpoint.folder_made", "checkpoint.rows_torn", "checkpoint.part_wri
 
 
 class RowsClient:
-    """A client of sparse rows, written from docs/wire.md."""
+    """A client of sparse rows, written from docs/reference/wire.md."""
 
     names = ("emb", "seldom")
 

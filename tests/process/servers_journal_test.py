@@ -300,7 +300,7 @@ class Change(JournalTest):
             worker.kill()
 
 
-CHUNK, COMMIT = 2, 3  # kinds of records (docs/durability.md)
+CHUNK, COMMIT = 2, 3  # kinds of records (docs/explanation/durability.md)
 
 
 class Verify(JournalTest):

@@ -1,7 +1,7 @@
 """Several servers with a real etcd: who leads, takeover, fencing, hand-over. standby_test.py BIN_DIR
 
 The workers train with the journal on, so whatever is killed, the last parameters must have the bits of a run that nothing
-disturbed. Times are printed; the bar is that of docs/high-availability.md, asserted with room for a busy machine.
+disturbed. Times are printed; the bar is that of docs/how-to/high-availability.md, asserted with room for a busy machine.
 """
 
 import array

@@ -1,4 +1,4 @@
-"""The wire by hand (docs/wire.md), for peers that misbehave, and a link that can be held."""
+"""The wire by hand (docs/reference/wire.md), for peers that misbehave, and a link that can be held."""
 
 import contextlib
 import math
@@ -116,7 +116,7 @@ def cut(elements, most):
 
 
 class Client:
-    """A worker of exchange star with codec f32, written from docs/wire.md: its gradients are what the test says."""
+    """A worker of exchange star with codec f32, written from docs/reference/wire.md: its gradients are what the test says."""
 
     JOIN, INIT_REQUEST, INIT_CHUNK, INIT_DONE, ROUND_OPEN, PUSH, PUSH_END, RESULT, LEAVE, FINISH = 16, 17, 18, 19, 21, 22, 23, 24, 27, 28
     CREDIT, ROUND_CLOSED, HEARTBEAT, READY = 3, 25, 26, 35

@@ -454,7 +454,7 @@ TEST(Payload, ScalesAndBitsOfSignAreChecked) {
 }
 
 void expect_documented(const std::string& name, const std::vector<std::byte>& payload) {
-  std::ifstream in("docs/compression.md");
+  std::ifstream in("docs/explanation/compression.md");
   ASSERT_TRUE(in) << "run from the root of the project";
   std::vector<std::byte> shown;
   bool inside = false;

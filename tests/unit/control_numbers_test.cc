@@ -507,7 +507,7 @@ TEST(Metrics, AnEpochHasWhatItsOwnSharesTold) {
 /// The learning rate 0.05 of two workers is 0.10 (in a server that trains:
 /// CoordinatorTest.TheRateGrowsWithTheWorkersOfARound); with a slope of 0.01 it goes by steps.
 /// There is no step at 0, where nothing would be learned: the first is at 0.01
-/// (docs/optimizers.md). That it goes by nothing else:
+/// (docs/how-to/optimizers.md). That it goes by nothing else:
 /// LocalStepsTest.RatesAreOneSequenceInEveryMode.
 TEST(LearningRate, FollowsSteps) {
   EXPECT_DOUBLE_EQ(0.05 * rate_factor_of(2, 1), 0.10);

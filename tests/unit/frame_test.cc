@@ -120,9 +120,9 @@ TEST(FrameHeader, LimitsAreNamed) {
             ErrorCode::kResourceExhausted);
 }
 
-/// The hex blocks of docs/wire.md: "```hex name", bytes with comments behind '#', "```".
+/// The hex blocks of docs/reference/wire.md: "```hex name", bytes with comments behind '#', "```".
 std::map<std::string, std::vector<std::byte>> examples() {
-  std::ifstream file("docs/wire.md");
+  std::ifstream file("docs/reference/wire.md");
   std::map<std::string, std::vector<std::byte>> found;
   std::string line, name;
   while (std::getline(file, line)) {
@@ -139,7 +139,7 @@ std::map<std::string, std::vector<std::byte>> examples() {
 
 TEST(FrameHeader, BytesAreThoseOfTheDocument) {
   const auto golden = examples();
-  ASSERT_TRUE(golden.contains("frame")) << "docs/wire.md has no example named frame";
+  ASSERT_TRUE(golden.contains("frame")) << "docs/reference/wire.md has no example named frame";
   ByteWriter frame;
   frame.put_bytes(encode_header(sample()));
   frame.put_bytes(as_bytes("hello"));

@@ -20,7 +20,7 @@
 namespace centroid::proto {
 namespace {
 
-constexpr const char* kPage = "docs/wire.md";
+constexpr const char* kPage = "docs/reference/wire.md";
 
 Join sample_join() {
   Join join;

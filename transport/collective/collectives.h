@@ -16,7 +16,7 @@ namespace centroid::collective {
 ///         cause, which names the rank: unavailable (it died or left), deadline_exceeded (it is
 ///         silent), failed_precondition (it issued something else), or what `abort` was given
 /// bits    the same on every rank and in every run of the same world and sizes, whatever the timing
-/// steps, bytes   docs/algorithms.md
+/// steps, bytes   docs/explanation/rounds.md#all-reduce-algorithms
 
 /// Combine the numbers of all ranks; every rank gets the result.
 Handle all_reduce_async(const Group& group, ConstElements input, Elements output,

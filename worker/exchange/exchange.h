@@ -22,7 +22,7 @@ struct Share {
   /// Positions in the epoch's permutation; those behind its end are of the next epoch's.
   std::uint64_t begin = 0, end = 0;
   bool evaluate = false;  ///< evaluate on held-out data first, and report
-  // docs/low-communication.md
+  // docs/how-to/diloco.md
   bool is_local = false;       ///< local steps on the share; the contribution is what they changed
   std::uint32_t fragment = 0;  ///< whose turn it is
   std::uint32_t overlap = 0;   ///< local steps that are made after the contribution

@@ -9,7 +9,7 @@
 namespace centroid::worker {
 
 /// What one rank gives another of one bucket: payloads of consecutive chunks, and the weight of the
-/// numbers in them (docs/algorithms.md).
+/// numbers in them (docs/explanation/rounds.md#compressed-all-reduce).
 ///
 /// wire    little-endian: f64 weight, u32 form, u32 chunks, u32 bytes of each payload, payloads
 enum class PeerForm : std::uint32_t {

@@ -19,7 +19,7 @@ using transport::Session;
 namespace {
 
 /// With several servers a worker must notice soon that the leader is gone, and find the next one:
-/// half of what docs/high-availability.md allows for a takeover is the lease in etcd.
+/// half of what docs/how-to/high-availability.md allows for a takeover is the lease in etcd.
 constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500}, kLongestPause{400};
 
 /// Errors that another try cannot mend.

@@ -16,7 +16,7 @@ struct Divergence {
   double shift = 0;   ///< |own| - |new|
 };
 
-/// The memory of rounds of local steps (docs/low-communication.md): own parameters beside the
+/// The memory of rounds of local steps (docs/how-to/diloco.md): own parameters beside the
 /// cluster's, and what they differ by, whoever trains them.
 ///
 /// sign     contribution = the cluster's - own: a gradient to the cluster's optimizer

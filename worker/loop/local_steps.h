@@ -15,7 +15,7 @@
 
 namespace centroid::worker {
 
-/// Rounds of several local steps (docs/low-communication.md): the worker trains a copy of the
+/// Rounds of several local steps (docs/how-to/diloco.md): the worker trains a copy of the
 /// cluster's parameters with an optimizer of its own, and contributes what that changed.
 ///
 /// sign     contribution = parameters of the cluster - own parameters: a gradient to the cluster's

@@ -1,12 +1,12 @@
-"""Training programs and Centroid: tensors by name, and sparse rows by key (docs/clients.md).
+"""Train a model of your own in a cluster, pull its tensors, and use its embedding tables (docs/how-to/pytorch.md).
 
-Needs libcentroid.so and nothing else; arrays may be NumPy's, PyTorch's on any device, or whatever has a writable buffer of float32.
+The package needs libcentroid.so and no other package. An array is a NumPy array, a PyTorch tensor on any device, or any object
+with a writable buffer of float32.
 
-    trainer = centroid.Trainer("server:7070", {"w": w, "b": b}, samples=60000, batch=32)
-    with trainer:
-        for share in trainer:                       # w and b are the cluster's now
-            gradients, loss = compute(share.indices())
-            trainer.finish(gradients, samples=len(share), loss_sum=loss)
+    with centroid.Trainer("server:7070", {"w": w, "b": b}, samples=60000, batch=32) as trainer:
+        for share in trainer:                       # w and b are the cluster's parameters now
+            gradients, loss_sum = compute(share.indices())
+            trainer.finish(gradients, loss_sum=loss_sum)
 """
 
 import concurrent.futures
@@ -32,7 +32,7 @@ _keep = ctypes.CFUNCTYPE(None, _memory, _u64)
 class _Struct(ctypes.Structure):
     """A struct of centroid.h: its first field is its size."""
 
-    _newer = ()  # fields that the library, older than this package, does not have
+    _newer = ()  # fields that an older library does not have
 
     def __init__(self, **fields):
         for name in self._newer:
@@ -50,7 +50,7 @@ class _Training(_Struct):
     _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64), ("sample_tokens", _u64), ("on_keep", _keep), ("on_keep_context", _memory)]
 
 
-# Of a library that cannot say how much of a struct it knows.
+# The size of each struct in the first library, which has no centroid_struct_size.
 _Server._first, _Training._first = ctypes.sizeof(_Server), _Training.sample_tokens.offset
 
 
@@ -129,16 +129,35 @@ class _Named(enum.IntEnum):
 
 
 class End(_Named):
+    """Why the loop ended.
+
+    FINISHED  the job reached its goal
+    STOPPED   the job or this program was stopped
+    DRAINED   an operator drained this worker
+    HALTED    the job halted, which also raises an error
+    """
+
     FINISHED, STOPPED, DRAINED, HALTED = 1, 2, 3, 4
 
 
 class Outcome(_Named):
+    """What became of a contribution. After COMMITTED the tensors are the new parameters, after the others from the next share on.
+
+    COMMITTED  it counts
+    SKIPPED    the round had a number that is not finite and changed nothing
+    LOST       the round continued without this worker
+    LATE       the round closed first; settings `policy` and `late` decide whether it counts later
+    """
+
     COMMITTED, SKIPPED, LOST, LATE = 0, 1, 2, 3
 
 
 def load(path=None):
-    """Use this libcentroid.so. Without a path: what LIBCENTROID names, else beside this package, the newest in a build folder of the
-    sources, or where the system looks."""
+    """Load this libcentroid.so.
+
+    Without a path: the file that LIBCENTROID names, else one beside this package, in a build folder of the source tree, or where the
+    system's loader finds it.
+    """
     global _library
     name = path or os.environ.get("LIBCENTROID") or next(iter(_libraries_near()), "libcentroid.so.1")
     try:
@@ -164,7 +183,7 @@ def _lacks(what):
 
 
 def _libraries_near():
-    """Beside this package, then in build folders of the sources, the newest first."""
+    """Libraries beside this package, then those in build folders of the source tree, the newest first."""
     here = pathlib.Path(__file__).resolve().parent
     root = here.parents[2] if len(here.parents) > 2 else here
     built = [found for pattern in ("build/lib", "build/*/lib") for found in root.glob(f"{pattern}/libcentroid.so")]
@@ -172,7 +191,7 @@ def _libraries_near():
 
 
 def _call(function, *arguments):
-    """A function that returns a code; its text is that of the thread that calls."""
+    """Call a function that returns a code. The error text belongs to the calling thread."""
     called = getattr(_library, f"centroid_{function}", None)
     if called is None:
         raise _lacks(f"centroid_{function}")
@@ -188,18 +207,18 @@ def _bytes(text):
 
 
 def version():
-    """Of the library."""
+    """Return the version of the library."""
     return (_library or load()).centroid_version().decode()
 
 
 def log_level(level):
-    """What the library logs to stderr: trace, debug, info, warn (at first), error or off."""
+    """Set what the library logs to stderr: trace, debug, info, warn (the default), error or off."""
     _library or load()
     _call("log_level", level.encode())
 
 
 class _Worker:
-    """Runs calls that wait on a thread of their own, so that Ctrl-C is heard meanwhile."""
+    """Run blocking calls on a thread of their own, so that Ctrl-C works meanwhile."""
 
     def __init__(self):
         self.pool = concurrent.futures.ThreadPoolExecutor(1, "centroid")
@@ -210,7 +229,7 @@ class _Worker:
             return waiting.result()
         except CentroidError:
             raise
-        except BaseException:  # Ctrl-C, or what a handler of signals raised
+        except BaseException:  # Ctrl-C, or an exception of a signal handler
             stop()
             concurrent.futures.wait([waiting], 30)
             raise
@@ -236,25 +255,25 @@ def _server(server, token, name, timeout, tls):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """This worker's part of one round; its length is the number of samples."""
+    """The samples that this worker trains in one round. `len(share)` may be 0."""
 
-    round: int
-    version: int  # of the parameters
-    epoch: int
-    rank: int
-    world: int
-    begin: int  # position in the epoch's order
-    count: int
-    is_local: bool  # train the parameters in place; else give gradients
-    overlap: int  # local steps to make between contribute and finish
-    evaluate: bool  # somebody is to look at held-out data: Trainer.report
+    round: int  # number of the round, from 1
+    version: int  # version of the parameters
+    epoch: int  # number of the epoch
+    rank: int  # place of this worker in the order of names; it changes when workers join or leave
+    world: int  # number of workers
+    begin: int  # position of the first sample in the epoch's order
+    count: int  # number of samples
+    is_local: bool  # True: train the tensors in place; False: compute gradients
+    overlap: int  # local steps to make between `contribute` and `finish`
+    evaluate: bool  # True: evaluate first, and call `Trainer.report`
     _trainer: object = dataclasses.field(repr=False, compare=False, default=None)
 
     def __len__(self):
         return self.count
 
     def indices(self):
-        """Numbers of the samples, below `samples`; no two workers have the same in an epoch. Only while the round is open."""
+        """Return the numbers of the samples, each below `samples`, while the round is open. No sample comes twice in an epoch."""
         trainer = self._trainer()
         if trainer is None or trainer._share is not self:
             raise CentroidError("failed_precondition", f"round {self.round} is over")
@@ -265,35 +284,46 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    outcome: Outcome  # committed; skipped (not finite); lost (the cluster went on without us); late
-    version: int
-    wait_seconds: float
-    reason: str
+    """The result of a round, from `Trainer.finish`."""
+
+    outcome: Outcome  # what became of the contribution
+    version: int  # version of the parameters after the round
+    wait_seconds: float  # how long `finish` waited
+    reason: str  # why the outcome is not COMMITTED
 
 
 class Trainer:
-    """A program as a worker of a cluster. One thread, but `stop`.
+    """A worker of a cluster. Iterate over it for shares, and call `finish` for each.
 
-    server   HOST:PORT, several separated by commas
-    tensors  names and float32 arrays, changed in place: they hold the cluster's parameters in each round. The cluster begins at the first
-             worker's, unless it goes on from a checkpoint. Those whose last part of the name begins with running_ are buffers, as batch
-             normalisation has them: they are averaged as the share has changed them, and need no gradient
-    samples  of the whole training data, the same for all workers
-    batch    samples of one step here
-    sample_tokens  that a sample has at most; where the server weighs by tokens, `samples=` of a step says over how many its gradient is the mean
-    model    what all workers of the job call alike
-    on_keep  with local steps called with a round: the server saves its state after it, which the tensors are now. What the program keeps
-             besides, as its own optimizer, is to be saved with it
-    tls      None, or a dict of authority, and certificate, key, server_name where needed (paths)
+    Use it from one thread, but for `stop`, and never in a forked child process. A process may have several.
+
+    server   HOST:PORT; several servers are separated by commas
+    tensors  dict of names and arrays, changed in place: they are the cluster's parameters in each round. The first worker's values are
+             the initial ones, unless there is a checkpoint. A name whose last part begins with running_ is a buffer, as in batch
+             normalisation: it is averaged and needs no gradient
+    samples  samples of the whole training data, the same for all workers
+    batch    samples of one step of this worker
+    token    the workers' token
+    name     unique name of this worker; default: host name and process id
+    model    name of the model, the same for all workers
+    codec    codec of the contributions, such as bf16 (docs/how-to/slow-networks.md); default: f32
+    state_dir         folder that keeps the codec's error feedback for the next start; needs `name`
+    data_fingerprint  number that identifies the training data; workers with another are refused
+    sample_tokens     most tokens of a sample, where the server has `weight_by tokens`; `samples=` of `finish` then counts tokens
+    on_keep  with local steps called with a round's number, when the server saves the state after that round: save your optimizer
+    timeout  seconds after which a worker without a server gives up; default: 60
+    tls      dict of file names: `authority` (or "system"), and where needed `certificate`, `key`, `server_name`
+
+    After the loop `end` is an `End` and `end_reason` its text. Where `final_evaluation` is true, call `report` before `close`.
     """
 
     def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None):
         self._handle = None
         _library or load()
         self.tensors = dict(tensors)
-        self._names = sorted(self.tensors)  # the same for all, whatever order they were given in
+        self._names = sorted(self.tensors)  # the same order in all workers
         self._shapes = [_shape(self.tensors[name_], name_) for name_ in self._names]
-        known = getattr(_library, "centroid_is_buffer", None)  # an older library has none
+        known = getattr(_library, "centroid_is_buffer", None)  # an older library has no such function
         self._buffers = {name_ for name_ in self._names if known and known(name_.encode())}
         for name_ in self._names:
             _check_writable(self.tensors[name_], name_)
@@ -309,8 +339,8 @@ class Trainer:
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
         self._handle, self._worker, self._share, self._is_contributed, self._began = handle, _Worker(), None, False, 0.0
         self._version, self._process, self._closing = 0, os.getpid(), threading.Lock()
-        self.end = self.end_reason = None  # after the last share: an End, and why
-        self.final_evaluation = False  # report what held-out data says, before close
+        self.end = self.end_reason = None  # after the last share: an End and its text
+        self.final_evaluation = False  # call report before close
 
     def __enter__(self):
         return self
@@ -319,7 +349,7 @@ class Trainer:
         self.close(None if kind is None else f"{kind.__name__}: {error}")
 
     def _keeper(self, on_keep):
-        """What C calls; an exception of the program is raised where it waits."""
+        """Make the function that C calls. An exception of the program is raised by `__next__`."""
         errors = self._on_keep_errors = []
 
         def call(_, number):
@@ -335,7 +365,7 @@ class Trainer:
         return self
 
     def __next__(self):
-        """The next round's share; ends with the job. fails failed_precondition where the job was halted"""
+        """Wait for the next round and return its share. Ends with the job; a halted job raises failed_precondition."""
         if self.end is not None:
             raise StopIteration
         out = _Share()
@@ -359,23 +389,29 @@ class Trainer:
         return self._share
 
     def contribute(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
-        """Send what was done up to here and go on at once; `finish` waits. What is trained between them is kept; it counts in the next round."""
+        """Send the work of this share and return at once; `finish` then waits for the round's end.
+
+        Steps that are trained between the two calls are kept and count in the next round.
+        """
         self._open()
         self._give(gradients)
         _call("trainer_contribute", self._handle, ctypes.byref(self._step(samples, loss_sum, correct)))
         self._is_contributed, self._began = True, time.monotonic()
 
     def finish(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
-        """Give the mean gradients of the share (name to array), or with local steps the arrays as they are now, and wait for the round's end.
+        """Send the contribution, wait for the end of the round, and return a `Round`.
 
-        samples, loss_sum, correct: what was trained since the share or `contribute`; samples are the share's where nothing is said.
+        gradients  dict of names and mean gradients over the share; None counts as 0. With local steps give none: the tensors are sent
+        samples    samples trained since the share or `contribute`; default: all of the share
+        loss_sum   sum of their losses
+        correct    how many were classified correctly
         """
         self._open()
         if self._is_contributed:
             if gradients is not None:
                 raise CentroidError("invalid_argument", "this round has had its gradients, with contribute")
             if self._share.is_local:
-                self._give(None)  # what was learned since is not lost
+                self._give(None)  # steps since `contribute` are kept
         else:
             self._give(gradients)
         out = _Round()
@@ -385,18 +421,21 @@ class Trainer:
         return Round(Outcome(out.outcome), out.version, out.wait_seconds, reason)
 
     def record(self, name, value):
-        """A number of the program's own, such as a perplexity: the mean of those of a name since the last contribution goes with the next, to
-        REST and metrics. At most 16 names of 1 to 64 letters, digits, _ . / or -, a letter or _ first."""
+        """Record a number of your own, such as a perplexity, for REST and metrics.
+
+        A contribution carries the mean of each name since the one before. A job has at most 16 names, of 1 to 64 letters, digits,
+        _ . / or -, with a letter or _ first.
+        """
         _call("trainer_record", self._open(), str(name).encode(), float(value))
 
     def report(self, *, samples, correct, loss_sum):
-        """What held-out data says of the cluster's parameters."""
+        """Report the results of the cluster's parameters on held-out data."""
         samples, correct = _number(samples, "samples", 0, 2**62), _number(correct, "correct", 0, 2**62)
         _call("trainer_report", self._open(), self._version, samples, correct, loss_sum)
-        self._began = time.monotonic()  # that was no training
+        self._began = time.monotonic()  # evaluation is no training time
 
     def committed(self, name):
-        """What all workers agreed on last, as bytes of float32: with fragments or overlap other than the tensors."""
+        """Return the committed parameters of a tensor as bytes of float32; with fragments or overlap they differ from the tensor."""
         if name not in self.tensors:
             raise CentroidError("not_found", f"no tensor {name}")
         at = self._names.index(name)
@@ -404,16 +443,16 @@ class Trainer:
         return ctypes.string_at(address, 4 * _size(self._shapes[at]))
 
     def stop(self, why="the program stops"):
-        """From any thread: every wait ends soon, and the loop with it. A round that `finish` waits for is lost."""
+        """End the loop of this worker soon, from any thread; the job continues. A round that `finish` waits for is lost."""
         with self._closing:
             if self._handle and self._process == os.getpid():
                 _library.centroid_trainer_stop(self._handle, _bytes(why))
 
     def close(self, why=None):
-        """Say goodbye to the cluster. Twice is once."""
+        """Leave the cluster."""
         if not self._handle:
             return
-        if self._process != os.getpid():  # a child that was forked has no thread of it
+        if self._process != os.getpid():  # a forked child has no threads of the library
             self._handle = None
             return
         if self.end is None:
@@ -441,7 +480,7 @@ class Trainer:
         return _Step(samples=count, correct=correct, loss_sum=float(loss_sum), compute_seconds=time.monotonic() - self._began)
 
     def _give(self, gradients):
-        """Gradients, or the parameters as they are now, go into the library's memory."""
+        """Copy the gradients, or with local steps the tensors, into the library's memory."""
         share = self._share
         if share is None:
             raise CentroidError("failed_precondition", "no round is open: next comes before finish")
@@ -450,7 +489,7 @@ class Trainer:
         if not share.is_local and gradients is None and share.count > 0:
             raise CentroidError("invalid_argument", "the server wants gradients: give one for each tensor")
         given = self.tensors if share.is_local else gradients or {}
-        # What PyTorch says of a buffer's gradient is None: it is looked at, as one that is not given.
+        # PyTorch gives None as a buffer's gradient: treat it as not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self._buffers}
         changed = set() if share.is_local or share.count == 0 else self._buffers - set(given)
         given = {**given, **{name: self.tensors[name] for name in changed}}
@@ -458,13 +497,13 @@ class Trainer:
             odd = [name for name in self._names if name not in given] + [name for name in given if name not in self.tensors]
             if odd:
                 raise CentroidError("invalid_argument", f"gradients and tensors differ: {', '.join(odd)}")
-        # Nothing leaves before all has been looked at.
+        # Check all arrays before anything is sent.
         read = {name: _read(given[name], name, shape) for name, shape in zip(self._names, self._shapes) if given.get(name) is not None}
         memory = _library.centroid_trainer_parameters if share.is_local else _library.centroid_trainer_gradient
         for at in reversed(range(len(self._names))):
             name, size = self._names[at], 4 * _size(self._shapes[at])
             if name in given and size > 0:
-                if name in changed:  # what it has lost since the round began
+                if name in changed:  # a buffer: what it was less what it is
                     before, now, out = (
                         (ctypes.c_float * (size // 4)).from_address(address)
                         for address in (_library.centroid_trainer_parameters(self._handle, at), read[name][0], memory(self._handle, at))
@@ -472,7 +511,7 @@ class Trainer:
                     out[:] = [old - new for old, new in zip(before, now)]
                 elif name in read:
                     ctypes.memmove(memory(self._handle, at), read[name][0], size)
-                else:  # PyTorch's None: the loss does not depend on it
+                else:  # PyTorch's None: the loss does not depend on it, so 0
                     ctypes.memset(memory(self._handle, at), 0, size)
             if name in given and not share.is_local:
                 _call("trainer_ready", self._handle, at)
@@ -483,15 +522,15 @@ class Trainer:
 
 
 class Tensors(dict):
-    """Name to memoryview of float32 in the tensor's shape; `version`: the committed one that all are of."""
+    """A dict of names and memoryviews of float32. All have the committed version `version`."""
 
     version = 0
 
 
 def pull(server, names=None, *, token=None, name=None, timeout=None, tls=None):
-    """The cluster's tensors of these names (None: all) as they are now, all of one committed version; for a program that is no worker.
+    """Return the cluster's tensors of these names (None: all). The program need not be a worker.
 
-    Waits for the first values, for its turn among readers and for a server that leads, at most `timeout` seconds (60).
+    Waits at most `timeout` seconds (60) for a leader, for the first values, and for its turn among readers.
     """
     _library or load()
     if isinstance(names, (str, bytes)):
@@ -510,7 +549,7 @@ def pull(server, names=None, *, token=None, name=None, timeout=None, tls=None):
             shape = tuple(tensor.shape[: tensor.rank])
             values = (ctypes.c_float * _size(shape))()
             ctypes.memmove(values, tensor.values, ctypes.sizeof(values))
-            # There is no shape with a 0 in it, as for `Rows.pull`.
+            # A memoryview cannot have a 0 in its shape: an empty tensor is flat, as in `Rows.pull`.
             out[tensor.name.decode()] = memoryview(values).cast("B").cast("f", shape) if _size(shape) else memoryview(values)
         return out
     finally:
@@ -518,11 +557,13 @@ def pull(server, names=None, *, token=None, name=None, timeout=None, tls=None):
 
 
 class Rows:
-    """One table of sparse rows by 64-bit keys (docs/rows.md). One call at a time; reconnects by itself.
+    """One embedding table (docs/how-to/embedding-tables.md). One call at a time; it reconnects by itself and follows the leader.
 
-    server   HOST:PORT, several separated by commas: the one that leads is looked for whenever the connection is lost
+    table    name of the table
+    timeout  seconds that a call may take; default: 30
 
-    Keys are whatever has a buffer of 64-bit integers, or an iterable of int; values and gradients as the tensors of a Trainer.
+    `dim` is the number of floats of a row. Keys are an array of 64-bit integers or any iterable of int. `server`, `token` and `tls`
+    are as for `Trainer`.
     """
 
     def __init__(self, server, table, *, token=None, name=None, timeout=None, tls=None):
@@ -540,7 +581,7 @@ class Rows:
         self.close()
 
     def pull(self, keys, out=None):
-        """Rows of the keys: into `out` [keys, dim], or as a memoryview of float32 in that shape (without keys an empty one)."""
+        """Return the rows of the keys: a memoryview of float32 of the shape [keys, dim], or the array `out` of that shape."""
         address, count, keep = self._keys(keys)
         if out is not None and _shape(out, "out") != (count, self.dim):
             raise _bad(f"out has shape {list(_shape(out, 'out'))}, not {[count, self.dim]}")
@@ -554,11 +595,11 @@ class Rows:
         return flat.cast("f", [count, self.dim]) if count else flat.cast("f")
 
     def push(self, keys, gradients, step=None):
-        """Gradients [keys, dim]; the server's rule changes the rows. Applied at most once, whatever happens to the connection.
+        """Send gradients of the shape [keys, dim]; the server updates the rows, at most once whatever happens to the connection.
 
-        Where it fails a part may have been applied: the error says so, `rest` counts what was not, and `push_rest` repeats that alone.
+        After an error a part may have been applied. The error says so, `rest` counts the other keys, and `push_rest` repeats those.
 
-        step: of the training, from 1; a table with a schedule of the learning rate goes by it, and refuses a push without.
+        step  number of the training step, from 1; a table with a learning-rate schedule needs it
         """
         at = [] if step is None else [_number(step, "step", 1, 2**64 - 1)]
         address, count, keep = self._keys(keys)
@@ -567,15 +608,18 @@ class Rows:
         del keep, keep_values
 
     def push_rest(self):
-        """Repeat what of the last push was not applied, each key once however often this is called; nothing where nothing is left."""
+        """Repeat the part of the last push that was not applied. Each key is applied once, however often you call this."""
         _call("rows_push_rest", self._open())
 
-    # Keys of the last push that were not applied, or of which that is not known; a copy of them is kept until the next push.
+    # keys of the last push that were not applied, or may not have been; a copy is kept until the next push
     rest = property(lambda self: _library.centroid_rows_rest(self._open()))
+    # pushes that the server answered
     pushed = property(lambda self: _library.centroid_rows_pushed(self._open()))
+    # pushes of these that were lost with a server that had no journal
     lost = property(lambda self: _library.centroid_rows_lost(self._open()))
 
     def close(self):
+        """Close the connection."""
         if self._handle:
             handle, self._handle = self._handle, None
             _library.centroid_rows_close(handle)

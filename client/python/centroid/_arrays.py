@@ -1,11 +1,21 @@
-"""Arrays of others, of NumPy, PyTorch or anything with a buffer of float32, to and from memory of the library."""
+"""Copy arrays (NumPy, PyTorch, any buffer of float32) to and from the library's memory."""
 
 import ctypes
 import operator
 
 
 class CentroidError(Exception):
-    """What went wrong; `code` says of what kind it is ("unavailable", "invalid_argument", ...)."""
+    """What went wrong, where, and what to do, as `message`. `code` is one of:
+
+    unavailable          the server was not reached, or is gone
+    deadline_exceeded    a call took longer than its timeout
+    aborted              the server lost pushes of this client
+    failed_precondition  the server refused, the job halted, or a call came at the wrong moment
+    resource_exhausted   there is not enough memory
+    data_loss            a checksum is wrong, or a file is damaged
+    unimplemented        the library is older than this package
+    invalid_argument, not_found, already_exists, cancelled, internal  as the names say
+    """
 
     def __init__(self, code, message):
         super().__init__(f"{code}: {message}")
@@ -35,7 +45,7 @@ def _view(array, name):
 
 
 def _read(array, name, shape=None):
-    """(address, what keeps it alive) of the array as float32, one row after another."""
+    """Return the address of the array as contiguous float32, and the object that keeps that memory alive."""
     if shape is not None and _shape(array, name) != shape:
         raise _bad(f"{name} has shape {list(_shape(array, name))}, not {list(shape)}")
     if _is_torch(array):
@@ -58,7 +68,7 @@ def _read(array, name, shape=None):
 
 
 def _check_writable(array, name):
-    """It can hold the parameters."""
+    """Raise an error unless the array can take the parameters."""
     if _is_torch(array):
         if not array.is_floating_point():
             raise _bad(f"{name} has dtype {array.dtype}: only floating-point tensors can be trained")
@@ -70,7 +80,7 @@ def _check_writable(array, name):
 
 
 def _write(array, name, address, shape):
-    """The numbers at `address` go into the array."""
+    """Copy the numbers at `address` into the array."""
     if _shape(array, name) != shape:
         raise _bad(f"{name} has shape {list(_shape(array, name))} now, and had {list(shape)}")
     count = _size(shape)
@@ -89,7 +99,7 @@ def _write(array, name, address, shape):
 
 
 def _number(value, name, low, high):
-    """An integer that fits."""
+    """Return the value as an integer from `low` to `high`."""
     try:
         number = operator.index(value)
     except TypeError:

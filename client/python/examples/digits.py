@@ -2,8 +2,8 @@
 """Handwritten digits with NumPy and Centroid: one worker of a cluster.
 
 Usage: digits.py SERVER DIGITS_CSV_GZ [--name NAME] [--batch 32] [--lr 0.1] [--out FILE.npz] [--step-seconds S]
-SERVER is HOST:PORT of a centroid-server; DIGITS_CSV_GZ has 64 pixels and the digit in each line (`./centroid demo` fetches it to
-.cache/data). Start as many as the cluster is to have. Works with servers that want gradients, and with those that want local steps.
+SERVER is HOST:PORT of a centroid-server. DIGITS_CSV_GZ has 64 pixels and the digit in each line; `./centroid build` puts it at
+.cache/data/digits.csv.gz. Start one process for each worker. It works with and without the server's setting local_steps.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def initial(seed=1):
 
 
 def step(tensors, x, y):
-    """Mean gradients, sum of the loss, and how many are right."""
+    """Return the mean gradients, the sum of the losses, and how many samples are classified correctly."""
     hidden = np.maximum(x @ tensors["hidden.weight"] + tensors["hidden.bias"], 0)
     logits = hidden @ tensors["output.weight"] + tensors["output.bias"]
     logits -= logits.max(axis=1, keepdims=True)
