@@ -305,10 +305,10 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   const auto transport = transport::make_tcp(service.executor(), std::move(transport_options));
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
 
-  JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
-  CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, data_endpoint));
   Fence fence(config.checkpoint.dir,
               config.identity.name.empty() ? config.listen : config.identity.name);
+  JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
+  CENTROID_ASSIGN(const auto listener, listen_for_data(*transport, data_endpoint));
   const ElectionProbe election_probe(registry);
   Control control_plane(cluster);
   cluster.set_files(operators.executor());

@@ -86,7 +86,7 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   co_return ending.result;
 }
 
-/// No session outlives this.
+/// No session, and no thread of the journal, outlives this.
 Task<void> JobServer::close(transport::Listener& listener) {
   ctx_.stopping.is_closing = true;
   listener.close();
@@ -95,6 +95,7 @@ Task<void> JobServer::close(transport::Listener& listener) {
   ctx_.outgoing.notify_all();
   ctx_.tasks.cancel();
   co_await ctx_.tasks.join();
+  co_await ctx_.journal.stop(ctx_.disk.executor);  // its thread asks the fence, and posts to us
   ctx_.open.attempt.reset();
 }
 

@@ -34,6 +34,7 @@ Task<void> Journal::stop(Executor files) {
   moved_->notify_all();
   auto close = [closing] { closing->reset(); };
   co_await run_on(std::move(files), std::move(close));
+  *told_ = nullptr;  // what is posted already may come after its owner has gone
 }
 
 Task<void> Journal::drop_attempt() {

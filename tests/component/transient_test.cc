@@ -83,6 +83,8 @@ class LateLease : public testing::Test {
     const Status ended = leader.join();
     EXPECT_TRUE(ended.ok()) << ended.error().to_string();
     EXPECT_FALSE(leader.cluster().is_halted());
+    // The journal's thread asks the fence, and posts to the server: it ends before both.
+    EXPECT_FALSE(leader.cluster().context().journal.is_on());
   }
 };
 

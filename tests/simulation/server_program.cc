@@ -58,11 +58,11 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   IoThread service("service"), blocking("blocking"), files("files"), looks("looks"),
       verifies("verifies");
   const auto transport = around_.network.make_transport(service.executor(), {});
+  server::Fence fence(config.checkpoint.dir, config.identity.name);
   server::JobServer cluster(service.executor(), blocking.executor(), config, clock, registry);
   server::Control control(cluster);
   cluster.set_files(files.executor());
   control.set_files(looks.executor(), verifies.executor());
-  server::Fence fence(config.checkpoint.dir, config.identity.name);
   const server::ElectionProbe probe(registry);
   if (config.has_election()) cluster.stand_by(fence);
   CENTROID_ASSIGN(const auto listener, transport->listen({.host = name(), .port = 7070}));
