@@ -255,8 +255,9 @@ void add_worker_actions(CLI::App& app, const std::shared_ptr<Session>& session, 
 void add_checkpoint_actions(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const restored =
       app.get_subcommand("checkpoints")
-          ->add_subcommand("restore",
-                           "Have the job go back to one (docs/reference/rest.md says what that means).");
+          ->add_subcommand(
+              "restore",
+              "Have the job go back to one (docs/reference/rest.md says what that means).");
   const auto version = std::make_shared<std::uint64_t>(0);
   const auto deletes = std::make_shared<bool>(false);
   restored->add_option("VERSION", *version, "its version")->required();

@@ -122,10 +122,11 @@ void check_servers(Report& report, const Session& session, const Json& servers,
       const double ago =
           static_cast<double>(std::time(nullptr)) - number_of(server, "seen_unix_seconds");
       const bool is_late = !(ago < seen_within(session));
-      report.add(
-          is_late ? Verdict::kWarning : Verdict::kGood, name,
-          "stands by; etcd heard of it " + duration_text(std::max(0.0, ago)) + " ago",
-          is_late ? "look at its log, and at its way to etcd (docs/how-to/high-availability.md)" : "");
+      report.add(is_late ? Verdict::kWarning : Verdict::kGood, name,
+                 "stands by; etcd heard of it " + duration_text(std::max(0.0, ago)) + " ago",
+                 is_late
+                     ? "look at its log, and at its way to etcd (docs/how-to/high-availability.md)"
+                     : "");
       continue;
     }
     if (state == "joining" || state == "draining")
@@ -208,9 +209,9 @@ void check_job(Report& report, const Json& cluster) {
     report.add(Verdict::kBad, "role", "this leader may not act: " + why,
                "look at etcd and the network to it");
   if (state == "halted")
-    report.add(
-        Verdict::kBad, "job", found,
-        "correct what the reason names, then centroidctl job resume (docs/how-to/runbooks.md, Signals)");
+    report.add(Verdict::kBad, "job", found,
+               "correct what the reason names, then centroidctl job resume "
+               "(docs/how-to/runbooks.md#centroidjobhalted)");
   else if (state == "paused" || state == "stopped")
     report.add(Verdict::kWarning, "job", found, "centroidctl job resume");
   else if (state == "waiting")
@@ -313,11 +314,12 @@ void check_durability(Report& report, const Session& session) {
       return report.add(
           Verdict::kGood, "durability",
           std::string("checkpoints are written while the job runs (") + setting + ")");
-  report.add(Verdict::kWarning, "durability",
-             "no journal, and checkpoints at the end only: if the server is killed, all since the "
-             "newest checkpoint is lost",
-             "centroidctl config set checkpoint.every_rounds=N, or start the server with --journal.mode "
-             "on");
+  report.add(
+      Verdict::kWarning, "durability",
+      "no journal, and checkpoints at the end only: if the server is killed, all since the "
+      "newest checkpoint is lost",
+      "centroidctl config set checkpoint.every_rounds=N, or start the server with --journal.mode "
+      "on");
 }
 
 int examine(const Session& session, const WorkerOptions& worker_options, bool leaves_members) {

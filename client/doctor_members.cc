@@ -268,7 +268,8 @@ void check_certificates(Report& report, const Json& members, const std::string& 
                kind + " " + text_of(member, "name") +
                    (end < now ? ": the one it joined with has expired; it cannot join again"
                               : ": the one it joined with holds until " + time_text(end, "-")),
-               "put a new one on its machine: it is shown with the next connection (docs/how-to/secure.md)");
+               "put a new one on its machine: it is shown with the next connection "
+               "(docs/how-to/secure.md)");
   }
   if (known > 0 && is_good)
     report.add(Verdict::kGood, "certificate",

@@ -26,17 +26,17 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kPiece = 8u << 20;
 constexpr int kTries = 5;
 
-struct Wanted {
+struct WantedFile {
   std::string name;
   std::uint64_t bytes = 0;
   std::uint32_t crc32c = 0;
 };
 
-Result<std::vector<Wanted>> files_of(const Session& session, const std::string& url) {
+Result<std::vector<WantedFile>> files_of(const Session& session, const std::string& url) {
   CENTROID_ASSIGN(const Json listed, get_list(session, url, "files"));
-  std::vector<Wanted> files;
+  std::vector<WantedFile> files;
   for (const Json& one : listed) {
-    Wanted file;
+    WantedFile file;
     file.name = text_of(one, "name");
     file.bytes = one.value("bytes", std::uint64_t{0});
     const std::string crc = text_of(one, "crc32c");
@@ -47,7 +47,7 @@ Result<std::vector<Wanted>> files_of(const Session& session, const std::string& 
     files.push_back(std::move(file));
   }
   if (files.empty()) return Error(ErrorCode::kDataLoss, url + ": the server lists no files");
-  const auto is_manifest = [](const Wanted& file) { return file.name == "manifest.json"; };
+  const auto is_manifest = [](const WantedFile& file) { return file.name == "manifest.json"; };
   if (std::none_of(files.begin(), files.end(), is_manifest))
     return Error(ErrorCode::kUnimplemented,
                  url + ": manifest.json is not listed: the server is older than this centroidctl");
@@ -62,7 +62,7 @@ Result<std::uint32_t> checksum(const fs::path& path, std::uint64_t& bytes) {
 }
 
 /// What an earlier call has left is kept. fails as `ask`; data_loss: it is not what the server has
-Status fetch(const Session& session, const std::string& url, const Wanted& file,
+Status fetch(const Session& session, const std::string& url, const WantedFile& file,
              const fs::path& path) {
   std::uint64_t at = 0;
   std::uint32_t crc = 0;
@@ -117,7 +117,7 @@ Status get(const Session& session, std::uint64_t version, const fs::path& folder
   std::error_code failed;
   file::create_directories(begun, failed);
   if (failed) return Error(ErrorCode::kInvalidArgument, begun.string() + ": " + failed.message());
-  for (const Wanted& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
+  for (const WantedFile& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
   CENTROID_TRY(file::sync_directory(begun));  // the name says that all of it is on the disk
   fault::point("fetch.all_there");
   CENTROID_TRY(file::rename(begun, target));

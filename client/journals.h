@@ -9,7 +9,8 @@
 
 #include "common/checkpoint/checkpoint.h"
 
-/// The journals of a run on one server or several, without a server (docs/how-to/recover.md#verify).
+/// The journals of a run on one server or several, without a server
+/// (docs/how-to/recover.md#verify).
 namespace centroid::client {
 
 /// Folders that have one: those that are `named`, else `journal` and `journal-NAME` beside the

@@ -19,8 +19,8 @@ struct RowsClientOptions {
   std::string servers = "127.0.0.1:7070";
   std::string token;
   std::string name = "rows-client";  ///< for the server's log
-  /// TLS, as a worker's settings `tls.*` have it (docs/how-to/secure.md): `authority`, and where the server
-  /// asks for them `certificate` and `key`. None: no TLS.
+  /// TLS, as a worker's settings `tls.*` have it (docs/how-to/secure.md): `authority`, and where
+  /// the server asks for them `certificate` and `key`. None: no TLS.
   std::optional<transport::TlsOptions> tls;
   /// Of one call, reconnects included; below 10 minutes: the server knows for so long what a client
   /// without a connection has pushed.
@@ -31,8 +31,8 @@ struct RowsClientOptions {
   transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the servers
 };
 
-/// One table of a server's sparse rows (docs/how-to/embedding-tables.md). Blocks; reconnects by itself, follows the
-/// leader.
+/// One table of a server's sparse rows (docs/how-to/embedding-tables.md). Blocks; reconnects by
+/// itself, follows the leader.
 ///
 /// thread   one call at a time, from any thread; several clients for several at once
 /// pushes   are applied at most once: one that had no answer is sent again under its number.

@@ -46,7 +46,8 @@ struct TrainerOptions {
 
 /// A training program of any kind as a worker of a cluster: it brings tensors with names, computes
 /// on the shares of data that it is given, and gives gradients, or, where the server wants local
-/// steps, parameters that it has trained (docs/how-to/pytorch.md). Exchange star; reconnects by itself.
+/// steps, parameters that it has trained (docs/how-to/pytorch.md). Exchange star; reconnects by
+/// itself.
 ///
 /// loop     next, train, finish; the share of a round that is not finished cannot be skipped
 /// memory   parameters, gradients, initial values and what arrives; with local steps parameters,
@@ -87,7 +88,8 @@ class Trainer {
   /// `next` on. `stats` as contribute; after it those of the steps since.
   Result<worker::RoundReport> finish(const worker::StepStats& stats);
   /// A number of the program's own (a perplexity, a reward): the mean of those of one name since
-  /// the last contribution goes with the next, to REST and metrics (docs/how-to/pytorch.md). Any time.
+  /// the last contribution goes with the next, to REST and metrics (docs/how-to/pytorch.md). Any
+  /// time.
   /// fails  as Scalars::record
   Status record(std::string_view name, double value);
   /// What held-out data says of committed(), when a share or the end asks for it.

@@ -5,8 +5,8 @@ import re
 HEAD = """# Metrics
 
 Every Prometheus metric of Centroid. Times are in seconds, sizes in bytes. A server and a standby
-serve `/metrics` on the REST port (`--api`), with its token. A
-[shard server](../how-to/several-servers.md) and a worker serve it at `--metrics-listen`, without a
+serve `/metrics` on the REST port (`--api.listen`), with its token. A
+[shard server](../how-to/several-servers.md) and a worker serve it at `--metrics.listen`, without a
 token. [Monitor](../how-to/monitor.md) explains Prometheus and the dashboards,
 [runbooks](../how-to/runbooks.md) the alerts.
 

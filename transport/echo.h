@@ -4,8 +4,8 @@
 
 namespace centroid::transport {
 
-/// Kind of the request that measures a connection (docs/reference/wire.md): its payload is dropped, its head
-/// (u32) says how many bytes of payload the answer shall have.
+/// Kind of the request that measures a connection (docs/reference/wire.md): its payload is dropped,
+/// its head (u32) says how many bytes of payload the answer shall have.
 inline constexpr std::uint16_t kEcho = 96;
 /// Payload of an Echo and of its answer.
 inline constexpr std::uint32_t kMaxEchoBytes = 1u << 20;

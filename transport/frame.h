@@ -21,8 +21,8 @@ enum FrameFlags : std::uint32_t {
   kFlagUnsummed = 1u << 3,  ///< the payload has no checksum; only where both sides agreed
 };
 
-/// First 48 bytes of every frame (docs/reference/wire.md): then `head_bytes` of head (small, structured),
-/// then `payload_bytes` of bulk.
+/// First 48 bytes of every frame (docs/reference/wire.md): then `head_bytes` of head (small,
+/// structured), then `payload_bytes` of bulk.
 struct FrameHeader {
   std::uint16_t version = kWireVersion;
   std::uint16_t kind = 0;

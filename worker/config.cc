@@ -142,8 +142,10 @@ void register_alone(config::Schema& s, WorkerConfig& c) {
   s.field("lr_schedule", &c.optimizer.schedule, {.text = "exchange local: as on the server"});
   s.field("clip_norm", &c.optimizer.clip_norm,
           {.text = "exchange local: maximum norm of the gradient; 0: no clipping", .min = 0.0});
-  s.field("momentum", &c.optimizer.momentum, {.text = "exchange local", .min = 0.0, .max = 1.0});
-  s.field("weight_decay", &c.optimizer.weight_decay, {.text = "exchange local", .min = 0.0});
+  s.field("momentum", &c.optimizer.momentum,
+          {.text = "exchange local: for momentum and nesterov", .min = 0.0, .max = 1.0});
+  s.field("weight_decay", &c.optimizer.weight_decay,
+          {.text = "exchange local: L2 added to the gradient; for adamw decoupled", .min = 0.0});
   s.field("nonfinite", &c.nonfinite,
           {.text = "exchange local: reaction to NaN or infinity",
            .choices = {"halt", "skip", "propagate"}});
@@ -168,10 +170,14 @@ void register_local_steps(config::Schema& s, WorkerConfig& c) {
            .choices = {"worker", "cluster"}});
   s.field("inner.clip_norm", &c.inner.clip_norm,
           {.text = "local steps: maximum norm of the gradient; 0: no clipping", .min = 0.0});
-  s.field("inner.momentum", &c.inner.momentum, {.text = "local steps", .min = 0.0, .max = 1.0});
-  s.field("inner.beta1", &c.inner.beta1, {.text = "local steps", .min = 0.0, .max = 1.0});
-  s.field("inner.beta2", &c.inner.beta2, {.text = "local steps", .min = 0.0, .max = 1.0});
-  s.field("inner.weight_decay", &c.inner.weight_decay, {.text = "local steps", .min = 0.0});
+  s.field("inner.momentum", &c.inner.momentum,
+          {.text = "local steps: for momentum and nesterov", .min = 0.0, .max = 1.0});
+  s.field("inner.beta1", &c.inner.beta1,
+          {.text = "local steps: decay of the first moment", .min = 0.0, .max = 1.0});
+  s.field("inner.beta2", &c.inner.beta2,
+          {.text = "local steps: decay of the second moment", .min = 0.0, .max = 1.0});
+  s.field("inner.weight_decay", &c.inner.weight_decay,
+          {.text = "local steps: L2 added to the gradient; for adamw decoupled", .min = 0.0});
   s.field("inner.lr_scale_ratio", &c.inner_scale_ratio,
           {.text = "local steps: multiply the learning rate by 1 + (workers - 1) x this",
            .min = 0.0,

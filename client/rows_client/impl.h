@@ -32,7 +32,8 @@ inline constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
 /// From which on a wait is told in the log, and how often that is looked for.
 inline constexpr std::chrono::milliseconds kHeldUp{2000}, kLook{250};
 
-/// Largest magnitude in a push, and of the sum of a key's gradients in one message (docs/reference/wire.md).
+/// Largest magnitude in a push, and of the sum of a key's gradients in one message
+/// (docs/reference/wire.md).
 inline constexpr float kMaxGradient = 1e18f;
 
 inline TimePoint in(std::chrono::milliseconds time) { return centroid::now() + time; }

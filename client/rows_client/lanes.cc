@@ -14,8 +14,8 @@ namespace {
 
 /// To connect to a server that the route names: it may be another one since.
 constexpr std::chrono::seconds kOneTry{3};
-/// Where several servers may lead, as workers have it: half of what docs/how-to/high-availability.md
-/// allows for a takeover is the lease in etcd.
+/// Where several servers may lead, as workers have it: half of what
+/// docs/how-to/high-availability.md allows for a takeover is the lease in etcd.
 constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500},
     kLongestPauseOfSeveral{400};
 

@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t kEditsShare = 3;  // at most length / 3: one of "list", three of "checkpoint"
 constexpr std::size_t kLeastBeginning = 3;  // "che" begins a word, "c" is a guess
+constexpr std::size_t kTypo = 2;            // edits; beyond them a beginning is likelier
+constexpr std::size_t kListed = 3;
 
 constexpr std::string_view kVariable = "centroid_";
 
@@ -45,33 +47,43 @@ std::size_t edits(const std::string& a, const std::string& b) {
   return last.back();
 }
 
-}  // namespace
-
-std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+/// The one that is near, or all that `name` begins.
+std::vector<std::string> candidates(std::string_view name, const std::vector<std::string>& known) {
   const std::string wanted = without_dots(folded(name));
   const std::string last = folded(name).insert(0, 1, '.');
   std::string best;
   std::pair<std::size_t, std::size_t> fewest;  // then by what counts for nothing else: "--run-id"
-  std::vector<std::size_t> begun;
-  for (std::size_t i = 0; i < known.size(); ++i) {
-    if (!wanted.empty() && folded(known[i]).ends_with(last)) return known[i];
-    const std::string other = without_dots(folded(known[i]));
-    if (wanted.size() >= kLeastBeginning && other.starts_with(wanted)) begun.push_back(i);
+  std::vector<std::string> begun;
+  for (const std::string& one : known) {
+    if (!wanted.empty() && folded(one).ends_with(last)) return {one};
+    const std::string other = without_dots(folded(one));
+    if (wanted.size() >= kLeastBeginning && other.starts_with(wanted)) begun.push_back(one);
     const std::size_t count = edits(wanted, other);
     if (kEditsShare * count > std::max(wanted.size(), other.size())) continue;
-    const std::pair both(count, edits(std::string(name), known[i]));
+    const std::pair both(count, edits(std::string(name), one));
     if (best.empty() || both < fewest) {
       fewest = both;
-      best = known[i];
+      best = one;
     }
   }
-  if (best.empty() && begun.size() == 1) best = known[begun.front()];
-  return best;
+  if (best.empty() || (fewest.first > kTypo && !begun.empty())) return begun;
+  return {best};
+}
+
+}  // namespace
+
+std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+  const auto found = candidates(name, known);
+  return found.size() == 1 ? found.front() : "";
 }
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
-  const std::string best = nearest(name, known);
-  return best.empty() ? "" : "; did you mean \"" + best + "\"?";
+  const auto found = candidates(name, known);
+  std::string out;
+  for (std::size_t i = 0; i < std::min(found.size(), kListed); ++i)
+    out += (i == 0 ? "; did you mean \"" : ", \"") + found[i] + "\"";
+  if (found.empty()) return out;
+  return out + (found.size() > kListed ? ", ...?" : "?");
 }
 
 }  // namespace centroid

@@ -9,8 +9,9 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 
-/// Bytes of a journal, the table of which stands in docs/internals/journal-formats.md. A segment is a file of
-/// records: a base, then chunks and commits. Every record is a head of 40 bytes and its payload.
+/// Bytes of a journal, the table of which stands in docs/internals/journal-formats.md. A segment is
+/// a file of records: a base, then chunks and commits. Every record is a head of 40 bytes and its
+/// payload.
 namespace centroid::journal {
 
 constexpr std::size_t kHeadBytes = 40;

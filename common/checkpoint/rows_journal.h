@@ -12,9 +12,10 @@
 #include "common/checkpoint/log_segments.h"
 #include "common/storage/file.h"
 
-/// Bytes of the journal of tables of sparse rows, the table of which stands in docs/internals/journal-formats.md,
-/// and how to read it. A segment is a file of records: a base, then batches of entries. A batch is
-/// what one write brought to the disk: all of it counts, or none.
+/// Bytes of the journal of tables of sparse rows, the table of which stands in
+/// docs/internals/journal-formats.md, and how to read it. A segment is a file of records: a base,
+/// then batches of entries. A batch is what one write brought to the disk: all of it counts, or
+/// none.
 namespace centroid::rows_journal {
 
 constexpr std::size_t kHeadBytes = 40;
@@ -50,8 +51,9 @@ struct Entry {
     kPull = 2,    ///< data: keys; it counts as a use of their rows
     kForget = 3,  ///< nobody of this name comes again
     // of tables on several servers: rows that come from another server, and go to one
-    kRows = 4,  ///< data: `rows` of RowsBlock (docs/reference/wire.md), for the Take that follows; client 1:
-                ///< of keys that wait
+    kRows =
+        4,  ///< data: `rows` of RowsBlock (docs/reference/wire.md), for the Take that follows; client 1:
+            ///< of keys that wait
     kTake = 5,  ///< data: buckets (u16) that are this server's by route `sequence`; client 1: with
                 ///< the Rows before it
     kDrop = 6,  ///< data: keys, whose rows have gone

@@ -12,7 +12,8 @@ namespace centroid {
 /// wire    payload.h, dense: 1 + n + 2·ceil(n / 256) bytes
 /// error   int8.h; with rounding=stochastic unbiased, from `stream`, so that runs repeat
 /// nonfinite  such numbers arrive: the payload is then dense f32
-/// cost    less than a memcpy of the numbers where there is AVX-512 (docs/explanation/compression.md#speed)
+/// cost    less than a memcpy of the numbers where there is AVX-512
+///         (docs/explanation/compression.md#speed)
 /// source  Dettmers et al. 2022 (blockwise scales), Alistarh et al. 2017 (stochastic rounding)
 ///
 /// or

@@ -168,25 +168,25 @@ Result<Manifest> decode_manifest(Bytes payload) {
   return manifest;
 }
 
-#define CENTROID_MESSAGE(M)                                                                  \
-  template <>                                                                                \
-  std::vector<std::byte> encode<M>(const M& message) {                                       \
-    Encoder encoder;                                                                         \
-    const_cast<M&>(message).fields(encoder); /* the encoder only reads */                    \
-    return encoder.out.take();                                                               \
-  }                                                                                          \
-  template <>                                                                                \
-  Result<M> decode<M>(Bytes head) {                                                          \
-    Decoder decoder{ByteReader(head)};                                                       \
-    M message;                                                                               \
-    message.fields(decoder);                                                                 \
-    const bool is_whole = decoder.ok && decoder.in.done();                                   \
-    if (is_whole) CENTROID_TRY(check(message));                                              \
-    if (!is_whole || decoder.has_nan)                                                        \
-      return Error(ErrorCode::kInvalidArgument, "malformed " #M " message of " +             \
-                                                    std::to_string(head.size()) +            \
-                                                    " bytes (docs/reference/wire.md has its layout)"); \
-    return message;                                                                          \
+#define CENTROID_MESSAGE(M)                                                       \
+  template <>                                                                     \
+  std::vector<std::byte> encode<M>(const M& message) {                            \
+    Encoder encoder;                                                              \
+    const_cast<M&>(message).fields(encoder); /* the encoder only reads */         \
+    return encoder.out.take();                                                    \
+  }                                                                               \
+  template <>                                                                     \
+  Result<M> decode<M>(Bytes head) {                                               \
+    Decoder decoder{ByteReader(head)};                                            \
+    M message;                                                                    \
+    message.fields(decoder);                                                      \
+    const bool is_whole = decoder.ok && decoder.in.done();                        \
+    if (is_whole) CENTROID_TRY(check(message));                                   \
+    if (!is_whole || decoder.has_nan)                                             \
+      return Error(ErrorCode::kInvalidArgument,                                   \
+                   "malformed " #M " message of " + std::to_string(head.size()) + \
+                       " bytes (docs/reference/wire.md has its layout)");         \
+    return message;                                                               \
   }
 
 CENTROID_MESSAGE(Join)

@@ -10,8 +10,8 @@
 #include "common/base/scalars.h"
 #include "common/tensor/tensor.h"
 
-/// Messages between worker and server: heads of frames, as structs. docs/reference/wire.md is the contract;
-/// the order of `fields` is the order on the wire. A change here is a new wire version.
+/// Messages between worker and server: heads of frames, as structs. docs/reference/wire.md is the
+/// contract; the order of `fields` is the order on the wire. A change here is a new wire version.
 namespace centroid::proto {
 
 /// Frame kinds (transport's own are below 16).
@@ -105,7 +105,7 @@ struct JoinReply {
   std::string schedule = "constant";  ///< of the learning rate
   double clip_norm = 0;               ///< of the mean gradient; 0: none
   // peer-to-peer exchanges: the same on every worker
-  std::uint8_t algorithm = 0;           ///< Algorithm of docs/explanation/rounds.md#all-reduce-algorithms
+  std::uint8_t algorithm = 0;  ///< Algorithm of docs/explanation/rounds.md#all-reduce-algorithms
   std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
   std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for so long has failed
   bool ring_by_bandwidth = false;       ///< rings go round as the measured network is best used

@@ -122,7 +122,8 @@ constexpr std::array kRules{
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {
   return Error(ErrorCode::kInvalidArgument, std::string(field) + " is " + value + ", it must be " +
-                                                std::string(expected) + " (docs/reference/wire.md)");
+                                                std::string(expected) +
+                                                " (docs/reference/wire.md)");
 }
 
 std::string text(double number) {

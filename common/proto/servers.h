@@ -2,8 +2,8 @@
 
 #include "common/proto/messages.h"
 
-/// Messages of a model that lies on several servers; docs/reference/wire.md is the contract. The leader is
-/// the server that workers join; shard servers hold chunks and do what it says.
+/// Messages of a model that lies on several servers; docs/reference/wire.md is the contract. The
+/// leader is the server that workers join; shard servers hold chunks and do what it says.
 namespace centroid::proto {
 
 enum class ServersKind : std::uint16_t {

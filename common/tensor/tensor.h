@@ -48,8 +48,8 @@ constexpr std::size_t kMaxTensorRank = 8;
 /// of 0 do not hide an overflow of the others.
 std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor);
 
-/// Check limits (docs/reference/wire.md): names 1..256 bytes of UTF-8 and unique ("__metadata__" is reserved
-/// by safetensors), rank <= 8, all bytes together below 2^63, at least one tensor.
+/// Check limits (docs/reference/wire.md): names 1..256 bytes of UTF-8 and unique ("__metadata__" is
+/// reserved by safetensors), rank <= 8, all bytes together below 2^63, at least one tensor.
 Status validate(const Manifest& manifest);
 
 /// Whether a model keeps this tensor without training it, as batch normalisation its running_mean

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make docs/reference/settings.md from what the programs print (`--help`, `--print-config`).
+"""Make docs/reference/settings.md from what the programs print (`--help-all`, `--print-config`).
 
 Usage: make_settings.py [--check] BIN_DIR     --check: exit status 1 when the page is not what would be made
 """
@@ -17,9 +17,10 @@ INTRO = """# Settings
 Every setting of `centroid-server`, `centroid-worker` and `centroidctl`. The script
 `docs/reference/make_settings.py` makes this page from what the programs print.
 
-- The setting `lease` is the flag `--lease 10s`, and `"lease": "10s"` in the file of `--config`.
-- A second name in the tables is a second flag. `--no-resume` turns a switch off.
-- The environment variable of `api.listen` is `CENTROID_API_LISTEN`.
+- The setting `checkpoint.every_rounds` is the flag `--checkpoint.every-rounds 5`, the environment
+  variable `CENTROID_CHECKPOINT_EVERY_ROUNDS`, and `"checkpoint.every_rounds": 5` or a nested object
+  in the file of `--config`. `--no-resume` turns a switch off.
+- `--help` lists the settings that a person begins with, `--help-all` those below.
 - Later wins: default, file, environment, flags. `--print-config` shows the result.
 - A secret may come from a file, with `_file` behind its name:
   %s.
@@ -27,21 +28,6 @@ Every setting of `centroid-server`, `centroid-worker` and `centroidctl`. The scr
 - Times are `250ms`, `30s`, `5m` or `1h`. Sizes are `64KiB`, `1MiB` or `2GB`.
 """
 HEAD = "\nsetting | default<br>bounds | meaning\n---|---|---\n"
-# title: the settings (a regular expression over the whole name); the first that fits takes a setting
-GROUPS = {
-    "Addresses and access": r"server|(metrics|api|peer)\.(listen|advertise|tls)|listen|(api\.)?(viewer_)?token|advertise|endpoints_file|tls\..*",
-    "Job and data": r"(keep_)?(min|max)_workers|epochs|rounds|init|seed|run_.*|data.*|model|batch|name|base_.*|adapter\..*|load_ahead|state_dir|tables",
-    "Start, end and silence": r"resume|exit_when_finished|leave_workers|.*_status|lease|[a-z]+_timeout|summary_file",
-    "Rounds and exchange": r"exchange|apply|codec.*|policy|late|nonfinite|aggregate|weight_by|payload_checksum|reduce\..*|peer\..*",
-    "Optimizer": r"optimizer\..*",
-    "Local steps": r"local_steps|fragments|overlap|outer|inner\..*",
-    "Unequal workers": r"cadence\..*",
-    "Checkpoints and journal": r"checkpoint\..*|journal\..*",
-    "Several servers": r"join|servers.*|etcd\..*|cluster",
-    "REST": r"api\..*",
-    "Devices and limits": r"devices|matmul|nccl\..*|.*_(limit|memory|threads|bytes)|congestion_control|slowdown",
-    "Log and trace": r"log\..*|trace\..*",
-}
 STEPS = {"ms": [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)], "bytes": [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]}
 
 
@@ -69,22 +55,23 @@ def words(text):
     return re.sub(r"\bdocs/([\w/-]*?)([\w-]+)\.md\b", lambda m: f"[{m[2]}]({os.path.relpath(m[1] + m[2] + '.md', 'reference')})", text.replace("|", "\\|"))
 
 
-def row(name, field, flags):
+def row(name, field):
     unit, default = field.get("unit", ""), amount(field["default"], field.get("unit"))
     is_clear = unit in ("", "ms", "bytes") or unit.rstrip("s") in name + field["text"]
     values = [f"`{default}`" + ("" if is_clear else f" {unit}") if default else "", bounds(field)]
-    names = [f"`{name}`" + ("\\*" if field["live"] else ""), *(f"`{flag}`" for flag in flags)]
-    return "<br>".join(names) + f" | {'<br>'.join(filter(None, values))} | {words(field['text'])}\n"
+    return f"`{name}`" + ("\\*" if field["live"] else "") + f" | {'<br>'.join(filter(None, values))} | {words(field['text'])}\n"
 
 
 def program(path):
-    """The rows of its settings by group, and the names of its secrets."""
-    text, rows = printed(path, "--help"), {title: {} for title in GROUPS}
-    for setting, field in json.loads(printed(path, "--print-config")).items():
-        title = next(title for title, pattern in GROUPS.items() if re.fullmatch(pattern, setting))
-        line = re.search(rf"^  --{re.escape(setting)}(?= |,|$).*$", text, re.MULTILINE)[0]
-        rows[title][setting] = row(setting, field, [flag for flag in re.findall(r"--[\w.-]+", line) if flag != f"--{setting}"])
-    return rows, re.findall(r"--([\w.]+)_file FILE reads", text)
+    """The rows of its settings by section, and the names of its secrets."""
+    text, rows = printed(path, "--help-all"), {}
+    fields = json.loads(printed(path, "--print-config"))
+    for title, flag in re.findall(r"^(?:([A-Z].*)|  --([\w.-]+)(?: [A-Z]+)?)$", text, re.MULTILINE):
+        if title:
+            section = title
+        elif (name := flag.replace("-", "_")) in fields:
+            rows.setdefault(section, {})[name] = row(name, fields[name])
+    return rows, [flag.replace("-", "_") for flag in re.findall(r"--([\w.-]+)-file FILE reads", text)]
 
 
 def client(path):

@@ -7,9 +7,10 @@ namespace centroid::server {
 Status check_numbers(const Codec& codec, Bytes payload) {
   const Status finite = codec.check_finite(payload);
   if (finite.ok()) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               finite.error().message() +
-                   ": PushEnd.nonfinite says so (docs/reference/wire.md), and the chunk stays away");
+  return Error(
+      ErrorCode::kInvalidArgument,
+      finite.error().message() +
+          ": PushEnd.nonfinite says so (docs/reference/wire.md), and the chunk stays away");
 }
 
 StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec,

@@ -13,7 +13,7 @@ namespace {
 using trace::escaped;
 
 constexpr std::size_t kMostBoxes = 64, kMostTensors = 24;
-constexpr std::size_t kLongest = 60;  // characters of a name
+constexpr std::size_t kLongestName = 60;  // characters of a name
 constexpr double kLine = 16;
 
 constexpr std::string_view kStyle =
@@ -37,9 +37,9 @@ std::string grouped(std::uint64_t value) {
 }
 
 std::string cut(const std::string& text) {
-  if (text.size() <= kLongest) return text;
+  if (text.size() <= kLongestName) return text;
   std::size_t at = 0;  // whole characters
-  while (at < kLongest) at += std::max<std::size_t>(trace::utf8_length(text, at), 1);
+  while (at < kLongestName) at += std::max<std::size_t>(trace::utf8_length(text, at), 1);
   return text.substr(0, at) + "…";
 }
 

@@ -6,7 +6,7 @@ namespace centroid::server {
 
 namespace {
 
-constexpr double kLongest = 365 * 86400.0;
+constexpr double kLongestEviction = 365 * 86400.0;
 constexpr double kLargestNumber = 9007199254740992.0;  // 2^53: JSON numbers are exact up to it
 
 Json to_json_object(const EvictionView& view) {
@@ -30,7 +30,7 @@ Reply post_drain(Services services, Call call) {
 
 Reply post_evict(Services services, Call call) {
   const Body body(call);
-  CENTROID_CO_ASSIGN(const double seconds, body.number("seconds", 0, 0, kLongest));
+  CENTROID_CO_ASSIGN(const double seconds, body.number("seconds", 0, 0, kLongestEviction));
   CENTROID_CO_ASSIGN(const std::string why, body.text("why", ""));
   CENTROID_CO_TRY(check_reason(why));
   CENTROID_CO_ASSIGN(const EvictionView view,

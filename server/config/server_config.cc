@@ -179,10 +179,11 @@ Status finish(ServerConfig& c) {
                      " the workers' sums hold a part of everybody, nobody can be left out: take "
                      "exchange star, or policy bsp");
   if (c.timeouts.round.count() > 0 && (policy.is_elastic() || c.is_peer_to_peer()))
-    return Error(ErrorCode::kInvalidArgument,
-                 "round_timeout is for policy bsp with exchange star: policy " + c.policy +
-                     " with exchange " + c.exchange +
-                     (policy.is_elastic() ? " does not wait for everybody" : " has reduce.timeout"));
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "round_timeout is for policy bsp with exchange star: policy " + c.policy +
+            " with exchange " + c.exchange +
+            (policy.is_elastic() ? " does not wait for everybody" : " has reduce.timeout"));
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
   CENTROID_TRY(check_aggregate(c));

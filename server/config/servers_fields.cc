@@ -60,7 +60,8 @@ Status check_metrics(const ServerConfig& c) {
 }
 
 Status check_told_chunks(const ServerConfig& c, std::size_t chunks) {
-  constexpr std::size_t kHead = 1 << 20, kNames = 256 * 2 * 260 + 64;  // docs/reference/wire.md, Route
+  constexpr std::size_t kHead = 1 << 20,
+                        kNames = 256 * 2 * 260 + 64;  // docs/reference/wire.md, Route
   const bool tells_squares = c.optimizer.clip_norm > 0;
   const std::size_t most =
       (kHead - kNames) / (tells_squares ? sizeof(double) : sizeof(std::uint16_t));

@@ -23,7 +23,8 @@ struct EventRecord {
   std::vector<std::pair<std::string_view, log::Field::Value>> fields;
 };
 
-/// Every type there is, in the order of docs/reference/rest.md; the OpenAPI document has a schema of each.
+/// Every type there is, in the order of docs/reference/rest.md; the OpenAPI document has a schema
+/// of each.
 std::span<const std::string_view> event_types();
 
 /// What happened lately, for those who ask and those who listen.

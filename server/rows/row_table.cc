@@ -58,10 +58,11 @@ void RowTable::change(RowSpec spec) {
 Result<double> RowTable::rate(std::uint64_t step) const {
   if (schedule_ == LearningRateSchedule()) return spec_.learning_rate;
   if (step > 0) return spec_.learning_rate * schedule_.factor(step);
-  return Error(ErrorCode::kInvalidArgument,
-               "table '" + spec_.name + "' has the schedule " + spec_.schedule +
-                   ": a push must say which step of the training it belongs to, from 1 (`step` of "
-                   "the client's push, docs/how-to/embedding-tables.md). Nothing of the push was applied");
+  return Error(
+      ErrorCode::kInvalidArgument,
+      "table '" + spec_.name + "' has the schedule " + spec_.schedule +
+          ": a push must say which step of the training it belongs to, from 1 (`step` of "
+          "the client's push, docs/how-to/embedding-tables.md). Nothing of the push was applied");
 }
 
 std::uint64_t RowTable::payload_bytes() const {

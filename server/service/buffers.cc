@@ -12,7 +12,8 @@ Status check_buffers(const ServerConfig& c, const Manifest& manifest, const std:
   const auto refuse = [&](const std::string& setting, const std::string& why) {
     return Error(ErrorCode::kFailedPrecondition,
                  "tensor " + buffer->name + " is a buffer, of which workers give what it has " +
-                     "changed by, and " + setting + " " + why + " (docs/how-to/built-in-models.md#buffers, \"Buffers\")");
+                     "changed by, and " + setting + " " + why +
+                     " (docs/how-to/built-in-models.md#buffers, \"Buffers\")");
   };
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));

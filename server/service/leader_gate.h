@@ -13,7 +13,8 @@
 namespace centroid::server {
 
 /// Whether this server may act for the job. Without an election it always may; of several servers
-/// only the leader may, while its lease lasts (docs/how-to/high-availability.md#why-two-leaders-cannot-write). Of one thread.
+/// only the leader may, while its lease lasts
+/// (docs/how-to/high-availability.md#why-two-leaders-cannot-write). Of one thread.
 class LeaderGate {
  public:
   /// `changed` wakes those who wait for the lease; `stop` ends their wait.

@@ -128,9 +128,9 @@ Status PeerSession::on_word(const InFrame& frame) {
       return parts_.contributions.take_report(*link_, report);
     }
     default:
-      return Error(ErrorCode::kInvalidArgument, "unexpected message kind " +
-                                                    std::to_string(frame.header.kind) +
-                                                    " (docs/reference/wire.md lists what a worker may send)");
+      return Error(ErrorCode::kInvalidArgument,
+                   "unexpected message kind " + std::to_string(frame.header.kind) +
+                       " (docs/reference/wire.md lists what a worker may send)");
   }
 }
 

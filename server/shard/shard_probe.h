@@ -7,7 +7,8 @@
 
 namespace centroid::server {
 
-/// What a shard server tells at its own port (docs/reference/metrics.md). Handles are looked up once.
+/// What a shard server tells at its own port (docs/reference/metrics.md). Handles are looked up
+/// once.
 class ShardProbe : public ServerProbe {
  public:
   explicit ShardProbe(metrics::Registry& registry);

@@ -10,7 +10,8 @@
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
 
-/// Tables of sparse rows as files of a checkpoint; docs/how-to/recover.md#files-of-a-checkpoint has their content.
+/// Tables of sparse rows as files of a checkpoint; docs/how-to/recover.md#files-of-a-checkpoint has
+/// their content.
 namespace centroid::server {
 
 /// Gives the frozen rows block by block; false: that was all.

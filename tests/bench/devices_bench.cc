@@ -68,7 +68,8 @@ double time_of(const Model& model, const std::string& devices, std::uint64_t per
   ResidentTraining* const resident = stays ? group->resident() : nullptr;
   if (stays && (resident == nullptr || !resident->reserve(0).ok() ||
                 !resident->load(group->params()).ok())) {
-    std::fprintf(stderr, "%s: nothing stays on these devices (docs/how-to/gpu.md)\n", devices.c_str());
+    std::fprintf(stderr, "%s: nothing stays on these devices (docs/how-to/gpu.md)\n",
+                 devices.c_str());
     std::exit(2);
   }
   const OptimizerStep sgd{.rule = rules::Sgd{1e-3F, 0}};

@@ -155,8 +155,8 @@ class HeldBackGroup final : public CustomGroup {
 };
 
 /// An exchange hides behind computing: the tensors that are computed have travelled to the server,
-/// and their results back, before the last one is computed. (docs/internals/benchmarks.md says how much time
-/// that saves.)
+/// and their results back, before the last one is computed. (docs/internals/benchmarks.md says how
+/// much time that saves.)
 TEST(Busy, TensorsAreExchangedWhileOthersAreComputed) {
   constexpr std::uint32_t kTensors = 20;
   constexpr std::uint64_t kParameters = 200'000, kWorkers = 2;

@@ -19,8 +19,8 @@ using testing::HasSubstr;
 using transport::InFrame;
 using transport::Session;
 
-/// A client written from docs/reference/wire.md that says what the test tells it to say. It answers nothing
-/// by itself but the wish for initial parameters.
+/// A client written from docs/reference/wire.md that says what the test tells it to say. It answers
+/// nothing by itself but the wish for initial parameters.
 class Client final : public transport::FrameSink {
  public:
   Client() {

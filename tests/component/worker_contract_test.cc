@@ -22,7 +22,8 @@ using testing::Each;
 using transport::InFrame;
 using transport::Session;
 
-/// A server written from docs/reference/wire.md that has one worker and says what the test tells it to say.
+/// A server written from docs/reference/wire.md that has one worker and says what the test tells it
+/// to say.
 class Server final : public transport::FrameSink {
  public:
   Server() : listener_(transport_->listen({"127.0.0.1", 0}).value()) {

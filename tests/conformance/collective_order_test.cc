@@ -109,8 +109,8 @@ TEST(RingOrder, SumsAreRightInEveryOrder) {
   } while (std::next_permutation(order.begin() + 1, order.end()));
 }
 
-/// The sum that a ring in this order promises (docs/explanation/rounds.md): part p begins with the place
-/// behind p and ends with p.
+/// The sum that a ring in this order promises (docs/explanation/rounds.md): part p begins with the
+/// place behind p and ends with p.
 Floats sum_in_order(const std::vector<Floats>& of_ranks, const Order& order) {
   const std::size_t world = order.size(), count = of_ranks[0].size();
   Floats out(count);

@@ -11,6 +11,8 @@ if(CENTROID_CYCLES AND CMAKE_BUILD_TYPE STREQUAL Release)  # in others more is l
 endif()
 add_test(NAME lint.rest_table COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/server/api/reference.py --check ${PROJECT_SOURCE_DIR})
 set_tests_properties(lint.rest_table PROPERTIES LABELS lint TIMEOUT 300)
+add_test(NAME lint.python_page COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/client/python/reference.py --check)
+set_tests_properties(lint.python_page PROPERTIES LABELS lint TIMEOUT 300)
 if(TARGET centroid-server AND TARGET centroid-worker AND TARGET centroidctl)  # what they print is a page
   add_test(NAME process.settings_page
     COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/docs/reference/make_settings.py --check ${CMAKE_BINARY_DIR}/bin)

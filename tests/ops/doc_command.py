@@ -39,7 +39,7 @@ def centroidctl(words):
 
 def is_object(name):
     """Whether something is called so, or is renamed so by the guide."""
-    if f"path: /metadata/name, value: {name}}}" in (ROOT / "docs" / "deployment.md").read_text():
+    if f"path: /metadata/name, value: {name}}}" in (ROOT / "docs" / "how-to" / "deploy.md").read_text():
         return True
     return any(f"\n  name: {name}\n" in file.read_text() for file in (ROOT / "deploy" / "kubernetes").rglob("*.yaml"))
 

@@ -21,9 +21,9 @@ from kubernetes_test import KEEP, SPARE_SECONDS, seconds_of_checkpoint  # noqa: 
 
 SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "./centroid", "deploy/compose/make-secrets", "etcd", "openssl")
 QUIET = ("etcd", "openssl", "cp", "mkdir", "sudo", "git", "cmake", "ctest", "make-secrets")  # not checked here
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 TO_BE_MADE = ("deploy/compose/secrets", "deploy/kubernetes/overlays/mine/")  # by who follows the guide
-GUIDES = ("docs/how-to/runbooks.md", "docs/how-to/deploy.md", "docs/how-to/several-servers.md", "docs/how-to/high-availability.md", "docs/how-to/secure.md", "docs/how-to/secure.md")
+GUIDES = tuple(f"docs/how-to/{name}.md" for name in "deploy monitor runbooks capacity upgrade recover several-servers high-availability secure".split())
 
 
 def text_of(page):
@@ -128,7 +128,7 @@ class Words(ClusterTest):
         scripts = {path.name for path in folder.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
         registered = dict(re.findall(r"^centroid_bench_script\((\w+\.py)(.*)\)$", (folder / "bench.cmake").read_text(), re.MULTILINE))
         self.assertEqual(registered.keys(), scripts)
-        spans = re.findall(r"`([^`]+)`", text_of(ROOT / "docs" / "benchmarks.md"))
+        spans = re.findall(r"`([^`]+)`", text_of("docs/internals/benchmarks.md"))
         self.assertEqual({name for span in spans for name in re.findall(r"\w+\.py", span)} & scripts, scripts)
         for name in sorted(scripts):
             known = subprocess.run([sys.executable, folder / name, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -138,10 +138,11 @@ class Words(ClusterTest):
                     self.assertLessEqual(set(re.findall(r"--[a-z-]+", call)), known)
 
     def test_flags_and_paths_in_the_text(self):
-        helps = [[self.programs / "centroid-server", "--help"], [self.programs / "centroid-worker", "--help"], [self.programs / "centroidctl", "completion", "bash"],
+        helps = [[self.programs / "centroid-server", "--help-all"], [self.programs / "centroid-worker", "--help-all"], [self.programs / "centroidctl", "completion", "bash"],
                  [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"]]  # fmt: skip
         known = "\n".join(subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout for command in helps)
-        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known)) | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg", "--no-build"}  # of docker, kubectl, etcd
+        flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known))
+        flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg", "--no-build"}  # of docker, kubectl, etcd
         settings = set(re.findall(r"CENTROID_[A-Z_]+", "".join(text_of(page) for page in GUIDES)))
         spec = json.loads((ROOT / "server" / "api" / "openapi.json").read_text())["paths"]
         routes = [(re.compile(re.sub(r"\\\{\w+\\\}", r"[^/]+", re.escape(path))), {method.upper() for method in one}) for path, one in spec.items()]
@@ -180,7 +181,7 @@ class Words(ClusterTest):
         self.assertGreater(grace, drain + seconds_of_checkpoint(claim, memory, KEEP) + SPARE_SECONDS)
 
     def test_configurations_of_prometheus_as_written(self):
-        """The quickstart's is whole, with the rules that it names, and scrapes where its commands listen; the one of operations.md names files of yours."""
+        """The quickstart's is whole, with the rules that it names, and scrapes where its commands listen; the one of monitor.md names files of yours."""
         if promtool("--version") is None:
             self.skipTest("no promtool here; ./centroid test --ops fetches it")
         guide = text_of("docs/tutorials/first-job.md")
@@ -195,7 +196,7 @@ class Words(ClusterTest):
         self.assertEqual(targets, {*re.findall(r"--metrics.listen (\S+)", guide), "127.0.0.1:8080"})
         printed = json.loads(subprocess.run([self.programs / "centroid-server", "--print-config"], capture_output=True, text=True, check=True).stdout)
         self.assertEqual(printed["api.listen"]["default"], "127.0.0.1:8080")
-        (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", text_of("docs/how-to/runbooks.md"), re.MULTILINE | re.DOTALL)
+        (config,) = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", text_of("docs/how-to/monitor.md"), re.MULTILINE | re.DOTALL)
         (self.folder / name).write_text(config)
         done = promtool("check", "config", "--syntax-only", self.folder / name)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -217,7 +218,7 @@ class Words(ClusterTest):
         self.assertIn("**worker-cuda is not tested**", text_of("docs/how-to/deploy.md"))
 
     def test_what_the_table_of_symptoms_names_exists(self):
-        table = text_of("docs/how-to/runbooks.md").split("## You see")[1].split("\n## ")[0]
+        table = text_of("docs/how-to/runbooks.md")
         sources = "\n".join(path.read_text() for part in ("common", "server", "worker", "transport") for path in (ROOT / part).rglob("*.cc"))
         alerts = (ROOT / "dashboards" / "prometheus" / "alerts.yaml").read_text()
         events = re.findall(r"`([a-z]+\.[a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
@@ -242,7 +243,7 @@ class Words(ClusterTest):
         return {"CENTROID_" + name.upper().replace(".", "_") for name in names}
 
 
-# Every command of the table in docs/how-to/runbooks.md, as documented -> the command lines to run, in this order. `None`: not on one machine in a
+# Every command of the table in docs/how-to/monitor.md, as documented -> the command lines to run, in this order. `None`: not on one machine in a
 # test; the reason stands beside it.
 RUN = {
     "status [--watch [SECONDS]]": ["status"],
@@ -293,7 +294,7 @@ RUN = {
 class Table(ClusterTest):
     def documented(self):
         """Commands in the first column of the table of centroidctl."""
-        table = text_of("docs/how-to/runbooks.md").split("## centroidctl")[1].split("\n## ")[0]
+        table = text_of("docs/how-to/monitor.md").split("## centroidctl")[1].split("\n## ")[0]
         found = []
         for row in re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE):
             found += [span.replace("\\", "") for span in re.findall(r"`([^`]+)`", row)]
@@ -301,8 +302,8 @@ class Table(ClusterTest):
 
     def test_every_command_of_the_table_runs(self):
         found = {word.removeprefix("centroidctl ") for word in self.documented()}
-        self.assertEqual(found - set(RUN), set(), "in docs/how-to/runbooks.md, not here")
-        self.assertEqual(set(RUN) - found, set(), "here, not in docs/how-to/runbooks.md")
+        self.assertEqual(found - set(RUN), set(), "in docs/how-to/monitor.md, not here")
+        self.assertEqual(set(RUN) - found, set(), "here, not in docs/how-to/monitor.md")
         server = self.server("--epochs", "1000000", "--min-workers", "1", "--tables", "emb:dim=4")
         workers = [self.worker(server, f"w{k}", "--metrics.listen", "127.0.0.1:0") for k in range(3)]
         places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
@@ -323,7 +324,7 @@ class Table(ClusterTest):
                         server.wait_more_rounds(1)  # the next one is of another version
 
     def test_backup_and_restore_as_written(self):
-        (block,) = [block for block in blocks("docs/how-to/runbooks.md") if "/backup" in block]
+        (block,) = [block for block in blocks("docs/how-to/upgrade.md") if "/backup" in block]
         server = self.server("--epochs", "1000000", "--min-workers", "1")
         self.worker(server, "w0")
         server.wait_round(20)
@@ -346,9 +347,9 @@ class Table(ClusterTest):
         *making, server_line, worker_line = block.strip().splitlines()
         done = subprocess.run(["/bin/bash", "-euc", "\n".join(making)], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
-        files = [word if not word.endswith((".crt", ".key")) else str(self.folder / word) for word in server_line.split()[5:]]
+        files = [word if word.startswith("--") or not word.endswith((".crt", ".key")) else str(self.folder / word) for word in server_line.split()[5:]]
         server = self.server(*files, "--epochs", "1", "--exit-when-finished")
-        files = [word if not word.endswith((".crt", ".key")) else str(self.folder / word) for word in worker_line.split()[5:]]
+        files = [word if word.startswith("--") or not word.endswith((".crt", ".key")) else str(self.folder / word) for word in worker_line.split()[5:]]
         worker = self.worker(server, "w0", *files)
         self.assert_exit(0, worker, server)
 

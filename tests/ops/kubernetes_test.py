@@ -67,7 +67,7 @@ components: [{", ".join(f"{base}/components/{component}" for component in compon
 
 def next_release():
     """What docs/how-to/deploy.md puts into an overlay for workers of the next image: they are a second Job."""
-    text = (ROOT / "docs" / "deployment.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     (found,) = [block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "allowNameChange" in block]
     return found
 

@@ -98,7 +98,7 @@ class OldLibrary(ClientTest):
         self.assert_fails("unimplemented", lacks + "centroid_pull", centroid.pull, "127.0.0.1:9", ["w"])
 
     def test_it_may_say_how_much_it_knows(self):
-        until_keep = centroid._Training.on_keep.offset
+        until_keep = centroid._abi._Training.on_keep.offset
         self.load(f"unsigned long long centroid_struct_size(const char* name) {{ return name[0] == 't' ? {until_keep} : 4096; }}")
         self.assert_fails("unimplemented", "has no on_keep", self.open, on_keep=print)
         self.assert_fails("unimplemented", "has no centroid_trainer_open", self.open, sample_tokens=8)

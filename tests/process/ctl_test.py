@@ -546,7 +546,7 @@ class Ctl(CtlTest):
 
     def test_completion_and_guide_know_every_command_and_option(self):
         completion = self.ctl(None, "completion", "bash")
-        guide = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+        guide = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "how-to" / "monitor.md").read_text()
         found = list(self.commands())
         self.assertGreater(len(found), 15)
         for path, flags in found:

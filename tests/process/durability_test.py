@@ -575,13 +575,12 @@ class Damage(DurabilityTest):
         server.wait_round(CHECKPOINT_EVERY + 2)
         server.post("/v1/job:stop")
         self.assert_exit(DONE, *workers, server)
-        goal = self.last_committed(server) + 10  # it may have gone on for a while before it stopped
-        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again", rounds=goal)
+        more = {"rounds": self.last_committed(server) + 10}  # it may have gone on for a while
+        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again", **more)
         self.assert_exit(DONE, *self.workers(again.wait_ready(), "again"), again)
 
     def test_used_folder_without_resume(self):
-        for path in self.killed():
-            self.assertTrue(path.exists())
+        self.assertTrue(all(path.exists() for path in self.killed()))
         server = self.launch_server("--optimizer", "momentum")
         self.assert_status(server, USAGE, "resume")
 

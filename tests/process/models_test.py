@@ -98,7 +98,7 @@ class Adapters(ModelsTest):
 
     SHAPE = SHAPE + ",tied=yes"
     LORA = SHAPE + ",lora=2,lora_alpha=8,lora_targets=q_proj+v_proj+up_proj+down_proj"
-    OTHER = f"text:{ROOT}/docs/how-to/recover.md"
+    OTHER = f"text:{ROOT}/docs/explanation/durability.md"
 
     def alone(self, name, *arguments, model, data=TEXT, lr=0.01):
         """A worker without a server; its summary."""

@@ -40,6 +40,11 @@ TEST(Nearest, IsWhatItBeginsOrEnds) {
   // Two begin so, and nobody knows which was meant.
   EXPECT_EQ(nearest("--check", kFlags), "");
   EXPECT_EQ(did_you_mean("check", kCommands), "; did you mean \"checkpoints\"?");
+  EXPECT_EQ(did_you_mean("--checkpoint-every", kFlags),
+            "; did you mean \"--checkpoint.every-rounds\", \"--checkpoint.every-epochs\"?");
+  const std::vector<std::string> many{"--api.listen", "--api.token", "--api.rate", "--api.tls"};
+  EXPECT_EQ(did_you_mean("--api", many),
+            "; did you mean \"--api.listen\", \"--api.token\", \"--api.rate\", ...?");
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ enum class Operation : std::uint8_t {
 inline constexpr Operation kLastOperation = Operation::kExchange;
 std::string_view to_string(Operation operation);  ///< "all_reduce"
 
-/// How an all-reduce travels (docs/explanation/rounds.md#all-reduce-algorithms). Every rank must ask for the same.
+/// How an all-reduce travels (docs/explanation/rounds.md#all-reduce-algorithms). Every rank must
+/// ask for the same.
 enum class Algorithm : std::uint8_t {
   kAuto = 0,               ///< by size, ranks and nodes
   kRing = 1,               ///< 2(N-1)/N of the bytes; sums in ring order

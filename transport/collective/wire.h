@@ -11,7 +11,8 @@
 
 namespace centroid::collective {
 
-/// Kinds of frames between peers (docs/explanation/rounds.md#connections-between-workers, "On the wire").
+/// Kinds of frames between peers (docs/explanation/rounds.md#connections-between-workers, "On the
+/// wire").
 enum PeerKind : std::uint16_t {
   kJoin = transport::kFirstMessageKind + 100,
   kJoinReply,

@@ -20,7 +20,8 @@ struct MetricsOptions {
 /// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), the probes GET /livez,
 /// /readyz and /healthz (the listener itself answers), and GET /v1/trace (the newest 10 s of
 /// common/base/trace.h), nothing else. For programs without REST.
-/// It has no token: what it tells are numbers about this process (docs/how-to/monitor.md#prometheus-and-grafana).
+/// It has no token: what it tells are numbers about this process
+/// (docs/how-to/monitor.md#prometheus-and-grafana).
 ///
 /// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
 /// bounds  16 connections: one more takes the place of the newest that has asked nothing, else of

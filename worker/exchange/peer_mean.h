@@ -64,7 +64,8 @@ struct CodedStats {
   double decode_seconds = 0;  ///< adding what came, and decoding means
 };
 
-/// The weighted mean of compressed gradients among the workers (docs/explanation/rounds.md#compressed-all-reduce, "Compressed").
+/// The weighted mean of compressed gradients among the workers
+/// (docs/explanation/rounds.md#compressed-all-reduce, "Compressed").
 ///
 /// steps   per bucket: every rank encodes its gradients, once, and gives each owner the chunks that
 ///         are its own; the owner adds in rank order (sum += weight * x, as the server does),
