@@ -426,7 +426,7 @@ class Checkpointer::SpreadReader {
       const std::uint64_t skip = offset - chunk->position;
       const auto count =
           static_cast<std::size_t>(std::min<std::uint64_t>(into.size(), chunk->elements - skip));
-      const bool is_mine = owners_.empty() || owners_[chunk->id.value] == kLeader;
+      const bool is_mine = owners_.empty() || owners_[chunk->id.value] == kLeaderServer;
       if (is_mine) {
         CENTROID_TRY(mine_->read(plane, offset, into.first(count)));
       } else {

@@ -334,7 +334,7 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
   std::uint64_t seen = sent();
   TimePoint deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;
   while (!ctx_.members.links.empty() && ctx_.clock.now() < deadline) {
-    co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kRetry));
+    co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kRetryPause));
     seen = std::min(seen, sent());  // somebody may have left
     if (sent() < seen + kMoving) continue;
     seen = sent();

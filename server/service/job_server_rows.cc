@@ -98,7 +98,7 @@ Task<Status> JobServer::start_rows_journal() {
                  {{"error", begun.error()}, {"action", "no push is taken before"}});
       ctx_.waits.begin(waits, WaitCause::kJournal, "tables", "journal", [&] { return trouble; });
     }
-    (void)co_await ctx_.changed.wait(ctx_.clock.now() + kRetry);
+    (void)co_await ctx_.changed.wait(ctx_.clock.now() + kRetryPause);
   }
 }
 

@@ -76,7 +76,7 @@ Task<Status> JobStart::start_journal() {
       if (!written.ok() && gate_.has_election() &&
           written.error().code() == ErrorCode::kUnavailable) {
         log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
-        (void)co_await changed_.wait(clock_.now() + kRetry);
+        (void)co_await changed_.wait(clock_.now() + kRetryPause);
         co_return co_await gate_.may_commit();
       }
       if (!written.ok())
@@ -106,7 +106,7 @@ Task<Status> JobStart::start_journal() {
     JournalWriter::State told;
     told.trouble = trouble;
     probe_.journal(told);
-    (void)co_await changed_.wait(clock_.now() + kRetry);
+    (void)co_await changed_.wait(clock_.now() + kRetryPause);
     if (stopping_.is_requested || commands_.pause || restore_ || servers_.has_lost_server() ||
         use_.is_writing)
       co_return Status();  // again

@@ -48,8 +48,8 @@ Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardGroup::L
   route.version = spread_.route.version + 1;
   for (std::size_t i = 0; i < links.size(); ++i) {
     proto::RouteServer server;
-    server.name = i == kLeader ? config_.leader_name() : links[i]->name;
-    if (i != kLeader) server.endpoint = links[i]->endpoint;
+    server.name = i == kLeaderServer ? config_.leader_name() : links[i]->name;
+    if (i != kLeaderServer) server.endpoint = links[i]->endpoint;
     route.servers.push_back(std::move(server));
   }
   route.owners = std::move(owners);
@@ -63,7 +63,7 @@ Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardGroup::L
     for (const Chunk& chunk : job_.fragments[number].chunks) {
       const std::uint16_t owner = spread_.route.owners[chunk.id.value];
       holds[owner] = true;
-      if (owner != kLeader) continue;
+      if (owner != kLeaderServer) continue;
       spread_.parts[number].push_back(chunk);
       is_here[chunk.id.value] = true;
     }
@@ -144,7 +144,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   if (links.empty()) links.push_back(nullptr);
   links.push_back(link);
   auto owners = spread_.route.owners;
-  if (owners.empty()) owners.assign(job_.store->plan().chunks().size(), kLeader);
+  if (owners.empty()) owners.assign(job_.store->plan().chunks().size(), kLeaderServer);
   const Status told = co_await adopt_route(std::move(links), std::move(owners));
   plan_moves();
   if (link->is_gone()) co_return told;
@@ -180,7 +180,7 @@ Task<Status> ModelServers::drop_server(std::size_t index) {
 void ModelServers::plan_moves() {
   std::vector<std::uint16_t> number(spread_.links.size(), kNobody), index;
   for (std::size_t i = 0; i < spread_.links.size(); ++i) {
-    if (i != kLeader && spread_.links[i]->is_draining) continue;
+    if (i != kLeaderServer && spread_.links[i]->is_draining) continue;
     number[i] = static_cast<std::uint16_t>(index.size());
     index.push_back(static_cast<std::uint16_t>(i));
   }

@@ -33,7 +33,7 @@ class Raised {
 /// that seldom changes.
 inline constexpr std::chrono::milliseconds kPoll{5}, kSlowPoll{50};
 /// Pause before an attempt that failed is repeated.
-inline constexpr std::chrono::milliseconds kRetry{500};
+inline constexpr std::chrono::milliseconds kRetryPause{500};
 
 /// For what a worker, a reader or a round waits while the state is copied, or may not be yet.
 inline constexpr const char* kStateCopy = "a copy of the state";

@@ -14,7 +14,7 @@ namespace centroid::server {
 /// Servers that one model may lie on.
 inline constexpr std::size_t kMaxServers = 256;
 /// Index of the leader among the servers of a model.
-inline constexpr std::size_t kLeader = 0;
+inline constexpr std::size_t kLeaderServer = 0;
 /// Owner of a chunk that lies nowhere yet.
 inline constexpr std::uint16_t kNobody = 0xFFFF;
 /// Bytes of the fullest server over the mean, which `place` keeps where the chunks allow it.

@@ -99,7 +99,7 @@ void add_fields(config::Schema& schema, Options& options) {
   schema.field("hosts", &options.hosts,
                {.text = "with namespaces: the address of each, separated by commas"});
   schema.field("workers_per_node", &options.workers_per_node,
-               {.text = "with namespaces: workers that share one", .min = 1}, "workers-per-node");
+               {.text = "with namespaces: workers that share one", .min = 1});
 }
 
 }  // namespace

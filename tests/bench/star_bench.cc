@@ -204,15 +204,13 @@ void add_fields(config::Schema& schema, Options& options) {
                 .choices = {"", "sgd", "momentum", "nesterov", "adam", "adamw"}});
   schema.field("codec", &options.codec, {.text = "of the contributions, as a worker takes it"});
   schema.field("codec_down", &options.codec_down,
-               {.text = "of the results, as the server takes it; then only the workers apply"},
-               "codec-down");
+               {.text = "of the results, as the server takes it; then only the workers apply"});
   schema.field("host", &options.host, {.text = "address at which the server listens"});
   schema.field("namespaces", &options.namespaces,
                {.text = "network namespaces, separated by commas: the server's, then one a worker; "
                         "no plain sockets then"});
   schema.field("credit_bytes", &options.credit_bytes,
-               {.text = "the server's setting of that name; 0: its default", .unit = "bytes"},
-               "credit-bytes");
+               {.text = "the server's setting of that name; 0: its default", .unit = "bytes"});
   schema.field("bar", &options.bar,
                {.text = "exit status 1 when the median of a cluster's rounds is above; 0: none",
                 .unit = "ms",
