@@ -74,12 +74,12 @@ TEST_F(CoordinatorTest, SettingsThatContradictAreRefused) {
   EXPECT_THAT(refused([](C& c) { c.cadence.mode = "speed", c.cadence.ratios = "2,x"; }),
               HasSubstr("speeds by rank"));
   EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.local.count = 4; }),
-              HasSubstr("inner.scale_ratio"));
+              HasSubstr("inner.lr_scale_ratio"));
   const auto bounded = [](C& c) { c.timeouts.round = std::chrono::seconds(1); };
   EXPECT_EQ(refused(bounded), "");
   EXPECT_THAT(refused([&](C& c) { bounded(c), c.policy = "asp"; }),
               HasSubstr("round_timeout is for policy bsp with exchange star"));
-  EXPECT_THAT(refused([&](C& c) { bounded(c), c.exchange = "ring"; }), HasSubstr("peer_timeout"));
+  EXPECT_THAT(refused([&](C& c) { bounded(c), c.exchange = "ring"; }), HasSubstr("reduce.timeout"));
   EXPECT_THAT(refused([](C& c) { c.optimizer_scale_ratio = 1, c.optimizer.name = "ftrl"; }),
               HasSubstr("adapts the learning rate by itself"));
 }
