@@ -538,7 +538,7 @@ class Ctl(CtlTest):
     def commands(self, *path):
         """Every command below this one, with its flags, as --help tells them."""
         text = self.ctl(None, *path, "--help")
-        flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text.split("Subcommands:")[0].split("\n", 2)[2]))
+        flags = set(re.findall(r"(?<![\w-])--[a-z][a-z.-]*[a-z]", text.split("Subcommands:")[0].split("\n", 2)[2]))
         yield path, flags - {"--help", "--version"}
         for line in text.partition("Subcommands:")[2].splitlines():
             if found := re.match(r"  ([a-z]+)\b", line):

@@ -15,6 +15,8 @@ class _Struct(ctypes.Structure):
     def __init__(self, **fields):
         for name in self._newer:
             if fields.get(name):
+                from . import _lacks  # the package knows its library
+
                 raise _lacks(name)
         super().__init__(size=ctypes.sizeof(type(self)), **fields)
 
