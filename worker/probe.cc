@@ -31,9 +31,9 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
                        "Loss on held-out data, last evaluation here; -1: none yet.");
   world_ = r.gauge("centroid_worker_world_members", "Workers in the present generation.");
   idle_ = r.gauge("centroid_worker_idle_ratio",
-                  "Part of this worker's last round in which it did not compute.");
+                  "Fraction of the last round in which this worker did not compute.");
   exchange_seconds_ =
-      r.gauge("centroid_worker_exchange_seconds", "What its last round took beside computing.");
+      r.gauge("centroid_worker_exchange_seconds", "Time of the last round without computing.");
   divergence_ = r.gauge("centroid_worker_divergence_ratio",
                         "Distance of its parameters from the mean, by its norm, at the last "
                         "average (local_steps above 1); -1: not measured.");

@@ -13,18 +13,17 @@ const std::vector<double> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 
 ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
   connections = registry.gauge("centroid_api_connections", "Open connections of the REST server.");
   const std::string dropped = "centroid_api_dropped_connections_total";
-  const std::string dropped_help = "Connections the REST server closed on its own account.";
+  const std::string dropped_help = "Connections that the REST server closed, by reason.";
   dropped_slow = registry.counter(dropped, dropped_help, {{"reason", "slow"}});
   dropped_lagging = registry.counter(dropped, dropped_help, {{"reason", "lagging"}});
   audit_failures = registry.counter("centroid_api_audit_failures_total",
                                     "Entries of the audit log that could not be written.");
-  streams = registry.gauge("centroid_api_streams",
-                           "Responses of the REST server that are sent piece by piece.");
-  held_bytes =
-      registry.gauge("centroid_api_held_bytes",
-                     "Bytes of answers of the REST server that clients have not taken yet.");
+  streams =
+      registry.gauge("centroid_api_streams", "Open streams of the REST server (events, files).");
+  held_bytes = registry.gauge("centroid_api_held_bytes",
+                              "Bytes of responses that clients have not received yet.");
   const std::string refused = "centroid_api_refused_total";
-  const std::string refused_help = "REST requests that were not let in.";
+  const std::string refused_help = "REST requests that were refused.";
   refused_no_token = registry.counter(refused, refused_help, {{"reason", "no_token"}});
   refused_unknown_token = registry.counter(refused, refused_help, {{"reason", "unknown_token"}});
   refused_role = registry.counter(refused, refused_help, {{"reason", "role"}});

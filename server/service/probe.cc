@@ -12,18 +12,17 @@ CodecProbe::CodecProbe(metrics::Registry& r, CodecSpec::Kind kind, Direction dir
   const metrics::Labels labels{{"codec", std::string(spec.name())},
                                {"direction", direction == Direction::kUp ? "up" : "down"}};
   raw_ = r.counter("centroid_server_codec_raw_bytes_total",
-                   "Contributions (up) and results sent (down), as float32.", labels);
+                   "Bytes of contributions (up) and results (down), before encoding.", labels);
   encoded_ = r.counter("centroid_server_codec_encoded_bytes_total",
-                       "The same as they were on the wire.", labels);
-  encode_seconds_ =
-      r.counter("centroid_server_codec_encode_seconds_total",
-                "Encoding: by the workers, as they tell (up); by the server (down).", labels);
-  decode_seconds_ = r.counter(
-      "centroid_server_codec_decode_seconds_total",
-      "Decoding and adding by the server (up); by the workers, as they tell (down).", labels);
+                       "Bytes of contributions (up) and results (down), after encoding.", labels);
+  encode_seconds_ = r.counter("centroid_server_codec_encode_seconds_total",
+                              "Time to encode: by the workers (up), by the server (down).", labels);
+  decode_seconds_ =
+      r.counter("centroid_server_codec_decode_seconds_total",
+                "Time to decode and add: by the server (up), by the workers (down).", labels);
   chunks_ = r.counter("centroid_server_codec_chunks_total", "Chunks encoded.", labels);
   dense_chunks_ = r.counter("centroid_server_codec_dense_chunks_total",
-                            "Chunks that top-k sent whole.", labels);
+                            "Chunks that top-k sent in full.", labels);
 }
 
 namespace {
@@ -37,24 +36,25 @@ struct ShardSeries {
   double (*of)(const proto::ServerReport&);
 };
 constexpr ShardSeries kShardGauges[] = {
-    {"centroid_shard_memory_bytes", "Parameters, slots and what is prepared, on a shard server.",
+    {"centroid_shard_memory_bytes",
+     "Memory for parameters, optimizer state and prepared results on a shard server.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.memory_bytes); }},
-    {"centroid_shard_staged_bytes", "Contributions that a shard server keeps.",
+    {"centroid_shard_staged_bytes", "Bytes of contributions that a shard server stores.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.staged_bytes); }},
     {"centroid_shard_journal_bytes", "Size of a shard server's journal.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.journal_bytes); }},
-    {"centroid_shard_workers", "Whose sessions a shard server has.",
+    {"centroid_shard_workers", "Workers that are connected to a shard server.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.workers); }},
 };
 constexpr ShardSeries kShardCounters[] = {
-    {"centroid_shard_received_bytes_total", "From workers, by a shard server's process.",
+    {"centroid_shard_received_bytes_total", "Bytes that a shard server received from workers.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_in); }},
-    {"centroid_shard_sent_bytes_total", "To workers, by a shard server's process.",
+    {"centroid_shard_sent_bytes_total", "Bytes that a shard server sent to workers.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.bytes_out); }},
-    {"centroid_shard_rounds_total", "Committed with a shard server's process.",
+    {"centroid_shard_rounds_total", "Rounds that a shard server committed.",
      [](const proto::ServerReport& r) { return static_cast<double>(r.rounds); }},
     {"centroid_shard_merge_seconds_total",
-     "Sums, steps and journal of those rounds, on a shard server.",
+     "Time of a shard server for sums, optimizer steps and journal.",
      [](const proto::ServerReport& r) { return r.merge_seconds; }},
 };
 }  // namespace
@@ -79,7 +79,7 @@ RoundMetrics::RoundMetrics(metrics::Registry& r) {
 
 ContributionMetrics::ContributionMetrics(metrics::Registry& r) {
   lost = r.counter("centroid_server_contributions_lost_total",
-                   "Contributions of members that went before their end.");
+                   "Contributions that ended early because the member left.");
   nonfinite = r.counter("centroid_server_contributions_nonfinite_total",
                         "Contributions with NaN or infinity.");
   const auto late = [&](const char* fate) {
@@ -106,7 +106,7 @@ ContributionMetrics::ContributionMetrics(metrics::Registry& r) {
 
 MemberMetrics::MemberMetrics(metrics::Registry& r) {
   const auto ended = [&](const char* cause) {
-    return r.counter("centroid_server_members_ended_total", "Members that are gone, by cause.",
+    return r.counter("centroid_server_members_ended_total", "Members that left, by cause.",
                      {{"cause", cause}});
   };
   dead = ended("dead");
@@ -117,15 +117,14 @@ MemberMetrics::MemberMetrics(metrics::Registry& r) {
       "Members that a round was repeated or went on without, for they contributed nothing "
       "within round_timeout.");
   scale_hint = r.gauge("centroid_server_scale_hint_workers",
-                       "Workers that a person wants; 0: nobody has said.");
+                       "Number of workers that an operator requested; 0: none.");
   present = r.gauge("centroid_server_members", "Workers present.");
   world = r.gauge("centroid_server_world_members", "Workers in the present generation.");
   generation = r.gauge("centroid_server_generation_number", "Number of the membership.");
   silence = r.gauge("centroid_server_silence_seconds",
                     "How long the most silent of the workers present has sent nothing, when leases "
                     "were last looked at.");
-  lease = r.gauge("centroid_server_lease_seconds",
-                  "After so long a silence a worker is no member any more.");
+  lease = r.gauge("centroid_server_lease_seconds", "Silence after which a worker is removed.");
   for (std::size_t state = 0; state < workers.size(); ++state)
     workers[state] = r.gauge("centroid_server_workers", "Workers known, by state.",
                              {{"state", kWorkerStates[state]}});
@@ -133,14 +132,14 @@ MemberMetrics::MemberMetrics(metrics::Registry& r) {
 
 CadenceMetrics::CadenceMetrics(metrics::Registry& r) {
   nudges = r.counter("centroid_server_cadence_nudges_total",
-                     "Times that divergence halved the local steps (cadence tuned).");
+                     "Number of times that divergence halved the local steps (cadence tuned).");
   steps = r.gauge("centroid_server_cadence_steps",
                   "Local steps of the slowest worker between two averages.");
   exchange_seconds = r.gauge("centroid_server_exchange_seconds",
                              "What an average takes beside computing, smoothed, without waiting "
                              "for slower workers; 0: not measured yet.");
   overhead = r.gauge("centroid_server_exchange_overhead_ratio",
-                     "The same as a part of the slowest worker's computing.");
+                     "Time of an average relative to the computing time of the slowest worker.");
   divergence = r.gauge(
       "centroid_server_divergence_ratio",
       "Largest distance of a worker's parameters from their mean, by its norm, at the last average "
@@ -179,8 +178,8 @@ CheckpointMetrics::CheckpointMetrics(metrics::Registry& r) {
 BufferMetrics::BufferMetrics(metrics::Registry& r) {
   in_use = r.gauge("centroid_server_buffers_in_use", "Receive buffers in use.");
   capacity = r.gauge("centroid_server_buffers_capacity",
-                     "Receive buffers that there may be; then contributions wait in the network.");
-  waiting = r.gauge("centroid_server_chunks_waiting", "Chunks that wait for lower ranks.");
+                     "Limit of receive buffers; beyond it contributions wait in the network.");
+  waiting = r.gauge("centroid_server_chunks_waiting", "Chunks that wait for those of lower ranks.");
   unsent = r.gauge("centroid_server_results_unsent",
                    "Chunks of results that are ready and not yet sent, over all workers.");
 }

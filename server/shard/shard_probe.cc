@@ -11,15 +11,18 @@ ShardProbe::ShardProbe(metrics::Registry& r) : ServerProbe(r) {
       r.gauge("centroid_server_has_leader", "1: this shard server has a session with the leader.");
   chunks_ =
       r.gauge("centroid_server_held_chunks", "Chunks of the model that lie on this shard server.");
-  memory_bytes_ = r.gauge("centroid_server_held_bytes",
-                          "Parameters, slots and what is prepared, on this shard server.");
-  staged_bytes_ = r.gauge("centroid_server_staged_bytes",
-                          "Contributions that this shard server keeps until their round closes.");
+  memory_bytes_ =
+      r.gauge("centroid_server_held_bytes",
+              "Memory for parameters, optimizer state and prepared results on this shard server.");
+  staged_bytes_ =
+      r.gauge("centroid_server_staged_bytes",
+              "Bytes of contributions that this shard server stores until their round closes.");
   sessions_ = r.gauge("centroid_server_worker_sessions",
                       "Workers that have a session with this shard server.");
-  merge_seconds_ = r.histogram("centroid_server_merge_seconds",
-                               "Sums, step and journal of a committed round, on this shard server.",
-                               metrics::latency_bounds());
+  merge_seconds_ =
+      r.histogram("centroid_server_merge_seconds",
+                  "Time for sums, optimizer step and journal of a round on this shard server.",
+                  metrics::latency_bounds());
 }
 
 void ShardProbe::reported(const proto::ServerReport& report, std::size_t chunks) const {

@@ -26,10 +26,10 @@ ServerProbe::ServerProbe(metrics::Registry& r) {
   journal_bytes_ = r.gauge("centroid_server_journal_bytes", "Size of the journal's segments.");
   journal_written_ =
       r.counter("centroid_server_journal_written_bytes_total", "Bytes written to the journal.");
-  journal_queued_ =
-      r.gauge("centroid_server_journal_queued_bytes", "Copies that wait for the journal's disk.");
+  journal_queued_ = r.gauge("centroid_server_journal_queued_bytes",
+                            "Bytes that wait to be written to the journal.");
   journal_unsynced_ = r.gauge("centroid_server_journal_unsynced_seconds",
-                              "Age of the oldest commit that power loss would take.");
+                              "Age of the oldest commit that a power loss would cost.");
   journal_broken_ = r.gauge("centroid_server_journal_broken",
                             "1: rounds are not written until the next checkpoint is.");
   journal_waits_ = r.gauge("centroid_server_journal_waits",

@@ -24,15 +24,15 @@ void add(const metrics::Counter& counter, std::uint64_t count) {
 TableProbe::TableProbe(const std::string& table, metrics::Registry& registry) {
   const metrics::Labels labels{{"table", table}};
   counters_.pulled = registry.counter("centroid_rows_pulled_total", "Rows pulled", labels);
-  counters_.pushed =
-      registry.counter("centroid_rows_pushed_total", "Rows of pushes, a repeated key once", labels);
-  counters_.admitted = registry.counter("centroid_rows_admitted_total", "Rows stored anew", labels);
+  counters_.pushed = registry.counter("centroid_rows_pushed_total",
+                                      "Rows pushed; a repeated key counts once", labels);
+  counters_.admitted = registry.counter("centroid_rows_admitted_total", "Rows added", labels);
   counters_.held_back = registry.counter("centroid_rows_held_back_total",
                                          "Gradients of rows not yet admitted", labels);
   counters_.evicted =
-      registry.counter("centroid_rows_evicted_total", "Rows taken away for want of memory", labels);
+      registry.counter("centroid_rows_evicted_total", "Rows evicted to free memory", labels);
   counters_.expired =
-      registry.counter("centroid_rows_expired_total", "Rows taken away by age", labels);
+      registry.counter("centroid_rows_expired_total", "Rows deleted because of their age", labels);
   stored_ = registry.gauge("centroid_rows_stored", "Rows stored", labels);
   waiting_ = registry.gauge("centroid_rows_waiting", "Keys that wait for admission", labels);
   bytes_ = registry.gauge("centroid_rows_memory_bytes", "Memory of rows", labels);
