@@ -303,7 +303,7 @@ void add_scale(CLI::App& app, const std::shared_ptr<Session>& session, int& stat
     if (scale->get_subcommands().empty()) status = show_scale(*session);
   });
   CLI::App* const wanted = scale->add_subcommand(
-      "set", "Say how many workers are wanted, for whoever or whatever starts them.");
+      "set", "Request a number of workers from the program that starts them.");
   const auto number = std::make_shared<std::uint64_t>(0);
   const auto reason = std::make_shared<std::string>();
   wanted->add_option("WORKERS", *number, "so many")->required()->check(CLI::Range(1, 1'000'000));

@@ -89,9 +89,10 @@ ContributionMetrics::ContributionMetrics(metrics::Registry& r) {
   };
   carried = late("carried");
   dropped = late("dropped");
-  restarted = r.counter("centroid_server_state_restarts_total",
-                        "Transfers of the state to a worker that were begun anew: their round "
-                        "closed, and what is late does not count.");
+  restarted =
+      r.counter("centroid_server_state_restarts_total",
+                "Transfers of the state to a worker that were restarted because their round "
+                "closed.");
   returned = r.counter("centroid_server_samples_returned_total",
                        "Samples of shares whose workers were lost, or left out before they began, "
                        "given to others.");
