@@ -72,8 +72,12 @@ struct ServerModel {
   std::string codec_down = "f32";  ///< of results
   std::uint64_t seed = 0;          ///< of its random numbers
   std::string aggregate = "mean";  ///< of contributions
-  bool names_summed = false;       ///< the leader says whose contributions are summed: Opened
-  Manifest manifest;               ///< travels as the payload: encode_manifest
+  /// The leader says whose contributions are summed: Opened.
+  static constexpr std::uint8_t kNamesSummed = 1;
+  /// The learning rate depends on the number of contributions.
+  static constexpr std::uint8_t kScalesRate = 2;
+  std::uint8_t flags = 0;
+  Manifest manifest;  ///< travels as the payload: encode_manifest
   template <class F>
   void fields(F& f) {
     f(chunk_bytes), f(plan_hash), f(apply_on_worker), f(fragments), f(optimizer, kMaxNameBytes);
@@ -81,7 +85,7 @@ struct ServerModel {
         f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
     f(keeps_journal), f(journal_sync_ms), f(servers), f(workers), f(is_elastic);
     f(refuses_nonfinite), f(codec_down, kMaxNameBytes), f(seed), f(aggregate, kMaxNameBytes);
-    f.tail(names_summed, false);
+    f.tail(flags, std::uint8_t{0});
   }
 };
 

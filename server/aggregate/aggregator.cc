@@ -31,7 +31,7 @@ void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
 }
 
 Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload,
-                         std::size_t bytes) {
+                         std::size_t bytes, double squares) {
   if (chunk.value >= chunks_.size())
     return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) +
                                                   " does not exist; the plan has " +
@@ -47,6 +47,7 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
                                                   std::to_string(source.weight) + " to " +
                                                   std::to_string(weight));
   source.weight = weight;
+  source.squares += squares;
   source.seen[chunk.value] = true;
   --chunks_[chunk.value].missing;
   ++source.received;

@@ -46,10 +46,11 @@ class Aggregator {
   void set_codec(std::uint32_t rank, std::shared_ptr<const Codec> codec) {
     ranks_[rank].codec = std::move(codec);
   }
-  /// Take a chunk of `rank`.
+  /// Take a chunk of `rank`. `squares`: of its numbers; they are added up.
   /// fails  invalid_argument (no such chunk, sent twice, another weight than before), or as the
   ///        codec says.
-  Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
+  Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
+               double squares = 0);
   /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
   void absent(std::uint32_t rank);
   /// Some held chunks became free.
@@ -69,6 +70,7 @@ class Aggregator {
   };
   Queued queued(std::uint32_t rank) const;
   double weight(std::uint32_t rank) const { return ranks_[rank].weight; }
+  double squares(std::uint32_t rank) const { return ranks_[rank].squares; }
   std::size_t waiting() const { return waiting_; }
   std::size_t waiting_bytes() const;
 
@@ -96,6 +98,7 @@ class Aggregator {
     std::uint64_t received = 0, added = 0;
     std::size_t deferred_bytes = 0;  // of chunks that wait for all ranks
     double weight = 0;               // of its first chunk; the others must say the same
+    double squares = 0;              // of all that came
     std::vector<bool> seen;
   };
   void advance(ChunkId chunk);

@@ -309,7 +309,7 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
   info.slot_names = job_.store->optimizer().slot_names();
   if (job_.store->keeps_residual()) {
     info.slot_names.emplace_back(kResidualSlot);
-    info.extra["codec_down_rounds"] = std::to_string(job_.replies->rounds());
+    info.extra["codec_down_rounds"] = std::to_string(job_.shard->encoder().rounds());
     info.extra["codec_down_generation"] = to_string(job_.replies_committed);
   }
   if (config_.local.fragments > 1)

@@ -32,7 +32,8 @@ Task<Status> ChunkMoves::move_some(bool is_first) {
   spread_.moving_bytes = 0;
   const auto all = job_.store->plan().chunks();
   for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
-    last = job_.replies ? job_.replies->unit_of(all[first].id).second.value : first + 1;
+    last = job_.shard->encodes() ? job_.shard->encoder().unit_of(all[first].id).second.value
+                                 : first + 1;
     if (owners[first] == spread_.target[first]) continue;
     const auto unit = all.subspan(first, last - first);
     std::uint64_t bytes = 0;
@@ -85,7 +86,7 @@ Task<Status> ChunkMoves::finish_moves() {
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
   CENTROID_CO_TRY(co_await images_.until_copied());  // it reads chunks wherever they lie
-  job_.store->place(spread_.is_here);
+  job_.shard->apply_assignment();
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
   if (local_.is_residual_cleared()) job_.store->clear_residual();  // of what has come, too

@@ -75,9 +75,9 @@ Status Contributions::check_chunk(const Link& link, const std::string& where,
                                   const proto::Push& head, std::uint64_t bytes) const {
   if (head.chunk.value >= job_.store->plan().chunks().size())
     return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
-  if (!local_.has_turn(job_.store->plan().chunk(head.chunk)))
+  if (!job_.shard->has_turn(job_.store->plan().chunk(head.chunk)))
     return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
-  if (!local_.is_mine(head.chunk))
+  if (!job_.shard->is_mine(head.chunk))
     return Error(ErrorCode::kAborted, where + ": by route " +
                                           std::to_string(spread_.route.version) +
                                           " it lies on another server (join again)");
@@ -154,15 +154,13 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   }
   const TimePoint begin = clock_.now();
   const Status added =
-      job_.aggregator->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes);
+      job_.aggregator->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes, squares);
   const double seconds =
       probe_.aggregate().ended(link->lane, begin, clock_.now(), head.round.value);
   const CodecProbe& codec = probe_.up(link->codec_kind);
   codec.moved(elements * sizeof(float), bytes);
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
-  if (std::exchange(link->contribution.pushed, key) != key) link->contribution.squares = 0;
-  link->contribution.squares += squares;
   co_return Status();
 }
 
@@ -257,7 +255,7 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : local_.part().size();
+  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
   const std::uint64_t received = job_.aggregator->received(*rank);
   CENTROID_TRY(check_end(link, end, received, job_.aggregator->weight(*rank), chunks));
   CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
@@ -265,7 +263,7 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
     link.contribution.pending_end = end;
     return {};
   }
-  CENTROID_TRY(round_servers_.check_norm(link, end, received > 0 ? link.contribution.squares : 0));
+  CENTROID_TRY(round_servers_.check_norm(link, end, job_.aggregator->squares(*rank)));
   link.contribution.pending_end.reset();
   const DataPart share = link.share.part;
   count_end(link, end);
@@ -291,7 +289,7 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = local_.part().size(), received = staged->received();
+  const std::uint64_t chunks = job_.shard->round_chunks().size(), received = staged->received();
   CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
   CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
   if (!is_whole) {
@@ -338,7 +336,7 @@ void Contributions::tell_codecs(Link& link, const proto::PushEnd& end) {
   up.encoded(end.encode_seconds);
   up.chunks(end.chunks, end.dense_chunks);
   if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
-  probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
+  probe_.down(job_.shard->encodes() ? job_.shard->encoder().kind() : CodecSpec::Kind::kF32)
       .decoded(end.decode_seconds);
   link.measured.residual_norm = end.residual_norm;
 }

@@ -89,8 +89,6 @@ struct Link {
 
   struct Contribution {
     Attempt::Key computed;  ///< the last attempt for which its gradients were complete
-    Attempt::Key pushed;    ///< the attempt of which `squares` are
-    double squares = 0;     ///< of the numbers that came for it, added up
     std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
     Scalars scalars;                            ///< of its last with any
     std::optional<TimePoint> at;                ///< its last one

@@ -55,21 +55,20 @@ Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardGroup::L
   route.owners = std::move(owners);
   spread_.links = std::move(links);
   spread_.route = std::move(route);
-  spread_.parts.assign(job_.fragments.count(), {});
-  spread_.holders.assign(job_.fragments.count(), {});
-  std::vector<bool> is_here(spread_.route.owners.size());
-  for (std::uint32_t number = 0; number < job_.fragments.count(); ++number) {
+  const FragmentPlan& fragments = job_.shard->fragments();
+  spread_.holders.assign(fragments.count(), {});
+  std::vector<bool> is_mine(spread_.route.owners.size());
+  for (std::uint32_t number = 0; number < fragments.count(); ++number) {
     std::vector<bool> holds(spread_.links.size());
-    for (const Chunk& chunk : job_.fragments[number].chunks) {
+    for (const Chunk& chunk : fragments[number].chunks) {
       const std::uint16_t owner = spread_.route.owners[chunk.id.value];
       holds[owner] = true;
-      if (owner != kLeaderServer) continue;
-      spread_.parts[number].push_back(chunk);
-      is_here[chunk.id.value] = true;
+      is_mine[chunk.id.value] = owner == kLeaderServer;
     }
     for (std::size_t i = 1; i < holds.size(); ++i)
       if (holds[i]) spread_.holders[number].push_back(spread_.links[i].get());
   }
+  job_.shard->assign(std::move(is_mine));
   const auto head = proto::encode(spread_.route);
   const auto told = co_await shards_.ask_all(spread_.others(), ServersKind::kPlace, head);
   if (!told.ok()) co_return told.error();
@@ -77,8 +76,7 @@ Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardGroup::L
     auto kept = journal_route();
     co_await journal_.route(std::move(kept));
   }
-  spread_.is_here = std::move(is_here);
-  if (spread_.moving.empty()) job_.store->place(spread_.is_here);
+  if (spread_.moving.empty()) job_.shard->apply_assignment();
   co_return Status();
 }
 
@@ -134,7 +132,8 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.codec_down = config_.transfer.codec_down;
   model.seed = config_.seed;
   model.aggregate = config_.aggregate;
-  model.names_summed = !policy_.is_elastic();
+  if (!policy_.is_elastic()) model.flags |= proto::ServerModel::kNamesSummed;
+  if (config_.optimizer_scale_ratio > 0) model.flags |= proto::ServerModel::kScalesRate;
   auto head = proto::encode(model);
   const auto manifest = proto::encode_manifest(job_.store->plan().manifest());
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head), manifest);
@@ -188,18 +187,18 @@ void ModelServers::plan_moves() {
   for (std::uint16_t& owner : before) owner = number[owner];
   std::vector<std::uint32_t> units;  // results that are selected together lie together
   for (const Chunk& chunk : job_.store->plan().chunks())
-    if (job_.replies) units.push_back(job_.replies->unit_of(chunk.id).first.value);
+    if (job_.shard->encodes()) units.push_back(job_.shard->encoder().unit_of(chunk.id).first.value);
   spread_.target = place(job_.store->plan(), index.size(), before, units);
   const double uneven = imbalance(job_.store->plan(), index.size(), spread_.target);
   if (uneven > kMaxImbalance)
-    log::warn(
-        "placement.uneven",
-        {{"servers", index.size()},
-         {"max_over_mean", uneven},
-         {"why", job_.replies ? "codec_down selects within a tensor, which lies on one server: "
-                                "its largest tensors are too large to spread it better"
-                              : "the model has few chunks: a smaller chunk_bytes spreads it "
-                                "better"}});
+    log::warn("placement.uneven",
+              {{"servers", index.size()},
+               {"max_over_mean", uneven},
+               {"why", job_.shard->encodes()
+                           ? "codec_down selects within a tensor, which lies on one server: "
+                             "its largest tensors are too large to spread it better"
+                           : "the model has few chunks: a smaller chunk_bytes spreads it "
+                             "better"}});
   for (std::uint16_t& owner : spread_.target) owner = index[owner];
 }
 
@@ -210,6 +209,7 @@ void ModelServers::forget_servers() {
   spread_ = Spread();
   spread_.were_here = true;
   spread_.route.version = route;
+  if (job_.shard) job_.shard->assign({});
   for (const auto& [name, link] : shards_.present()) {
     link->has_model = false;
     link->reckoned = proto::Reckon();
@@ -321,7 +321,7 @@ Result<std::uint32_t> ModelServers::workers_to_reckon(const proto::Join* joining
   const std::uint64_t workers = expected_workers(is_said, more);
   // Sums take what workers send as it comes: what waits is bounded by credit, with any codec.
   if (!policy_.is_elastic() && aggregate_.is_mean()) return static_cast<std::uint32_t>(workers);
-  return without_codec(job_.fragments, codecs, workers);
+  return without_codec(job_.shard->fragments(), codecs, workers);
 }
 
 /// That may bring contributions at once: those that are here and one `more`, in any case so many as

@@ -53,7 +53,8 @@ Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
     link->pace.opened_at = clock_.now();
     link->pace.silence = {};
   }
-  if (attempt) link->local.begin(attempt->round, job_.fragments.turn(attempt->optimizer_step));
+  if (attempt)
+    link->local.begin(attempt->round, job_.shard->fragments().turn(attempt->optimizer_step));
   link->results.sent = 0;
   link->results.attempt = attempt;
   if (config_.is_peer_to_peer() && link->told != attempt->generation) {
@@ -91,7 +92,7 @@ Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& at
       co_await session.send(kind, head, piece.values, begin + config_.timeouts.stall, piece.crc));
   probe_.send().ended(lane, begin, clock_.now(), attempt.round.value);
   probe_.payload_sent(piece.values.size());
-  probe_.down(job_.replies ? job_.replies->kind() : CodecSpec::Kind::kF32)
+  probe_.down(job_.shard->encodes() ? job_.shard->encoder().kind() : CodecSpec::Kind::kF32)
       .moved(job_.store->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
   co_return Status();
 }

@@ -9,8 +9,8 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "server/service/chunk_fetcher.h"
-#include "server/service/turns.h"
 #include "server/service/waits.h"
+#include "server/store/turns.h"
 
 namespace centroid::server {
 
@@ -81,7 +81,7 @@ Status Pulls::may_copy() const {
 /// What is asked for, looked at before memory is taken.
 Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::TensorName>& names) {
   CENTROID_TRY(may_copy());
-  const ParameterStore* const store = job_.store.get();
+  const ParameterStore* const store = job_.store;
   if (!store->is_current())
     return Error(ErrorCode::kFailedPrecondition,
                  "with exchange " + config_.exchange +

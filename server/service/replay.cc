@@ -7,7 +7,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/storage/file.h"
-#include "server/service/turns.h"
+#include "server/store/turns.h"
 
 /// How a server takes the rounds of the journal up again: the same steps on the same bits as in
 /// training.
@@ -62,7 +62,7 @@ Status use_rate(ParameterStore& store, const Replay::Rate& rate) {
 Replay::Replay(JobContext& context, std::unique_ptr<journal::Reader> reader,
                const RoundJournal& journal, ShardGroup& shards, LocalShard& local)
     : JobPart(context),
-      form_(journal.form()),
+      form_(job_.shard ? job_.shard->form() : Form::kNone),
       terms_(journal.terms()),
       shards_(shards),
       local_(local),
@@ -166,7 +166,7 @@ Result<bool> Replay::read_chunk(const journal::Head& head) {
   }
   present_ = head;
   const bool is_known = head.chunk.value < has_.size() && head.form == form_ &&
-                        local_.has_turn(job_.store->plan().chunk(head.chunk)) &&
+                        job_.shard->has_turn(job_.store->plan().chunk(head.chunk)) &&
                         is_mine(head.chunk);
   const std::uint64_t bytes =
       is_known ? job_.store->plan().chunk(head.chunk).elements * sizeof(float) : 0;
@@ -190,7 +190,7 @@ Task<Result<bool>> Replay::replay_end() {
   const bool counts = head.kind == Kind::kCommit;
   std::size_t wanted = 0;
   std::vector<Chunk> elsewhere;
-  for (const Chunk& chunk : local_.fragment().chunks) {
+  for (const Chunk& chunk : job_.shard->fragment().chunks) {
     if (is_mine(chunk.id))
       ++wanted;
     else
@@ -358,28 +358,24 @@ Task<Status> Replay::finish() {
 
 /// The round's numbers are in the spare plane.
 Task<Status> Replay::replay_round(Form form, journal::Commit commit) {
-  const std::vector<Chunk>& chunks = local_.fragment().chunks;
+  const std::vector<Chunk>& chunks = job_.shard->fragment().chunks;
   CENTROID_CO_TRY(use_rate(*job_.store, rate_));
   job_.store->set_rate_factor(commit.rate_factor);
   std::size_t turn = 0;
-  if (job_.replies) {
-    CENTROID_CO_TRY(co_await replay_replies(commit.generation));
+  if (job_.shard->encodes()) {
+    CENTROID_CO_TRY(co_await replay_results(commit.generation));
   } else if (form == Form::kMean) {
     co_await local_.clip(0);
-    for (const Chunk& chunk : chunks) {
-      job_.store->shadow_apply(chunk);
-      if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-    }
-    job_.store->commit_in_place(chunks);
+    CENTROID_CO_TRY(co_await local_.follow(nullptr));
   } else {
     if (form == Form::kSum) co_await local_.clip(commit.weight);
     for (const Chunk& chunk : chunks) {
       if (form != Form::kSum) break;
       if (config_.optimizer.clip_norm == 0) job_.store->scale(chunk, commit.weight);
-      job_.store->apply(chunk);
+      job_.shard->apply(chunk);
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
     }
-    job_.store->commit_swap(chunks);
+    job_.shard->commit();
   }
   if (job_.store->version() != commit.version ||
       job_.store->optimizer_step() != commit.optimizer_step)
@@ -391,48 +387,23 @@ Task<Status> Replay::replay_round(Form form, journal::Commit commit) {
 }
 
 /// Means through the codec of the results, as in the round itself.
-Task<Status> Replay::replay_replies(Generation generation) {
-  if (job_.replies->resets_residual() && job_.replies_generation != generation) {
-    job_.store->clear_residual();
-    job_.replies->set_rounds(0);
-  }
-  job_.replies_generation = generation;
-  job_.replies->begin(job_.round);
-  std::deque<std::vector<std::byte>> payloads;
-  std::vector<Attempt::Piece> pieces;
+Task<Status> Replay::replay_results(Generation generation) {
+  local_.begin_results(generation);
+  const auto results = std::make_shared<Attempt>();
   const auto emit = [&](const Chunk& of, std::vector<std::byte> payload) {
-    payloads.push_back(std::move(payload));
-    pieces.push_back({of.id, payloads.back(), std::nullopt});
+    results->payloads.push_back(std::move(payload));
+    results->pieces.push_back({of.id, results->payloads.back(), std::nullopt});
   };
-  ReplyEncoder::Memory memory;
-  const std::vector<Chunk>& part = local_.fragment().chunks;
-  for (const Chunk& chunk : part) (void)job_.store->spare(chunk);
-  memory.means = job_.store->all_spare();
-  if (job_.store->keeps_residual()) memory.residual = job_.store->residual();
   std::size_t turn = 0;
-  for (const Chunk& chunk : part) {
-    const Status encoded = job_.replies->complete(chunk.id, memory, emit);
-    CENTROID_CO_TRY(encoded);
+  for (const Chunk& chunk : job_.shard->round_chunks()) {
+    CENTROID_CO_TRY(job_.shard->encode(chunk, emit));
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
-  std::ranges::sort(pieces, {}, &Attempt::Piece::chunk);
   if (config_.optimizer.clip_norm > 0) {
-    open_.squares.resize(job_.store->plan().chunks().size());
-    for (const Attempt::Piece& piece : pieces) {
-      const Chunk& chunk = job_.store->plan().chunk(piece.chunk);
-      CENTROID_CO_ASSIGN(open_.squares[piece.chunk.value],
-                         job_.reply_reader->squares(chunk, piece.values));
-    }
+    CENTROID_CO_TRY(co_await local_.measure(results));
     local_.clip_measured();
   }
-  for (const Attempt::Piece& piece : pieces) {
-    CENTROID_CO_TRY(local_.apply_reply(piece));
-    if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
-  }
-  job_.store->commit_in_place(part);
-  job_.replies->commit();
-  job_.replies_committed = job_.replies_generation;
-  co_return Status();
+  co_return co_await local_.follow(results);
 }
 
 }  // namespace centroid::server

@@ -51,7 +51,7 @@ class Replay : private JobPart {
   void cut(const std::string& server);
   Task<Status> finish();
   Task<Status> replay_round(journal::Form form, journal::Commit commit);
-  Task<Status> replay_replies(Generation generation);
+  Task<Status> replay_results(Generation generation);
   bool is_mine(ChunkId chunk) const {
     return route_.owners.empty() || route_.owners[chunk.value] == 0;
   }

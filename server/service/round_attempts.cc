@@ -78,7 +78,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
                                           {"world", open_.attempt->members.size()},
                                           {"round", job_.round.value}});
   }
-  if (job_.replies) local_.begin_replies();
+  if (job_.shard->encodes()) local_.begin_results(open_.attempt->generation);
   open_.complete_chunks = 0;
   open_.failed.clear();
   open_.tally = {};
@@ -91,8 +91,8 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   });
   if (policy_.is_elastic())
     for (const auto& codec : codecs)
-      open_.staged.push_back(
-          std::make_unique<StagedContribution>(job_.store->plan(), codec, local_.part().size()));
+      open_.staged.push_back(std::make_unique<StagedContribution>(
+          job_.store->plan(), codec, job_.shard->round_chunks().size()));
   job_.aggregator->begin(std::move(codecs));
   open_.machine.open(job_.round, open_.attempt->number, open_.attempt->members,
                      policy_.is_elastic() ? wait_report_.unseated() : std::vector<MemberId>(),

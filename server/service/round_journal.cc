@@ -50,18 +50,12 @@ std::string RoundJournal::terms() const {
                                       : "");
 }
 
-/// What the numbers of a complete chunk are when `chunk_complete` hands them over.
-Form RoundJournal::form() const {
-  if (config_.applies_on_worker()) return Form::kMean;
-  return job_.is_early ? Form::kParameters : Form::kSum;
-}
-
 void RoundJournal::write_chunk(const Chunk& chunk) {
   const Bytes numbers = std::as_bytes(std::as_const(*job_.store).spare(chunk));
-  if (job_.replies)  // the codec's residual grows in this memory
-    journal_.chunk_copy(chunk.id, form(), numbers);
+  if (job_.shard->encodes())  // the codec's residual grows in this memory
+    journal_.chunk_copy(chunk.id, job_.shard->form(), numbers);
   else
-    journal_.chunk(chunk.id, form(), numbers);
+    journal_.chunk(chunk.id, job_.shard->form(), numbers);
 }
 
 std::uint64_t RoundJournal::end_round(Kind kind, const RoundDecision& decision) {
@@ -75,7 +69,7 @@ std::uint64_t RoundJournal::end_round(Kind kind, const RoundDecision& decision) 
   commit.offset = next.offset;
   commit.generation = open_.attempt->generation;
   commit.weight = counts ? decision.total_weight : 0;
-  commit.chunks = counts ? static_cast<std::uint32_t>(local_.part().size()) : 0;
+  commit.chunks = counts ? static_cast<std::uint32_t>(job_.shard->round_chunks().size()) : 0;
   commit.unix_seconds = clock_.unix_seconds();
   commit.steps = job_.steps_before + (counts ? open_.tally.steps : 0);
   if (counts) {

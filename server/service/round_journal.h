@@ -17,7 +17,6 @@ class RoundJournal : private JobPart {
 
   journal::Base base() const;
   std::string terms() const;
-  journal::Form form() const;
   void write_chunk(const Chunk& chunk);
   /// The number to give to `written`.
   std::uint64_t end_round(journal::Kind kind, const RoundDecision& decision);

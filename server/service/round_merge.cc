@@ -8,7 +8,7 @@
 #include "common/base/trace_events.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
-#include "server/service/turns.h"
+#include "server/store/turns.h"
 
 /// The end of a round: from its sums to the next version.
 namespace centroid::server {
@@ -38,7 +38,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   }
   CENTROID_CO_TRY(co_await await_chunks());
   if (job_.reply_failure) co_return *job_.reply_failure;
-  if (!job_.is_early && !job_.replies) {  // the sums change now
+  if (!job_.shard->is_early() && !job_.shard->encodes()) {  // the sums change now
     const auto waits = round_journal_.begin_wait();
     co_await journal_.drained();
   }
@@ -79,7 +79,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
 
 /// Until all chunks of this server are summed.
 Task<Status> RoundMerge::await_chunks() {
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : local_.part().size();
+  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
   if (open_.complete_chunks >= chunks) co_return Status();
   const auto missing = [this, chunks] {
     return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
@@ -106,32 +106,22 @@ Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   co_await round.elsewhere.join();
   if (round.is_spread && round.prepared.ok() && clips) {
-    if (job_.replies)
-      CENTROID_CO_TRY(co_await local_.measure_replies());
+    if (job_.shard->encodes())
+      CENTROID_CO_TRY(co_await local_.measure(open_.attempt));
     else
-      co_await local_.measure_mean(0);
+      co_await local_.measure(0);
     round.prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
   }
   if (!round.prepared.ok()) co_return false;
   if (round.is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
   close(round);
-  if (job_.replies && clips && !round.is_spread) {
-    CENTROID_CO_TRY(co_await local_.measure_replies());
+  if (job_.shard->encodes() && clips && !round.is_spread) {
+    CENTROID_CO_TRY(co_await local_.measure(open_.attempt));
     local_.clip_measured();
   } else if (!round.is_spread) {
     co_await local_.clip(0);
   }
-  const auto attempt = open_.attempt;
-  const std::vector<Chunk>& mine = local_.part();
-  for (std::size_t turn = 0; turn < mine.size(); ++turn) {
-    if (job_.replies)
-      CENTROID_CO_TRY(local_.apply_reply(attempt->pieces[turn]));
-    else
-      job_.store->shadow_apply(mine[turn]);
-    if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
-  }
-  job_.store->commit_in_place(mine);
-  if (job_.replies) local_.commit_replies();
+  CENTROID_CO_TRY(co_await local_.follow(open_.attempt));
   co_return true;
 }
 
@@ -139,9 +129,9 @@ Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
 Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   const double weight = round.decision.total_weight;
-  const std::vector<Chunk>& mine = local_.part();
+  const std::vector<Chunk>& mine = job_.shard->round_chunks();
   if (clips) {
-    co_await local_.measure_mean(weight);
+    co_await local_.measure(weight);
     co_await round.elsewhere.join();
     if (!round.prepared.ok()) co_return false;
     const float factor = local_.clip_measured();
@@ -150,9 +140,9 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   }
   std::size_t turn = 0;
   for (const Chunk& chunk : mine) {
-    if (job_.is_early) break;  // applied and sent when it was complete
+    if (job_.shard->is_early()) break;  // applied and sent when it was complete
     if (!clips) job_.store->scale(chunk, weight);
-    job_.store->apply(chunk);
+    job_.shard->apply(chunk);
     emit(chunk);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
@@ -162,7 +152,7 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
     CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
   else
     CENTROID_CO_TRY(co_await round_journal_.written(round.written));
-  job_.store->commit_swap(mine);
+  job_.shard->commit();
   fault::point("round.before_close");
   close(round);
   co_return true;
@@ -211,19 +201,20 @@ void RoundMerge::count_round(const Merging& round) {
 void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = job_.store->plan().chunk(id);
   open_.chunk_weight = total_weight;
-  const bool needs_state = job_.replies || (job_.is_early && !config_.applies_on_worker());
-  if (needs_state && spread_.moving.contains(id)) {
+  const bool is_early = job_.shard->is_early(), encodes = job_.shard->encodes();
+  const bool applies = is_early && !config_.applies_on_worker();
+  if ((encodes || applies) && spread_.moving.contains(id)) {
     spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
     return;
   }
-  if (job_.replies || job_.is_early) job_.store->scale(chunk, total_weight);
-  if (job_.is_early && !config_.applies_on_worker()) job_.store->apply(chunk);
+  if (encodes || is_early) job_.store->scale(chunk, total_weight);
+  if (applies) job_.shard->apply(chunk);
   if (journal_.is_on()) round_journal_.write_chunk(chunk);
-  if (job_.replies)
+  if (encodes)
     encode_reply(id);
-  else if (job_.is_early)
+  else if (is_early)
     emit(chunk);
-  if (++open_.complete_chunks == local_.part().size()) changed_.notify_all();
+  if (++open_.complete_chunks == job_.shard->round_chunks().size()) changed_.notify_all();
 }
 
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
@@ -247,34 +238,31 @@ void RoundMerge::emit(const Chunk& chunk) {
 
 /// A chunk's mean is in the spare plane: hand what can be sent now to the outboxes.
 void RoundMerge::encode_reply(ChunkId chunk) {
-  ReplyEncoder::Memory memory;
-  memory.means = job_.store->all_spare();
-  if (job_.store->keeps_residual()) memory.residual = job_.store->residual();
   const auto emit = [this](const Chunk& of, std::vector<std::byte> payload) {
     open_.attempt->payloads.push_back(std::move(payload));
     const Bytes bytes = open_.attempt->payloads.back();
     open_.attempt->pieces.push_back({of.id, bytes, crc32c(bytes)});
   };
   const TimePoint begin = clock_.now();
-  const Status encoded = job_.replies->complete(chunk, memory, emit);
+  const Status encoded = job_.shard->encode(job_.shard->plan().chunk(chunk), emit);
   static const trace::Lane kLane("replies");
   const double took = probe_.encode().ended(kLane, begin, clock_.now(), job_.round.value);
-  probe_.down(job_.replies->kind()).encoded(took);
+  probe_.down(job_.shard->encoder().kind()).encoded(took);
   if (!encoded.ok()) job_.reply_failure = encoded.error().with_context("codec_down");
   outgoing_.notify_all();
 }
 
 /// All parts of a chunk at once, while its sum is in the cache.
 Task<void> RoundMerge::sum_parts(double total_weight) {
+  std::vector<WeighedPart> parts;
+  for (const KeptPart& part : open_.parts) parts.push_back({part.staged.get(), part.counts.weight});
   std::size_t turn = 0;
-  for (const Chunk& chunk : local_.part()) {
-    if (job_.replies && !journal_.has_room()) {
+  for (const Chunk& chunk : job_.shard->round_chunks()) {
+    if (job_.shard->encodes() && !journal_.has_room()) {
       const auto waits = round_journal_.begin_wait();
       co_await journal_.room();
     }
-    const std::span<float> sum = job_.store->spare(chunk);
-    for (std::size_t i = 0; i < open_.parts.size(); ++i)
-      open_.parts[i].staged->add_to(sum, chunk.id, open_.parts[i].counts.weight, i == 0);
+    job_.shard->add_up(chunk, parts);
     chunk_complete(chunk.id, total_weight);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }

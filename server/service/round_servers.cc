@@ -43,9 +43,8 @@ bool RoundServers::is_summed(std::uint32_t rank) const {
 }
 
 bool RoundServers::may_have_part(MemberId member) const {
-  const bool is_elsewhere =
-      spread_.has_others() && open_.attempt && !policy_.is_elastic() &&
-      !spread_.holders[job_.fragments.turn(job_.store->optimizer_step())].empty();
+  const bool is_elsewhere = spread_.has_others() && open_.attempt && !policy_.is_elastic() &&
+                            !spread_.holders[job_.shard->turn()].empty();
   const auto rank = is_elsewhere ? open_.attempt->rank_of(member) : std::nullopt;
   return rank && is_summed(*rank);
 }
@@ -74,8 +73,7 @@ std::string RoundServers::names_of_missing_holders(const Link& link) const {
   const proto::PushEnd& end = *link.contribution.pending_end;
   const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
   std::string names;
-  for (const ShardGroup::Link* holder :
-       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
+  for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()])
     if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
   return names;
 }
@@ -89,8 +87,7 @@ bool RoundServers::is_short(const proto::PushEnd& end) const {
 Result<bool> RoundServers::is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const {
   if (!spread_.has_others() || end.weight == 0 || is_short(end)) return true;
   const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
-  for (const ShardGroup::Link* holder :
-       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())]) {
+  for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()]) {
     const auto found = spread_.whole.find({key, holder});
     if (found == spread_.whole.end()) return false;
     if (found->second.weight != end.weight)
@@ -110,8 +107,7 @@ Status RoundServers::check_norm(const Link& link, const proto::PushEnd& end,
   double squares = squares_here;
   if (spread_.has_others()) {
     const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
-    for (const ShardGroup::Link* holder :
-         spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
+    for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()])
       squares += spread_.whole.at({key, holder}).squares;
   }
   // Numbers that are not finite are checked one by one where they may not be.
@@ -125,8 +121,7 @@ Status RoundServers::check_norm(const Link& link, const proto::PushEnd& end,
 /// With which its chunks came there; 0: none did.
 double RoundServers::weight_elsewhere(const proto::ContributionKey& key) const {
   if (!spread_.has_others()) return 0;
-  for (const ShardGroup::Link* holder :
-       spread_.holders[job_.fragments.turn(job_.store->optimizer_step())])
+  for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()])
     if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
       return found->second.weight;
   return 0;
@@ -141,7 +136,7 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   merge.version = job_.store->version();
   merge.total_weight = decision->total_weight;
   merge.wants_norm = config_.optimizer.clip_norm > 0;
-  merge.reply_rounds = job_.replies ? job_.replies->rounds() : 0;
+  merge.reply_rounds = job_.shard->encodes() ? job_.shard->encoder().rounds() : 0;
   merge.clears_residual = local_.is_residual_cleared();
   merge.rate_factor = job_.store->optimizer().rate_factor();
   for (const MemberId member : open_.attempt->members)
@@ -170,7 +165,7 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   for (std::size_t i = 0; i < links.size(); ++i) {
     CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>((*answers)[i].head));
     std::size_t next = 0;
-    for (const Chunk& chunk : local_.fragment().chunks) {
+    for (const Chunk& chunk : job_.shard->fragment().chunks) {
       if (spread_.links[spread_.route.owners[chunk.id.value]] != links[i]) continue;
       if (next == reply.squares.size()) break;
       open_.squares[chunk.id.value] = reply.squares[next++];

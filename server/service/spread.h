@@ -25,7 +25,6 @@ struct Spread {
   proto::Route route;                        ///< version 0: there never were several
   std::vector<std::shared_ptr<Link>> links;  ///< by server of the route; the first is nullptr
   std::vector<std::uint16_t> target;         ///< owners when all moves are made
-  std::vector<std::vector<Chunk>> parts;     ///< by fragment: what lies on the leader
   /// By fragment: servers, other than the leader, on which chunks of it lie.
   std::vector<std::vector<const Link*>> holders;
   proto::Opened opened;  ///< what they heard last
@@ -34,7 +33,6 @@ struct Spread {
 
   // chunks whose owner has changed, and whose values are still where they were
   std::map<ChunkId, std::shared_ptr<Link>> moving;  ///< by chunk: from whom; nullptr: the leader
-  std::vector<bool> is_here;                        ///< on the leader, when they have come
   std::size_t copiers = 0;                          ///< tasks that copy them
   std::optional<Error> copy_failure;
   std::vector<std::pair<ChunkId, double>> summed;  ///< that wait for their values to come

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "server/service/turns.h"
 #include "server/service/waits.h"
+#include "server/store/turns.h"
 
 namespace centroid::server {
 

@@ -77,8 +77,8 @@ Status StateLoader::check_another(const proto::Join& join) {
   const bool is_reckoned =
       count > members_.links.size() + 1 || std::ranges::any_of(members_.links, is_it);
   if (is_reckoned && std::ranges::any_of(members_.links, is_alike)) return {};
-  const Status fits =
-      check_room(job_.store->plan(), job_.fragments, job_.store->optimizer().slots(), join.codec);
+  const Status fits = check_room(job_.store->plan(), job_.shard->fragments(),
+                                 job_.store->optimizer().slots(), join.codec);
   if (fits.ok()) return {};
   return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
                "worker '" + join.name + "' is refused: there is no memory for contributions of " +
@@ -99,25 +99,17 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.transfer.chunk_bytes));
   if (config_.servers > 1) CENTROID_TRY(check_told_chunks(config_, plan.chunks().size()));
-  CENTROID_ASSIGN(into.fragments,
+  CENTROID_ASSIGN(auto fragments,
                   FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.local.fragments)));
-  CENTROID_TRY(check_room(plan, into.fragments, optimizer->slots(), codec));
-  // A step with the mean of one chunk can be taken back only when it changes nothing else, and be
-  // taken at all only when it needs nothing else: not who contributes.
-  into.is_early =
-      config_.applies_on_worker() || (optimizer->slots() == 0 && config_.optimizer.clip_norm == 0 &&
-                                      config_.optimizer_scale_ratio == 0);
-  try {
-    CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.transfer.codec_down));
-    into.store = std::make_unique<ParameterStore>(std::move(plan), std::move(optimizer),
-                                                  codec_down.feedback.enabled);
-    into.store->set_fragments(config_.local.fragments);
-    CENTROID_TRY(make_replies(into));
-  } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kResourceExhausted, "no memory for a model of " +
-                                                    std::to_string(model_bytes) +
-                                                    " bytes, its optimizer slots and residual");
-  }
+  CENTROID_TRY(check_room(plan, fragments, optimizer->slots(), codec));
+  const ModelShard::Terms terms{.codec_down = config_.transfer.codec_down,
+                                .seed = config_.seed,
+                                .apply_on_worker = config_.applies_on_worker(),
+                                .clip_norm = config_.optimizer.clip_norm,
+                                .scales_rate = config_.optimizer_scale_ratio > 0};
+  CENTROID_ASSIGN(into.shard, ModelShard::make(std::move(plan), std::move(fragments),
+                                               std::move(optimizer), terms));
+  into.store = &into.shard->store();
   const std::uint64_t buffer_bytes = into.store->plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
       std::max<std::uint64_t>(
@@ -128,7 +120,7 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   hooks.target = [this](const Chunk& chunk) { return job_.store->spare(chunk); };
   // A result through a codec is copied for the journal: it waits here while there is no room.
   hooks.is_held = [this](ChunkId chunk) {
-    return job_.store->spare_is_held(chunk) || (job_.replies && !journal_.has_room());
+    return job_.store->spare_is_held(chunk) || (job_.shard->encodes() && !journal_.has_room());
   };
   hooks.on_complete = [this](ChunkId chunk, double weight) {
     control_.chunk_complete(chunk, weight);
@@ -144,14 +136,6 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                            {"parameters", into.store->plan().total_elements()},
                            {"chunks", into.store->plan().chunks().size()},
                            {"optimizer", into.store->optimizer().config().name}});
-  return {};
-}
-
-Status StateLoader::make_replies(JobState& into) const {
-  if (!config_.compresses_results()) return {};
-  CENTROID_ASSIGN(into.replies, ReplyEncoder::make(config_.transfer.codec_down, into.store->plan(),
-                                                   config_.seed));
-  into.reply_reader = std::make_unique<ReplyReader>(into.replies->codec(), *into.store);
   return {};
 }
 
@@ -264,7 +248,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   if (gate_.is_beginning()) phase_.explain("checkpoint " + what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
   const bool takes_residual = state.store->keeps_residual();
-  auto read = [&directory = *checkpoints_, store = state.store.get(), entry, planes = slots.size(),
+  auto read = [&directory = *checkpoints_, store = state.store, entry, planes = slots.size(),
                takes_residual] {
     const auto load = [&](std::size_t plane, std::uint64_t offset,
                           std::span<const float> from) -> Status {
@@ -283,7 +267,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
     state.least_generation = Generation(std::strtoull(generation->second.c_str(), nullptr, 10));
   if (has_residual && takes_residual) {
     if (const auto rounds = info.extra.find("codec_down_rounds"); rounds != info.extra.end())
-      state.replies->set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
+      state.shard->encoder().set_rounds(std::strtoull(rounds->second.c_str(), nullptr, 10));
     if (const auto of = info.extra.find("codec_down_generation"); of != info.extra.end())
       state.replies_generation = state.replies_committed =
           Generation(std::strtoull(of->second.c_str(), nullptr, 10));
@@ -319,7 +303,7 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
   if (!file->ok()) co_return std::move(*file).error().with_context(where);
   JobState state;
   CENTROID_CO_TRY(make_store(state, (*file)->manifest(), kUnknownCodec));
-  auto read = [store = state.store.get(), file]() -> Status {
+  auto read = [store = state.store, file]() -> Status {
     fault::point("init.reading");
     for (const Chunk& chunk : store->plan().chunks()) {
       const std::string& name = store->plan().manifest()[chunk.tensor.value].name;

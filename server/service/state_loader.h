@@ -50,7 +50,6 @@ class StateLoader : private JobPart {
  private:
   Status check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
                     const std::string& codec);
-  Status make_replies(JobState& into) const;
   Status check_settings(const CheckpointEntry& entry, const std::vector<std::string>& slots,
                         bool has_residual) const;
 

@@ -2,7 +2,7 @@
 
 #include "common/async/task_group.h"
 #include "common/proto/servers.h"
-#include "server/shard/model_shard.h"
+#include "server/shard/hosted_model.h"
 #include "server/shard/shard_context.h"
 #include "server/shard/shard_rows.h"
 #include "server/shard/shard_workers.h"
@@ -17,7 +17,7 @@ namespace centroid::server {
 class LeaderSink final : public transport::FrameSink {
  public:
   /// `tasks`: of the session
-  LeaderSink(ShardContext& context, ModelShard& model, ShardWorkers& workers, ShardRows& rows,
+  LeaderSink(ShardContext& context, HostedModel& model, ShardWorkers& workers, ShardRows& rows,
              TaskGroup& tasks)
       : context_(context), model_(model), workers_(workers), rows_(rows), tasks_(tasks) {}
 
@@ -55,7 +55,7 @@ class LeaderSink final : public transport::FrameSink {
                             proto::Statistics wanted);
 
   ShardContext& context_;
-  ModelShard& model_;
+  HostedModel& model_;
   ShardWorkers& workers_;
   ShardRows& rows_;
   TaskGroup& tasks_;

@@ -1,273 +1,136 @@
 #include "server/shard/model_shard.h"
 
+#include <algorithm>
+#include <new>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
-#include "common/base/log.h"
-#include "common/checkpoint/fault_point.h"
+#include "common/optim/norm.h"
 
 namespace centroid::server {
 
-namespace {
-
-constexpr std::size_t kChunksPerTurn = 4;
-
-}  // namespace
-
-ModelShard::ModelShard(ShardContext& context, ShardRows& rows, Send send,
-                       RoundSums::Release release)
-    : context_(context),
-      send_(std::move(send)),
-      release_(std::move(release)),
-      chunks_(context.options.name),
-      memory_(context, rows),
-      sums_(chunks_, release_),
-      room_(context.executor),
-      journal_(context, chunks_) {}
-
-bool ModelShard::expect(const proto::ContributionKey& key,
-                        const std::shared_ptr<const Codec>& codec) {
-  if (!chunks_.model().is_elastic) return sums_.expects(key);
-  return staged_.stage(key, chunks_.plan(), codec, chunks_.round_chunks().size());
+ModelShard::ModelShard(ChunkPlan plan, FragmentPlan fragments, std::unique_ptr<Optimizer> optimizer,
+                       bool keeps_residual, const Terms& terms)
+    : terms_(terms),
+      store_(std::move(plan), std::move(optimizer), keeps_residual),
+      fragments_(std::move(fragments)) {
+  store_.set_fragments(fragments_.count());
+  assign({});
 }
 
-bool ModelShard::is_expected(const proto::ContributionKey& key) const {
-  return chunks_.model().is_elastic ? staged_.find(key) != nullptr : sums_.expects(key);
-}
-
-Result<std::optional<proto::Whole>> ModelShard::take(const proto::ContributionKey& key,
-                                                     const std::shared_ptr<const Codec>& codec,
-                                                     const proto::Push& push, Buffer payload,
-                                                     std::size_t bytes) {
-  if (!chunks_.model().is_elastic) {
-    CENTROID_TRY(sums_.add(key, codec, push, std::move(payload), bytes));
-    return sums_.whole(key);
+Result<std::unique_ptr<ModelShard>> ModelShard::make(ChunkPlan plan, FragmentPlan fragments,
+                                                     std::unique_ptr<Optimizer> optimizer,
+                                                     const Terms& terms) {
+  CENTROID_ASSIGN(const CodecSpec down, CodecSpec::parse(terms.codec_down));
+  try {
+    std::unique_ptr<ModelShard> shard(new ModelShard(
+        std::move(plan), std::move(fragments), std::move(optimizer), down.feedback.enabled, terms));
+    if (terms.codec_down == "f32") return shard;
+    CENTROID_ASSIGN(shard->encoder_,
+                    ReplyEncoder::make(terms.codec_down, shard->plan(), terms.seed));
+    shard->mean_.resize(shard->plan().max_chunk_elements());
+    return shard;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kResourceExhausted,
+                 "no memory for the model, its optimizer slots and residual");
   }
-  release_(key.member, bytes);
-  const auto staged = staged_.find(key);
-  CENTROID_TRY(staged->put(push.chunk, push.weight, std::move(payload), bytes));
-  if (!staged->is_whole()) return std::optional<proto::Whole>();
-  proto::Whole whole;
-  whole.key = key;
-  whole.weight = staged->weight();
-  whole.squares = staged->squares();
-  return std::make_optional(whole);
 }
 
-void ModelShard::open(const proto::Opened& opened) {
-  if (!chunks_.model().is_elastic) sums_.open(opened);
+void ModelShard::assign(std::vector<bool> is_mine) {
+  is_mine_ = std::move(is_mine);
+  parts_.assign(fragments_.count(), {});
+  for (std::uint32_t number = 0; number < fragments_.count(); ++number)
+    for (const Chunk& chunk : fragments_[number].chunks)
+      if (this->is_mine(chunk.id)) parts_[number].push_back(chunk);
 }
 
-Task<Status> ModelShard::take_model(proto::ServerModel model) {
-  CENTROID_CO_ASSIGN(auto layout, chunks_.describe(model));
-  if (const Status fits = memory_.check(chunks_, layout.optimizer->slots()); !fits.ok()) {
-    context_.leader.set_fatal(fits.error());
-    co_return fits;
+void ModelShard::apply_assignment() {
+  const auto is_placed = [this](const Chunk& chunk) {
+    return is_mine(chunk.id) == store_.is_here(chunk.id);
+  };
+  if (std::ranges::all_of(plan().chunks(), is_placed)) return;
+  store_.place(is_mine_.empty() ? std::vector<bool>(plan().chunks().size(), true) : is_mine_);
+}
+
+std::size_t ModelShard::count_of_mine() const {
+  std::size_t count = 0;
+  for (const std::vector<Chunk>& part : parts_) count += part.size();
+  return count;
+}
+
+bool ModelShard::is_early() const {
+  if (terms_.apply_on_worker) return true;
+  return store_.optimizer().slots() == 0 && terms_.clip_norm == 0 && !terms_.scales_rate;
+}
+
+journal::Form ModelShard::form() const {
+  if (terms_.apply_on_worker) return journal::Form::kMean;
+  return is_early() ? journal::Form::kParameters : journal::Form::kSum;
+}
+
+void ModelShard::add_up(const Chunk& chunk, std::span<const WeighedPart> parts) {
+  if (parts.empty()) return;
+  const std::span<float> sum = store_.spare(chunk);
+  for (const WeighedPart& part : parts)
+    part.contribution->add_to(sum, chunk.id, part.weight, &part == &parts.front());
+}
+
+double ModelShard::squares(const Chunk& chunk) const {
+  PlaneNorm norm;
+  if (!plan().is_buffer(chunk)) norm.add(chunk.position, store_.spare(chunk));
+  return norm.end_chunk();
+}
+
+void ModelShard::apply(const Chunk& chunk) {
+  if (terms_.apply_on_worker)
+    store_.shadow_apply(chunk);
+  else
+    store_.apply(chunk);
+}
+
+void ModelShard::clear_residual() {
+  if (store_.keeps_residual()) store_.clear_residual();
+  encoder_->set_rounds(0);
+}
+
+Status ModelShard::encode(const Chunk& chunk, const ReplyEncoder::Emit& emit) {
+  ReplyEncoder::Memory memory;
+  memory.means = store_.all_spare();
+  if (store_.keeps_residual()) memory.residual = store_.residual();
+  return encoder_->complete(chunk.id, memory, emit);
+}
+
+Result<double> ModelShard::squares(const Chunk& chunk, Bytes payload) {
+  PlaneNorm norm;
+  CENTROID_ASSIGN(const auto sparse, encoder_->codec().sparse(payload, chunk.elements));
+  if (sparse) {
+    norm.add(chunk.position, sparse->index, sparse->value);
+    return norm.end_chunk();
   }
-  context_.readiness.set_not_ready("the model's chunks that are to lie here are being loaded");
-  if (model.keeps_journal) {
-    const Status ours = co_await journal_.check_owner();
-    if (!ours.ok()) context_.leader.set_fatal(ours.error());
-    CENTROID_CO_TRY(ours);
+  CENTROID_TRY(encoder_->codec().decode(payload, decoded(chunk)));
+  norm.add(chunk.position, decoded(chunk));
+  return norm.end_chunk();
+}
+
+Status ModelShard::apply(const Chunk& chunk, Bytes payload) {
+  if (store_.optimizer().ignores_zeros()) {
+    CENTROID_ASSIGN(const auto sparse, encoder_->codec().sparse(payload, chunk.elements));
+    if (sparse) {
+      store_.shadow_apply(chunk, sparse->index, sparse->value);
+      return {};
+    }
   }
-  frozen_.reset();
-  drop_round();
-  sums_.close();
-  co_await journal_.stop();  // it may be reading memory of the store
-  staged_.reset();
-  co_return chunks_.allocate(std::move(layout));
-}
-
-void ModelShard::drop_round() {
-  if (round_) round_->drop();
-  round_.reset();
-  room_.notify_all();
-}
-
-Status ModelShard::resize(const proto::Reckon& wanted) {
-  if (!chunks_.has_model()) return out_of_order("Reckon came before Model");
-  const proto::Reckon before = chunks_.set_size(wanted);
-  const Status fits = memory_.check(chunks_, chunks_.store().optimizer().slots());
-  if (!fits.ok()) chunks_.set_size(before);
-  return fits;
-}
-
-Status ModelShard::set_optimizer(const proto::OptimizerChange& change) {
-  if (!chunks_.has_model() || round_)
-    return out_of_order("Optimizer came before Model, or within a round");
-  return chunks_.set_optimizer(change);
-}
-
-Status ModelShard::place(proto::Route route) {
-  CENTROID_ASSIGN(const bool is_changed, chunks_.place(std::move(route)));
-  if (!is_changed) return {};
-  staged_.clear();  // what came was cut by another route
-  sums_.restart();
+  CENTROID_TRY(encoder_->codec().decode(payload, decoded(chunk)));
+  store_.shadow_apply(chunk, decoded(chunk));
   return {};
 }
 
-Task<Status> ModelShard::begin(proto::ServerState state) {
-  if (!chunks_.has_model() || chunks_.route().version == 0)
-    co_return out_of_order("Begin came before Model and Place");
-  chunks_.store().restore(state.version, state.optimizer_step);
-  staged_.reset();
-  sums_.restart();
-  drop_round();
-  if (chunks_.model().keeps_journal) CENTROID_CO_TRY(co_await journal_.start(state));
-  context_.readiness.set_ready();
-  log::info("state.loaded", {{"version", state.version.value},
-                             {"route", chunks_.route().version},
-                             {"servers", chunks_.route().servers.size()}});
-  co_return Status();
-}
-
-Result<std::vector<float>> ModelShard::read_chunk(const proto::ServerChunk& head) {
-  CENTROID_ASSIGN(const Chunk chunk, chunks_.find(head));
-  const std::string what = "Fetch of chunk " + to_string(head.chunk);
-  if (head.frozen) {
-    if (!frozen_ || frozen_->version() != head.version)
-      return Error(ErrorCode::kAborted,
-                   what + ": version " + to_string(head.version) + " is not kept here");
-    std::vector<float> values(chunk.elements);
-    CENTROID_TRY(frozen_->read(head.plane, chunk.position, values));
-    room_.notify_all();
-    return values;
-  }
-  const ParameterStore& store = chunks_.store();
-  if (head.version != store.version() || round_)
-    return Error(ErrorCode::kAborted, what + ": version " + to_string(head.version) +
-                                          " is not the present one, " + to_string(store.version()) +
-                                          (round_ ? ", or a round is merged" : ""));
-  const auto values = store.values(head.plane, chunk);
-  return std::vector<float>(values.begin(), values.end());
-}
-
-Task<Status> ModelShard::freeze(proto::ServerState state) {
-  frozen_.reset();
-  room_.notify_all();
-  if (state.version == Version()) {
-    if (state.round != Round()) co_await journal_.checkpointed(state.round);
-    co_return Status();
-  }
-  if (!chunks_.has_model() || state.version != chunks_.store().version() || round_)
-    co_return Error(ErrorCode::kAborted, "Freeze of version " + to_string(state.version) +
-                                             ": it is not the present one");
-  chunks_.apply_route();
-  frozen_ = chunks_.store().begin_snapshot(memory_.snapshot_budget());
-  if (!frozen_) co_return out_of_order("Freeze came in the middle of a round");
-  journal_.writer().checkpoint_begins(state.round);
-  co_return Status();
-}
-
-/// Shared, as their workers may go meanwhile.
-Result<ShardRound::Contributions> ModelShard::contributions_of(const proto::Merge& merge,
-                                                               const std::string& what) const {
-  const bool has_part = !chunks_.round_chunks().empty();
-  ShardRound::Contributions contributions;
-  for (const proto::WeighedContribution& one : merge.parts) {
-    std::shared_ptr<const StagedContribution> staged;
-    if (has_part) staged = staged_.find(one.key);
-    if (has_part && (staged == nullptr || !staged->is_whole()))
-      return Error(ErrorCode::kFailedPrecondition,
-                   what + ": the contribution of member " + to_string(one.key.member) +
-                       " is not whole on server '" + context_.options.name + "'");
-    contributions.push_back(std::move(staged));
-  }
-  return contributions;
-}
-
-Task<Result<proto::MergeReply>> ModelShard::merge(proto::Merge merge) {
-  const std::string what = "Merge of round " + to_string(merge.round);
-  if (!chunks_.has_model() || round_) co_return out_of_order(what + ": another round is merged");
-  const Version present = chunks_.store().version();
-  if (merge.version != present)
-    co_return Error(ErrorCode::kAborted, what + " is for version " + to_string(merge.version) +
-                                             ", server '" + context_.options.name + "' has " +
-                                             to_string(present));
-  ShardRound::Contributions contributions;
-  if (chunks_.model().is_elastic) {
-    CENTROID_CO_ASSIGN(contributions, contributions_of(merge, what));
-  }
-  chunks_.apply_route();
-  const ShardRound::Parts parts{chunks_, staged_, sums_, room_, journal_, send_};
-  const auto round = std::make_shared<ShardRound>(context_, parts, std::move(merge));
-  round_ = round;
-  co_return co_await round->merge(std::move(contributions));
-}
-
-Task<Status> ModelShard::step(proto::Step step) {
-  const auto round = round_;
-  if (!round || !round->is_attempt(step.round, step.attempt))
-    co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");
-  co_return co_await round->step(step);
-}
-
-Status ModelShard::commit(const proto::ServerState& state) {
-  if (!round_ || state.version != chunks_.store().version().next())
-    return out_of_order("Commit of version " + to_string(state.version));
-  chunks_.commit();
-  const double seconds = std::chrono::duration<double>(round_->time()).count();
-  drop_round();
-  ++rounds_;
-  merge_seconds_ += seconds;
-  context_.probe.merged(seconds);
-  fault::point("servers.part_committed");
-  return {};
-}
-
-Task<Result<std::vector<StatisticsPart>>> ModelShard::statistics(proto::Statistics wanted) {
-  const std::string what = "Statistics of version " + to_string(wanted.version);
-  if (!chunks_.has_model() || wanted.version != chunks_.store().version() || round_)
-    co_return Error(ErrorCode::kAborted, what + ": it is not the present one");
-  chunks_.apply_route();
-  auto snapshot = chunks_.store().begin_snapshot(kShardCopyBytes);
-  if (!snapshot)
-    co_return Error(ErrorCode::kUnavailable, what + ": a checkpoint is being read here");
-  auto parts = co_await read_statistics(*snapshot);
-  snapshot.reset();
-  room_.notify_all();
-  co_return parts;
-}
-
-Task<Result<std::vector<StatisticsPart>>> ModelShard::read_statistics(Snapshot& snapshot) const {
-  std::vector<Chunk> chunks;
-  for (const Chunk& chunk : chunks_.plan().chunks())
-    if (chunks_.is_mine(chunk.id)) chunks.push_back(chunk);
-  std::vector<StatisticsPart> parts;
-  std::vector<float> values;
-  for (const Chunk& chunk : chunks) {
-    values.resize(chunk.elements);
-    CENTROID_CO_TRY(snapshot.read(0, chunk.position, values));
-    StatisticsSum sum;
-    sum.add(values);
-    parts.push_back(sum.part());
-    if (parts.size() % kChunksPerTurn == 0)
-      co_await boost::asio::post(context_.executor, boost::asio::use_awaitable);
-  }
-  co_return parts;
-}
-
-Task<void> ModelShard::forget() {
-  co_await journal_.forget();  // it may be reading memory of the store
-  staged_.clear();
-  sums_.close();
-  drop_round();
-  frozen_.reset();
-  chunks_.clear();
-}
-
-void ModelShard::add_to(proto::ServerReport& report) const {
-  report.rounds = rounds_;
-  report.merge_seconds = merge_seconds_;
-  report.staged_bytes = staged_.bytes() + sums_.bytes();
-  report.memory_bytes = chunks_.memory_bytes();
-  journal_.add_to(report);
-}
-
-void ModelShard::show(const proto::ServerReport& report) const {
-  context_.probe.reported(report, chunks_.count_of_mine());
-  if (journal_.writer().is_on()) context_.probe.journal(journal_.writer().state());
+void ModelShard::commit() {
+  const std::vector<Chunk>& chunks = round_chunks();
+  if (terms_.apply_on_worker)
+    store_.commit_in_place(chunks);
+  else
+    store_.commit_swap(chunks);
+  if (encoder_) encoder_->commit();
 }
 
 }  // namespace centroid::server

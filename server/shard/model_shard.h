@@ -1,106 +1,111 @@
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "common/async/task_group.h"
-#include "common/proto/servers.h"
-#include "server/shard/round_sums.h"
-#include "server/shard/shard_chunks.h"
-#include "server/shard/shard_context.h"
-#include "server/shard/shard_journal.h"
-#include "server/shard/shard_memory.h"
-#include "server/shard/shard_round.h"
-#include "server/shard/staged_contributions.h"
-#include "server/store/statistics.h"
+#include "common/checkpoint/journal_format.h"
+#include "common/tensor/fragments.h"
+#include "server/aggregate/contribution_stage.h"
+#include "server/aggregate/reply_encoder.h"
+#include "server/store/parameter_store.h"
 
 namespace centroid::server {
 
-/// The chunks of a model on a shard server, and what its leader asks of them: load, sum, step,
-/// commit, read and freeze, with their journal. It knows no session but the leader's.
+/// A contribution that was stored whole, and what it counts in the sum.
+struct WeighedPart {
+  const StagedContribution* contribution = nullptr;
+  double weight = 0;
+};
+
+/// The chunks of a model that lie on one server, and what a round does with them: sums, means,
+/// norm, results through a codec, step, commit. The leader has one, and so has each shard server:
+/// the bits are the same on one server and on several.
 ///
-/// sums    as contributions come, in the leader's order. Where a round may close without a worker
-///         they are kept whole until a Merge names them
-/// thread  one executor
+/// place   `assign` says which chunks are this server's. The store follows with `apply_assignment`:
+///         until then what comes is being loaded, and what goes is being fetched
+/// thread  one. Each call works on one chunk: callers give other work a turn in between
 class ModelShard {
  public:
-  using Send = std::function<void(const std::vector<MemberId>&, const ShardResult&)>;
-  /// `send`: a result to those of these workers that are here. `release`: gives a worker back the
-  /// credit of what it has sent.
-  ModelShard(ShardContext& context, ShardRows& rows, Send send, RoundSums::Release release);
+  struct Terms {
+    std::string codec_down = "f32";  ///< of results
+    std::uint64_t seed = 0;          ///< of its random numbers
+    bool apply_on_worker = false;    ///< the shard follows with the same step
+    double clip_norm = 0;
+    bool scales_rate = false;  ///< the learning rate depends on the number of contributions
+  };
+  /// All chunks lie here at first.
+  /// fails  resource_exhausted: no address space; as the parser of codec_down
+  static Result<std::unique_ptr<ModelShard>> make(ChunkPlan plan, FragmentPlan fragments,
+                                                  std::unique_ptr<Optimizer> optimizer,
+                                                  const Terms& terms);
 
-  const ShardChunks& chunks() const { return chunks_; }
+  ParameterStore& store() { return store_; }
+  const ParameterStore& store() const { return store_; }
+  const ChunkPlan& plan() const { return store_.plan(); }
+  const FragmentPlan& fragments() const { return fragments_; }
 
-  // what workers send
-  /// Make sure that there is a place for a contribution of this key, of which a chunk is to come.
-  /// False: it does not count any more.
-  bool expect(const proto::ContributionKey& key, const std::shared_ptr<const Codec>& codec);
-  /// The place is still there.
-  bool is_expected(const proto::ContributionKey& key) const;
-  /// Take a chunk of an expected contribution. Returns the message to the leader, once all of its
-  /// chunks have come.
-  /// fails  invalid_argument
-  Result<std::optional<proto::Whole>> take(const proto::ContributionKey& key,
-                                           const std::shared_ptr<const Codec>& codec,
-                                           const proto::Push& push, Buffer payload,
-                                           std::size_t bytes);
+  // which chunks lie here
+  /// By chunk; empty: all.
+  void assign(std::vector<bool> is_mine);
+  void apply_assignment();
+  bool is_mine(ChunkId chunk) const { return is_mine_.empty() || is_mine_[chunk.value]; }
+  std::size_t count_of_mine() const;
 
-  // what the leader asks for
-  void open(const proto::Opened& opened);
-  /// A worker is gone.
-  void drop(MemberId member) { staged_.drop(member); }
-  Task<Status> take_model(proto::ServerModel model);
-  /// Compute memory again for more workers, or fewer, or a larger share of the model.
-  /// fails  as check_memory: then it is as before
-  Status resize(const proto::Reckon& wanted);
-  Status set_optimizer(const proto::OptimizerChange& change);
-  Status place(proto::Route route);
-  Status load(const proto::ServerChunk& head, Bytes values) { return chunks_.load(head, values); }
-  Task<Status> begin(proto::ServerState state);
-  Result<std::vector<float>> read_chunk(const proto::ServerChunk& head);
-  /// Keep this version for `read_chunk`. Version 0: nothing is to be kept any more; with a round:
-  /// it is in a checkpoint.
-  Task<Status> freeze(proto::ServerState state);
-  Task<Result<proto::MergeReply>> merge(proto::Merge merge);
-  Task<Status> step(proto::Step step);
-  Status commit(const proto::ServerState& state);
-  Task<Result<journal::Parts::Numbers>> recall(proto::Recall wanted) {
-    return journal_.recall(wanted);
-  }
-  /// Of each chunk that lies here, in the plan's order, while rounds go on.
-  /// fails  aborted: the version is not the present one, or a round is merged; unavailable: a
-  ///        checkpoint is being read
-  Task<Result<std::vector<StatisticsPart>>> statistics(proto::Statistics wanted);
+  // the open round
+  /// Whose turn it is, until the commit.
+  std::uint32_t turn() const { return fragments_.turn(store_.optimizer_step()); }
+  const FragmentPlan::Fragment& fragment() const { return fragments_[turn()]; }
+  bool has_turn(const Chunk& chunk) const { return fragments_.number_of(chunk.tensor) == turn(); }
+  /// Chunks of this fragment that lie here.
+  const std::vector<Chunk>& round_chunks() const { return parts_[turn()]; }
 
-  /// The session with the leader has ended: nothing lies here any more.
-  Task<void> forget();
-  void add_to(proto::ServerReport& report) const;
-  /// For the metrics at this server's own port.
-  void show(const proto::ServerReport& report) const;
+  /// A chunk's step needs no more than the chunk's mean, and can be taken back.
+  bool is_early() const;
+  /// What the journal gets of a chunk.
+  journal::Form form() const;
+
+  /// A chunk of all `parts` into the spare plane.
+  void add_up(const Chunk& chunk, std::span<const WeighedPart> parts);
+  /// Sum of squares of the mean in the spare plane (PlaneNorm); of a buffer 0.
+  double squares(const Chunk& chunk) const;
+  /// The step from the mean in the spare plane, by the server's rule or as the workers make it.
+  void apply(const Chunk& chunk);
+
+  // results through a codec
+  bool encodes() const { return encoder_ != nullptr; }
+  /// While it encodes.
+  ReplyEncoder& encoder() { return *encoder_; }
+  const ReplyEncoder& encoder() const { return *encoder_; }
+  /// What was left out before is forgotten: workers with no residual follow.
+  void clear_residual();
+  /// The chunk's mean is in the spare plane. Emits every payload that is known now.
+  /// fails  as ReplyEncoder::complete
+  Status encode(const Chunk& chunk, const ReplyEncoder::Emit& emit);
+  /// Sum of squares of the mean that workers decode.
+  /// fails  as the codec
+  Result<double> squares(const Chunk& chunk, Bytes payload);
+  /// The workers' step with the mean that they decode.
+  /// fails  as the codec
+  Status apply(const Chunk& chunk, Bytes payload);
+
+  /// The step has been made on every chunk of the round.
+  void commit();
 
  private:
-  Result<ShardRound::Contributions> contributions_of(const proto::Merge& merge,
-                                                     const std::string& what) const;
-  Task<Result<std::vector<StatisticsPart>>> read_statistics(Snapshot& snapshot) const;
-  void drop_round();
+  ModelShard(ChunkPlan plan, FragmentPlan fragments, std::unique_ptr<Optimizer> optimizer,
+             bool keeps_residual, const Terms& terms);
+  std::span<float> decoded(const Chunk& chunk) { return std::span(mean_).first(chunk.elements); }
 
-  ShardContext& context_;
-  const Send send_;
-  const RoundSums::Release release_;
-  ShardChunks chunks_;
-  ShardMemory memory_;
-  StagedContributions staged_;
-  RoundSums sums_;
-  Event room_;  ///< for copies of a snapshot (ParameterStore::snapshot_is_full)
-  ShardJournal journal_;
-  std::shared_ptr<Snapshot> frozen_;
-  std::shared_ptr<ShardRound> round_;  ///< merged, not committed
-  // of all rounds
-  std::uint64_t rounds_ = 0;
-  double merge_seconds_ = 0;
+  const Terms terms_;
+  ParameterStore store_;
+  const FragmentPlan fragments_;
+  std::unique_ptr<ReplyEncoder> encoder_;  ///< nullptr: results are plain numbers
+  std::vector<float> mean_;                ///< a chunk, decoded
+  std::vector<bool> is_mine_;              ///< by chunk; empty: all
+  std::vector<std::vector<Chunk>> parts_;  ///< by fragment: what lies here
 };
 
 }  // namespace centroid::server

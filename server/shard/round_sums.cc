@@ -27,7 +27,6 @@ void RoundSums::begin() {
   if (opened_.summed.empty() || !chunks_.has_model()) return;
   for (const MemberId member : opened_.summed)
     ranks_.emplace(member, static_cast<std::uint32_t>(ranks_.size()));
-  squares_.assign(ranks_.size(), 0);
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return chunks_.store().spare(chunk); };
   // No snapshot has the spare plane before the round's commit, and that waits for its room.
@@ -74,9 +73,7 @@ Status RoundSums::add(const proto::ContributionKey& key, const std::shared_ptr<c
   const std::size_t elements = chunks_.plan().chunk(push.chunk).elements;
   const double squares = codec->squares(payload.bytes().first(bytes), elements);
   if (aggregator_->received(rank) == 0) aggregator_->set_codec(rank, codec);
-  CENTROID_TRY(aggregator_->offer(rank, push.chunk, push.weight, std::move(payload), bytes));
-  squares_[rank] += squares;
-  return {};
+  return aggregator_->offer(rank, push.chunk, push.weight, std::move(payload), bytes, squares);
 }
 
 std::optional<proto::Whole> RoundSums::whole(const proto::ContributionKey& key) const {
@@ -85,7 +82,7 @@ std::optional<proto::Whole> RoundSums::whole(const proto::ContributionKey& key) 
   proto::Whole whole;
   whole.key = key;
   whole.weight = aggregator_->weight(*rank);
-  whole.squares = squares_[*rank];
+  whole.squares = aggregator_->squares(*rank);
   return whole;
 }
 

@@ -60,8 +60,7 @@ class RoundSums {
   const Release release_;
   proto::Opened opened_;  ///< its members are not kept
   std::map<MemberId, std::uint32_t> ranks_;
-  std::vector<double> squares_;  ///< of the numbers that have come, by rank
-  std::size_t complete_ = 0;     ///< chunks
+  std::size_t complete_ = 0;  ///< chunks
   std::unique_ptr<Aggregator> aggregator_;
 };
 

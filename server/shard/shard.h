@@ -7,7 +7,7 @@
 #include "common/async/task_group.h"
 #include "common/base/clock.h"
 #include "common/proto/servers.h"
-#include "server/shard/model_shard.h"
+#include "server/shard/hosted_model.h"
 #include "server/shard/shard_context.h"
 #include "server/shard/shard_rows.h"
 #include "server/shard/shard_workers.h"
@@ -73,7 +73,7 @@ class Shard {
   bool is_stopping_ = false;
   std::string stop_reason_;
   ShardRows rows_;
-  ModelShard model_;
+  HostedModel model_;
   ShardWorkers workers_;
   TaskGroup tasks_;
 };

@@ -8,19 +8,11 @@
 
 namespace centroid::server {
 
-using journal::Form;
-
 ShardJournal::ShardJournal(ShardContext& context, const ShardChunks& chunks)
     : context_(context),
       chunks_(chunks),
       writer_(context.executor),
       disk_(context.options.journal_dir) {}
-
-Form ShardJournal::form() const {
-  if (chunks_.model().apply_on_worker) return Form::kMean;
-  const bool is_early = chunks_.store().optimizer().slots() == 0 && chunks_.model().clip_norm == 0;
-  return is_early ? Form::kParameters : Form::kSum;
-}
 
 journal::Base ShardJournal::base(Round over) const {
   journal::Base base;

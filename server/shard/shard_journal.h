@@ -39,8 +39,6 @@ class ShardJournal {
   /// There is a checkpoint with that many rounds: what is older is not asked for any more.
   Task<void> checkpointed(Round round);
 
-  /// The same numbers that the leader writes of its own chunks.
-  journal::Form form() const;
   /// The state after that round.
   journal::Base base(Round over) const;
   void add_to(proto::ServerReport& report) const;

@@ -55,10 +55,10 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
 
 }  // namespace
 
-Status ShardMemory::check(const ShardChunks& chunks, std::size_t optimizer_slots) {
-  const proto::ServerModel& model = chunks.model();
+Status ShardMemory::check(const proto::ServerModel& model, const FragmentPlan& fragments,
+                          std::size_t optimizer_slots) {
   CENTROID_ASSIGN(MemoryQuestion question,
-                  question_of(model, chunks.fragments(), context_.leader.terms().credit_bytes));
+                  question_of(model, fragments, context_.leader.terms().credit_bytes));
   question.slots = optimizer_slots;
   question.snapshot_bytes =
       std::min<std::uint64_t>(kShardCopyBytes, context_.options.snapshot_budget);

@@ -22,7 +22,8 @@ class ShardMemory {
 
   /// `optimizer_slots`: planes of the optimizer's state.
   /// fails  as check_memory
-  Status check(const ShardChunks& chunks, std::size_t optimizer_slots);
+  Status check(const proto::ServerModel& model, const FragmentPlan& fragments,
+               std::size_t optimizer_slots);
   /// Bytes that a snapshot may copy.
   std::size_t snapshot_budget() const { return snapshot_budget_; }
 

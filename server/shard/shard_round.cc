@@ -3,18 +3,14 @@
 #include <cmath>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-
 #include "common/base/crc32c.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/optim/norm.h"
 #include "server/shard/shard_memory.h"
+#include "server/store/turns.h"
 
 namespace centroid::server {
 
 namespace {
-
-constexpr std::size_t kChunksPerTurn = 4;
 
 const trace::Lane& rounds_lane() {
   static const trace::Lane kLane("rounds");
@@ -48,12 +44,14 @@ bool ShardRound::ends_turn() {
 }
 
 Task<Status> ShardRound::yield() {
-  co_await boost::asio::post(context_.executor, boost::asio::use_awaitable);
+  co_await server::yield(context_.executor);
   co_return check_led();
 }
 
 Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   contributions_ = std::move(contributions);
+  for (std::size_t i = 0; i < contributions_.size(); ++i)
+    parts_.push_back({contributions_[i].get(), merge_.parts[i].weight});
   what_ = "Merge of round " + to_string(merge_.round);
   chunks_.store().set_rate_factor(merge_.rate_factor);
   if (has_codec()) begin_encoding();
@@ -65,13 +63,14 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   if (!chunks_.model().is_elastic) CENTROID_CO_TRY(sums_.finish(merge_));
   CENTROID_CO_TRY(co_await begin_journal());
   // The journal reads the sums before they become means; without one it is done in one go.
-  const bool keeps_sums = journal_.writer().is_on() && journal_.form() == journal::Form::kSum;
+  const bool keeps_sums = journal_.writer().is_on() && shard().form() == journal::Form::kSum;
   if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums());
   proto::MergeReply reply;
   CENTROID_CO_TRY(co_await make_means(keeps_sums, reply.squares));
   if (has_codec() && merge_.wants_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
+  parts_.clear();
   contributions_.clear();
   staged_.drop_all_but(merge_);
   if (!merge_.wants_norm) {
@@ -116,25 +115,22 @@ Task<Status> ShardRound::drain_journal() {
 
 /// Of contributions that are kept whole; others were summed when they came.
 void ShardRound::add_up(const Chunk& chunk) {
-  if (contributions_.empty()) return;
+  if (parts_.empty()) return;
   const TimePoint since = context_.clock.now();
-  const std::span<float> sum = chunks_.store().spare(chunk);
-  for (std::size_t i = 0; i < contributions_.size(); ++i)
-    contributions_[i]->add_to(sum, chunk.id, merge_.parts[i].weight, i == 0);
+  shard().add_up(chunk, parts_);
   context_.probe.aggregate().ended(rounds_lane(), since, context_.clock.now(), merge_.round.value);
 }
 
 Task<Status> ShardRound::journal_sums() {
   for (const Chunk& chunk : chunks_.round_chunks()) {
     add_up(chunk);
-    journal_.writer().chunk(chunk.id, journal_.form(), spare_of(chunks_.store(), chunk));
+    journal_.writer().chunk(chunk.id, shard().form(), spare_of(chunks_.store(), chunk));
     if (ends_turn()) CENTROID_CO_TRY(co_await yield());
   }
   co_return co_await drain_journal();
 }
 
 Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares) {
-  PlaneNorm norm;
   std::uint64_t copied = 0;  // for the journal, and not yet written
   for (const Chunk& chunk : chunks_.round_chunks()) {
     if (!has_sums) add_up(chunk);
@@ -144,8 +140,7 @@ Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares)
     if (has_codec()) {
       CENTROID_CO_TRY(encode(chunk));
     } else if (merge_.wants_norm) {
-      if (!chunks_.plan().is_buffer(chunk)) norm.add(chunk.position, mean);
-      squares.push_back(norm.end_chunk());
+      squares.push_back(shard().squares(chunk));
     }
     if (chunks_.model().apply_on_worker && !has_codec()) emit(chunk, std::as_bytes(mean));
     copied += journal_.writer().is_on() && has_codec() ? mean.size_bytes() : 0;
@@ -159,7 +154,7 @@ Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares)
 }
 
 void ShardRound::journal_mean(ChunkId chunk, Bytes mean) {
-  if (journal_.form() != journal::Form::kMean) return;
+  if (shard().form() != journal::Form::kMean) return;
   if (has_codec())  // the codec's residual grows in this memory
     journal_.writer().chunk_copy(chunk, journal::Form::kMean, mean);
   else
@@ -174,7 +169,7 @@ Task<Status> ShardRound::step(proto::Step step) {
   turn_ = 0;
   for (const Chunk& chunk : chunks_.round_chunks()) {
     if (has_codec())
-      CENTROID_CO_TRY(chunks_.reader()->apply(chunk, *encoded_.at(chunk.id)));
+      CENTROID_CO_TRY(shard().apply(chunk, *encoded_.at(chunk.id)));
     else
       apply(chunk);
     if (ends_turn()) CENTROID_CO_TRY(co_await yield());
@@ -188,15 +183,12 @@ Task<Status> ShardRound::step(proto::Step step) {
 }
 
 void ShardRound::apply(const Chunk& chunk) {
-  ParameterStore& store = chunks_.store();
-  if (chunks_.model().apply_on_worker) {
-    store.shadow_apply(chunk);
-    return;
-  }
-  store.apply(chunk);
-  if (journal_.form() == journal::Form::kParameters)
-    journal_.writer().chunk(chunk.id, journal::Form::kParameters, spare_of(store, chunk));
-  emit(chunk, spare_of(store, chunk));
+  shard().apply(chunk);
+  if (chunks_.model().apply_on_worker) return;  // its mean has left
+  const Bytes result = spare_of(chunks_.store(), chunk);
+  if (shard().form() == journal::Form::kParameters)
+    journal_.writer().chunk(chunk.id, journal::Form::kParameters, result);
+  emit(chunk, result);
 }
 
 /// The chunks of the round are in the journal: write its end, before the leader gets an answer.
@@ -225,21 +217,16 @@ Task<Status> ShardRound::end_journal() {
 
 /// What was prepared and not committed leaves no trace.
 void ShardRound::begin_encoding() {
-  ParameterStore& store = chunks_.store();
-  if (merge_.clears_residual && store.keeps_residual()) store.clear_residual();
-  chunks_.encoder()->set_rounds(merge_.reply_rounds);
-  chunks_.encoder()->begin(merge_.round);
+  if (merge_.clears_residual) shard().clear_residual();
+  shard().encoder().set_rounds(merge_.reply_rounds);
+  shard().encoder().begin(merge_.round);
 }
 
 /// A chunk's mean is in the spare plane: send what can be sent now.
 Status ShardRound::encode(const Chunk& chunk) {
-  ParameterStore& store = chunks_.store();
-  ReplyEncoder::Memory memory;
-  memory.means = store.all_spare();
-  if (store.keeps_residual()) memory.residual = store.residual();
   const auto send = [this](const Chunk& of, std::vector<std::byte> payload) { emit(of, payload); };
   const TimePoint begin = context_.clock.now();
-  const Status encoded = chunks_.encoder()->complete(chunk.id, memory, send);
+  const Status encoded = shard().encode(chunk, send);
   static const trace::Lane kLane("replies");
   context_.probe.encode().ended(kLane, begin, context_.clock.now(), merge_.round.value);
   if (encoded.ok()) return encoded;
@@ -262,7 +249,7 @@ void ShardRound::emit(const Chunk& chunk, Bytes values) {
 /// Of what the workers decode, by chunk.
 Task<Status> ShardRound::measure(std::vector<double>& squares) {
   for (const Chunk& chunk : chunks_.round_chunks()) {
-    const auto of = chunks_.reader()->squares(chunk, *encoded_.at(chunk.id));
+    const auto of = shard().squares(chunk, *encoded_.at(chunk.id));
     if (!of.ok()) co_return of.error();
     squares.push_back(*of);
     if (squares.size() % kChunksPerTurn == 0) CENTROID_CO_TRY(co_await yield());

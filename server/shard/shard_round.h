@@ -60,7 +60,8 @@ class ShardRound {
   /// away.
   bool is_led() const { return !is_dropped_ && context_.leader.is_open(); }
   Status check_led() const;
-  bool has_codec() const { return chunks_.encoder() != nullptr; }
+  ModelShard& shard() const { return chunks_.shard(); }
+  bool has_codec() const { return shard().encodes(); }
   /// A chunk is done. True: it is time to let others run.
   bool ends_turn();
   Task<Status> yield();
@@ -88,8 +89,9 @@ class ShardRound {
   ShardJournal& journal_;
   const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send_;
   const proto::Merge merge_;
-  Contributions contributions_;  ///< in the order of merge_.parts, where they are kept whole
-  std::string what_;             ///< is being done
+  Contributions contributions_;     ///< in the order of merge_.parts, where they are kept whole
+  std::vector<WeighedPart> parts_;  ///< the same, with their weights
+  std::string what_;                ///< is being done
   bool is_dropped_ = false;
   std::size_t turn_ = 0;  ///< chunks since the step or the merge began
   Duration time_{};

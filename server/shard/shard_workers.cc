@@ -24,7 +24,7 @@ std::string text(const proto::Push& push, const std::string& worker) {
 
 }  // namespace
 
-ShardWorkers::ShardWorkers(ShardContext& context, ModelShard& model)
+ShardWorkers::ShardWorkers(ShardContext& context, HostedModel& model)
     : context_(context), model_(model), fence_(context) {}
 
 void ShardWorkers::set_tokens(proto::Tokens tokens) {
@@ -111,7 +111,7 @@ Status ShardWorkers::check_push(const Worker& worker, const proto::Push& push,
   if (!chunks.has_model() || push.chunk.value >= chunks.plan().chunks().size())
     return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
   const proto::Route& route = chunks.route();
-  if (!chunks.is_mine(push.chunk))
+  if (!chunks.shard().is_mine(push.chunk))
     return Error(ErrorCode::kAborted,
                  where + ": by route " + std::to_string(route.version) + " it lies on server '" +
                      route.servers[route.owners[push.chunk.value]].name + "', not on '" +
@@ -137,7 +137,7 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   CENTROID_CO_TRY(check_push(*worker, push, bytes));
   const ShardChunks& chunks = model_.chunks();
   // Of another fragment: it was on its way when its round closed without it.
-  const bool is_old = !chunks.is_of_round(push.chunk);
+  const bool is_old = !chunks.shard().has_turn(chunks.plan().chunk(push.chunk));
   context_.probe.payload_received(bytes);
   if (is_old || !model_.expect(key, worker->codec)) {
     context_.probe.stale_frame();

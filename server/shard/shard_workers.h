@@ -14,7 +14,7 @@
 #include "common/codec/codec.h"
 #include "common/proto/servers.h"
 #include "server/shard/contribution_fence.h"
-#include "server/shard/model_shard.h"
+#include "server/shard/hosted_model.h"
 #include "server/shard/shard_context.h"
 #include "server/tokens/digest.h"
 #include "transport/session.h"
@@ -39,7 +39,7 @@ class ShardWorkers {
     explicit Worker(Executor executor) : wake(executor) {}
   };
 
-  ShardWorkers(ShardContext& context, ModelShard& model);
+  ShardWorkers(ShardContext& context, HostedModel& model);
 
   // what the leader says
   void set_opened(proto::Opened opened) { fence_.set(std::move(opened)); }
@@ -76,7 +76,7 @@ class ShardWorkers {
                             std::shared_ptr<const proto::Refused> refused);
 
   ShardContext& context_;
-  ModelShard& model_;
+  HostedModel& model_;
   ContributionFence fence_;
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
   std::set<MemberId> away_;  ///< whose sessions have ended, and who may come back

@@ -22,9 +22,8 @@ void JobState::replace(JobState next) {
 
 void JobState::drop_model() {
   aggregator.reset();  // before the buffers that it holds
-  reply_reader.reset();
-  replies.reset();
-  store.reset();
+  store = nullptr;
+  shard.reset();
 }
 
 void JobState::gather_again() {
@@ -36,9 +35,8 @@ void JobState::gather_again() {
 JobState JobState::back_to_held() && {
   JobState back;
   back.agreed = std::move(agreed);
-  back.store = std::move(store);
-  back.fragments = std::move(fragments);
-  back.is_early = is_early;
+  back.shard = std::move(shard);
+  back.store = std::exchange(store, nullptr);
   back.pool = std::move(pool);
   back.aggregator = std::move(aggregator);
   back.trained_rounds = trained_rounds;

@@ -11,14 +11,11 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/proto/messages.h"
 #include "common/tensor/buffer.h"
-#include "common/tensor/fragments.h"
 #include "server/aggregate/aggregator.h"
-#include "server/aggregate/reply_encoder.h"
 #include "server/api/view.h"
 #include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/returned_shares.h"
-#include "server/shard/reply_reader.h"
-#include "server/store/parameter_store.h"
+#include "server/shard/model_shard.h"
 
 namespace centroid::server {
 
@@ -55,14 +52,11 @@ struct JobState {
   /// What the first worker said of the model, the data and the codec; all others say the same.
   std::optional<proto::Join> agreed;
 
-  std::unique_ptr<ParameterStore> store;  ///< none: no model is known yet
-  FragmentPlan fragments;                 ///< of its plan
-  bool is_early = false;  ///< a chunk's result leaves as soon as the chunk is complete
+  std::unique_ptr<ModelShard> shard;  ///< the leader's part; none: no model is known yet
+  ParameterStore* store = nullptr;    ///< of the shard
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Aggregator> aggregator;  ///< holds buffers of the pool
-  // with codec_down
-  std::unique_ptr<ReplyEncoder> replies;
-  std::unique_ptr<ReplyReader> reply_reader;
+  // results through a codec
   Generation replies_generation, replies_committed;  ///< of the open, of the last committed round
   std::optional<Error> reply_failure;
   ReplyEncoder::Totals replies_counted;  ///< by the metrics

@@ -375,6 +375,11 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
   const std::vector<std::pair<std::string, std::function<void(ServerConfig&)>>> cases{
       {"parameters", [](ServerConfig& c) { c.optimizer.name = "sgd"; }},
       {"sums", [](ServerConfig& c) { c.optimizer.name = "adam"; }},
+      {"scaled",
+       [](ServerConfig& c) {
+         c.optimizer.name = "sgd";
+         c.optimizer_scale_ratio = 0.5;
+       }},
       {"clipped",
        [](ServerConfig& c) {
          c.optimizer.name = "momentum";

@@ -31,7 +31,7 @@ class RoundSumsTest : public testing::Test {
     model.aggregate = "mean";
     model.codec_down = "f32";
     EXPECT_FALSE(chunks_.describe(model).ok()) << "a leader that names nobody";
-    model.names_summed = true;
+    model.flags = proto::ServerModel::kNamesSummed;
     auto layout = chunks_.describe(model);
     ASSERT_TRUE(layout.ok()) << layout.error().message();
     ASSERT_TRUE(chunks_.allocate(std::move(layout).value()).ok());
