@@ -21,8 +21,8 @@ Result<Parts> Parts::scan(const std::filesystem::path& folder, const std::string
       open.clear();
     } else if (const auto* chunk = std::get_if<Reader::Chunk>(&*record)) {
       const Head& head = chunk->head;
-      if (parts.files_.empty() || parts.files_.back() != reader.path())
-        parts.files_.push_back(reader.path());
+      if (parts.files_.empty() || parts.files_.back() != reader.segment()->path)
+        parts.files_.push_back(reader.segment()->path);
       open.emplace_back(Key(head.round.value, head.attempt, head.chunk.value),
                         Place{parts.files_.size() - 1, reader.payload_at(), head});
       reader.skip();

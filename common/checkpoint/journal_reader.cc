@@ -21,8 +21,10 @@ std::vector<LogSegment> segments_of(const fs::path& folder) {
 Reader::Reader(const fs::path& folder) : segments_(segments_of(folder)) {}
 
 Status Reader::open_segment() {
-  CENTROID_ASSIGN(file_, file::open_regular(segments_[index_].path));
-  CENTROID_ASSIGN(segments_[index_].bytes, file::size_of(file_, segments_[index_].path));
+  const fs::path& path = segments_[index_].path;
+  CENTROID_ASSIGN(file::Descriptor file, file::open_regular(path));
+  CENTROID_ASSIGN(segments_[index_].bytes, file::size_of(file, path));
+  open_ = std::make_shared<const Segment>(path, std::move(file));
   is_open_ = true;
   ended_.reset();
   position_ = sound_bytes_ = 0;
@@ -37,11 +39,11 @@ bool Reader::is_known_durable(std::uint64_t offset) const {
     const auto head = decode_head(bytes);
     if (!head.ok() || (head->kind != Kind::kCommit && head->kind != Kind::kSkip)) return false;
     payload.resize(static_cast<std::size_t>(head->payload_bytes));
-    if (!file::read_at(file_, segment.path, at + kHeadBytes, payload).ok()) return false;
+    if (!file::read_at(open_->file, segment.path, at + kHeadBytes, payload).ok()) return false;
     const auto commit = decode_commit(payload);
     return crc32c(payload) == head->payload_crc && commit.ok() && commit->durable_bytes > offset;
   };
-  return any_record(file_, segment, offset, kHeadBytes, knows);
+  return any_record(open_->file, segment, offset, kHeadBytes, knows);
 }
 
 /// All rounds before the next segment have been read. What stands behind them was written by a
@@ -102,7 +104,7 @@ Result<std::optional<Reader::Record>> Reader::next() {
   std::byte bytes[kHeadBytes];
   if (segment.bytes - position_ < kHeadBytes)
     return damaged("the file ends within a record's head");
-  CENTROID_TRY(file::read_at(file_, segment.path, position_, bytes));
+  CENTROID_TRY(file::read_at(open_->file, segment.path, position_, bytes));
   const auto head = decode_head(bytes);
   if (!head.ok()) {
     if (head.error().code() == ErrorCode::kUnimplemented)
@@ -118,7 +120,7 @@ Result<std::optional<Reader::Record>> Reader::next() {
   if (head->kind == Kind::kChunk) return std::optional<Record>(Chunk{*head});
 
   std::vector<std::byte> payload(static_cast<std::size_t>(head->payload_bytes));
-  CENTROID_TRY(file::read_at(file_, segment.path, payload_at_, payload));
+  CENTROID_TRY(file::read_at(open_->file, segment.path, payload_at_, payload));
   if (crc32c(payload) != head->payload_crc)
     return damaged("the record is altered: its CRC-32C differs");
   std::optional<Record> record;
@@ -139,8 +141,26 @@ Result<std::optional<Reader::Record>> Reader::next() {
 
 Result<bool> Reader::read(MutableBytes into) {
   CENTROID_CHECK(into.size() == head_.payload_bytes);
-  CENTROID_TRY(file::read_at(file_, segments_[index_].path, payload_at_, into));
-  if (crc32c(into) != head_.payload_crc) {
+  CENTROID_TRY(file::read_at(open_->file, open_->path, payload_at_, into));
+  return accept(crc32c(into));
+}
+
+Result<bool> Reader::check() {
+  constexpr std::uint64_t kPieceBytes = 128 * 1024;  // stays in the cache for the checksum
+  pieces_.resize(static_cast<std::size_t>(kPieceBytes));
+  std::uint32_t crc = 0;
+  for (std::uint64_t done = 0; done < head_.payload_bytes; done += kPieceBytes) {
+    const std::uint64_t bytes = std::min(kPieceBytes, head_.payload_bytes - done);
+    const MutableBytes piece = std::span(pieces_).first(static_cast<std::size_t>(bytes));
+    CENTROID_TRY(file::read_at(open_->file, open_->path, payload_at_ + done, piece));
+    crc = crc32c(piece, crc);
+  }
+  return accept(crc);
+}
+
+/// The present chunk's payload has this checksum.
+Result<bool> Reader::accept(std::uint32_t crc) {
+  if (crc != head_.payload_crc) {
     if (index_ + 1 < segments_.size()) {  // its length is right: no write that failed left it
       return Error(ErrorCode::kDataLoss, "journal " + segments_[index_].path.string() + ", byte " +
                                              std::to_string(position_) +

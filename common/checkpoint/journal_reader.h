@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -18,6 +19,12 @@ namespace centroid::journal {
 std::string segment_name(Round base);
 /// The segments of a folder, oldest first; none when there is no such folder.
 std::vector<LogSegment> segments_of(const std::filesystem::path& folder);
+
+/// An open file of a journal.
+struct Segment {
+  std::filesystem::path path;
+  file::Descriptor file;
+};
 
 /// Reads a journal record by record, through all segments of a folder. Blocking I/O; one thread.
 class Reader {
@@ -38,9 +45,11 @@ class Reader {
   Result<std::optional<Record>> next();
   /// The chunk's payload, head.payload_bytes of them. False: it is damaged, and is the torn tail.
   Result<bool> read(MutableBytes into);
+  /// The same without the numbers, in memory that does not grow with them.
+  Result<bool> check();
   void skip();
-  /// Where the present chunk's payload is: file and offset.
-  const std::filesystem::path& path() const { return segments_[index_].path; }
+  /// Where the present chunk's payload is: file and offset. The file stays open with it.
+  const std::shared_ptr<const Segment>& segment() const { return open_; }
   std::uint64_t payload_at() const { return payload_at_; }
 
   /// Why the last segment is not read to its end; empty when it is.
@@ -53,6 +62,7 @@ class Reader {
 
  private:
   Result<std::optional<Record>> damaged(const std::string& why);
+  Result<bool> accept(std::uint32_t crc);
   Status open_segment();
   bool is_superseded() const;
   bool is_known_durable(std::uint64_t offset) const;
@@ -60,12 +70,13 @@ class Reader {
 
   std::vector<LogSegment> segments_;
   std::size_t index_ = 0;
-  file::Descriptor file_;
+  std::shared_ptr<const Segment> open_;
   bool is_open_ = false;
   std::uint64_t position_ = 0, sound_bytes_ = 0;
   std::optional<Round> ended_;  // the last round of this segment that has been read
   Head head_;                   // of the chunk whose payload is next
   std::uint64_t payload_at_ = 0;
+  std::vector<std::byte> pieces_;  // of a payload that is checked
   std::string torn_;
 };
 

@@ -32,6 +32,17 @@ bool carries_momentum(const OptimizerConfig& config) {
 
 }  // namespace
 
+Task<void> Admission::await_state() const {
+  const TimePoint limit = clock_.now() + std::chrono::seconds(1);
+  const auto is_read = [this] {
+    return stopping_.is_requested || (!gate_.is_beginning() && !use_.is_loading && !replay_);
+  };
+  while (!is_read()) {
+    const bool goes_on = co_await changed_.wait(limit);
+    if (!goes_on) break;
+  }
+}
+
 Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   CENTROID_TRY(gate_.check_lead());
   if (members_.links.empty() && job_.store && job_.store->version().value == 0 &&

@@ -121,6 +121,7 @@ Task<Status> JobServer::prepare() {
   if (ctx_.phase.is(Phase::kWaiting)) ctx_.phase.explain("no worker has joined yet");
   ctx_.phase.begin();
   ctx_.gate.set_prepared();
+  ctx_.changed.notify_all();  // workers wait for it
   warn_if_not_durable(ctx_.config);
   if (!ctx_.commands.is_saved()) {  // a setting was changed meanwhile
     co_await ctx_.commands.save_now();

@@ -44,6 +44,7 @@ Task<Status> JobStart::begin_replay() {
 Task<Result<bool>> JobStart::replay_on() {
   CENTROID_CO_ASSIGN(const bool is_over, co_await replay_->run());
   if (is_over) replay_.reset();
+  changed_.notify_all();
   co_return is_over;
 }
 

@@ -193,6 +193,7 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
   is_joining_ = true;
   CENTROID_CO_ASSIGN(message->manifest,
                      co_await read_manifest(session, frame.header.payload_bytes));
+  co_await parts_.admission.await_state();
   Result<proto::JoinReply> admitted = proto::JoinReply();
   Status fits;
   const bool is_valid =

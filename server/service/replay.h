@@ -1,6 +1,6 @@
 #pragma once
 
-#include <functional>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -8,25 +8,18 @@
 #include <vector>
 
 #include "common/async/task_group.h"
-#include "common/checkpoint/journal_reader.h"
-#include "server/service/round_journal.h"
+#include "server/service/past_rounds.h"
 
 namespace centroid::server {
 
-/// The leader's journal on its way into the store, round by round: the same steps on the same bits
-/// as in training. Of rounds that were made with several servers it has the leader's chunks; the
-/// others are recalled from the journals of their servers, which may have to be waited for. So a
-/// round is replayed whole, and replay ends at one version: that of the last round that the
-/// leader's journal has as committed. It exists from the moment when a state was loaded until its
-/// journal's end; nobody joins meanwhile.
+/// The leader's journal on its way into the store: the same steps on the same bits as in training.
+/// Of rounds that were made with several servers it has the leader's chunks; the others are
+/// recalled from the journals of their servers, which may have to be waited for. So a round is
+/// replayed whole, and replay ends at one version: that of the last round that the leader's journal
+/// has as committed. It exists from the moment when a state was loaded until its journal's end;
+/// nobody joins meanwhile.
 class Replay : private JobPart {
  public:
-  /// Of the optimizer's steps. It may change between two rounds, and each segment has its own.
-  struct Rate {
-    double learning_rate = 0;
-    std::string schedule;
-    bool operator==(const Rate&) const = default;
-  };
   /// Its rounds must have been written as `journal` would write them.
   Replay(JobContext& context, std::unique_ptr<journal::Reader> reader, const RoundJournal& journal,
          ShardGroup& shards, LocalShard& local);
@@ -41,38 +34,25 @@ class Replay : private JobPart {
 
  private:
   struct Recalls;
-  Status check(const journal::Base& base);
-  Status read_round();
-  Result<bool> read_chunk(const journal::Head& head);
-  Task<Result<bool>> replay_end();
-  Task<Result<bool>> recall_all(std::vector<Chunk> chunks);
+  Status read_ahead(std::size_t rounds);
+  bool is_alone(const PastRound& round) const;
+  Task<Result<bool>> replay_next();
+  Result<std::vector<PastStep>> steps_of(std::size_t count);
+  Task<Status> make_steps(std::vector<PastStep>* steps, std::size_t rounds);
+  Task<Status> replay_results(const PastRound& round);
+  void end_round();
+  Task<Result<bool>> recall_all(const PastRound& round);
   Task<void> recall_some(Recalls* all);
   Task<Status> recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link, Chunk chunk);
   void cut(const std::string& server);
   Task<Status> finish();
-  Task<Status> replay_round(journal::Form form, journal::Commit commit);
-  Task<Status> replay_results(Generation generation);
-  bool is_mine(ChunkId chunk) const {
-    return route_.owners.empty() || route_.owners[chunk.value] == 0;
-  }
 
-  const journal::Form form_;
-  const std::string terms_;
   ShardGroup& shards_;
   LocalShard& local_;
-
-  const std::unique_ptr<journal::Reader> reader_;
-  Rate rate_;  ///< of the present segment
-  /// Why rounds of the present segment cannot be replayed; those that the checkpoint has may stand
-  /// there.
-  std::optional<Error> mismatch_;
-  journal::Route route_;   ///< present; without servers: all chunks are in this journal
-  std::vector<bool> has_;  ///< by chunk: of the present attempt
-  std::size_t count_ = 0;  ///< of them
-  journal::Head present_;  ///< of the last chunk
-  /// A round's end has been read, and what other servers have of it is not all here.
-  std::optional<journal::Reader::End> end_;
-  bool is_at_gap_ = false, is_cut_ = false;  ///< nothing behind can be replayed
+  PastRounds past_;
+  std::deque<PastRound> rounds_;  ///< that are read and not replayed
+  std::size_t at_once_ = 1;       ///< rounds to read ahead
+  bool is_cut_ = false;           ///< nothing behind can be replayed
   const Round first_;
   const TimePoint begin_;
   std::string waits_for_, why_;

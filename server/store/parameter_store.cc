@@ -86,10 +86,26 @@ void ParameterStore::initialize() {
 }
 
 void ParameterStore::scale(const Chunk& chunk, double total_weight) {
-  CENTROID_CHECK(total_weight > 0);
   CENTROID_CHECK(!spare_->is_held(chunk.id));
-  const auto factor = static_cast<float>(1.0 / total_weight);
+  const float factor = mean_factor(total_weight);
   for (float& x : spare(chunk)) x *= factor;
+}
+
+float ParameterStore::mean_factor(double total_weight) {
+  CENTROID_CHECK(total_weight > 0);
+  return static_cast<float>(1.0 / total_weight);
+}
+
+void ParameterStore::step_again(const Chunk& part, const rules::Step& rule, float factor,
+                                std::span<float> mean) {
+  CENTROID_CHECK(!has_snapshot());
+  const std::span<float> params = params_->values(part);
+  if (plan_->is_buffer(part)) return step_buffer(params, mean, params);
+  if (factor != 1)
+    for (float& x : mean) x *= factor;
+  std::vector<std::span<float>> slots;
+  for (const auto& slot : slots_) slots.push_back(slot->values(part));
+  run_step(rule, params, mean, slots, params);
 }
 
 void ParameterStore::apply(const Chunk& chunk) {

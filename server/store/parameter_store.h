@@ -92,6 +92,16 @@ class ParameterStore {
   void shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                     std::span<const float> value);
 
+  /// Of sums with this weight in all, to the mean.
+  static float mean_factor(double total_weight);
+  /// The rule of the step that follows so many others.
+  rules::Step rule_ahead(std::uint64_t steps) const {
+    return optimizer_->at((optimizer_step_ + steps) / fragments_ + 1);
+  }
+  /// A step that was committed before, once more: in place, with its rule, the mean times `factor`.
+  /// Of elements of one chunk, by any one thread, while no snapshot lives.
+  void step_again(const Chunk& part, const rules::Step& rule, float factor, std::span<float> mean);
+
   /// Spare becomes the parameters (every chunk has been applied). version + 1, optimizer_step + 1.
   void commit_swap();
   /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; spare and residual change

@@ -47,7 +47,7 @@ class Beginning(ClusterTest):
             status, refusal = server.post(path)
             self.assertEqual(status, 503, refusal)
             self.assertIn("the server begins", refusal["detail"])
-        worker = self.worker(server, "w1", "--join-timeout", 500)
+        worker = self.worker(server, "w1", "--join-timeout", 2000)
         worker.wait_event("server.unreachable", why="is read")
         server.wait_event("member.refused", worker="w1", why="the server begins: checkpoint")
         # It stays for as long as it is told why.

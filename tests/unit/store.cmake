@@ -1,5 +1,5 @@
 centroid_test(store_test LABEL unit
-  SOURCES unit/statistics_test.cc unit/store_test.cc unit/snapshot_test.cc unit/fingerprint_test.cc unit/disk_watch_test.cc
+  SOURCES unit/statistics_test.cc unit/store_test.cc unit/past_steps_test.cc unit/snapshot_test.cc unit/fingerprint_test.cc unit/disk_watch_test.cc
   DEPS centroid::store centroid::checkpoint centroid::optim centroid::tensor)
 centroid_test(journal_test LABEL unit SOURCES unit/journal_test.cc unit/journal_match_test.cc DEPS centroid::store centroid::checkpoint)
 centroid_test(restore_mark_test LABEL unit SOURCES unit/replace_file_test.cc unit/restore_mark_test.cc DEPS centroid::checkpoint)

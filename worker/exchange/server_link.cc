@@ -22,6 +22,10 @@ namespace {
 /// half of what docs/how-to/high-availability.md allows for a takeover is the lease in etcd.
 constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500}, kLongestPause{400};
 
+/// Before the first other try. So short is the pause, too, if the server has let us wait before it
+/// put us off: then its answer is the pause.
+constexpr std::chrono::milliseconds kFirstPause{100}, kHeld{500};
+
 /// Errors that another try cannot mend.
 bool is_final(const Error& error) {
   switch (error.code()) {
@@ -134,13 +138,14 @@ Task<void> ServerLink::run() {
   }
   codec_ = std::move(codec).value();
   TimePoint outside_since = now();
-  std::chrono::milliseconds backoff{100};
+  std::chrono::milliseconds backoff = kFirstPause;
   while (!ending_) {
     while (!loop_waits() && !ending_)
       if (!co_await loop_ready_.wait(TimePoint::max())) ending_ = true;  // it may use the memory
     if (ending_) break;
     give_up_ = outside_since + options_.join_timeout;
     Error failure(ErrorCode::kInternal, "");
+    const TimePoint called_at = now();
     auto session = co_await connect(give_up_);
     if (session.ok() && ending_) {  // asked to end during the handshake: not to join any more
       session.value()->close(Error(ErrorCode::kCancelled, "the worker is stopping"));
@@ -150,7 +155,7 @@ Task<void> ServerLink::run() {
       failure = co_await serve(*session.value());
       if (ending_) break;
       if (is_joined_) {
-        backoff = std::chrono::milliseconds(100);
+        backoff = kFirstPause;
         outside_since = now();
         is_joined_ = false;
         if (options_.membership) options_.membership(false);
@@ -161,6 +166,7 @@ Task<void> ServerLink::run() {
     }
     const bool is_put_off = proto::is_not_yet(failure);  // the server lives, and says why
     if (is_put_off) outside_since = now();
+    if (is_put_off && now() - called_at >= kHeld) backoff = kFirstPause;
     if (is_final(failure)) {
       mailbox_.push({failure});
       co_return;
