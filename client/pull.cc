@@ -11,7 +11,6 @@
 #include "common/async/task_group.h"
 #include "common/base/log.h"
 #include "common/proto/pulls.h"
-#include "common/proto/standby.h"
 #include "transport/server_list.h"
 #include "transport/session.h"
 
@@ -176,7 +175,7 @@ struct Puller {
           why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded;
       const TimePoint again = in(pause);
       if (!is_worth_another || again >= self->deadline) co_return tried;
-      if (self->servers.failed(why, proto::leader_named_by(why))) continue;
+      if (self->servers.failed(why)) continue;
       if (!co_await sleep_until(again)) co_return tried;
       pause = std::min(2 * pause, kLongestPause);
     }

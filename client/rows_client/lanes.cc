@@ -3,7 +3,6 @@
 #include "client/rows_client/impl.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
-#include "common/proto/standby.h"
 
 namespace centroid::client {
 
@@ -217,7 +216,7 @@ Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline
     const Error& why = connected.error();
     lane->trouble = why.message();
     if (!is_worth_another(why) || in(kFirstPause) >= deadline) co_return self->named(*lane, why);
-    if (is_leader && leaders.failed(why, proto::leader_named_by(why))) {
+    if (is_leader && leaders.failed(why)) {
       log::info("rows.next_server", {{"table", self->table},
                                      {"server", lane->endpoint.to_string()},
                                      {"why", why},

@@ -9,10 +9,10 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/base/refusal.h"
 #include "common/base/version.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/proto/about.h"
-#include "common/proto/standby.h"
 #include "server/shard/leader_sink.h"
 
 namespace centroid::server {
@@ -104,7 +104,7 @@ Task<Status> Shard::follow_leaders() {
   search.alone_since = clock.now();
   while (!is_stopping_) {
     const Error failure = co_await serve_next(search);
-    const bool is_put_off = proto::is_not_yet(failure);  // the leader lives, and says why
+    const bool is_put_off = refusal_of<NotReady>(failure) != nullptr;  // the leader lives, and says why
     if (is_put_off) search.alone_since = clock.now();
     co_await forget_everything(failure);
     if (const auto result = result_of(failure)) co_return *result;
@@ -149,7 +149,7 @@ std::optional<Status> Shard::result_of(const Error& failure) const {
 std::optional<Status> Shard::next_try(const Error& failure, bool is_put_off, Search& search) {
   search.pause = {};
   const transport::Endpoint called = leaders_.present();
-  if (leaders_.failed(failure, proto::leader_named_by(failure))) {
+  if (leaders_.failed(failure)) {
     log::info("leader.next", {{"server", called.to_string()},
                               {"why", failure},
                               {"next", leaders_.present().to_string()}});

@@ -7,8 +7,8 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "common/base/refusal.h"
 #include "common/base/version.h"
-#include "common/proto/standby.h"
 
 namespace centroid::worker {
 
@@ -159,14 +159,14 @@ Task<void> ServerLink::run() {
     } else {
       failure = session.error();
     }
-    const bool is_put_off = proto::is_not_yet(failure);  // the server lives, and says why
+    const bool is_put_off = refusal_of<NotReady>(failure) != nullptr;  // the server lives, and says why
     if (is_put_off) outside_since = now();
     if (is_final(failure)) {
       mailbox_.push({failure});
       co_return;
     }
     const transport::Endpoint called = servers_.present();
-    if (servers_.failed(failure, proto::leader_named_by(failure))) {
+    if (servers_.failed(failure)) {
       log::info("server.next", {{"server", called.to_string()},
                                 {"why", failure},
                                 {"next", servers_.present().to_string()}});
