@@ -11,8 +11,7 @@
 #include "common/async/task_group.h"
 #include "common/base/log.h"
 #include "common/proto/pulls.h"
-#include "common/proto/standby.h"
-#include "transport/server_list.h"
+#include "transport/connector.h"
 #include "transport/session.h"
 
 namespace centroid::client {
@@ -23,8 +22,9 @@ using transport::Session;
 namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{400};
-/// Where another server may lead: to connect, and without a byte of the values.
-constexpr std::chrono::milliseconds kCall{1500}, kSilence{3000}, kCopy{30'000}, kLook{500};
+/// Where another server may lead: without a byte of the values; and while it copies them.
+constexpr std::chrono::milliseconds kSilence{transport::kPulseOfSeveral.silence}, kCopy{30'000};
+constexpr std::chrono::milliseconds kLook{500};
 constexpr std::uint64_t kWindow = 16u << 20;
 
 TimePoint in(std::chrono::milliseconds time) { return centroid::now() + time; }
@@ -77,8 +77,8 @@ struct Puller {
   const PullOptions& options;
   std::vector<std::byte> request;
   TimePoint deadline;
-  transport::ServerList servers;
   boost::asio::io_context context{1};
+  std::optional<transport::Connector> connector{};
   std::unique_ptr<transport::Transport> transport;
   PulledTensors out;
 
@@ -121,7 +121,7 @@ struct Puller {
     const auto kind = static_cast<std::uint16_t>(PullKind::kPull);
     // It says nothing while it copies: another may lead by then.
     TimePoint limit = self->deadline;
-    if (self->servers.is_several()) limit = std::min(limit, in(kCopy));
+    if (self->connector->is_several()) limit = std::min(limit, in(kCopy));
     const auto answer = co_await session->request(kind, self->request, Bytes(), limit);
     if (!answer.ok()) co_return answer.error();
     CENTROID_CO_TRY(self->take(answer->head, answer->payload));
@@ -135,7 +135,7 @@ struct Puller {
                                                           std::to_string(receiver->into.size()) +
                                                           " values came in time");
       const bool is_silent = session->connection().last_received() < in(-kSilence);
-      if (is_silent && self->servers.is_several())
+      if (is_silent && self->connector->is_several())
         co_return Error(ErrorCode::kDeadlineExceeded, "the server fell silent");
       (void)co_await receiver->changed.wait(std::min(self->deadline, in(kLook)));
     }
@@ -150,10 +150,7 @@ struct Puller {
     greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
     greeting.limits.max_payload_bytes = std::max<std::uint64_t>(kWindow, proto::kMaxManifestBytes);
     greeting.credit_bytes = kWindow;
-    TimePoint limit = self->deadline;
-    if (self->servers.is_several()) limit = std::min(limit, in(kCall));
-    auto made = co_await transport::connect_session(*self->transport, self->servers.present(),
-                                                    greeting, limit);
+    auto made = co_await self->connector->connect(*self->transport, greeting, self->deadline);
     if (!made.ok()) co_return made.error();
     const auto session = std::move(made).value();
     Receiver receiver(self->context.get_executor());
@@ -167,18 +164,15 @@ struct Puller {
   }
 
   static Task<Status> pull(Puller* self) {
-    std::chrono::milliseconds pause = kFirstPause;
     for (;;) {
       const Status tried = co_await try_once(self);
       if (tried.ok()) co_return tried;
       const Error& why = tried.error();
       const bool is_worth_another =
           why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded;
-      const TimePoint again = in(pause);
-      if (!is_worth_another || again >= self->deadline) co_return tried;
-      if (self->servers.failed(why, proto::leader_named_by(why))) continue;
-      if (!co_await sleep_until(again)) co_return tried;
-      pause = std::min(2 * pause, kLongestPause);
+      if (!is_worth_another) co_return tried;
+      const Status again = co_await self->connector->retry(why, self->deadline);
+      if (!again.ok()) co_return tried;
     }
   }
 };
@@ -193,7 +187,6 @@ Result<PulledTensors> pull_tensors(const PullOptions& options,
   Puller puller{.options = options,
                 .request = proto::encode(wanted),
                 .deadline = in(options.timeout),
-                .servers = transport::ServerList(std::move(servers)),
                 .transport = nullptr,
                 .out = {}};
   if (puller.request.size() > transport::kMaxHeadBytes)
@@ -207,6 +200,12 @@ Result<PulledTensors> pull_tensors(const PullOptions& options,
   if (options.tls) {
     CENTROID_ASSIGN(how.layer, transport::make_tls(*options.tls));
   }
+  transport::Connector::Options connect;
+  connect.servers = std::move(servers);
+  connect.first_pause = kFirstPause;
+  connect.longest_pause = kLongestPause;
+  connect.logs_pauses = false;
+  puller.connector.emplace(puller.context.get_executor(), std::move(connect));
   puller.transport = transport::make_tcp(puller.context.get_executor(), how);
   auto result = boost::asio::co_spawn(puller.context, to_optional(Puller::pull(&puller)),
                                       boost::asio::use_future);

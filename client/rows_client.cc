@@ -262,7 +262,12 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
   impl->options = std::move(options);
   impl->table = std::move(table);
   CENTROID_ASSIGN(auto servers, transport::ServerList::parse(impl->options.servers));
-  impl->leaders = transport::ServerList(std::move(servers));
+  transport::Connector::Options connect;
+  connect.servers = std::move(servers);
+  connect.first_pause = kFirstPause;
+  connect.longest_pause = kLongestPause;
+  connect.logs_pauses = false;
+  impl->connector.emplace(impl->context.get_executor(), std::move(connect));
   transport::TransportOptions how;
   if (impl->options.tls) {
     CENTROID_ASSIGN(how.layer, transport::make_tls(*impl->options.tls));

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "common/base/refusal.h"
+#include "common/base/version.h"
+
 namespace centroid::transport {
 namespace {
 
@@ -75,6 +78,45 @@ Status check_frame(const FrameHeader& header, std::string_view name, std::uint16
   if ((header.flags & kKnown) != flags) return wrong("flags", header.flags & kKnown, flags);
   if (header.id != 0) return wrong("id", header.id, 0);
   return {};
+}
+
+enum class RefusalKind : std::uint8_t { kNotLeader = 1, kNotReady = 2, kVersionMismatch = 3 };
+
+std::vector<std::byte> encode_refusal(const Error& error) {
+  ByteWriter out;
+  if (const auto* const not_leader = refusal_of<NotLeader>(error)) {
+    out.put(RefusalKind::kNotLeader);
+    out.put_string(std::string_view(not_leader->endpoint).substr(0, kMaxEndpointBytes));
+  } else if (refusal_of<NotReady>(error) != nullptr) {
+    out.put(RefusalKind::kNotReady);
+  } else if (const auto* const mismatch = refusal_of<VersionMismatch>(error)) {
+    out.put(RefusalKind::kVersionMismatch);
+    for (const auto& side : {mismatch->mine, mismatch->yours}) {
+      out.put(side.oldest);
+      out.put(side.newest);
+    }
+  }
+  return out.take();
+}
+
+/// Nothing for a kind that a later release has added: its bytes are skipped.
+std::optional<Refusal> decode_refusal(ByteReader& in) {
+  switch (in.get<RefusalKind>()) {
+    case RefusalKind::kNotLeader:
+      return Refusal{NotLeader{in.get_string(kMaxEndpointBytes)}};
+    case RefusalKind::kNotReady:
+      return Refusal{NotReady{}};
+    case RefusalKind::kVersionMismatch: {
+      VersionMismatch mismatch;
+      for (auto* const side : {&mismatch.mine, &mismatch.yours}) {
+        side->oldest = in.get<std::uint16_t>();
+        side->newest = in.get<std::uint16_t>();
+      }
+      return Refusal{mismatch};
+    }
+  }
+  in.get_bytes(in.left());
+  return std::nullopt;
 }
 
 /// Send the refusal; the caller closes. What the peer is told is what our own log will say.
@@ -169,10 +211,15 @@ Result<std::uint64_t> decode_credit(Bytes head) {
   return bytes;
 }
 
-std::vector<std::byte> encode_error(const Error& error) {
+std::vector<std::byte> encode_error(const Error& error, std::size_t room) {
+  std::vector<std::byte> refusal = encode_refusal(error);
+  constexpr std::size_t kFixedBytes = 5;
+  if (kFixedBytes + refusal.size() > room) refusal.clear();
+  room = std::min(room - kFixedBytes - refusal.size(), kMaxErrorBytes);
   ByteWriter out;
   out.put(error.code());
-  out.put_string(std::string_view(error.message()).substr(0, kMaxErrorBytes));
+  out.put_string(std::string_view(error.message()).substr(0, room));
+  out.put_bytes(refusal);
   return out.take();
 }
 
@@ -180,12 +227,14 @@ Error decode_error(Bytes head) {
   ByteReader in(head);
   const auto code = in.get<std::uint8_t>();
   std::string message = in.get_string(kMaxErrorBytes);
+  auto refusal = in.left() > 0 ? decode_refusal(in) : std::nullopt;
   if (!in.done()) return Error(ErrorCode::kDataLoss, "the peer sent an error that cannot be read");
   if (code < static_cast<std::uint8_t>(ErrorCode::kUnavailable) ||
       code > static_cast<std::uint8_t>(ErrorCode::kInternal))
     return Error(ErrorCode::kInternal,
                  "error code " + std::to_string(code) + " unknown here: " + message);
-  return Error(static_cast<ErrorCode>(code), std::move(message));
+  Error error(static_cast<ErrorCode>(code), std::move(message));
+  return refusal ? std::move(error).with_refusal(*std::move(refusal)) : error;
 }
 
 bool is_same_secret(std::string_view expected, std::string_view offered) {
@@ -207,9 +256,12 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
   Welcome out;
   out.version = std::min(ours.max_version, theirs.max_version);
   if (out.version < std::max(ours.min_version, theirs.min_version))
-    return Error(ErrorCode::kFailedPrecondition, "no common wire version: " + here + " speaks " +
-                                                     range(ours) + ", " + who + " speaks " +
-                                                     range(theirs));
+    return Error(ErrorCode::kFailedPrecondition, "no common wire version: " + here + " (release " +
+                                                     kVersion + ") speaks " + range(ours) + ", " +
+                                                     who + " speaks " + range(theirs) +
+                                                     ": run the same release on both sides")
+        .with_refusal({VersionMismatch{{ours.min_version, ours.max_version},
+                                       {theirs.min_version, theirs.max_version}}});
   const bool is_known = ours.token.empty() || is_same_secret(ours.token, theirs.token) ||
                         (ours.also_accepts && ours.also_accepts(theirs.token));
   if (!is_known)

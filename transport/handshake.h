@@ -19,6 +19,7 @@ inline constexpr std::size_t kMaxTokenBytes = 1024;
 /// A side that accepts smaller heads could not be told why a session ends.
 inline constexpr std::uint32_t kMinHeadLimit = 256;
 inline constexpr std::size_t kMaxErrorBytes = 4096;
+inline constexpr std::size_t kMaxEndpointBytes = 300;
 
 /// Head of a HelloReply: what the server agreed to.
 struct Welcome {

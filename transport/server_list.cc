@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/refusal.h"
+
 namespace centroid::transport {
 
 Result<std::vector<Endpoint>> ServerList::parse(const std::string& list) {
@@ -21,11 +23,12 @@ namespace {
 constexpr std::size_t kPassOver = 8;
 }  // namespace
 
-bool ServerList::failed(const Error& why, const std::optional<std::string>& leader) {
+bool ServerList::failed(const Error& why) {
   const Endpoint last = present();
   if (why.code() == ErrorCode::kDeadlineExceeded) silent_ = last, passes_ = kPassOver;
-  if (leader && !named_ && !has_followed_) {
-    const auto endpoint = Endpoint::parse(*leader);
+  const auto* const refusal = refusal_of<NotLeader>(why);
+  if (refusal != nullptr && !named_ && !has_followed_) {
+    const auto endpoint = Endpoint::parse(refusal->endpoint);
     // One step: a standby that names a standby is behind, and a leader that is dead is named on
     // until its lease has run out.
     if (endpoint.ok() && *endpoint != last && !(passes_ > 0 && *endpoint == silent_)) {

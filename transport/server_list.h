@@ -20,9 +20,9 @@ class ServerList {
   static Result<std::vector<Endpoint>> parse(const std::string& list);
 
   const Endpoint& present() const { return named_ ? *named_ : servers_[next_]; }
-  /// Its call failed like this; `leader`: the endpoint that it named as the leader's. True when
-  /// another is worth a call at once; false when all have been tried since the last pause.
-  bool failed(const Error& why, const std::optional<std::string>& leader = std::nullopt);
+  /// Its call failed like this. True when another is worth a call at once; false when all have been
+  /// tried since the last pause.
+  bool failed(const Error& why);
   /// It took us: the next failure is of another series.
   void joined();
   /// Some server may lead in place of another.

@@ -39,9 +39,7 @@ void Session::Impl::close(Error why) {
 }
 
 std::vector<std::byte> Session::Impl::encode_fitting(const Error& error) const {
-  constexpr std::size_t kFixedBytes = 5;
-  const std::size_t room = peer.limits.max_head_bytes - kFixedBytes;
-  return encode_error(Error(error.code(), error.message().substr(0, room)));
+  return encode_error(error, peer.limits.max_head_bytes);
 }
 
 Task<void> Session::Impl::write_goodbye() {

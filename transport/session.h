@@ -168,8 +168,9 @@ Task<Result<std::unique_ptr<Session>>> connect_session(Transport& transport, End
 enum SessionKind : std::uint16_t { kHello = 1, kHelloReply = 2, kCredit = 3, kGoodbye = 4 };
 inline constexpr std::uint16_t kFirstMessageKind = 16;
 
-/// Error <-> head bytes: u8 code, string message (<= 4096 bytes).
-std::vector<std::byte> encode_error(const Error& error);
+/// Error <-> head bytes: u8 code, string message (<= 4096 bytes), the refusal if there is one. The
+/// head has at most `room` bytes: the message is cut.
+std::vector<std::byte> encode_error(const Error& error, std::size_t room = kMaxHeadBytes);
 Error decode_error(Bytes head);
 
 }  // namespace centroid::transport

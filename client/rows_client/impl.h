@@ -21,7 +21,7 @@
 #include "common/base/thread.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
-#include "transport/server_list.h"
+#include "transport/connector.h"
 #include "transport/session.h"
 
 /// The inside of RowsClient: lanes.cc has connections and the route, pushes.cc what of a push is
@@ -147,15 +147,15 @@ struct RowsClient::Impl final : transport::FrameSink {
   std::uint64_t answered_before = 0;  ///< of lanes that are gone
   std::uint64_t lost = 0;             ///< of those that were answered: not in the rows
   std::optional<Error> notice;        ///< of a loss, for the call that found it or the next
-  transport::ServerList leaders{{transport::Endpoint()}};  ///< one of which leads
-  std::map<std::string, std::unique_ptr<Lane>> lanes;      ///< by name
+  std::map<std::string, std::unique_ptr<Lane>> lanes;  ///< by name
   std::optional<proto::Route> route;
   std::uint32_t dim = 0;
   std::optional<Rest> rest;
 
   // Run by whoever calls: a thread of its own would cost each call two wake-ups.
   boost::asio::io_context context{1};
-  Mutex turn;  ///< who runs the context
+  std::optional<transport::Connector> connector;  ///< to the server that leads
+  Mutex turn;                                     ///< who runs the context
   std::unique_ptr<transport::Transport> transport;
 
   // Says that this client lives, while nobody calls.

@@ -3,7 +3,6 @@
 #include "client/rows_client/impl.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
-#include "common/proto/standby.h"
 
 namespace centroid::client {
 
@@ -14,10 +13,6 @@ namespace {
 
 /// To connect to a server that the route names: it may be another one since.
 constexpr std::chrono::seconds kOneTry{3};
-/// Where several servers may lead, as workers have it: half of what
-/// docs/how-to/high-availability.md allows for a takeover is the lease in etcd.
-constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500},
-    kLongestPauseOfSeveral{400};
 
 bool is_worth_another(const Error& why) {
   return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded;
@@ -97,20 +92,21 @@ Task<void> RowsClient::Impl::beat(Lane* lane, Session* session, TimePoint deadli
 /// Where several servers may lead: give up one that is silent while an answer is waited for. What
 /// makes an answer late, a server says every two seconds.
 Task<void> RowsClient::Impl::watch(Impl* self, Lane* lane, Session* session) {
+  constexpr transport::Pulse pulse = transport::kPulseOfSeveral;
   while (!session->is_closed()) {
-    if (!co_await sleep_until(in(kBeat))) co_return;
-    if (lane->waiting == 0 || !self->leaders.is_several()) continue;
+    if (!co_await sleep_until(in(pulse.beat))) co_return;
+    if (lane->waiting == 0 || !self->connector->is_several()) continue;
     const TimePoint heard = std::max(session->connection().last_received(), lane->used);
-    if (heard < in(-kSilence)) {
+    if (heard < in(-pulse.silence)) {
       const Error silent(ErrorCode::kDeadlineExceeded, "silent");
-      if (lane->name.empty()) (void)self->leaders.failed(silent);  // another is next
-      session->close(Error(ErrorCode::kUnavailable, lane->endpoint.to_string() +
-                                                        " was silent for more than " +
-                                                        std::to_string(kSilence.count()) + " ms"));
+      if (lane->name.empty()) self->connector->pass_over(silent);
+      session->close(
+          Error(ErrorCode::kUnavailable, lane->endpoint.to_string() + " was silent for more than " +
+                                             std::to_string(pulse.silence.count()) + " ms"));
       co_return;
     }
     if (std::exchange(lane->is_beating, true)) continue;  // one is still on its way
-    lane->tasks->spawn(beat(lane, session, in(kSilence)));
+    lane->tasks->spawn(beat(lane, session, in(pulse.silence)));
   }
 }
 
@@ -132,7 +128,7 @@ Task<Status> RowsClient::Impl::connect(Impl* self, Lane* lane, TimePoint deadlin
   greeting.name = self->options.name;
   greeting.token = self->options.token;
   greeting.run_id = self->run_id;
-  const TimePoint limit = self->leaders.is_several() ? std::min(deadline, in(kCall)) : deadline;
+  const TimePoint limit = self->connector->call_limit(deadline);
   auto made =
       co_await transport::connect_session(*self->transport, lane->endpoint, greeting, limit);
   if (!made.ok()) co_return made.error();
@@ -197,7 +193,7 @@ void RowsClient::Impl::compare(Lane& lane, const proto::RowsOpenReply& reply) {
 /// no rows any more.
 Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline) {
   const bool is_leader = lane->name.empty();
-  transport::ServerList& leaders = self->leaders;
+  transport::Connector& connector = *self->connector;
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
     while (lane->is_connecting) {
@@ -207,28 +203,27 @@ Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline
     if (lane->is_open()) co_return Status();
     lane->is_connecting = true;
     TimePoint limit = deadline;
-    if (!is_leader || leaders.is_several()) limit = std::min(deadline, in(kOneTry));
-    if (is_leader) lane->endpoint = leaders.present();
+    if (!is_leader || connector.is_several()) limit = std::min(deadline, in(kOneTry));
+    if (is_leader) lane->endpoint = connector.present();
     const Status connected = co_await connect(self, lane, limit);
     lane->is_connecting = false;
-    if (connected.ok()) lane->trouble.clear();
-    if (connected.ok() && is_leader) leaders.joined();
-    if (connected.ok()) co_return connected;
+    if (connected.ok()) {
+      lane->trouble.clear();
+      if (is_leader) connector.joined();
+      co_return connected;
+    }
     const Error& why = connected.error();
     lane->trouble = why.message();
-    if (!is_worth_another(why) || in(kFirstPause) >= deadline) co_return self->named(*lane, why);
-    if (is_leader && leaders.failed(why, proto::leader_named_by(why))) {
-      log::info("rows.next_server", {{"table", self->table},
-                                     {"server", lane->endpoint.to_string()},
-                                     {"why", why},
-                                     {"next", leaders.present().to_string()}});
+    if (!is_worth_another(why)) co_return self->named(*lane, why);
+    if (is_leader) {
+      const Status again = co_await connector.retry(why, deadline);
+      if (!again.ok()) co_return self->named(*lane, why);
       continue;
     }
     const TimePoint again = in(pause);
     if (again >= deadline) co_return self->named(*lane, why);
     if (!co_await sleep_until(again)) co_return self->named(*lane, why);
-    pause = std::min(2 * pause, leaders.is_several() ? kLongestPauseOfSeveral : kLongestPause);
-    if (is_leader) continue;
+    pause = std::min(2 * pause, kLongestPause);
     const Status asked = co_await ask_route(self, deadline);
     if (!asked.ok()) co_return self->named(*lane, why);
     if (lane->is_gone)

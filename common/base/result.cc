@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "common/base/refusal.h"
+
 namespace centroid {
 
 std::string_view to_string(ErrorCode code) {
@@ -37,6 +39,21 @@ std::string_view to_string(ErrorCode code) {
 
 std::string Error::to_string() const {
   return std::string(centroid::to_string(code_)) + ": " + message_;
+}
+
+Error Error::with_refusal(Refusal refusal) && {
+  refusal_ = std::make_shared<const Refusal>(std::move(refusal));
+  return std::move(*this);
+}
+
+Error not_leader(const std::string& name, const std::string& endpoint) {
+  const std::string text = endpoint.empty() ? "there is no leader now: try again"
+                                            : "leader is " + name + " at " + endpoint;
+  return Error(ErrorCode::kUnavailable, "standby, " + text).with_refusal({NotLeader{endpoint}});
+}
+
+Error not_ready(const std::string& why) {
+  return Error(ErrorCode::kUnavailable, "not yet: " + why).with_refusal({NotReady{}});
 }
 
 void check_failed(std::string_view expression, std::source_location where) {

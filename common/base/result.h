@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -29,8 +30,10 @@ enum class ErrorCode : std::uint8_t {
 /// The code's name as it stands in logs, metrics and REST ("deadline_exceeded").
 std::string_view to_string(ErrorCode code);
 
+struct Refusal;
+
 /// A failure as a value: what to do (code), what happened (message), where in the code, and the
-/// path of callers.
+/// path of callers; for some refusals of another program also their reason as a value.
 class Error {
  public:
   Error(ErrorCode code, std::string message,
@@ -40,6 +43,9 @@ class Error {
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
   const std::source_location& where() const { return where_; }
+  const Refusal* refusal() const { return refusal_.get(); }  ///< see common/base/refusal.h
+
+  Error with_refusal(Refusal refusal) &&;
 
   /// Put what the caller was doing in front: "push chunk 17 to server: <message>".
   Error with_context(std::string_view doing) const& { return Error(*this).with_context(doing); }
@@ -55,6 +61,7 @@ class Error {
   ErrorCode code_;
   std::string message_;
   std::source_location where_;
+  std::shared_ptr<const Refusal> refusal_;
 };
 
 /// A value or an Error. Never empty.

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/proto/standby.h"
+#include "common/base/refusal.h"
 #include "server/service/buffers.h"
 #include "server/service/replay.h"
 
@@ -160,13 +160,12 @@ Status Admission::check_moment(const std::string& name) {
         ErrorCode::kUnavailable,
         "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
   CENTROID_TRY(commands_.check_evicted(name));
-  if (use_.is_loading) return proto::not_yet_error("a checkpoint is being loaded: try again");
+  if (use_.is_loading) return not_ready("a checkpoint is being loaded: try again");
   if (spread_.lost_since && !epilogue_)
-    return proto::not_yet_error("server '" + spread_.lost +
-                                "' is gone with its chunks: " + phase_.reason());
+    return not_ready("server '" + spread_.lost + "' is gone with its chunks: " + phase_.reason());
   if (replay_ && !epilogue_)
-    return proto::not_yet_error("the journal is being replayed: " + replay_->reason() +
-                                " (`centroidctl waits`, GET /v1/waits)");
+    return not_ready("the journal is being replayed: " + replay_->reason() +
+                     " (`centroidctl waits`, GET /v1/waits)");
   return {};
 }
 

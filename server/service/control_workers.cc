@@ -2,7 +2,6 @@
 
 #include "common/base/log.h"
 #include "common/proto/about.h"
-#include "common/proto/standby.h"
 #include "server/service/control.h"
 #include "server/service/scale.h"
 #include "server/service/waits.h"

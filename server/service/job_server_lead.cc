@@ -1,5 +1,5 @@
 #include "common/base/log.h"
-#include "common/proto/standby.h"
+#include "common/base/refusal.h"
 #include "server/service/job_server.h"
 #include "server/service/waits.h"
 
@@ -48,8 +48,7 @@ Task<Status> JobServer::take_the_lead() {
 Task<void> JobServer::send_workers_away() {
   const Leadership& present = ctx_.gate.leadership();
   const bool is_known = present.role == Election::Role::kDeposed;
-  const Error where =
-      proto::standby_error(is_known ? present.leader : "", is_known ? present.data : "");
+  const Error where = not_leader(is_known ? present.leader : "", is_known ? present.data : "");
   for (const auto& [id, link] : ctx_.members.links)
     link->tasks->spawn(link->session->goodbye(where));
   const TimePoint limit = ctx_.clock.now() + kGoodbye;

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/proto/standby.h"
+#include "common/base/refusal.h"
 #include "server/service/waits.h"
 
 namespace centroid::server {
@@ -57,9 +57,9 @@ std::optional<Error> LeaderGate::held() const {
 }
 
 Status LeaderGate::check_lead() const {
-  if (is_beginning()) return proto::not_yet_error("the server begins: " + phase_.reason());
+  if (is_beginning()) return not_ready("the server begins: " + phase_.reason());
   if (!phase_.is(Phase::kStandby) && !is_deposed()) return {};
-  return proto::standby_error(leadership_.leader, leadership_.data);
+  return not_leader(leadership_.leader, leadership_.data);
 }
 
 Task<Status> LeaderGate::may_commit() {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/proto/standby.h"
+#include "common/base/refusal.h"
 
 namespace centroid::server {
 
@@ -41,7 +41,7 @@ Status OperatorCommands::check_evicted(const std::string& name) {
                      "` (DELETE /v1/evictions/" + name + ")");
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
-  return proto::not_yet_error(who + ") for another " + std::to_string(left.count() + 1) + " s");
+  return not_ready(who + ") for another " + std::to_string(left.count() + 1) + " s");
 }
 
 /// Pause and settings hold for the job that they were said to: not for another one in the same

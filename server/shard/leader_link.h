@@ -38,8 +38,7 @@ class LeaderLink {
     joined_.notify_all();
   }
   bool is_joined() const { return is_joined_; }
-  /// Forget that it was joined; returns whether it was.
-  bool leave() { return std::exchange(is_joined_, false); }
+  void leave() { is_joined_ = false; }
   /// False: it was not joined in time.
   Task<bool> await_joined(TimePoint limit) {
     bool goes_on = true;

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
-#include "common/base/random.h"
 #include "common/base/version.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/proto/about.h"
-#include "common/proto/standby.h"
 #include "server/shard/leader_sink.h"
 
 namespace centroid::server {
@@ -22,23 +19,7 @@ using transport::Session;
 
 namespace {
 
-constexpr std::chrono::seconds kHandshake{5}, kConnect{10}, kEnterTimeout{10};
-/// Where another server may lead: as workers look for it (server_link.cc).
-constexpr std::chrono::milliseconds kSilence{3000}, kBeat{500}, kCall{1500}, kLongestPause{400};
-constexpr std::chrono::milliseconds kFirstPause{100};
-
-/// Errors that another try cannot mend.
-bool is_final(const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::kFailedPrecondition:
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kUnimplemented:
-    case ErrorCode::kInternal:
-      return true;
-    default:
-      return false;
-  }
-}
+constexpr std::chrono::seconds kHandshake{5}, kJoin{10}, kEnterTimeout{10};
 
 }  // namespace
 
@@ -46,8 +27,9 @@ Shard::Shard(Executor executor, Executor files, transport::Transport& transport,
              ShardOptions options, const Clock& clock, metrics::Registry& registry)
     : context_(executor, std::move(files), std::move(options), clock, registry),
       transport_(transport),
-      leaders_(context_.options.leaders),
-      stopped_(executor),
+      connector_(executor, {.servers = context_.options.leaders,
+                            .timeout = context_.options.join_timeout,
+                            .timeout_name = "join_timeout"}),
       rows_(executor, context_.files,
             {context_.options.name, context_.options.journal_dir, context_.options.memory_limit},
             clock),
@@ -75,13 +57,13 @@ void Shard::request_stop(const std::string& why) {
   }
   is_stopping_ = true;
   if (leader.is_open()) leader.session().close(Error(ErrorCode::kCancelled, why));
-  stopped_.notify_all();
+  connector_.stop();
 }
 
 Task<Status> Shard::run(transport::Listener& listener) {
   fault::forbid_storage_here("the service thread");
   tasks_.spawn(accept_loop(listener));
-  const Status result = co_await follow_leaders();
+  const Status result = co_await follow_leader();
   is_stopping_ = true;
   listener.close();
   tasks_.cancel();
@@ -89,49 +71,28 @@ Task<Status> Shard::run(transport::Listener& listener) {
   co_return result;
 }
 
-/// How the next leader is looked for.
-struct Shard::Search {
-  TimePoint alone_since;  ///< no leader has answered since
-  std::chrono::milliseconds backoff = kFirstPause;
-  std::mt19937_64 jitter{random_seed()};
-  std::chrono::milliseconds pause{};  ///< before the next try; 0: none
-};
-
 /// Join the leader, and the next one when it is lost. Returns the result of this server.
-Task<Status> Shard::follow_leaders() {
-  const Clock& clock = context_.clock;
-  Search search;
-  search.alone_since = clock.now();
+Task<Status> Shard::follow_leader() {
   while (!is_stopping_) {
-    const Error failure = co_await serve_next(search);
-    const bool is_put_off = proto::is_not_yet(failure);  // the leader lives, and says why
-    if (is_put_off) search.alone_since = clock.now();
+    const Error failure = co_await serve_next();
     co_await forget_everything(failure);
     if (const auto result = result_of(failure)) co_return *result;
-    if (const auto result = next_try(failure, is_put_off, search)) co_return *result;
-    if (search.pause.count() == 0) continue;
-    const TimePoint again = clock.now() + search.pause;
-    while (!is_stopping_ && clock.now() < again) co_await stopped_.wait(again);
-    if (is_put_off) search.alone_since = clock.now();
-    const std::chrono::milliseconds longest(2000);
-    search.backoff = std::min(search.backoff * 2, leaders_.is_several() ? kLongestPause : longest);
+    const Status again = co_await connector_.retry(failure);
+    if (!again.ok() && !is_stopping_) co_return again;
   }
   co_return Status();
 }
 
 /// One session with the leader, until it ends.
-Task<Error> Shard::serve_next(Search& search) {
-  auto session = co_await connect();
+Task<Error> Shard::serve_next() {
+  auto session = co_await connector_.connect(transport_, greeting());
   if (!session.ok()) co_return session.error();
   const Error failure = co_await serve_leader(*session.value());
-  if (context_.leader.leave()) {
-    search.backoff = kFirstPause;
-    search.alone_since = context_.clock.now();
-  }
+  context_.leader.leave();
   co_return failure;
 }
 
-/// What this server ends with after that error; none: it looks for a leader again.
+/// What this server ends with after that error; none: the connector decides.
 std::optional<Status> Shard::result_of(const Error& failure) const {
   if (is_stopping_) return Status();
   if (context_.leader.fatal()) return Status(*context_.leader.fatal());
@@ -140,30 +101,6 @@ std::optional<Status> Shard::result_of(const Error& failure) const {
     return Status();
   }
   if (context_.readiness.is_leaving()) return Status();  // the leader went first
-  if (is_final(failure)) return Status(failure);
-  return std::nullopt;
-}
-
-/// Choose the server to try next, and how long to wait before. Returns an error when no leader has
-/// answered for too long.
-std::optional<Status> Shard::next_try(const Error& failure, bool is_put_off, Search& search) {
-  search.pause = {};
-  const transport::Endpoint called = leaders_.present();
-  if (leaders_.failed(failure, proto::leader_named_by(failure))) {
-    log::info("leader.next", {{"server", called.to_string()},
-                              {"why", failure},
-                              {"next", leaders_.present().to_string()}});
-    return std::nullopt;
-  }
-  const std::chrono::milliseconds timeout = context_.options.join_timeout;
-  if (!is_put_off && context_.clock.now() + search.backoff >= search.alone_since + timeout)
-    return Status(Error(ErrorCode::kUnavailable, "no leader at " + called.to_string() + " for " +
-                                                     std::to_string(timeout.count()) +
-                                                     " ms (join_timeout): " + failure.message()));
-  const auto half = static_cast<std::uint64_t>(search.backoff.count() / 2 + 1);
-  search.pause = search.backoff / 2 + std::chrono::milliseconds(search.jitter() % half);
-  log::warn("leader.unreachable",
-            {{"leader", called.to_string()}, {"why", failure}, {"retry_ms", search.pause.count()}});
   return std::nullopt;
 }
 
@@ -177,16 +114,6 @@ transport::Greeting Shard::greeting() const {
   return greeting;
 }
 
-Task<Result<std::unique_ptr<Session>>> Shard::connect() {
-  const std::chrono::milliseconds longest(kConnect);
-  const auto time = leaders_.is_several() ? kCall : longest;
-  const TimePoint limit = context_.clock.now() + time;
-  auto connection = co_await transport_.connect(leaders_.present(), limit);
-  if (!connection.ok()) co_return std::move(connection).error();
-  transport::Greeting ours = greeting();
-  co_return co_await Session::open(std::move(connection).value(), std::move(ours), limit);
-}
-
 Task<Status> Shard::join_leader(Session& session) {
   LeaderLink& leader = context_.leader;
   proto::ServerJoin join;
@@ -195,19 +122,19 @@ Task<Status> Shard::join_leader(Session& session) {
   join.run_id = leader.terms().run_id;
   const auto head = proto::encode(join);
   const auto kind = static_cast<std::uint16_t>(ServersKind::kServerJoin);
-  const TimePoint limit = context_.clock.now() + kConnect;
+  const TimePoint limit = context_.clock.now() + kJoin;
   auto reply = co_await session.request(kind, head, Bytes(), limit);
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(auto terms, proto::decode<proto::ServerTerms>(reply->head));
   if (terms.term < leader.terms().term)
     co_return Error(ErrorCode::kUnavailable,
-                    leaders_.present().to_string() + " leads in term " +
+                    connector_.present().to_string() + " leads in term " +
                         std::to_string(terms.term) + ", this server has followed term " +
                         std::to_string(leader.terms().term) + ": that server is deposed");
   leader.join(std::move(terms));
   context_.readiness.set_ready();
-  leaders_.joined();
-  log::info("leader.joined", {{"leader", leaders_.present().to_string()},
+  connector_.joined();
+  log::info("leader.joined", {{"leader", connector_.present().to_string()},
                               {"run_id", leader.terms().run_id},
                               {"term", leader.terms().term}});
   co_return Status();
@@ -240,19 +167,13 @@ Task<void> Shard::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(context_.leader.terms().lease_ms);
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
   const auto report_kind = static_cast<std::uint16_t>(ServersKind::kServerReport);
-  const auto beat = leaders_.is_several() ? std::min(kBeat, lease / 4) : lease / 4;
-  const auto longest = leaders_.is_several() ? kSilence : 3 * lease;
+  const transport::Pulse pulse = connector_.pulse(lease);
   proto::Beat about;
   about.version = kVersion;
   while (!session.is_closed()) {
-    if (!co_await sleep_until(clock.now() + beat)) co_return;
-    const auto silent = clock.now() - session.connection().last_received();
-    if (silent > longest) {
-      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(silent).count();
-      session.close(Error(ErrorCode::kUnavailable,
-                          "the leader was silent for " + std::to_string(ms) + " ms"));
-      co_return;
-    }
+    if (!co_await sleep_until(clock.now() + pulse.beat)) co_return;
+    const Status heard = pulse.check(session.connection(), "the leader");
+    if (!heard.ok()) co_return session.close(heard.error());
     about.unix_seconds = clock.unix_seconds();
     const auto said = proto::encode(about);
     (void)co_await session.send(kind, said, Bytes(), clock.now() + lease);

@@ -12,7 +12,7 @@
 #include "server/shard/shard_rows.h"
 #include "server/shard/shard_workers.h"
 #include "server/shard/worker_sink.h"
-#include "transport/server_list.h"
+#include "transport/connector.h"
 #include "transport/session.h"
 
 namespace centroid::server {
@@ -47,12 +47,9 @@ class Shard {
 
  private:
   // the leader
-  struct Search;
-  Task<Status> follow_leaders();
-  Task<Error> serve_next(Search& search);
+  Task<Status> follow_leader();
+  Task<Error> serve_next();
   std::optional<Status> result_of(const Error& failure) const;
-  std::optional<Status> next_try(const Error& failure, bool is_put_off, Search& search);
-  Task<Result<std::unique_ptr<transport::Session>>> connect();
   Task<Error> serve_leader(transport::Session& session);
   Task<Status> join_leader(transport::Session& session);
   Task<void> heartbeats(transport::Session& session);
@@ -68,8 +65,7 @@ class Shard {
 
   ShardContext context_;
   transport::Transport& transport_;
-  transport::ServerList leaders_;
-  Event stopped_;
+  transport::Connector connector_;
   bool is_stopping_ = false;
   std::string stop_reason_;
   ShardRows rows_;

@@ -9,6 +9,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/random.h"
+#include "common/base/refusal.h"
 #include "transport/session_credit.h"
 
 namespace centroid::transport {
@@ -80,6 +81,50 @@ TEST(SessionWire, heads_are_those_of_the_page) {
   EXPECT_EQ(hex(page["credit"]), hex(encode_credit(1u << 20)));
   EXPECT_EQ(hex(page["error"]),
             hex(encode_error(Error(ErrorCode::kAborted, "round 7 has moved on"))));
+  EXPECT_EQ(hex(page["not-leader"]), hex(encode_error(not_leader("b", "10.0.0.2:7070"))));
+  EXPECT_EQ(hex(page["not-ready"]), hex(encode_error(not_ready("wait"))));
+}
+
+TEST(SessionWire, refusals_come_back_as_values) {
+  const auto sent = [](const Error& error) { return decode_error(encode_error(error)); };
+  const Error standby = sent(not_leader("b", "[::1]:7070")).with_context("goodbye");
+  EXPECT_EQ(standby.code(), ErrorCode::kUnavailable);
+  ASSERT_NE(refusal_of<NotLeader>(standby), nullptr);
+  EXPECT_EQ(refusal_of<NotLeader>(standby)->endpoint, "[::1]:7070");
+  EXPECT_EQ(refusal_of<NotReady>(standby), nullptr);
+  EXPECT_NE(refusal_of<NotReady>(sent(not_ready("a checkpoint is read"))), nullptr);
+  EXPECT_EQ(sent(Error(ErrorCode::kUnavailable, "not yet: text only")).refusal(), nullptr);
+}
+
+TEST(SessionWire, other_versions_are_refused_with_both_versions_and_what_to_do) {
+  Greeting ours = example_greeting(), theirs = example_greeting();
+  theirs.min_version = 2, theirs.max_version = 3;
+  const auto refused = judge_hello(ours, theirs, "10.0.0.3:1");
+  ASSERT_FALSE(refused.ok());
+  const Error error = decode_error(encode_error(refused.error()));
+  EXPECT_EQ(error.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(error.message(), testing::AllOf(HasSubstr("1..1"), HasSubstr("2..3"),
+                                              HasSubstr("run the same release")));
+  const auto* const mismatch = refusal_of<VersionMismatch>(error);
+  ASSERT_NE(mismatch, nullptr);
+  EXPECT_EQ(mismatch->mine, (VersionMismatch::Range{1, 1}));
+  EXPECT_EQ(mismatch->yours, (VersionMismatch::Range{2, 3}));
+}
+
+TEST(SessionWire, a_refusal_that_a_later_release_added_is_skipped) {
+  auto head = encode_error(Error(ErrorCode::kUnavailable, "text"));
+  head.insert(head.end(), 9, std::byte{99});
+  const Error error = decode_error(head);
+  EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(error.message(), "text");
+  EXPECT_EQ(error.refusal(), nullptr);
+}
+
+TEST(SessionWire, a_refusal_survives_a_text_that_is_cut) {
+  const Error error = not_ready(std::string(10'000, 'x'));
+  const auto head = encode_error(error, kMinHeadLimit);
+  EXPECT_EQ(head.size(), kMinHeadLimit);
+  EXPECT_NE(refusal_of<NotReady>(decode_error(head)), nullptr);
 }
 
 TEST(SessionWire, heads_of_the_page_decode) {

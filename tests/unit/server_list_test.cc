@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "common/proto/standby.h"
+#include "common/base/refusal.h"
 
 namespace centroid::transport {
 namespace {
@@ -11,35 +11,30 @@ const Endpoint kA{"a", 1}, kB{"b", 2}, kC{"c", 3};
 const Error kGone(ErrorCode::kUnavailable, "connection refused");
 
 Error names(const Endpoint& leader) {
-  return proto::standby_error("x", leader.to_string()).with_context("a peer says");
-}
-
-/// As its callers do.
-bool failed(ServerList& list, const Error& why) {
-  return list.failed(why, proto::leader_named_by(why));
+  return not_leader("x", leader.to_string()).with_context("a peer says");
 }
 
 TEST(ServerList, OneServerIsTriedAgainAfterAPause) {
   ServerList list({kA});
   EXPECT_EQ(list.present(), kA);
-  EXPECT_FALSE(failed(list, kGone));
+  EXPECT_FALSE(list.failed(kGone));
   EXPECT_EQ(list.present(), kA);
   EXPECT_FALSE(list.is_several());
 }
 
 TEST(ServerList, AllAreTriedInTurnBeforeAPause) {
   ServerList list({kA, kB, kC});
-  EXPECT_TRUE(failed(list, kGone));
+  EXPECT_TRUE(list.failed(kGone));
   EXPECT_EQ(list.present(), kB);
-  EXPECT_TRUE(failed(list, kGone));
+  EXPECT_TRUE(list.failed(kGone));
   EXPECT_EQ(list.present(), kC);
-  EXPECT_FALSE(failed(list, kGone));
+  EXPECT_FALSE(list.failed(kGone));
   EXPECT_EQ(list.present(), kA);
 }
 
 TEST(ServerList, TheLeaderThatAStandbyNamesIsNext) {
   ServerList list({kA});
-  EXPECT_TRUE(failed(list, names(kC)));  // not of the list
+  EXPECT_TRUE(list.failed(names(kC)));  // not of the list
   EXPECT_EQ(list.present(), kC);
   EXPECT_TRUE(list.is_several());
   list.joined();
@@ -51,12 +46,12 @@ TEST(ServerList, ADeadLeaderThatStandbysNameDoesNotMakeAnEndlessChase) {
   int calls = 1;
   // a is dead, b names it: each round of calls ends.
   for (; calls < 10; ++calls) {
-    const bool goes_on = failed(list, list.present() == kA ? kGone : names(kA));
+    const bool goes_on = list.failed(list.present() == kA ? kGone : names(kA));
     if (!goes_on) break;
   }
   EXPECT_LT(calls, 5);
   // Until b leads itself.
-  while (list.present() != kB) failed(list, kGone);
+  while (list.present() != kB) list.failed(kGone);
   list.joined();
   EXPECT_EQ(list.present(), kB);
 }
@@ -64,11 +59,11 @@ TEST(ServerList, ADeadLeaderThatStandbysNameDoesNotMakeAnEndlessChase) {
 TEST(ServerList, AServerThatDoesNotAnswerIsPassedOverForAWhile) {
   ServerList list({kA, kB});
   const Error silent(ErrorCode::kDeadlineExceeded, "no answer");
-  EXPECT_TRUE(failed(list, silent));
+  EXPECT_TRUE(list.failed(silent));
   int calls_of_b = 0;
   while (list.present() == kB && calls_of_b < 100) {
     ++calls_of_b;
-    failed(list, names(kA));  // b has not noticed yet
+    list.failed(names(kA));  // b has not noticed yet
   }
   EXPECT_GT(calls_of_b, 5);
   EXPECT_LT(calls_of_b, 20);
@@ -77,17 +72,14 @@ TEST(ServerList, AServerThatDoesNotAnswerIsPassedOverForAWhile) {
 
 TEST(ServerList, AStandbyThatNamesItselfIsNotCalledAtOnce) {
   ServerList list({kA});
-  EXPECT_FALSE(failed(list, names(kA)));
+  EXPECT_FALSE(list.failed(names(kA)));
 }
 
-TEST(StandbyError, NamesTheLeaderForWhoeverIsRefused) {
-  EXPECT_EQ(proto::leader_named_by(proto::standby_error("my leader", "10.0.0.2:7070")),
-            "10.0.0.2:7070");
-  EXPECT_EQ(proto::leader_named_by(names({"::1", 7})), "[::1]:7");
-  EXPECT_EQ(proto::leader_named_by(proto::standby_error("", "")), std::nullopt);
-  EXPECT_EQ(proto::leader_named_by(kGone), std::nullopt);
-  EXPECT_EQ(proto::leader_named_by(Error(ErrorCode::kAborted, "standby, leader is b at c:1")),
-            std::nullopt);
+TEST(ServerList, ATextIsNoRefusal) {
+  ServerList list({kA});
+  EXPECT_FALSE(list.failed(Error(ErrorCode::kUnavailable, names(kC).message())));
+  EXPECT_FALSE(list.failed(not_leader("", "")));
+  EXPECT_EQ(list.present(), kA);
 }
 
 }  // namespace

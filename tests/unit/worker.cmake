@@ -1,7 +1,7 @@
 centroid_test(device_test LABEL unit SOURCES unit/device_test.cc DEPS centroid::device)
 centroid_test(data_test LABEL unit SOURCES unit/data_test.cc unit/data_formats_test.cc unit/data_text_test.cc unit/batch_loader_test.cc
   DEPS centroid::data ZLIB::ZLIB)
-centroid_test(server_list_test LABEL unit SOURCES unit/server_list_test.cc DEPS centroid::proto centroid::transport)
+centroid_test(server_list_test LABEL unit SOURCES unit/server_list_test.cc DEPS centroid::transport)
 centroid_test(mlp_test LABEL unit SOURCES unit/mlp_test.cc DEPS centroid::model)
 centroid_test(transformer_test LABEL unit SOURCES unit/transformer_test.cc unit/transformer_kernels_test.cc support/allocation_count.cc
   DEPS centroid::model)

@@ -57,27 +57,28 @@ class ClusterExchange final : public Exchange {
                      .text = finish->text});
       if (auto* open = std::get_if<proto::RoundOpen>(&event->what)) {
         ++serial_;
-        optimizer_step_ = link_.fragments().steps_before(open->optimizer_step);
-        fragment_ = link_.fragments().turn(open->optimizer_step);
+        optimizer_step_ = link_.model().fragments().steps_before(open->optimizer_step);
+        fragment_ = link_.model().fragments().turn(open->optimizer_step);
         is_complete_ = false;
         if (open->round.value == 1 && round_ > 1)
           log::warn("job.begun_again",
                     {{"lost_round", round_ - 1}, {"why", "the server has no later state"}});
         round_ = open->round.value;
-        return std::variant<Share, Finished>(Share{.generation = open->generation,
-                                                   .round = open->round,
-                                                   .rank = open->rank,
-                                                   .world = open->world,
-                                                   .version = open->version,
-                                                   .epoch = open->epoch,
-                                                   .seed = link_.terms().seed,
-                                                   .begin = open->begin,
-                                                   .end = open->end,
-                                                   .evaluate = open->evaluate,
-                                                   .is_local = link_.terms().local_steps > 1,
-                                                   .fragment = fragment_,
-                                                   .overlap = open->overlap,
-                                                   .steps_before = open->steps_before});
+        return std::variant<Share, Finished>(
+            Share{.generation = open->generation,
+                  .round = open->round,
+                  .rank = open->rank,
+                  .world = open->world,
+                  .version = open->version,
+                  .epoch = open->epoch,
+                  .seed = link_.model().terms().seed,
+                  .begin = open->begin,
+                  .end = open->end,
+                  .evaluate = open->evaluate,
+                  .is_local = link_.model().terms().local_steps > 1,
+                  .fragment = fragment_,
+                  .overlap = open->overlap,
+                  .steps_before = open->steps_before});
       }
     }
   }
@@ -154,9 +155,8 @@ class ClusterExchange final : public Exchange {
     if (std::exchange(left_, true)) return;
     call_on(executor_, [this, &reason] { link_.end(reason); });  // it may have ended by itself
     running_.get();
-    link_.look_at_residual();
-    link_.leave_feedback();
-    const std::span<float> last = link_.params();
+    link_.save_feedback();
+    const std::span<float> last = link_.model().params();
     if (last.empty() || last.data() == memory_.params.data()) return;
     std::memcpy(memory_.params.data(), last.data(), last.size_bytes());
     memory_.use_params(memory_.params);
@@ -173,7 +173,7 @@ class ClusterExchange final : public Exchange {
   std::uint64_t optimizer_fingerprint() const override {
     if (!optimizer_) return 0;
     std::uint64_t all = mix64(1, optimizer_step_);
-    for (const auto& slot : link_.slots()) all = fingerprint(slot, all);
+    for (const auto& slot : link_.model().slots()) all = fingerprint(slot, all);
     return all;
   }
 
@@ -186,29 +186,29 @@ class ClusterExchange final : public Exchange {
   void keep_local(Round round) {
     if (!memory_.keep_local) return;
     const Status kept = memory_.keep_local(round);
-    post([this, round, kept] { link_.local_kept(round, kept); });
+    post([this, round, kept] { link_.local_saved(round, kept); });
   }
 
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
   /// mean gradient of so many workers. (Of models with buffers no result is encoded: the server
   /// refuses their workers otherwise.)
   Status load(std::uint32_t contributors) {
-    const std::span<float> params = link_.params(), results = link_.results();
-    if (!link_.terms().apply_on_worker) {
-      if (link_.fragments().count() > 1) {
+    const std::span<float> params = link_.model().params(), results = link_.model().results();
+    if (!link_.model().terms().apply_on_worker) {
+      if (link_.model().fragments().count() > 1) {
         for (const Chunk& chunk : fragment().chunks)
           std::ranges::copy(results.subspan(chunk.position, chunk.elements),
                             params.subspan(chunk.position, chunk.elements).begin());
       } else if (memory_.use_params) {
-        link_.swap_planes();
-        memory_.use_params(link_.params());
+        link_.model().swap_planes();
+        memory_.use_params(link_.model().params());
       } else {
         std::memcpy(params.data(), results.data(), results.size_bytes());
       }
       return {};
     }
     if (!optimizer_) {
-      const proto::JoinReply& terms = link_.terms();
+      const proto::JoinReply& terms = link_.model().terms();
       OptimizerConfig config{.name = terms.optimizer,
                              .learning_rate = terms.learning_rate,
                              .momentum = terms.momentum,
@@ -222,17 +222,17 @@ class ClusterExchange final : public Exchange {
                              .clip_norm = terms.clip_norm};
       CENTROID_ASSIGN(optimizer_, make_optimizer(config));
     }
-    optimizer_->set_rate_factor(rate_factor_of(contributors, link_.terms().scale_ratio));
+    optimizer_->set_rate_factor(rate_factor_of(contributors, link_.model().terms().scale_ratio));
     std::vector<std::span<float>> slots;
-    for (auto& slot : link_.mutable_slots()) slots.emplace_back(slot);
-    if (link_.results_are_encoded()) return step_encoded(params, slots);
+    for (auto& slot : link_.model().slots()) slots.emplace_back(slot);
+    if (link_.model().results_are_encoded()) return step_encoded(params, slots);
     if (const SparseMean* mean = link_.sparse_mean()) return step_listed(*mean, params, results);
     // With one fragment that is all tensors, end to end.
     std::vector<Range> runs{{0, params.size()}}, buffers;
-    if (link_.fragments().count() > 1 || link_.plan().has_buffers()) {
+    if (link_.model().fragments().count() > 1 || link_.model().plan().has_buffers()) {
       runs.clear();
       for (const Chunk& chunk : fragment().chunks)
-        (link_.plan().is_buffer(chunk) ? buffers : runs)
+        (link_.model().plan().is_buffer(chunk) ? buffers : runs)
             .push_back({chunk.position, chunk.position + chunk.elements});
     }
     const auto part = [](std::span<float> plane, const Range& run) {
@@ -241,7 +241,7 @@ class ClusterExchange final : public Exchange {
     if (const double bound = optimizer_->config().clip_norm; bound > 0) {
       PlaneNorm norm;
       for (const Chunk& chunk : fragment().chunks) {
-        if (link_.plan().is_buffer(chunk)) continue;
+        if (link_.model().plan().is_buffer(chunk)) continue;
         norm.add(chunk.position, results.subspan(chunk.position, chunk.elements));
         norm.end_chunk();
       }
@@ -261,7 +261,7 @@ class ClusterExchange final : public Exchange {
     return {};
   }
 
-  const FragmentPlan::Fragment& fragment() const { return link_.fragments()[fragment_]; }
+  const FragmentPlan::Fragment& fragment() const { return link_.model().fragments()[fragment_]; }
 
   /// The same with a mean that is mostly 0, for rules that do nothing there.
   Status step_listed(const SparseMean& mean, std::span<float> params, std::span<float> results) {
@@ -279,7 +279,7 @@ class ClusterExchange final : public Exchange {
 
   /// The same chunk by chunk, so that a decoded mean is used while it is in the cache.
   Status step_encoded(std::span<float> params, const std::vector<std::span<float>>& slots) {
-    mean_.resize(link_.plan().max_chunk_elements());
+    mean_.resize(link_.model().plan().max_chunk_elements());
     std::vector<std::span<float>> parts(slots.size());
     double seconds = 0;
     float factor = 1;
@@ -292,9 +292,9 @@ class ClusterExchange final : public Exchange {
       const auto begin = centroid::now();
       std::optional<SparseNumbers> sparse;
       if (optimizer_->ignores_zeros()) {
-        CENTROID_ASSIGN(sparse, link_.sparse_result(chunk));
+        CENTROID_ASSIGN(sparse, link_.model().sparse_result(chunk));
       }
-      if (!sparse) CENTROID_TRY(link_.decode_result(chunk, mean));
+      if (!sparse) CENTROID_TRY(link_.model().decode_result(chunk, mean));
       seconds += std::chrono::duration<double>(centroid::now() - begin).count();
       if (sparse) {
         std::span<const float> values = sparse->value;
@@ -311,7 +311,7 @@ class ClusterExchange final : public Exchange {
         parts[k] = slots[k].subspan(chunk.position, chunk.elements);
       optimizer_->step(optimizer_step_ + 1, part, mean, parts, part);
     }
-    link_.decoded(seconds);
+    link_.counters().update([&](CodecTotals& totals) { totals.decode_seconds += seconds; });
     return {};
   }
 
@@ -319,14 +319,14 @@ class ClusterExchange final : public Exchange {
   Result<float> factor_of_encoded() {
     PlaneNorm norm;
     for (const Chunk& chunk : fragment().chunks) {
-      CENTROID_ASSIGN(const auto sparse, link_.sparse_result(chunk));
+      CENTROID_ASSIGN(const auto sparse, link_.model().sparse_result(chunk));
       if (sparse) {
         norm.add(chunk.position, sparse->index, sparse->value);
         norm.end_chunk();
         continue;
       }
       const std::span<float> mean = std::span(mean_).first(chunk.elements);
-      CENTROID_TRY(link_.decode_result(chunk, mean));
+      CENTROID_TRY(link_.model().decode_result(chunk, mean));
       norm.add(chunk.position, mean);
       norm.end_chunk();
     }

@@ -98,6 +98,12 @@ ErrorFeedback* LinkFeedback::at_rest() {
   return options_.peers ? options_.peers->feedback_at_rest() : own_.get();
 }
 
+void LinkFeedback::measure_residual() {
+  if (!own_) return;
+  const double norm = own_->residual_norm();
+  counters_.update([&](CodecTotals& totals) { totals.residual_norm = norm; });
+}
+
 Status LinkFeedback::save() {
   const ErrorFeedback* const feedback = at_rest();
   if (feedback == nullptr) {

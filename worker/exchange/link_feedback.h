@@ -8,6 +8,7 @@
 #include "common/codec/error_feedback.h"
 #include "common/tensor/chunk_plan.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/exchange_counters.h"
 #include "worker/exchange/feedback_keeper.h"
 #include "worker/exchange/peer_reducer.h"
 
@@ -18,9 +19,10 @@ namespace centroid::worker {
 /// among the workers the peers have it. Of the link's thread.
 class LinkFeedback {
  public:
-  /// `options` and `memory` outlive it.
-  LinkFeedback(const ClusterOptions& options, const ExchangeMemory& memory)
-      : options_(options), memory_(memory) {}
+  /// `options`, `memory` and `counters` outlive it.
+  LinkFeedback(const ClusterOptions& options, const ExchangeMemory& memory,
+               ExchangeCounters& counters)
+      : options_(options), memory_(memory), counters_(counters) {}
 
   /// After the first join: what `spec`, the contributions' codec, leaves out, and its state on the
   /// disk. fails: the codec cannot be made, or the folder
@@ -41,6 +43,8 @@ class LinkFeedback {
   void leave_open(Round round) { unsettled_ = round; }
   /// The server says which round of this worker it counted last.
   void settle(Round counted);
+  /// Count the norm of what is left to send.
+  void measure_residual();
   /// fails  failed_precondition: gradients are still being added
   Status save();
   /// The worker goes. Writes files.
@@ -54,6 +58,7 @@ class LinkFeedback {
 
   const ClusterOptions& options_;
   const ExchangeMemory& memory_;
+  ExchangeCounters& counters_;
   std::unique_ptr<ErrorFeedback> own_;      // what the codec leaves out, when it is to be kept
   std::unique_ptr<FeedbackKeeper> keeper_;  // with state_dir
   Generation generation_;

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "common/base/result.h"
+
+namespace centroid {
+
+/// Another server leads.
+struct NotLeader {
+  std::string endpoint;  ///< the leader's, HOST:PORT; empty: none is known
+};
+
+/// The server will accept the caller later; the message says what it waits for. Try again for as
+/// long as this is the answer.
+struct NotReady {};
+
+/// Both sides speak no common wire version.
+struct VersionMismatch {
+  struct Range {
+    std::uint16_t oldest = 0, newest = 0;
+    bool operator==(const Range&) const = default;
+  };
+  Range mine, yours;  ///< of the side that refuses, and of the other
+};
+
+/// Why a program refuses another, where the other side acts on it. Travels with the error
+/// (docs/reference/wire.md, "Handshake").
+struct Refusal {
+  std::variant<NotLeader, NotReady, VersionMismatch> reason;
+};
+
+/// The refusal's reason if it is a T, else nullptr.
+template <class T>
+const T* refusal_of(const Error& error) {
+  return error.refusal() ? std::get_if<T>(&error.refusal()->reason) : nullptr;
+}
+
+/// unavailable: the server `name` at `endpoint` leads; empty where none is known.
+Error not_leader(const std::string& name, const std::string& endpoint);
+/// unavailable: "not yet: <why>".
+Error not_ready(const std::string& why);
+
+}  // namespace centroid

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/async/task_group.h"
+#include "transport/server_list.h"
+#include "transport/session.h"
+
+namespace centroid::transport {
+
+/// How often a side sends a heartbeat, and for how long it accepts silence of the other.
+struct Pulse {
+  std::chrono::milliseconds beat, silence;
+  /// fails  deadline_exceeded: the peer, `who`, was silent for too long
+  Status check(Connection& connection, const std::string& who) const;
+};
+
+/// Where several servers may lead: half of what docs/how-to/high-availability.md allows for a
+/// takeover is the lease in etcd.
+inline constexpr Pulse kPulseOfSeveral{std::chrono::milliseconds(500),
+                                       std::chrono::milliseconds(3000)};
+
+/// Connects to the server that leads: follows what standbys say, tries the others of the list in
+/// turn, pauses longer and longer when all have been tried, and gives up in the end. The owner
+/// loops: `connect`, use the session, `retry` with the error that ended it.
+///
+/// log     server.next, server.unreachable
+/// thread  one executor
+class Connector {
+ public:
+  struct Options {
+    std::vector<Endpoint> servers;
+    /// Give up when no server has answered for so long. One that is not ready answers.
+    std::chrono::milliseconds timeout = std::chrono::hours(24 * 365);
+    std::string timeout_name;  ///< the setting
+    std::chrono::milliseconds first_pause{100}, longest_pause{2000};
+    bool logs_pauses = true;
+  };
+  Connector(Executor executor, Options options);
+
+  /// The server to call now.
+  const Endpoint& present() const { return servers_.present(); }
+  bool is_several() const { return servers_.is_several(); }
+  /// When one call of it has to be over.
+  TimePoint call_limit(Deadline deadline = TimePoint::max()) const;
+  TimePoint gives_up_at() const { return answered_ + options_.timeout; }
+  /// Where several servers may lead, a dead one is noticed soon.
+  Pulse pulse(std::chrono::milliseconds lease) const;
+
+  /// fails  as connect_session
+  Task<Result<std::unique_ptr<Session>>> connect(Transport& transport, Greeting greeting,
+                                                 Deadline deadline = TimePoint::max());
+  /// The server accepted this program.
+  void joined();
+  /// The server does not answer: call another one next.
+  void pass_over(const Error& why) { (void)servers_.failed(why); }
+  /// Choose the server to call next, and wait until it is time to. `why`: what ended the last call.
+  /// fails  cancelled: stopped; unavailable: no server answered until the timeout; `why` where
+  ///        another try cannot help or would be after the deadline
+  Task<Status> retry(Error why, Deadline deadline = TimePoint::max());
+  /// End a pause, now and later.
+  void stop();
+
+ private:
+  std::chrono::milliseconds next_pause();
+
+  const Options options_;
+  ServerList servers_;
+  Event stopped_;
+  bool is_stopped_ = false, is_joined_ = false;
+  TimePoint answered_ = now();  ///< a server, last
+  TimePoint called_;
+  std::chrono::milliseconds pause_;
+  std::mt19937_64 jitter_;
+};
+
+}  // namespace centroid::transport
