@@ -1,13 +1,20 @@
 #include <cstdio>
+#include <string_view>
 
 #include "common/base/log.h"
+#include "server/api/openapi.h"
 #include "server/app.h"
 
 int main(int argc, char** argv) {
   using namespace centroid;
+  if (argc == 2 && std::string_view(argv[1]) == "--print-openapi") {
+    std::fputs(server::openapi_document().c_str(), stdout);
+    return server::kExitDone;
+  }
   server::ServerConfig config;
   config::Schema schema("centroid-server",
-                        "Parameter server and coordinator of one training cluster.");
+                        "Parameter server and coordinator of one training cluster. "
+                        "`centroid-server --print-openapi` describes its REST API.");
   server::register_fields(schema, config);
   schema.ignore_environment("CENTROID_TEST_");
   auto outcome = schema.load(argc, argv);

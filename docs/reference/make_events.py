@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Make the tables of docs/reference/events.md from the sources and from server/api/openapi.json.
+"""Make the tables of docs/reference/events.md from the sources.
 
 Usage: make_events.py [--check] [ROOT]     --check: exit status 1 when the page is not what would be made
 """
 
-import json
 import pathlib
 import re
 import sys
@@ -68,16 +67,22 @@ def code(words):
     return ", ".join(f"`{word}`" for word in words)
 
 
+def rest_events(root):
+    """Type -> (its fields, its meaning), as server/events/event_types.cc describes them."""
+    text = re.sub(r'"\s*"', "", (root / "server" / "events" / "event_types.cc").read_text(encoding="utf-8"))  # literals in one piece
+    found = {}
+    for name, meaning, fields in re.findall(rf'{NAME},\s*"((?:[^"\\]|\\.)*)",\s*\{{((?:\{{.*?\}},?\s*)*)\}}', text, re.DOTALL):
+        found[name] = (re.findall(r'\{"(\w+)"', fields), meaning.replace('\\"', '"'))
+    return found
+
+
 def tables(root):
-    schemas = json.loads((root / "server" / "api" / "openapi.json").read_text(encoding="utf-8"))["components"]["schemas"]
-    places = schemas["Event"]["discriminator"]["mapping"]
+    types = rest_events(root)
     programs = {title: logged(root, folders) for title, folders in PROGRAMS.items()}
     rows = []
-    for name, place in sorted(places.items()):
-        schema = schemas[place.rpartition("/")[2]]
-        fields = [field for field in schema["properties"] if field not in ("id", "type", "unix_seconds")]
+    for name, (fields, meaning) in sorted(types.items()):
         level, _ = programs["centroid-server"].pop(name, ("", []))
-        rows.append(f"`{name}` | {level} | {code(fields)} | {schema['description']}")
+        rows.append(f"`{name}` | {level} | {code(fields)} | {meaning}")
     text = "\n## Events of REST\n\nevent | level in the log | fields | meaning\n---|---|---|---\n" + "\n".join(rows) + "\n"
     for title, events in programs.items():
         text += f"\n## Log of {title}\n"

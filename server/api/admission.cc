@@ -41,22 +41,31 @@ bool fits(std::string_view path, const std::vector<std::string>& segments, Value
 
 Error bad(std::string message) { return Error(ErrorCode::kInvalidArgument, std::move(message)); }
 
+/// "; known: a b c", or that nothing is.
+std::string known_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text.append(text.empty() ? "; known: " : " ").append(name);
+  return text.empty() ? "; none is known here" : text;
+}
+
 Status read_query(const Target& target, Call& call) {
   const Route& route = *call.route;
   call.limit = route.limit;
   for (const auto& [name, value] : target.query) {
-    if (!is_one_of(route.query, name))
-      return bad(
-          "unknown query parameter '" + name + "'" +
-          (route.query.empty() ? "; none is known here" : "; known: " + std::string(route.query)));
+    const Parameter* const known = route.find_query(name);
+    if (known == nullptr) {
+      std::vector<std::string> names;
+      for (const Parameter& one : route.parameters)
+        if (one.in == "query") names.push_back(one.name);
+      return bad("unknown query parameter '" + name + "'" + known_of(names));
+    }
     if (call.parameter(name) != nullptr) return bad("query parameter '" + name + "' stands twice");
+    Json given = value;
+    if (known->schema["type"] != "string")
+      if (Json number = Json::parse(value, nullptr, false); number.is_number()) given = number;
+    CENTROID_TRY(check_value("query parameter '" + name + "'", given, known->schema));
     call.query.emplace_back(name, value);
-    if (name != "limit") continue;
-    const auto limit = parse_number<std::size_t>(value);
-    if (!limit || *limit < 1 || *limit > kMaxLimit)
-      return bad("query parameter 'limit': expected 1.." + std::to_string(kMaxLimit) + ", got '" +
-                 value + "'");
-    call.limit = *limit;
+    if (name == "limit") call.limit = given.get<std::size_t>();
   }
   return {};
 }
@@ -93,10 +102,17 @@ std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& re
   if (json.is_discarded()) return refuse(400, "the body is not JSON");
   if (!json.is_object())
     return refuse(400, "expected a JSON object, got " + std::string(json.type_name()));
+  Json known = Json::object();
+  if (!route.body.name.empty()) {
+    if (route.body.json["additionalProperties"] == true) return std::nullopt;
+    known = route.body.json["properties"];
+  }
   for (const auto& [name, value] : json.items())
-    if (route.body != "*" && !is_one_of(route.body, name))
-      return refuse(400, "unknown field '" + name + "' in the body" +
-                             (route.body.empty() ? "" : "; known: " + std::string(route.body)));
+    if (!known.contains(name)) {
+      std::vector<std::string> names;
+      for (const auto& [one, schema] : known.items()) names.push_back(one);
+      return refuse(400, "unknown field '" + name + "' in the body" + known_of(names));
+    }
   return std::nullopt;
 }
 
@@ -146,15 +162,6 @@ std::string request_id(const HttpRequest& request) {
 }
 
 }  // namespace
-
-bool is_one_of(std::string_view words, std::string_view word) {
-  while (!words.empty()) {
-    const auto space = words.find(' ');
-    if (words.substr(0, space) == word) return true;
-    words.remove_prefix(space == std::string_view::npos ? words.size() : space + 1);
-  }
-  return false;
-}
 
 Admission admit(const AccessPolicy& policy, const HttpRequest& request) {
   Admission out;

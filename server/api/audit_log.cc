@@ -5,9 +5,8 @@
 #include <span>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
 #include "common/storage/file.h"
+#include "server/api/schema.h"
 #include "server/tokens/file_lock.h"
 #include "server/tokens/private_file.h"
 
@@ -15,25 +14,12 @@ namespace centroid::server {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::size_t kKept = 1000, kMaxBody = 1024, kMaxLine = 64 * 1024;
 constexpr int kOldFiles = 4;
 
 std::string line_of(const AuditEntry& entry) {
-  Json json;
-  json["number"] = entry.number;
-  json["unix_seconds"] = entry.unix_seconds;
-  json["who"] = entry.who;
-  json["role"] = entry.role;
-  json["address"] = entry.address;
-  json["method"] = entry.method;
-  json["path"] = entry.path;
-  json["body"] = entry.body;
-  json["request_id"] = entry.request_id;
-  json["status"] = entry.status;
-  json["outcome"] = entry.outcome;
-  if (!entry.server.empty()) json["server"] = entry.server;
+  Json json = view_of<AuditEntry>().to_json(entry);
+  if (entry.server.empty()) json.erase("server");
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -96,6 +82,25 @@ std::string old_file(const std::string& path, int number) {
 }
 
 }  // namespace
+
+View<AuditEntry> describe(const AuditEntry*) {
+  using V = AuditEntry;
+  return {"AuditEntry",
+          "A change that somebody asked for.",
+          {{"number", &V::number, "Grows by one.", least(1)},
+           {"unix_seconds", &V::unix_seconds, "When it was answered."},
+           {"who", &V::who, "Name of the token; `local` where none is asked for."},
+           {"role", &V::role, "Its role."},
+           {"address", &V::address, "host:port of the client."},
+           {"method", &V::method, "HTTP method."},
+           {"path", &V::path, "Path as sent."},
+           {"body", &V::body, "Body as sent, cut to 1 KiB."},
+           {"request_id", &V::request_id, "Its X-Request-Id."},
+           {"status", &V::status, "HTTP status of the answer.", least(100)},
+           {"outcome", &V::outcome, "`ok`, or what the problem document says."},
+           {"server", &V::server,
+            "Which server was asked, of several that share a `run_dir`; empty: there is one."}}};
+}
 
 AuditLog::AuditLog(std::string path, std::string server, std::uint64_t rotate_bytes)
     : path_(std::move(path)), server_(std::move(server)), rotate_bytes_(rotate_bytes) {}

@@ -11,6 +11,9 @@
 
 namespace centroid::server {
 
+template <class T>
+class View;  // server/api/schema.h
+
 /// One change that somebody asked for, and what became of it.
 struct AuditEntry {
   std::uint64_t number = 0;  ///< grows by one, also over restarts
@@ -23,6 +26,7 @@ struct AuditEntry {
   std::string outcome;  ///< "ok", or the problem's detail
   std::string server;   ///< which one was asked, of several; empty: there is one
 };
+View<AuditEntry> describe(const AuditEntry*);
 
 /// Changes in a file of JSON lines that is only appended to and synchronised after each line. At
 /// `rotate_bytes` it becomes FILE.1, that FILE.2 and so on up to FILE.4. Several servers may have

@@ -1,66 +1,108 @@
+#include <cstdio>
 #include <optional>
 
 #include "server/api/file_stream.h"
-#include "server/api/handlers.h"
+#include "server/api/problem.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {
 
+View<CheckpointView> describe(const CheckpointView*) {
+  using V = CheckpointView;
+  return {"Checkpoint",
+          "A checkpoint on disk.",
+          {{"path", &V::path, "Its directory."},
+           {"problem", &V::problem,
+            "Why it cannot be used; empty when nothing is known against it. Names and sizes of its "
+            "files are looked at now; what reading it whole has shown (`:verify`, `:restore`, the "
+            "start of the server) is remembered until its files are others, it is read again and "
+            "sound, or the server starts again."},
+           {"version", &V::version,
+            "Version of the parameters in it; 0: there is no model, only tables."},
+           {"number", &V::number,
+            "Of the checkpoints of this version, from 0; the highest is the newest."},
+           {"round", &V::round, "Round it was cut after."},
+           {"bytes", &V::bytes, "Size on disk."},
+           {"created_unix_seconds", &V::created_unix_seconds, "When it was complete."}}};
+}
+
 namespace {
 
-Json to_json_object(const CheckpointFileView& view) {
-  char crc[16];
-  std::snprintf(crc, sizeof crc, "%08x", view.crc32c);
-  Json out;
-  out["name"] = view.name;
-  out["bytes"] = view.bytes;
-  out["crc32c"] = crc;
-  return out;
+std::string hex_of(std::uint32_t crc) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", crc);
+  return text;
 }
 
 }  // namespace
 
-Reply get_checkpoints(Services services, Call call) {
+View<CheckpointFileView> describe(const CheckpointFileView*) {
+  using V = CheckpointFileView;
+  return {"CheckpointFile",
+          "A file of a checkpoint.",
+          {{"name", &V::name, "Its name."},
+           {"bytes", &V::bytes, "Its size."},
+           {"crc32c", at(&V::crc32c, hex_of), "CRC-32C of all of it.", matches("^[0-9a-f]{8}$")}}};
+}
+
+View<RestoreView> describe(const RestoreView*) {
+  using V = RestoreView;
+  return {"Restored",
+          "Where the job is now.",
+          {{"path", &V::path, "Folder of the checkpoint."},
+           {"version", &V::version, "Version of the parameters."},
+           {"round", &V::round, "Rounds committed in it."},
+           {"from_version", &V::from_version, "Version that the job had."},
+           {"deleted", &V::deleted, "Newer checkpoints that were deleted."}}};
+}
+
+namespace {
+
+struct Restore {
+  bool delete_newer = false;
+  friend View<Restore> describe(const Restore*) {
+    using V = Restore;
+    return {
+        "Restore",
+        "How the job goes back.",
+        {optional("delete_newer", &V::delete_newer,
+                  "Delete the checkpoints behind it, whose versions the job will make again.")}};
+  }
+};
+
+Reply list_checkpoints(Services services, Call call) {
   const auto views = co_await services.control.checkpoints();
   const auto key = [](const CheckpointView& view) { return ListKey(view.version, view.number); };
-  co_return list_page(call, "checkpoints", views, key, true);
+  co_return list_page(call, views, key, true);
 }
 
-Reply post_checkpoint(Services services, Call) {
+Reply make_checkpoint(Services services, Call) {
   CENTROID_CO_ASSIGN(const CheckpointView view, co_await services.control.make_checkpoint());
-  co_return json_response(to_json_object(view), 201);
+  co_return view_response(view, 201);
 }
 
-Reply post_verify(Services services, Call call) {
+Reply verify_checkpoint(Services services, Call call) {
   CENTROID_CO_ASSIGN(const CheckpointView view,
                      co_await services.control.verify_checkpoint(call.id()));
-  co_return json_response(to_json_object(view));
+  co_return view_response(view);
 }
 
-Reply post_restore(Services services, Call call) {
-  const Body body(call);
-  CENTROID_CO_ASSIGN(const bool deletes, body.flag("delete_newer", false));
+Reply restore_checkpoint(Services services, Call call) {
+  CENTROID_CO_ASSIGN(const Restore asked, body_of<Restore>(call));
   CENTROID_CO_ASSIGN(const RestoreView view,
-                     co_await services.control.restore_checkpoint(call.id(), deletes));
-  Json out;
-  out["path"] = view.path;
-  out["version"] = view.version;
-  out["round"] = view.round;
-  out["from_version"] = view.from_version;
-  out["deleted"] = view.deleted;
-  co_return json_response(out);
+                     co_await services.control.restore_checkpoint(call.id(), asked.delete_newer));
+  co_return view_response(view);
 }
 
 Reply delete_checkpoint(Services services, Call call) {
   CENTROID_CO_ASSIGN(const CheckpointView view,
                      co_await services.control.delete_checkpoint(call.id()));
-  co_return json_response(to_json_object(view));
+  co_return view_response(view);
 }
 
-Reply get_checkpoint_files(Services services, Call call) {
+Reply list_checkpoint_files(Services services, Call call) {
   CENTROID_CO_ASSIGN(const auto files, co_await services.control.checkpoint_files(call.id()));
-  const auto to_json = [](const CheckpointFileView& view) { return to_json_object(view); };
-  co_return list_page(call, "files", files, position_in(files), false, to_json);
+  co_return list_page(call, files, position_in(files));
 }
 
 Reply get_checkpoint_file(Services services, Call call) {
@@ -81,6 +123,108 @@ Reply get_checkpoint_file(Services services, Call call) {
   };
   auto opened = co_await run_on(services.blocking, std::move(open));
   co_return std::move(*opened);
+}
+
+/// What else than the whole file may be answered.
+Json file_responses() {
+  const Json field = {{"schema", {{"type", "string"}}}};
+  Json fields = {{"ETag", field}, {"Accept-Ranges", field}};
+  fields["ETag"]["description"] = "Size and checksum of the whole file.";
+  fields["Accept-Ranges"]["description"] = "bytes";
+  Json range = field;
+  range["description"] = "Which bytes, of how many.";
+  const Json content = {
+      {"application/octet-stream",
+       {{"schema", {{"type", "string"}, {"description", "The bytes of the file."}}}}},
+      {"application/json", {{"schema", {{"description", "Of the files that are JSON."}}}}}};
+  const Json problem = {{"application/problem+json", {{"schema", reference_to(problem_schema())}}}};
+  Json out;
+  out["200"] = {{"headers", fields}, {"content", content}};
+  out["206"] = {
+      {"description", "The part that was asked for."}, {"headers", fields}, {"content", content}};
+  out["206"]["headers"]["Content-Range"] = range;
+  out["304"] = {{"description", "The client has it."}, {"headers", fields}};
+  out["412"] = {{"description", "The file has another ETag."},
+                {"headers", {{"ETag", fields["ETag"]}}},
+                {"content", problem}};
+  out["416"] = {{"description", "The range is outside the file."},
+                {"headers", {{"Content-Range", range}}},
+                {"content", problem}};
+  return out;
+}
+
+}  // namespace
+
+std::vector<Route> checkpoint_routes() {
+  return {
+      {.path = "/v1/checkpoints",
+       .id = "list_checkpoints",
+       .handler = list_checkpoints,
+       .summary = "What is on disk, newest first",
+       .answer = page<CheckpointView>("checkpoints", "The checkpoints.", "CheckpointList",
+                                      "Checkpoints on disk.")},
+      {.method = "POST",
+       .path = "/v1/checkpoints",
+       .id = "make_checkpoint",
+       .handler = make_checkpoint,
+       .summary = "Write a checkpoint now",
+       .description = "Answers when it is written.",
+       .answer = answer<CheckpointView>("It is written.", 201),
+       .span = Span::kCheckpoint},
+      {.method = "DELETE",
+       .path = "/v1/checkpoints/{id}",
+       .id = "delete_checkpoint",
+       .handler = delete_checkpoint,
+       .summary = "Delete one",
+       .description = "Not the newest that is sound (409).",
+       .parameters = {path_part("id", "Version of the checkpoint.")},
+       .answer = answer<CheckpointView>("It is gone.")},
+      {.method = "POST",
+       .path = "/v1/checkpoints/{id}:verify",
+       .id = "verify_checkpoint",
+       .handler = verify_checkpoint,
+       .summary = "Read every file of it and compare checksums",
+       .parameters = {path_part("id", "Version of the checkpoint.")},
+       .answer = answer<CheckpointView>("What was found: `problem` is empty when it is sound."),
+       .span = Span::kCheckpoint},
+      {.method = "POST",
+       .path = "/v1/checkpoints/{id}:restore",
+       .id = "restore_checkpoint",
+       .handler = restore_checkpoint,
+       .summary = "Take the job back to one, between two rounds",
+       .description = "409 when newer ones are there and `delete_newer` is not true, with journals "
+                      "on several servers, or when the job is over.",
+       .parameters = {path_part("id", "Version of the checkpoint.")},
+       .body = view_of<Restore>(),
+       .answer = answer<RestoreView>("The job goes on from there."),
+       .span = Span::kCheckpoint},
+      {.path = "/v1/checkpoints/{id}/files",
+       .id = "list_checkpoint_files",
+       .handler = list_checkpoint_files,
+       .summary = "Its files: name, size, CRC-32C",
+       .description = "`manifest.json` is the last.",
+       .parameters = {path_part("id", "Version of the checkpoint.")},
+       .answer = page<CheckpointFileView>("files", "The files.", "CheckpointFileList",
+                                          "Files of a checkpoint, those of the model first.")},
+      {.path = "/v1/checkpoints/{id}/files/{file}",
+       .id = "get_checkpoint_file",
+       .handler = get_checkpoint_file,
+       .role = Role::kWorker,
+       .summary = "One of them, such as model.safetensors",
+       .description = "Takes Range, If-Range, If-Match, If-None-Match. While its files are asked "
+                      "for, and 60 s longer, a checkpoint is not deleted because of "
+                      "`checkpoint.keep`; so of four at once.",
+       .parameters = {path_part("id", "Version of the checkpoint."),
+                      path_part("file", "Name of the file."),
+                      header<std::string>("Range", "One range of bytes."),
+                      header<std::string>("If-Range", "Only if the file still has this ETag."),
+                      header<std::string>("If-None-Match",
+                                          "Not if the file still has one of these ETags."),
+                      header<std::string>(
+                          "If-Match", "Only if the file still has one of these ETags, else 412.")},
+       .answer = {.text = "The file.", .media = "application/octet-stream"},
+       .responses = file_responses()},
+  };
 }
 
 }  // namespace centroid::server

@@ -1,12 +1,296 @@
-#include "server/api/handlers.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {
 
 namespace {
 
-/// Bytes of the fullest of the servers that hold the model over their mean; null: none does.
-Json balance_of(const std::vector<ServerView>& views) {
+/// What did not count, how workers keep pace, and who leads.
+std::vector<Field<ClusterView>> course_of_cluster() {
+  using V = ClusterView;
+  return {
+      {"skipped_rounds", at(&V::losses, &V::Losses::skipped_rounds),
+       "Rounds that committed nothing."},
+      {"aborted_attempts", at(&V::losses, &V::Losses::aborted_attempts),
+       "Attempts at a round that the membership or an error ended."},
+      {"lost_contributions", at(&V::losses, &V::Losses::contributions),
+       "Contributions that came too late or broken."},
+      {"learning_rate", at(&V::learning, &V::Learning::rate),
+       "Of the next step, by the schedule; 0 before there is a model.", least(0)},
+      {"gradient_norm", at(&V::learning, &V::Learning::gradient_norm),
+       "Of the last mean gradient, before clipping; -1: not looked at (clip_norm is 0).",
+       least(-1)},
+      {"clipped_rounds", at(&V::learning, &V::Learning::clipped_rounds),
+       "Rounds whose mean gradient was over clip_norm."},
+      {"cadence_steps", at(&V::cadence, &V::Cadence::steps),
+       "Local steps of the slowest worker in a round (docs/explanation/unequal-machines.md)."},
+      {"exchange_seconds", at(&V::cadence, &V::Cadence::exchange_seconds),
+       "What an average takes beside computing, smoothed; 0: not measured yet.", least(0)},
+      {"exchange_overhead", at(&V::cadence, &V::Cadence::exchange_overhead),
+       "The same as a part of the slowest worker's computing.", least(0)},
+      {"divergence", at(&V::cadence, &V::Cadence::divergence),
+       "Largest |own - mean| / |mean| of a worker's parameters at the last average (local_steps "
+       "above 1).",
+       least(0)},
+      {"returned_samples", at(&V::losses, &V::Losses::returned_samples),
+       "Samples of shares whose workers were lost, or left out before they began, given to "
+       "others."},
+      {"late_dropped", at(&V::losses, &V::Losses::late_dropped),
+       "Contributions whose round closed without them and that did not count (policy backup, "
+       "quorum)."},
+      {"late_carried", at(&V::losses, &V::Losses::late_carried),
+       "Contributions whose round closed without them and that counted in a later one."},
+      {"role", at(&V::lead, &V::Lead::role),
+       "Of this server; held: leader that may not act because its lease in etcd could not be "
+       "renewed.",
+       one_of({"alone", "leader", "standby", "held"})},
+      {"leader", at(&V::lead, &V::Lead::leader),
+       "Name of the server that leads, as etcd says; empty: none is known, or this server is "
+       "alone."},
+      {"leader_endpoint", at(&V::lead, &V::Lead::endpoint),
+       "Where workers reach the leader; empty as leader."},
+      {"leader_api", at(&V::lead, &V::Lead::api),
+       "Where REST of the leader answers; empty as leader."},
+      {"term", at(&V::lead, &V::Lead::term),
+       "Number of the leader in etcd, larger for every later one; 0: none is known, or this "
+       "server is alone."}};
+}
+
+}  // namespace
+
+View<ClusterView> describe(const ClusterView*) {
+  using V = ClusterView;
+  return {
+      "Cluster",
+      "The cluster and its one job.",
+      {{"run_id", &V::run_id, "Name of this run; a new one for every fresh start."},
+       {"state", &V::state, "What the job does now.",
+        one_of({"waiting", "initializing", "training", "paused", "finished", "halted", "stopping",
+                "standby", "stopped"})},
+       {"state_reason", &V::state_reason, "Why it is in this state; may be empty."},
+       {"generation", &V::generation,
+        "Number of the membership; every join, leave or death makes a new one."},
+       {"world", &V::world, "Members of the present generation."},
+       {"round", &V::round, "The round that is open."},
+       {"version", &V::version, "Number of the committed parameters."},
+       {"epoch", &V::epoch, "Passes over the data set that are complete."},
+       {"offset", &V::offset, "Samples of the present epoch that are handed out."},
+       {"samples_total", &V::samples_total, "Samples that committed rounds have used."},
+       {"epochs", at(&V::goal, &V::Goal::epochs), "The goal in epochs; 0: none."},
+       {"rounds", at(&V::goal, &V::Goal::rounds), "The goal in rounds; 0: none."},
+       {"train_samples", at(&V::goal, &V::Goal::train_samples), "Size of the data set."},
+       {"progress", &V::progress, "Part of the goal that is reached, 0 to 1."},
+       {"samples_per_second", &V::samples_per_second, "Present rate."},
+       {"loss", at(&V::learning, &V::Learning::loss),
+        "Weighted mean loss of the last committed round. Null when it is not finite.", or_null()},
+       {"train_accuracy", at(&V::learning, &V::Learning::train_accuracy),
+        "Accuracy on the samples of the last committed round. Null when it is not finite.",
+        or_null()},
+       {"uptime_seconds", &V::uptime_seconds, "Since the server began."},
+       {"test_accuracy", at(&V::test, &V::Test::accuracy),
+        "Latest evaluation, -1 until a worker evaluated. Null when it is not finite.", or_null()},
+       {"test_loss", at(&V::test, &V::Test::loss),
+        "Latest evaluation, -1 until a worker evaluated. Null when it is not finite.", or_null()},
+       {"test_version", at(&V::test, &V::Test::version),
+        "Version of the parameters that were evaluated."},
+       {"data_endpoint", at(&V::endpoints, &V::Endpoints::data), "host:port for workers."},
+       {"api_endpoint", at(&V::endpoints, &V::Endpoints::api), "host:port of this interface."},
+       {"policy", at(&V::terms, &V::Terms::policy), "When a round closes."},
+       {"exchange", at(&V::terms, &V::Terms::exchange), "How contributions travel."},
+       {"codec", at(&V::terms, &V::Terms::codec), "How numbers become bytes."},
+       {"apply", at(&V::terms, &V::Terms::apply), "What a committed round does to the parameters."},
+       {"optimizer", at(&V::terms, &V::Terms::optimizer),
+        "Optimizer of the server or the workers."},
+       {"model", at(&V::model, &V::Model::spec), "What is trained."},
+       {"parameters", at(&V::model, &V::Model::parameters), "Numbers in the model."},
+       {"chunks", at(&V::model, &V::Model::chunks), "Chunks of the plan."}},
+      course_of_cluster()};
+}
+
+View<RoundView> describe(const RoundView*) {
+  using V = RoundView;
+  return {
+      "Round",
+      "One synchronisation.",
+      {{"round", &V::round, "Its number."},
+       {"attempt", &V::attempt, "How often it was begun, from 0."},
+       {"generation", &V::generation, "Membership it belongs to."},
+       {"version", &V::version, "Version it committed, or began from."},
+       {"samples", &V::samples, "Samples in it."},
+       {"state", &V::state, "How far it is.", one_of({"open", "merging", "closed"})},
+       {"outcome", &V::outcome, "How it ended; empty while it is open.",
+        one_of({"", "committed", "skipped", "aborted"})},
+       {"opened_unix_seconds", &V::opened_unix_seconds, "When it opened."},
+       {"seconds", &V::seconds, "How long it took, or has taken so far."},
+       {"loss", &V::loss, "Weighted mean loss. Null when it is not finite.", or_null()},
+       {"contributors", &V::contributors, "Who contributed."},
+       {"missing", &V::missing, "Who is, or was, waited for in vain."},
+       {"late", &V::late,
+        "Whose contributions to earlier rounds counted in it (policies with late ones, asp, ssp)."},
+       {"scalars", at(&V::scalars, list_of), "Over all that contributed, by name.",
+        at_most_items(16)}}};
+}
+
+View<EpochView> describe(const EpochView*) {
+  using V = EpochView;
+  return {
+      "Epoch",
+      "All data once: the sums of what was told of it.",
+      {{"epoch", &V::epoch, "Its number, from 0."},
+       {"samples", &V::samples,
+        "Samples in contributions that counted; of a language model the tokens that it predicted."},
+       {"trained", &V::trained, "Part of its data that was in contributions that counted; 1: all."},
+       {"state", &V::state, "How far it is.", one_of({"open", "ended"})},
+       {"begun_unix_seconds", &V::begun_unix_seconds,
+        "When the round opened whose contributions were the first."},
+       {"seconds", &V::seconds, "How long it took, or has taken so far."},
+       {"loss", &V::loss, "Mean loss over its samples. Null when it is not finite.", or_null()},
+       {"accuracy", &V::accuracy, "Part of its samples that were classified right."},
+       {"scalars", at(&V::scalars, list_of), "Over all that contributed, by name.",
+        at_most_items(16)},
+       {"workers", &V::workers, "What each worker did in it, by name."}}};
+}
+
+View<EpochWorkerView> describe(const EpochWorkerView*) {
+  using V = EpochWorkerView;
+  return {"EpochWorker",
+          "What a worker did in an epoch.",
+          {{"name", &V::name, "Of the worker."},
+           {"devices", &V::devices, "How many it computed on."},
+           {"contributions", &V::contributions,
+            "Those that counted and whose share began in the epoch."},
+           {"samples", &V::samples, "As those of the epoch."},
+           {"loss", &V::loss, "Mean loss over its samples. Null when it is not finite.", or_null()},
+           {"accuracy", &V::accuracy, "Part of its samples that were classified right."},
+           {"compute_seconds", &V::compute_seconds, "Forward and backward of these samples."},
+           {"samples_per_second", &V::samples_per_second, "Of these seconds; 0: not known."},
+           {"share", &V::share, "Its part of the samples of the epoch."},
+           {"scalars", at(&V::scalars, list_of), "What its program has recorded, by name.",
+            at_most_items(16)}}};
+}
+
+View<ScalarView> describe(const ScalarView*) {
+  using V = ScalarView;
+  return {
+      "Scalar",
+      "A number that training programs name themselves (record in docs/how-to/pytorch.md).",
+      {{"name", &V::name, "As the program called it.", matches("^[A-Za-z_][A-Za-z0-9_./-]{0,63}$")},
+       {"mean", &V::mean, "Of all that were recorded."},
+       {"count", &V::count, "How many there were.", least(1)}}};
+}
+
+View<WaitView> describe(const WaitView*) {
+  using V = WaitView;
+  return {"Wait",
+          "Somebody who waits.",
+          {{"who", &V::who, "Who waits."},
+           {"for_whom", &V::for_whom, "For whom."},
+           {"what", &V::what, "For what."},
+           {"seconds", &V::seconds, "How long so far."}}};
+}
+
+std::vector<ScalarView> list_of(const Scalars& scalars) {
+  std::vector<ScalarView> list;
+  for (const auto& [name, sum] : scalars.all()) list.push_back({name, sum.mean(), sum.count});
+  return list;
+}
+
+namespace {
+
+std::optional<std::uint64_t> disk_of(const ServerView& view, std::uint64_t bytes) {
+  return view.disk_total_bytes > 0 ? std::optional(bytes) : std::nullopt;
+}
+
+}  // namespace
+
+View<ServerView> describe(const ServerView*) {
+  using V = ServerView;
+  return {"Server",
+          "One of the servers that the model lies on, or one that stands by.",
+          {{"name", &V::name, "Unique among the servers."},
+           {"endpoint", &V::endpoint, "HOST:PORT where workers reach it."},
+           {"address", &V::address, "From where it joined; empty for the leader."},
+           {"state", &V::state, "What it does.",
+            one_of({"leader", "joining", "serving", "draining", "awaited", "standby"})},
+           {"chunks", &V::chunks, "Chunks of the parameters that lie there."},
+           {"bytes", &V::bytes, "Their bytes."},
+           {"moves", &V::moves, "Chunks that are still to come or to go."},
+           {"buckets", &V::buckets, "Buckets of keys of the tables of sparse rows that lie there.",
+            between(0, 4096)},
+           {"bucket_moves", &V::bucket_moves, "Buckets that are still to come or to go.",
+            between(0, 4096)},
+           {"rows", &V::rows,
+            "Rows of all tables that lie there; of a shard server as it told last, at most a "
+            "quarter of a lease ago."},
+           {"row_bytes", &V::row_bytes, "Memory that these tables take there."},
+           {"joined_unix_seconds", &V::joined_unix_seconds, "When it joined; 0 for the leader."},
+           {"memory_bytes", &V::memory_bytes,
+            "Parameters, optimizer slots and the next version, as far as they lie there."},
+           {"journal_bytes", &V::journal_bytes, "Size of its journal."},
+           {"staged_bytes", &V::staged_bytes,
+            "Contributions that it keeps; 0 for the leader, as all that follow."},
+           {"bytes_in", &V::bytes_in, "From workers, since its process began."},
+           {"bytes_out", &V::bytes_out, "To workers, since its process began."},
+           {"workers", &V::workers, "Whose sessions it has."},
+           {"merge_seconds", &V::merge_seconds, "Sums, steps and journal of a round, on average.",
+            least(0)},
+           {"trouble", &V::trouble,
+            "Why its journal cannot be written, or for what it is awaited; empty: nothing."},
+           {"knows_tokens", &V::knows_tokens,
+            "It has the named tokens as they are now. False: it did not answer in time and is told "
+            "again with its next report; until then a token made since is refused there, and one "
+            "revoked since is taken."},
+           {"version", &V::version, "Version of its program; empty when it has not said."},
+           {"clock_ahead_seconds", &V::clock_ahead_seconds,
+            "How far its clock is ahead of the server's, within the time that a heartbeat is under "
+            "way. Null when it is not known.",
+            or_null()},
+           {"certificate_expires_unix_seconds", &V::certificate_expires_unix_seconds,
+            "When the first of the certificates ends that it showed to connect. Null when it "
+            "showed none, and for the leader (GET /v1/host).",
+            or_null()},
+           {"disk_free_bytes", [](const V& view) { return disk_of(view, view.disk_free_bytes); },
+            "Of the disk with its journals. Null when it keeps none, and for the leader (GET "
+            "/v1/host)."},
+           {"disk_total_bytes", [](const V& view) { return disk_of(view, view.disk_total_bytes); },
+            "Size of that disk. Null as the room on it."},
+           {"api", &V::api, "HOST:PORT of its REST. Empty when it has none, as a shard server."},
+           {"seen_unix_seconds", null_if_zero(&V::seen_unix_seconds),
+            "When it was last heard of: by this server, or, of one that stands by, by etcd. Null "
+            "when it was not."}}};
+}
+
+namespace {
+
+struct ServerAction {
+  std::string action = "drain", name;
+  friend View<ServerAction> describe(const ServerAction*) {
+    using V = ServerAction;
+    return {"ServerAction",
+            "What was asked of a server.",
+            {{"action", &V::action, "The action.", one_of({"drain"})},
+             {"name", &V::name, "The server."}}};
+  }
+};
+
+/// Of all servers, not of the page.
+struct ServersView {
+  std::optional<double> balance;
+  friend View<ServersView> describe(const ServersView*) {
+    using V = ServersView;
+    return {
+        "ServerList",
+        "Every server.",
+        {{"balance", &V::balance,
+          "How evenly the parameters lie: `bytes` of the fullest server over the mean of the "
+          "leader, of those that serve, and of those that drain and still hold some. 1 is even; "
+          "1.02 is kept where the chunks allow it. Of all servers, not of this page. Null when "
+          "no parameters are there.",
+          least(1)}}};
+  }
+};
+
+/// Bytes of the fullest of the servers that hold the model over their mean; nothing: none does.
+std::optional<double> balance_of(const std::vector<ServerView>& views) {
   std::uint64_t most = 0, sum = 0, count = 0;
   for (const ServerView& view : views) {
     const bool is_to_hold = view.state == "leader" || view.state == "serving";
@@ -15,67 +299,106 @@ Json balance_of(const std::vector<ServerView>& views) {
     sum += view.bytes;
     ++count;
   }
-  if (sum == 0) return nullptr;
+  if (sum == 0) return std::nullopt;
   return static_cast<double>(most) * static_cast<double>(count) / static_cast<double>(sum);
 }
 
-}  // namespace
-
 Reply get_cluster(Services services, Call) {
   const ClusterView view = co_await services.control.cluster();
-  co_return json_response(to_json_object(view));
+  co_return view_response(view);
 }
 
-Reply get_workers(Services services, Call call) {
-  const auto views = co_await services.control.workers();
-  const auto key = [](const WorkerView& view) { return ListKey(view.member, 0); };
-  co_return list_page(call, "workers", views, key);
+Reply list_servers(Services services, Call call) {
+  const auto views = co_await services.control.servers();
+  ServersView all;
+  all.balance = balance_of(views);
+  const Json more = view_of<ServersView>().to_json(all);
+  co_return list_page(call, views, position_in(views), false, more);
 }
 
-Reply get_worker(Services services, Call call) {
-  const auto views = co_await services.control.workers();
-  const std::uint64_t id = call.id();
-  const auto is_wanted = [id](const WorkerView& view) { return view.member == id; };
-  const auto at = std::find_if(views.begin(), views.end(), is_wanted);
-  if (at == views.end())
-    co_return Error(ErrorCode::kNotFound, "no worker with member number " + std::to_string(id));
-  co_return json_response(to_json_object(*at));
+Reply drain_server(Services services, Call call) {
+  CENTROID_CO_TRY(co_await services.control.drain_server(call.value("name")));
+  ServerAction done;
+  done.name = call.value("name");
+  co_return view_response(done, 202);
 }
 
-Reply get_rounds(Services services, Call call) {
+Reply list_rounds(Services services, Call call) {
   CENTROID_CO_ASSIGN(const std::optional<ListKey> cursor, cursor_of(call));
   const std::size_t most = call.limit + 1;  // one more: is there a next page
   const auto views = co_await services.control.rounds(most, cursor);
   const auto key = [](const RoundView& view) { return ListKey(view.round, view.attempt); };
-  co_return list_page(call, "rounds", views, key, true);
+  co_return list_page(call, views, key, true);
 }
 
-Reply get_epochs(Services services, Call call) {
+Reply list_epochs(Services services, Call call) {
   CENTROID_CO_ASSIGN(const std::optional<ListKey> cursor, cursor_of(call));
   const std::size_t most = call.limit + 1;  // one more: is there a next page
   const auto views = co_await services.control.epochs(most, cursor);
   const auto key = [](const EpochView& view) { return ListKey(view.epoch, 0); };
-  co_return list_page(call, "epochs", views, key, true);
+  co_return list_page(call, views, key, true);
 }
 
-Reply get_waits(Services services, Call call) {
+Reply list_waits(Services services, Call call) {
   const auto views = co_await services.control.waits();
-  co_return list_page(call, "waits", views, position_in(views));
+  co_return list_page(call, views, position_in(views));
 }
 
-Reply get_servers(Services services, Call call) {
-  const auto views = co_await services.control.servers();
-  Json balance;
-  balance["balance"] = balance_of(views);
-  co_return list_page(call, "servers", views, position_in(views), false, ViewToJson(), balance);
-}
+}  // namespace
 
-Reply post_drain_server(Services services, Call call) {
-  CENTROID_CO_TRY(co_await services.control.drain_server(call.value("name")));
-  Json out;
-  out["action"] = "drain";
-  out["name"] = call.value("name");
-  co_return json_response(out, 202);
+std::vector<Route> cluster_routes() {
+  return {
+      {.path = "/v1/cluster",
+       .id = "get_cluster",
+       .handler = get_cluster,
+       .summary = "The cluster and its job",
+       .description = "State, role and leader, progress, loss, membership, settings in short.",
+       .answer = answer<ClusterView>("The cluster.")},
+      {.path = "/v1/servers",
+       .id = "list_servers",
+       .handler = list_servers,
+       .summary = "The servers that the model lies on, and those that stand by",
+       .answer = page<ServerView, ServersView>(
+           "servers",
+           "The leader, the shard servers, then those that stand by. A standby shows the leader "
+           "that it knows, and those that stand by.")},
+      {.method = "POST",
+       .path = "/v1/servers/{name}:drain",
+       .id = "drain_server",
+       .handler = drain_server,
+       .summary = "Move the chunks of a shard server to the others and let it leave",
+       .description = "409 where another server has no memory for the chunks that would come to "
+                      "it: with its name, what it needs and what it has; 503 where one does not "
+                      "say within 5 s. Nothing has moved then.",
+       .parameters = {path_part("name", "Name of the server.")},
+       .answer =
+           answer<ServerAction>("Asked for; the server leaves when its chunks have moved.", 202)},
+      {.path = "/v1/rounds",
+       .id = "list_rounds",
+       .handler = list_rounds,
+       .summary = "Rounds, newest first",
+       .description = "The newest 4,096 of this server since its start or the last restore; fewer "
+                      "where they name many workers, at least 256.",
+       .answer = page<RoundView>("rounds", "The rounds.", "RoundList", "Rounds, newest first."),
+       .limit = 50},
+      {.path = "/v1/epochs",
+       .id = "list_epochs",
+       .handler = list_epochs,
+       .summary = "Epochs, newest first, with what each worker did in them",
+       .description = "What was told of the samples of an epoch, whenever that came; it has ended "
+                      "when all of them are done, left out or lost. Of this server since its start "
+                      "or the last restore: those that are open, and the last 1,024 that ended, "
+                      "fewer where they name more than 16,384 workers in all, at least 16.",
+       .answer = page<EpochView>("epochs", "The epochs.", "EpochList", "Epochs, newest first."),
+       .limit = 10},
+      {.path = "/v1/waits",
+       .id = "list_waits",
+       .handler = list_waits,
+       .summary = "Who waits for whom, for what, how long",
+       .answer = page<WaitView>(
+           "waits", "The waits.", "WaitList",
+           "The waits of this moment; a page behind shows those of its own moment.")},
+  };
 }
 
 }  // namespace centroid::server

@@ -2,8 +2,8 @@
 #include <charconv>
 
 #include "server/api/event_feed.h"
-#include "server/api/handlers.h"
 #include "server/api/reply.h"
+#include "server/events/event_types.h"
 
 namespace centroid::server {
 
@@ -49,9 +49,94 @@ bool is_hidden(std::string_view type, const Caller& caller) {
   return type == "audit.recorded" && caller.role < Role::kAdmin;
 }
 
-}  // namespace
+Json schema_of(const EventField& field) {
+  using Kind = EventField::Kind;
+  Json json;
+  if (field.kind == Kind::kText)
+    json["type"] = "string";
+  else if (field.kind == Kind::kCount)
+    json = {{"type", "integer"}, {"minimum", field.least}};
+  else if (field.kind == Kind::kNumber)
+    json["type"] = "number";
+  else
+    json = or_null();
+  json["description"] = field.text;
+  return json;
+}
 
-Reply get_events(Services services, Call call) {
+/// "member.left_out": EventMemberLeftOut.
+std::string schema_name(std::string_view type) {
+  std::string name = "Event";
+  bool is_first = true;
+  for (const char c : type) {
+    const bool is_letter = c != '.' && c != '_';
+    if (is_letter) name.push_back(is_first ? static_cast<char>(c - 'a' + 'A') : c);
+    is_first = !is_letter;
+  }
+  return name;
+}
+
+Schema schema_of(const EventType& type, bool has_time) {
+  std::vector<EventField> fields = {
+      {"id", EventField::Kind::kCount, "Id of the event; grows, also over restarts."},
+      {"type", EventField::Kind::kText, "What happened."}};
+  if (has_time) fields.push_back({"unix_seconds", EventField::Kind::kNumber, "When."});
+  fields.insert(fields.end(), type.fields.begin(), type.fields.end());
+  Json json = {{"type", "object"}, {"description", type.text}, {"additionalProperties", false}};
+  for (const EventField& field : fields) {
+    json["required"].push_back(field.name);
+    json["properties"][std::string(field.name)] = schema_of(field);
+  }
+  json["properties"]["type"]["const"] = type.name;
+  return {.name = schema_name(type.name), .json = std::move(json)};
+}
+
+/// Of any event: one of all types.
+const Schema& event_schema() {
+  static const Schema kEvent = [] {
+    static std::vector<Schema> types;
+    for (const EventType& type : described_events()) types.push_back(schema_of(type, true));
+    types.push_back(schema_of(lost_events(), false));
+    Schema event{.name = "Event", .json = {{"description", "One thing that happened."}}};
+    Json mapping;
+    for (const Schema& type : types) {
+      event.parts.push_back(&type);
+      event.json["oneOf"].push_back(reference_to(type));
+      const std::string name = type.json["properties"]["type"]["const"];
+      mapping[name] = "#/components/schemas/" + type.name;
+    }
+    event.json["discriminator"] = {{"propertyName", "type"}, {"mapping", std::move(mapping)}};
+    return event;
+  }();
+  return kEvent;
+}
+
+/// What else is answered.
+Json stream_responses() {
+  Json out;
+  out["200"]["content"]["text/event-stream"]["schema"] = {
+      {"type", "string"},
+      {"description",
+       "Server-Sent Events: `id`, `event` (the type) and `data` (an Event as JSON); comments keep "
+       "the connection alive."}};
+  out["403"]["$ref"] = "#/components/responses/ForbiddenToAskForIt";
+  return out;
+}
+
+/// What a page of events says besides.
+struct EventList {
+  std::uint64_t last = 0, lost = 0;
+  friend View<EventList> describe(const EventList*) {
+    using V = EventList;
+    return {
+        "EventList",
+        "Events, oldest first.",
+        {{"last", &V::last, "Id up to which was looked: ask with `since` for what comes later."},
+         {"lost", &V::lost, "Events behind `since` that are no longer kept, at least so many."}}};
+  }
+};
+
+Reply list_events(Services services, Call call) {
   const std::string* const type = call.parameter("type");
   CENTROID_CO_ASSIGN(auto types, event_filter(type == nullptr ? std::string_view() : *type));
   CENTROID_CO_ASSIGN(const auto begin, begin_of(call));
@@ -78,6 +163,33 @@ Reply get_events(Services services, Call call) {
   body.append(",\"lost\":").append(std::to_string(page.lost));
   body.append(",\"next\":").append(next).append("}");
   co_return response;
+}
+
+}  // namespace
+
+std::vector<Route> event_routes() {
+  return {
+      {.path = "/v1/events",
+       .id = "list_events",
+       .handler = list_events,
+       .summary = "What happened lately",
+       .description = "A page, or with `Accept: text/event-stream` a stream without end.",
+       .parameters =
+           {query<std::uint64_t>(
+                "since",
+                "Only events behind this id. A stream without it, and without the field "
+                "Last-Event-ID, begins with what comes now; a page with the oldest that is kept."),
+            query<std::string>("type",
+                               "Only these types, separated by commas; `member` takes every type "
+                               "that begins with `member.`."),
+            header<std::uint64_t>("Last-Event-ID", "As `since`; sent by browsers that come back.")},
+       .answer = make_page(
+           "events",
+           "Events: a page of them, or with `Accept: text/event-stream` a stream without end.",
+           event_schema(), view_of<EventList>()),
+       .limit = 100,
+       .responses = stream_responses()},
+  };
 }
 
 }  // namespace centroid::server

@@ -1,104 +1,163 @@
-#include <cmath>
-
-#include "server/api/handlers.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {
 
 namespace {
 
-constexpr double kMostWorkers = 1e6;
+struct ScaleHint {
+  std::uint64_t workers = 0;
+  std::string why;
+  double since_unix_seconds = 0;
+  friend View<ScaleHint> describe(const ScaleHint*) {
+    using V = ScaleHint;
+    View<V> view("ScaleHint", "How many workers a person wants; null: nobody has said.",
+                 {{"workers", &V::workers, "So many.", least(1)},
+                  {"why", &V::why, "As the person said."},
+                  {"since_unix_seconds", &V::since_unix_seconds, "Since when."}});
+    view.json["type"] = {"object", "null"};
+    return view;
+  }
+};
 
-Json to_json_object(const ScaleView& view) {
-  Json out;
-  out["workers"] = view.workers;
-  out["useful_workers"] = view.useful_workers;
-  out["target_workers"] = view.target_workers;
-  out["efficiency"] = view.efficiency;
-  out["speedup"] = view.speedup;
-  out["round_seconds"] = view.round_seconds;
-  out["compute_seconds"] = view.compute_seconds;
-  out["overhead_seconds"] = view.overhead_seconds;
-  out["limited_by"] = view.limited_by;
-  out["straggler"] = view.straggler;
-  out["advice"] = view.advice;
-  out["hint"] = nullptr;
-  if (view.hint_workers == 0) return out;
-  Json hint;
-  hint["workers"] = view.hint_workers;
-  hint["why"] = view.hint_why;
-  hint["since_unix_seconds"] = view.hint_since_unix_seconds;
-  out["hint"] = std::move(hint);
-  return out;
+struct WantedScale {
+  std::uint64_t workers = 0;
+  std::string why;
+  friend View<WantedScale> describe(const WantedScale*) {
+    using V = WantedScale;
+    return {"WantedScale",
+            "How many workers are wanted.",
+            {{"workers", &V::workers,
+              "Within `min_workers` and `max_workers`; 0 takes an earlier number back.",
+              between(0, 1000000)},
+             optional("why", &V::why, "Kept and told with it.", at_most_bytes(1000))}};
+  }
+};
+
+struct JobAction {
+  std::string action;
+  bool kept = false;
+  friend View<JobAction> describe(const JobAction*) {
+    using V = JobAction;
+    return {"JobAction",
+            "What was asked of the job.",
+            {{"action", &V::action, "The action.", one_of({"pause", "resume", "stop"})},
+             {"kept", &V::kept,
+              "Whether it is on the disk, so that a server that is started again, or takes over, "
+              "knows it. False: the disk has not answered within a second; the server goes on "
+              "trying, and one that is killed before forgets it."}}};
+  }
+};
+
+std::optional<ScaleHint> hint_of(const ScaleView& view) {
+  if (view.hint_workers == 0) return std::nullopt;
+  return ScaleHint{view.hint_workers, view.hint_why, view.hint_since_unix_seconds};
 }
 
 HttpResponse steered(const char* action, const ActView& view) {
-  Json out;
-  out["action"] = action;
-  out["kept"] = view.is_kept;
-  return json_response(out, 202);
-}
-
-}  // namespace
-
-Reply get_config(Services services, Call) {
-  HttpResponse response;
-  response.body = co_await services.control.config_json();
-  co_return response;
-}
-
-Reply patch_config(Services services, Call call) {
-  if (call.request.body.empty())
-    co_return Error(ErrorCode::kInvalidArgument,
-                    "expected a JSON object of settings, such as {\"checkpoint.keep\": 5}");
-  CENTROID_CO_ASSIGN(std::string text, co_await services.control.change_config(call.request.body));
-  HttpResponse response;
-  response.body = std::move(text);
-  co_return response;
+  return view_response(JobAction{action, view.is_kept}, 202);
 }
 
 Reply get_scale(Services services, Call call) {
-  double efficiency = 0.5;
-  if (const std::string* const text = call.parameter("efficiency")) {
-    const auto value = Json::parse(*text, nullptr, false);
-    if (value.is_number()) efficiency = value.get<double>();
-    if (!value.is_number() || !(efficiency >= 0.05 && efficiency <= 0.99))
-      co_return Error(ErrorCode::kInvalidArgument,
-                      "query parameter 'efficiency': expected 0.05 to 0.99, got '" + *text + "'");
-  }
+  const double efficiency = argument(call, "efficiency").get<double>();
   const ScaleView view = co_await services.control.scale(efficiency);
-  co_return json_response(to_json_object(view));
+  co_return view_response(view);
 }
 
-Reply post_scale(Services services, Call call) {
-  const Body body(call);
-  if (!body.has("workers"))
-    co_return Error(ErrorCode::kInvalidArgument,
-                    "expected how many workers are wanted, such as {\"workers\": 6}; 0 takes an "
-                    "earlier number back");
-  CENTROID_CO_ASSIGN(const double workers, body.number("workers", 0, 0, kMostWorkers));
-  if (workers != std::floor(workers))
-    co_return Error(ErrorCode::kInvalidArgument, "workers: expected a whole number");
-  CENTROID_CO_ASSIGN(const std::string why, body.text("why", ""));
-  CENTROID_CO_TRY(check_reason(why));
-  CENTROID_CO_ASSIGN(const ScaleView view, co_await services.control.hint_scale(
-                                               static_cast<std::uint64_t>(workers), why));
-  co_return json_response(to_json_object(view));
+Reply want_scale(Services services, Call call) {
+  CENTROID_CO_ASSIGN(const WantedScale asked, body_of<WantedScale>(call));
+  CENTROID_CO_ASSIGN(const ScaleView view,
+                     co_await services.control.hint_scale(asked.workers, asked.why));
+  co_return view_response(view);
 }
 
-Reply post_pause(Services services, Call) {
+Reply pause_job(Services services, Call) {
   CENTROID_CO_ASSIGN(const ActView view, co_await services.control.pause());
   co_return steered("pause", view);
 }
 
-Reply post_resume(Services services, Call) {
+Reply resume_job(Services services, Call) {
   CENTROID_CO_ASSIGN(const ActView view, co_await services.control.resume());
   co_return steered("resume", view);
 }
 
-Reply post_stop(Services services, Call) {
+Reply stop_job(Services services, Call) {
   CENTROID_CO_ASSIGN(const ActView view, co_await services.control.stop());
   co_return steered("stop", view);
+}
+
+}  // namespace
+
+View<ScaleView> describe(const ScaleView*) {
+  using V = ScaleView;
+  return {"Scale",
+          "How many workers would help, estimated from the rounds of this generation.",
+          {{"workers", &V::workers, "That took part."},
+           {"useful_workers", &V::useful_workers,
+            "With so many, workers still compute in the wanted share of a round."},
+           {"target_workers", &V::target_workers,
+            "What to scale to: the number that a person gave, else `useful_workers` within "
+            "`min_workers` and `max_workers`."},
+           {"efficiency", &V::efficiency,
+            "Share of a round in which they compute now; 0: not known yet."},
+           {"speedup", &V::speedup, "Of samples a second with `useful_workers`, estimated."},
+           {"round_seconds", &V::round_seconds, "Mean time from commit to commit."},
+           {"compute_seconds", &V::compute_seconds, "Computing of the slowest worker in a round."},
+           {"overhead_seconds", &V::overhead_seconds, "The rest of a round: exchange and waits."},
+           {"limited_by", &V::limited_by, "What more workers would run into; workers: nothing.",
+            one_of({"nothing_known", "workers", "exchange", "straggler"})},
+           {"straggler", &V::straggler, "The worker that the others wait for; empty: none."},
+           {"advice", &V::advice, "The same in words."},
+           {"hint", hint_of, ""}}};
+}
+
+std::vector<Route> job_routes() {
+  return {
+      {.path = "/v1/scale",
+       .id = "get_scale",
+       .handler = get_scale,
+       .summary = "How many workers would help, and how many are wanted",
+       .parameters = {query<double>("efficiency",
+                                    "Wanted share of a round in which workers compute.",
+                                    between(0.05, 0.99), 0.5)},
+       .answer = answer<ScaleView>("The estimate.")},
+      {.method = "POST",
+       .path = "/v1/scale",
+       .id = "want_scale",
+       .handler = want_scale,
+       .summary = "Request a number of workers",
+       .description = "For whoever starts and ends workers: a person, a script or an autoscaler "
+                      "that follows `target_workers`. The server starts none itself, and keeps the "
+                      "number over a restart; 0 takes it back.",
+       .body = view_of<WantedScale>(),
+       .answer = answer<ScaleView>("The estimate, with the number.")},
+      {.method = "POST",
+       .path = "/v1/job:pause",
+       .id = "pause_job",
+       .handler = pause_job,
+       .summary = "Open no new round",
+       .description = "It holds until job:resume, also when the server is started again or another "
+                      "one takes over.",
+       .answer = answer<JobAction>("Asked for; the cluster's state tells when it is done.", 202)},
+      {.method = "POST",
+       .path = "/v1/job:resume",
+       .id = "resume_job",
+       .handler = resume_job,
+       .summary = "Open rounds again",
+       .description = "After a pause, or on a server that was started again after a stop or a "
+                      "halt; one in which the job halted ends, to be started again.",
+       .answer = answer<JobAction>("Asked for.", 202)},
+      {.method = "POST",
+       .path = "/v1/job:stop",
+       .id = "stop_job",
+       .handler = stop_job,
+       .summary = "Finish the round, write a checkpoint, tell the workers that it is over, end",
+       .description =
+           "It holds when the server is started again, until `job:resume`. The answer does not "
+           "wait for the open round, and for the disk a second at most: `kept` is false when it "
+           "has not answered; `state` of the cluster is `stopping` meanwhile. 503 `unavailable`: "
+           "it stops, but that could not be kept on the disk; or this is a standby.",
+       .answer = answer<JobAction>("Asked for; the server ends after it.", 202)},
+  };
 }
 
 }  // namespace centroid::server

@@ -1,10 +1,15 @@
 #pragma once
 
-#include <string_view>
+#include <string>
+#include <vector>
 
 namespace centroid::server {
 
-/// The OpenAPI 3.1 document (openapi.json, put into the binary by the build).
-std::string_view openapi_document();
+struct Family;
+
+std::string make_openapi(const std::vector<Family>& families);
+
+/// The OpenAPI 3.1 document of all routes and views.
+const std::string& openapi_document();
 
 }  // namespace centroid::server

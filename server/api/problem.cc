@@ -1,8 +1,36 @@
 #include "server/api/problem.h"
 
-#include <nlohmann/json.hpp>
+#include "server/api/schema.h"
 
 namespace centroid::server {
+
+namespace {
+
+struct Problem {
+  std::string type = "about:blank";
+  std::string title;
+  unsigned status = 0;
+  std::string detail, instance, code;
+};
+
+View<Problem> describe(const Problem*) {
+  using V = Problem;
+  std::vector<std::string> codes;
+  for (int code = 1; code <= static_cast<int>(ErrorCode::kInternal); ++code)
+    codes.emplace_back(to_string(static_cast<ErrorCode>(code)));
+  return {"Problem",
+          "What went wrong (RFC 9457).",
+          {{"type", &V::type, "about:blank: the title is the status.", one_of({"about:blank"})},
+           {"title", &V::title, "Reason phrase of the status."},
+           {"status", &V::status, "The HTTP status.", between(400, 599)},
+           {"detail", &V::detail, "What was expected, what came, and what to do."},
+           {"instance", &V::instance, "The request's path."},
+           {"code", &V::code, "What the caller should do about it.", one_of(codes)}}};
+}
+
+}  // namespace
+
+const Schema& problem_schema() { return view_of<Problem>(); }
 
 unsigned http_status(ErrorCode code) {
   switch (code) {
@@ -93,17 +121,17 @@ std::string_view http_reason(unsigned status) {
 
 HttpResponse make_problem(unsigned status, ErrorCode code, std::string_view detail,
                           std::string_view instance) {
-  nlohmann::ordered_json problem;
-  problem["type"] = "about:blank";
-  problem["title"] = http_reason(status);
-  problem["status"] = status;
-  problem["detail"] = detail;
-  problem["instance"] = instance.substr(0, 256);
-  problem["code"] = to_string(code);
+  Problem problem;
+  problem.title = http_reason(status);
+  problem.status = status;
+  problem.detail = detail;
+  problem.instance = instance.substr(0, 256);
+  problem.code = to_string(code);
   HttpResponse response;
   response.status = status;
   response.content_type = "application/problem+json";
-  response.body = problem.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const Json json = view_of<Problem>().to_json(problem);
+  response.body = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (status == 503 || status == 429) response.fields.emplace_back("Retry-After", "1");
   return response;
 }

@@ -8,6 +8,8 @@
 
 namespace centroid::server {
 
+struct Schema;
+
 /// HTTP status for an error code: what the code asks of the caller, said in HTTP.
 unsigned http_status(ErrorCode code);
 
@@ -21,5 +23,8 @@ std::string_view http_reason(unsigned status);
 HttpResponse make_problem(unsigned status, ErrorCode code, std::string_view detail,
                           std::string_view instance);
 HttpResponse make_problem(const Error& error, std::string_view instance);
+
+/// Of problem documents.
+const Schema& problem_schema();
 
 }  // namespace centroid::server

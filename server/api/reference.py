@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Make the table of paths in docs/reference/rest.md from server/api/openapi.json.
+"""Make the table of paths in docs/reference/rest.md from the OpenAPI document that centroid-server prints.
 
-Usage: reference.py [--check] [ROOT]     --check: exit status 1 when the committed table is not what would be made
+Usage: reference.py [--check] BIN_DIR     --check: exit status 1 when the committed table is not what would be made
 """
 
 import json
 import pathlib
+import subprocess
 import sys
 
-BEGIN = "<!-- Made by server/api/reference.py from openapi.json: change that, then run it. -->"
+BEGIN = "<!-- Made by server/api/reference.py from the routes in server/api: change those, then run it. -->"
 END = "<!-- End of what was made. -->"
 HEAD = "method and path | body | answer | token | use\n---|---|---|---|---"
 KINDS = {"text/plain": "text", "image/svg+xml": "SVG", "text/event-stream": "a stream", "application/octet-stream": "its bytes"}
@@ -89,14 +90,14 @@ def page(text, document):
 
 def main(arguments):
     is_check = "--check" in arguments
-    roots = [argument for argument in arguments if argument != "--check"]
-    root = pathlib.Path(roots[0]) if roots else pathlib.Path(__file__).resolve().parents[2]
-    file = root / "docs" / "reference" / "rest.md"
-    made = page(file.read_text(), json.loads((root / "server" / "api" / "openapi.json").read_text()))
+    (folder,) = [argument for argument in arguments if argument != "--check"]
+    file = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reference" / "rest.md"
+    printed = subprocess.run([pathlib.Path(folder) / "centroid-server", "--print-openapi"], capture_output=True, text=True, check=True).stdout
+    made = page(file.read_text(), json.loads(printed))
     if not is_check:
         file.write_text(made)
     elif file.read_text() != made:
-        print("docs/reference/rest.md is not what server/api/openapi.json says: run server/api/reference.py and commit the result")
+        print("docs/reference/rest.md is not what the routes say: run server/api/reference.py BIN_DIR and commit the result")
         return 1
     return 0
 

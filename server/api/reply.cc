@@ -1,7 +1,6 @@
 #include "server/api/reply.h"
 
 #include <charconv>
-#include <cstdio>
 
 namespace centroid::server {
 
@@ -12,60 +11,11 @@ HttpResponse json_response(const Json& value, unsigned status) {
   return response;
 }
 
-HttpResponse accepted(const char* action) {
-  Json out;
-  out["action"] = action;
-  return json_response(out, 202);
-}
-
-namespace {
-
-Error wrong(const char* name, const char* expected, const Json& got) {
-  constexpr std::size_t kShown = 100;
-  std::string text = got.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > kShown) text.resize(kShown), text += "...";
-  return {ErrorCode::kInvalidArgument,
-          std::string(name) + ": expected " + expected + ", got " + text};
-}
-
-}  // namespace
-
-Body::Body(const Call& call)
-    : json_(call.request.body.empty() ? Json::object() : Json::parse(call.request.body)) {}
-
-Result<std::string> Body::text(const char* name) const {
-  if (!has(name))
-    return Error(ErrorCode::kInvalidArgument, std::string("the body has no field '") + name + "'");
-  if (!json_[name].is_string()) return wrong(name, "a string", json_[name]);
-  return json_[name].get<std::string>();
-}
-
-Result<std::string> Body::text(const char* name, std::string otherwise) const {
-  if (!has(name)) return otherwise;
-  return text(name);
-}
-
-Result<double> Body::number(const char* name, double otherwise, double least, double most) const {
-  if (!has(name)) return otherwise;
-  const Json& value = json_[name];
-  char bounds[80];
-  std::snprintf(bounds, sizeof bounds, "a number from %.12g to %.12g", least, most);
-  if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most))
-    return wrong(name, bounds, value);
-  return value.get<double>();
-}
-
-Result<bool> Body::flag(const char* name, bool otherwise) const {
-  if (!has(name)) return otherwise;
-  if (!json_[name].is_boolean()) return wrong(name, "true or false", json_[name]);
-  return json_[name].get<bool>();
-}
-
-Status check_reason(const std::string& why) {
-  constexpr std::size_t kLongest = 1000;
-  if (why.size() <= kLongest) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               "why: expected at most 1000 bytes, got " + std::to_string(why.size()));
+Json argument(const Call& call, std::string_view name) {
+  const Json& schema = call.route->find_query(name)->schema;
+  const std::string* const text = call.parameter(name);
+  if (text == nullptr) return schema.value("default", Json());
+  return schema["type"] == "string" ? Json(*text) : Json::parse(*text);
 }
 
 std::string to_string(const ListKey& key) {

@@ -7,42 +7,32 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "server/api/routes.h"
-#include "server/api/view_json.h"
+#include "server/api/views.h"
 
 /// What the handlers of all families share.
 namespace centroid::server {
 
-using Json = nlohmann::ordered_json;
 using Reply = Task<Result<HttpResponse>>;
 
 HttpResponse json_response(const Json& value, unsigned status = 200);
 
-/// 202: asked for, and done soon; the cluster's or worker's state tells when.
-HttpResponse accepted(const char* action);
+/// A view as the answer of a route.
+template <class T>
+HttpResponse view_response(const T& view, unsigned status = 200) {
+  return json_response(view_of<T>().to_json(view), status);
+}
 
-/// The JSON object of a request's body; `admit` has seen that it is one, and its fields known.
-class Body {
- public:
-  explicit Body(const Call& call);
-  bool has(const char* name) const { return json_.contains(name); }
-  const Json& json() const { return json_; }
-  /// fails invalid_argument: missing, or no string
-  Result<std::string> text(const char* name) const;
-  Result<std::string> text(const char* name, std::string otherwise) const;
-  /// fails invalid_argument: no number, or out of its bounds
-  Result<double> number(const char* name, double otherwise, double least, double most) const;
-  Result<bool> flag(const char* name, bool otherwise) const;
+/// The body of a request; `admit` has seen that it is an object, and its fields known.
+/// fails  invalid_argument: names the field, what was expected and what came
+template <class T>
+Result<T> body_of(const Call& call) {
+  const std::string& text = call.request.body;
+  return view_of<T>().parse(text.empty() ? Json::object() : Json::parse(text));
+}
 
- private:
-  Json json_;
-};
-
-/// What a person says of an act is kept and told: not a book.
-/// fails  invalid_argument
-Status check_reason(const std::string& why);
+/// A query parameter, or its default; null: neither. `admit` has checked it.
+Json argument(const Call& call, std::string_view name);
 
 /// The place of an item in its list, as it stands in ?cursor=: "12" or "12.3".
 using ListKey = std::pair<std::uint64_t, std::uint64_t>;
@@ -53,44 +43,36 @@ Result<std::optional<ListKey>> cursor_of(const Call& call);
 /// The same path with ?limit= and the other parameters, from behind `key` on.
 std::string next_link(const Call& call, const std::string& cursor);
 
-/// The keys of a list whose items have no numbers: their positions, from 1.
-template <class View>
-auto position_in(const std::vector<View>& views) {
-  return [first = views.data()](const View& view) {
-    return ListKey(static_cast<std::uint64_t>(&view - first) + 1, 0);
+/// The keys of a list whose items have no numbers: their positions, behind `before`.
+template <class Item>
+auto position_in(const std::vector<Item>& items, std::uint64_t before = 0) {
+  return [first = items.data(), before](const Item& item) {
+    return ListKey(before + static_cast<std::uint64_t>(&item - first) + 1, 0);
   };
 }
 
-/// One page of a list: {name: [...], "next": link or null}, and the fields of `more`. `views` are
-/// in the list's order, which goes by `key`, upwards or downwards.
-struct ViewToJson {
-  template <class View>
-  Json operator()(const View& view) const {
-    return to_json_object(view);
-  }
-};
-template <class View, class Key, class ToJson = ViewToJson>
-Result<HttpResponse> list_page(const Call& call, const char* name, const std::vector<View>& views,
-                               Key key, bool is_descending = false, ToJson to_json = ToJson(),
-                               const Json& more = Json::object()) {
+/// One page of a list: its items, "next": link or null, and the fields of `more`. `items` are in
+/// the list's order, which goes by `key`, upwards or downwards.
+template <class Item, class Key>
+Result<HttpResponse> list_page(const Call& call, const std::vector<Item>& items, Key key,
+                               bool is_descending = false, const Json& more = Json::object()) {
   CENTROID_ASSIGN(const std::optional<ListKey> cursor, cursor_of(call));
   Json list = Json::array();
   std::string next;
   std::optional<ListKey> last;
-  for (const View& view : views) {
-    const ListKey at = key(view);
+  for (const Item& item : items) {
+    const ListKey at = key(item);
     if (cursor && (is_descending ? at >= *cursor : at <= *cursor)) continue;
     if (list.size() == call.limit) {
       next = next_link(call, to_string(*last));
       break;
     }
-    list.push_back(to_json(view));
+    list.push_back(view_of<Item>().to_json(item));
     last = at;
   }
-  Json out;
-  out[name] = std::move(list);
+  Json out = more;
+  out[call.route->answer.list] = std::move(list);
   out["next"] = next.empty() ? Json() : Json(next);
-  out.update(more);
   return json_response(out);
 }
 

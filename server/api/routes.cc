@@ -7,7 +7,7 @@
 
 #include "common/base/log.h"
 #include "common/base/version.h"
-#include "server/api/handlers.h"
+#include "server/api/openapi.h"
 #include "server/api/problem.h"
 #include "server/api/reply.h"
 
@@ -19,114 +19,104 @@ Error unexplained() {
   return Error(ErrorCode::kInternal, "the server failed to answer; its log says why");
 }
 
-constexpr Route get(std::string_view path, Handler handler, Role role = Role::kViewer) {
-  return {.method = "GET", .path = path, .handler = handler, .role = role};
-}
-
-/// A list that comes in pages.
-constexpr Route list(std::string_view path, Handler handler, std::size_t limit = kMaxLimit,
-                     std::string_view query = "limit cursor") {
-  return {.method = "GET", .path = path, .handler = handler, .query = query, .limit = limit};
-}
-
-constexpr Route admin_list(std::string_view path, Handler handler) {
-  return {.method = "GET",
-          .path = path,
-          .handler = handler,
-          .role = Role::kAdmin,
-          .query = "limit cursor",
-          .limit = 100};
-}
-
-constexpr Route remove(std::string_view path, Handler handler) {
-  return {.method = "DELETE", .path = path, .handler = handler, .role = Role::kAdmin};
-}
-
-constexpr Route post(std::string_view path, Handler handler, std::string_view body = {},
-                     Span span = Span::kQuick) {
-  return {.method = "POST",
-          .path = path,
-          .handler = handler,
-          .role = Role::kAdmin,
-          .body = body,
-          .span = span};
-}
-
-}  // namespace
-
-const std::vector<Route>& routes() {
-  static const std::vector<Route> kRoutes = {
-      get("/", get_index),
-      get("/livez", get_livez, Role::kAnyone),
-      get("/healthz", get_healthz, Role::kAnyone),
-      get("/readyz", get_readyz, Role::kAnyone),
-      get("/metrics", get_metrics),
-      get("/version", get_version),
-      get("/openapi.json", get_openapi),
-      get("/v1/host", get_host),
-      get("/v1/cluster", get_cluster),
-      list("/v1/workers", get_workers),
-      get("/v1/workers/{id}", get_worker),
-      post("/v1/workers/{id}:drain", post_drain),
-      post("/v1/workers/{id}:evict", post_evict, "seconds why"),
-      post("/v1/workers/{id}:measure", post_measure, "to"),
-      list("/v1/evictions", get_evictions),
-      remove("/v1/evictions/{name}", delete_eviction),
-      list("/v1/servers", get_servers),
-      post("/v1/servers/{name}:drain", post_drain_server),
-      list("/v1/rounds", get_rounds, kDefaultRounds),
-      list("/v1/epochs", get_epochs, kDefaultEpochs),
-      list("/v1/waits", get_waits),
-      list("/v1/events", get_events, 100, "limit cursor since type"),
-      {.method = "GET", .path = "/v1/trace", .handler = get_trace, .query = "seconds format"},
-      {.method = "GET", .path = "/v1/scale", .handler = get_scale, .query = "efficiency"},
-      post("/v1/scale", post_scale, "workers why"),
-      list("/v1/parameters", get_parameters),
-      get("/v1/parameters/{name}", get_parameter),
-      get("/v1/model.svg", get_model_picture),
-      get("/v1/config", get_config),
-      {.method = "PATCH",
-       .path = "/v1/config",
-       .handler = patch_config,
-       .role = Role::kAdmin,
-       .body = "*"},
-      list("/v1/checkpoints", get_checkpoints),
-      post("/v1/checkpoints", post_checkpoint, {}, Span::kCheckpoint),
-      remove("/v1/checkpoints/{id}", delete_checkpoint),
-      post("/v1/checkpoints/{id}:verify", post_verify, {}, Span::kCheckpoint),
-      post("/v1/checkpoints/{id}:restore", post_restore, "delete_newer", Span::kCheckpoint),
-      list("/v1/checkpoints/{id}/files", get_checkpoint_files),
-      get("/v1/checkpoints/{id}/files/{file}", get_checkpoint_file, Role::kWorker),
-      list("/v1/tables", get_tables),
-      get("/v1/tables/{name}", get_table),
-      admin_list("/v1/tokens", get_tokens),
-      {.method = "POST",
-       .path = "/v1/tokens",
-       .handler = post_token,
-       .role = Role::kAdmin,
-       .body = "name role expires_seconds"},
-      remove("/v1/tokens/{name}", delete_token),
-      admin_list("/v1/audit", get_audit),
-      post("/v1/job:pause", post_pause),
-      post("/v1/job:resume", post_resume),
-      post("/v1/job:stop", post_stop),
-  };
-  return kRoutes;
-}
+struct Index {
+  std::string name = "centroid-server", version = kVersion;
+  Json links = Json::object();
+  friend View<Index> describe(const Index*) {
+    using V = Index;
+    return {"Index",
+            "Where things are.",
+            {{"name", &V::name, "Program.", one_of({"centroid-server"})},
+             {"version", &V::version, "Its version."},
+             {"links",
+              &V::links,
+              "Path by name.",
+              {{"type", "object"}, {"additionalProperties", {{"type", "string"}}}}}}};
+  }
+};
 
 Reply get_index(Services, Call) {
-  Json links = Json::object();
+  Index index;
   for (const Route& route : routes()) {
     if (route.method != "GET" || route.path == "/" ||
         route.path.find('{') != std::string_view::npos)
       continue;
-    links[std::string(route.path.substr(route.path.rfind('/') + 1))] = route.path;
+    index.links[std::string(route.path.substr(route.path.rfind('/') + 1))] = route.path;
   }
-  Json out;
-  out["name"] = "centroid-server";
-  out["version"] = kVersion;
-  out["links"] = std::move(links);
-  co_return json_response(out);
+  co_return view_response(index);
+}
+
+Reply get_openapi(Services, Call) {
+  HttpResponse response;
+  response.text = openapi_document();
+  co_return response;
+}
+
+/// What is made of all routes.
+std::vector<Route> index_routes() {
+  return {
+      {.path = "/",
+       .id = "get_index",
+       .handler = get_index,
+       .summary = "Links to the other paths",
+       .description = "A browser (`Accept: text/html`) gets the console, without a token.",
+       .answer = answer<Index>("Links to the other paths.")},
+      {.path = "/openapi.json",
+       .id = "get_openapi",
+       .handler = get_openapi,
+       .summary = "This document",
+       .answer = {.text = "OpenAPI 3.1."}},
+  };
+}
+
+std::vector<Route> joined(std::vector<Route> routes, const std::vector<Route>& more) {
+  routes.insert(routes.end(), more.begin(), more.end());
+  return routes;
+}
+
+std::vector<Family> make_families() {
+  std::vector<Family> families = {
+      {"server", "The process.", joined(joined(index_routes(), server_routes()), config_routes())},
+      {"cluster", "The cluster as a whole.", cluster_routes()},
+      {"workers", "Its workers.", worker_routes()},
+      {"events", "What happened.", event_routes()},
+      {"parameters", "What is trained.", parameter_routes()},
+      {"checkpoints", "What is on disk.", checkpoint_routes()},
+      {"tables", "Tables of sparse rows.", table_routes()},
+      {"job", "The job's course.", job_routes()},
+      {"access", "Tokens and the audit log.", token_routes()},
+  };
+  for (Family& family : families)
+    for (Route& route : family.routes) {
+      route.tag = family.tag;
+      if (route.limit == 0) continue;
+      route.parameters.push_back(
+          query<std::size_t>("limit", "At most so many.", between(1, kMaxLimit), route.limit));
+      route.parameters.push_back(
+          query<std::string>("cursor", "Where the page begins: follow `next` of the page before."));
+    }
+  return families;
+}
+
+}  // namespace
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> kFamilies = make_families();
+  return kFamilies;
+}
+
+const std::vector<Route>& routes() {
+  static const std::vector<Route> kRoutes = [] {
+    std::vector<Route> all;
+    for (const Family& family : families()) all = joined(std::move(all), family.routes);
+    return all;
+  }();
+  return kRoutes;
+}
+
+const std::string& openapi_document() {
+  static const std::string kDocument = make_openapi(families());
+  return kDocument;
 }
 
 Task<HttpResponse> run_call(Services services, Call call) {

@@ -10,6 +10,7 @@
 #include "common/async/task.h"
 #include "common/base/metrics.h"
 #include "server/api/call.h"
+#include "server/api/schema.h"
 #include "server/api/view.h"
 
 namespace centroid::server {
@@ -38,29 +39,108 @@ struct Services {
 
 enum class Span : std::uint8_t { kQuick, kCheckpoint };  ///< which deadline holds
 
-using Handler = Task<Result<HttpResponse>> (*)(Services services, Call call);
-
-/// One method of one path. In a path, "{id}" is a number, any other "{...}" a name; "{id}:verb"
-/// acts on it.
-struct Route {
-  std::string_view method;
-  std::string_view path;
-  Handler handler = nullptr;
-  Role role = Role::kViewer;    ///< the least that may call it
-  std::string_view query = {};  ///< known parameters, separated by spaces
-  std::string_view body = {};   ///< known fields of a JSON body, separated by spaces
-  Span span = Span::kQuick;
-  std::size_t limit = 0;  ///< ?limit= when it is not given; 0: takes none
+/// A value in a request's path, query or fields.
+struct Parameter {
+  std::string in;  ///< path | query | header
+  std::string name;
+  std::string text;
+  Json schema;
 };
 
-/// Every route, in the order of docs/reference/rest.md.
-const std::vector<Route>& routes();
+/// In a path "{id}" is a number, any other "{...}" a name.
+Parameter path_part(std::string name, std::string text);
 
-inline constexpr std::size_t kDefaultRounds = 50, kDefaultEpochs = 10;
+template <class T>
+Parameter header(std::string name, std::string text) {
+  std::vector<const Schema*> none;
+  return {"header", std::move(name), std::move(text), detail::schema_of<T>(none)};
+}
+
+/// `more`: its bounds or choices. `otherwise`: its value when it is not given.
+template <class T>
+Parameter query(std::string name, std::string text, const Json& more = Json::object(),
+                const Json& otherwise = nullptr) {
+  std::vector<const Schema*> none;
+  Parameter parameter{"query", std::move(name), std::move(text), detail::schema_of<T>(none)};
+  parameter.schema.update(more);
+  if (!otherwise.is_null()) parameter.schema["default"] = otherwise;
+  return parameter;
+}
+
+/// What a route answers when all went well.
+struct Answer {
+  std::string text = {};
+  unsigned status = 200;
+  std::string media = "application/json";
+  Schema schema = {};     ///< of JSON; without a name: not described further
+  std::string list = {};  ///< of a page, the field with its items
+};
+
+template <class T>
+Answer answer(std::string text, unsigned status = 200) {
+  return {.text = std::move(text), .status = status, .schema = view_of<T>()};
+}
+
+/// A page of a list: {list: [items], "next": link or null}, and the fields of `page`.
+Answer make_page(std::string list, std::string text, const Schema& item, Schema page);
+
+template <class Item>
+Answer page(std::string list, std::string text, std::string name, const std::string& about) {
+  Schema whole{.name = std::move(name), .json = {{"type", "object"}, {"description", about}}};
+  return make_page(std::move(list), std::move(text), view_of<Item>(), std::move(whole));
+}
+/// With the fields of the view `More`, besides; name and text are its own.
+template <class Item, class More>
+Answer page(std::string list, std::string text) {
+  return make_page(std::move(list), std::move(text), view_of<Item>(), view_of<More>());
+}
+
+using Handler = Task<Result<HttpResponse>> (*)(Services services, Call call);
+
 inline constexpr std::size_t kMaxLimit = 1000;
 
-/// Whether a word is one of those that are separated by spaces.
-bool is_one_of(std::string_view words, std::string_view word);
+/// One method of one path: how it is called, and what the OpenAPI document says of it.
+struct Route {
+  std::string_view method = "GET";
+  std::string_view path = {};  ///< "{id}:verb" acts on it
+  std::string_view id = {};
+  Handler handler = nullptr;
+  /// The least that may call it.
+  Role role = method == "GET" ? Role::kViewer : Role::kAdmin;
+  std::string_view summary = {}, description = {};
+  std::vector<Parameter> parameters = {};  ///< those of a page are added
+  Schema body = {};                        ///< of POST and PATCH; without a name: no field is known
+  Answer answer = {};
+  std::size_t limit = answer.list.empty() ? 0 : kMaxLimit;  ///< ?limit= when it is not given
+  Json responses = nullptr;  ///< merged into those of the document (RFC 7396)
+  Span span = Span::kQuick;
+  std::string_view tag = {};  ///< of its family
+
+  /// nullptr: not known
+  const Parameter* find_query(std::string_view name) const;
+};
+
+/// Routes that belong together: a tag of the OpenAPI document.
+struct Family {
+  std::string_view tag, text;
+  std::vector<Route> routes;
+};
+
+// Each in the file of its name.
+std::vector<Route> server_routes();
+std::vector<Route> config_routes();
+std::vector<Route> cluster_routes();
+std::vector<Route> worker_routes();
+std::vector<Route> event_routes();
+std::vector<Route> parameter_routes();
+std::vector<Route> checkpoint_routes();
+std::vector<Route> table_routes();
+std::vector<Route> job_routes();
+std::vector<Route> token_routes();
+
+const std::vector<Family>& families();
+/// Those of all families.
+const std::vector<Route>& routes();
 
 /// What is known of a request before anything runs: its answer, or the call that will give it.
 struct Admission {

@@ -1,16 +1,46 @@
 #include <algorithm>
 
-#include "server/api/handlers.h"
 #include "server/api/reply.h"
 
 namespace centroid::server {
 
-Reply get_tables(Services services, Call call) {
+View<TableView> describe(const TableView*) {
+  using V = TableView;
+  return {"Table",
+          "A table of sparse rows.",
+          {{"name", &V::name, "Its name."},
+           {"optimizer", &V::optimizer, "`sgd`, `adagrad` or `ftrl`."},
+           {"spec", &V::spec, "Its settings, as `tables` takes them."},
+           {"dim", &V::dim, "Floats of a row."},
+           {"rows", &V::rows, "Rows that are stored."},
+           {"waiting", &V::waiting, "Keys that wait for admission."},
+           {"bytes", &V::bytes, "Memory it takes."},
+           {"payload_bytes", &V::payload_bytes, "Of that: values and optimizer state."},
+           {"max_bytes", &V::max_bytes, "Bound on its memory; 0: none."},
+           {"pulled", &V::pulled, "Rows pulled since the table was begun."},
+           {"pushed", &V::pushed, "Rows pushed, a key that stood twice in a push once."},
+           {"admitted", &V::admitted, "Rows stored anew."},
+           {"held_back", &V::held_back, "Gradients of rows that were not yet admitted."},
+           {"evicted", &V::evicted, "Rows taken away for want of memory."},
+           {"expired", &V::expired, "Rows taken away by age."},
+           {"servers", &V::servers,
+            "The servers that hold it, the leader first. None on a server that stands by."}}};
+}
+
+View<PartView> describe(const PartView*) {
+  using V = PartView;
+  return {"TablePart",
+          "What of a table lies on one server.",
+          {{"name", &V::server, "The server, as in GET /v1/servers."},
+           {"rows", &V::rows, "Rows that are stored there."},
+           {"bytes", &V::bytes, "Memory it takes there."}}};
+}
+
+namespace {
+
+Reply list_tables(Services services, Call call) {
   const auto views = co_await services.control.tables();
-  const auto key = [&views](const TableView& view) {
-    return ListKey(static_cast<std::uint64_t>(&view - views.data()), 0);
-  };
-  co_return list_page(call, "tables", views, key);
+  co_return list_page(call, views, position_in(views));
 }
 
 Reply get_table(Services services, Call call) {
@@ -20,7 +50,25 @@ Reply get_table(Services services, Call call) {
     co_return Error(ErrorCode::kNotFound,
                     "there is no table '" + call.value("name") +
                         "' here; `centroidctl tables` (GET /v1/tables) lists them");
-  co_return json_response(to_json_object(*found));
+  co_return view_response(*found);
+}
+
+}  // namespace
+
+std::vector<Route> table_routes() {
+  return {
+      {.path = "/v1/tables",
+       .id = "list_tables",
+       .handler = list_tables,
+       .summary = "Tables of sparse rows: settings, rows, memory, counts",
+       .answer = page<TableView>("tables", "The tables.", "TableList", "Tables of sparse rows.")},
+      {.path = "/v1/tables/{name}",
+       .id = "get_table",
+       .handler = get_table,
+       .summary = "One of them",
+       .parameters = {path_part("name", "Name of the table.")},
+       .answer = answer<TableView>("The table.")},
+  };
 }
 
 }  // namespace centroid::server

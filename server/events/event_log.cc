@@ -1,10 +1,10 @@
 #include "server/events/event_log.h"
 
 #include <algorithm>
-#include <array>
 
 #include "common/base/result.h"
 #include "common/base/trace_events.h"
+#include "server/events/event_types.h"
 
 namespace centroid::server {
 
@@ -13,17 +13,6 @@ namespace {
 constexpr std::size_t kMaxText = 512;
 /// Ids of one millisecond before those of the next would be used: a double holds them exactly.
 constexpr double kIdsPerSecond = 1'000'000;
-
-constexpr auto kTypes = std::to_array<std::string_view>({
-    "member.joined",      "member.left",          "member.lost",
-    "member.left_out",    "member.drain_asked",   "member.evicted",
-    "generation.formed",  "job.phase_changed",    "round.committed",
-    "round.skipped",      "round.aborted",        "epoch.ended",
-    "model.evaluated",    "checkpoint.written",   "checkpoint.failed",
-    "checkpoint.deleted", "checkpoint.restored",  "config.changed",
-    "scale.hinted",       "wait.lasted",          "audit.recorded",
-    "job.begun_again",    "job.short_of_workers", "checkpoint.state_not_kept",
-});
 
 log::Field::Value bounded(log::Field::Value value) {
   if (auto* text = std::get_if<std::string>(&value); text != nullptr && text->size() > kMaxText) {
@@ -54,7 +43,14 @@ void mark(const EventRecord& event) {
 
 }  // namespace
 
-std::span<const std::string_view> event_types() { return kTypes; }
+std::span<const std::string_view> event_types() {
+  static const std::vector<std::string_view> kNames = [] {
+    std::vector<std::string_view> names;
+    for (const EventType& type : described_events()) names.push_back(type.name);
+    return names;
+  }();
+  return kNames;
+}
 
 EventLog::EventLog(const Clock& clock, std::size_t capacity)
     : clock_(clock),
@@ -63,8 +59,8 @@ EventLog::EventLog(const Clock& clock, std::size_t capacity)
       next_(first_) {}
 
 void EventLog::publish(std::string_view type, log::Fields fields) {
-  const auto known = std::find(kTypes.begin(), kTypes.end(), type);
-  CENTROID_CHECK(known != kTypes.end());
+  const auto known = std::ranges::find(event_types(), type);
+  CENTROID_CHECK(known != event_types().end());
   EventRecord event;
   event.type = *known;
   event.unix_seconds = clock_.unix_seconds();

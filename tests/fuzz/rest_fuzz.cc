@@ -65,11 +65,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!is_clean(call.request_id)) std::abort();
     (void)cursor_of(call);
     (void)call.id();
-    if (!call.request.body.empty() && call.route->body != "*") {
-      const Body body(call);
-      (void)body.number("seconds", 0, 0, 10);
-      (void)body.text("why", "");
-    }
+    const std::string& body = call.request.body;
+    const Schema& known = call.route->body;
+    if (!body.empty() && known.json.contains("properties"))
+      for (const auto& [field, schema] : known.json["properties"].items())
+        (void)check_value(field, Json::parse(body).value(field, Json()), schema);
+    for (const auto& [name, value] : call.query) (void)argument(call, name);
   }
 
   const std::uint64_t bytes = size * 977;

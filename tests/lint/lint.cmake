@@ -9,14 +9,14 @@ if(CENTROID_CYCLES AND CMAKE_BUILD_TYPE STREQUAL Release)  # in others more is l
   add_test(NAME lint.cycles COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_cycles.py ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
   set_tests_properties(lint.cycles PROPERTIES LABELS lint TIMEOUT 300)
 endif()
-add_test(NAME lint.rest_table COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/server/api/reference.py --check ${PROJECT_SOURCE_DIR})
-set_tests_properties(lint.rest_table PROPERTIES LABELS lint TIMEOUT 300)
 add_test(NAME lint.python_page COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/client/python/reference.py --check)
 set_tests_properties(lint.python_page PROPERTIES LABELS lint TIMEOUT 300)
 if(TARGET centroid-server AND TARGET centroid-worker AND TARGET centroidctl)  # what they print is a page
   add_test(NAME process.settings_page
     COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/docs/reference/make_settings.py --check ${CMAKE_BINARY_DIR}/bin)
-  set_tests_properties(process.settings_page PROPERTIES LABELS process TIMEOUT 300)
+  add_test(NAME process.rest_page
+    COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/server/api/reference.py --check ${CMAKE_BINARY_DIR}/bin)
+  set_tests_properties(process.settings_page process.rest_page PROPERTIES LABELS process TIMEOUT 300)
 endif()
 add_test(NAME lint.self_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/lint_test.py)
 set_tests_properties(lint.self_test PROPERTIES LABELS lint TIMEOUT 300)

@@ -549,7 +549,7 @@ class Docs(LintTest):
 
     def test_pages_that_scripts_make(self):
         """Those of this repository are as their scripts make them; a changed source is noticed."""
-        for name in ("docs/reference/events.md", "docs/reference/make_events.py", "server/api/openapi.json"):
+        for name in ("docs/reference/events.md", "docs/reference/make_events.py"):
             self.write(name, (ROOT / name).read_text(encoding="utf-8"))
         for folder in ("common", "transport", "server", "worker", "client"):
             for path in (ROOT / folder).rglob("*"):
@@ -562,24 +562,6 @@ class Docs(LintTest):
         subprocess.run([sys.executable, root / "docs/reference/make_events.py", root], check=True)
         self.assertIn("\n`thing.happened` | `why`\n", (root / "docs/reference/events.md").read_text(encoding="utf-8"))
         self.assertEqual(list(check_docs.made_findings(root)), [])
-
-
-class RestTable(unittest.TestCase):
-    """docs/reference/rest.md follows openapi.json."""
-
-    def test_a_change_of_the_document_is_found(self):
-        with tempfile.TemporaryDirectory() as folder:
-            root = pathlib.Path(folder)
-            for name in ("docs/reference/rest.md", "server/api/openapi.json"):
-                (root / name).parent.mkdir(parents=True)
-                (root / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
-            check = [sys.executable, ROOT / "server" / "api" / "reference.py", "--check", root]
-            self.assertEqual(subprocess.run(check, check=False).returncode, 0)
-            document = root / "server" / "api" / "openapi.json"
-            document.write_text(document.read_text(encoding="utf-8").replace("Make a token", "Create a token"), encoding="utf-8")
-            done = subprocess.run(check, capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn("docs/reference/rest.md", done.stdout)
 
 
 if __name__ == "__main__":

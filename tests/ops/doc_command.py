@@ -93,12 +93,12 @@ def docker(words):
 
 
 def curl(words):
-    known = json.loads((ROOT / "server" / "api" / "openapi.json").read_text())["paths"]
+    known = json.loads(outcome(BIN / "centroid-server", "--print-openapi")[1])["paths"]
     patterns = [re.compile(re.sub(r"\\\{\w+\\\}", r"[^/]+", re.escape(path))) for path in known]
     for word in words:
         found = re.match(r"(?:https?://)?[\w.-]+:\w+(/[^?]*)", word)
         if found and not any(pattern.fullmatch(found[1]) for pattern in patterns):
-            return f"no path {found[1]} in openapi.json"
+            return f"no path {found[1]} in the OpenAPI document"
     return None
 
 

@@ -144,7 +144,7 @@ class Words(ClusterTest):
         flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known))
         flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg", "--no-build"}  # of docker, kubectl, etcd
         settings = set(re.findall(r"CENTROID_[A-Z_]+", "".join(text_of(page) for page in GUIDES)))
-        spec = json.loads((ROOT / "server" / "api" / "openapi.json").read_text())["paths"]
+        spec = json.loads(subprocess.run([self.programs / "centroid-server", "--print-openapi"], capture_output=True, text=True, check=True).stdout)["paths"]
         routes = [(re.compile(re.sub(r"\\\{\w+\\\}", r"[^/]+", re.escape(path))), {method.upper() for method in one}) for path, one in spec.items()]
         server_settings = self.settings("centroid-server") | self.settings("centroid-worker")
         for page in GUIDES:

@@ -1,0 +1,90 @@
+#include "server/api/schema.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace centroid::server {
+
+namespace {
+
+constexpr double kMostExact = 9007199254740992.0;  ///< 2^53: doubles are exact up to it
+
+std::string text_of(const Json& value) {
+  constexpr std::size_t kShown = 100;
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kShown) text.resize(kShown), text += "...";
+  return text;
+}
+
+std::string bounds_of(const Json& schema) {
+  const auto number = [&schema](const char* name) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.12g", schema.value(name, 0.0));
+    return std::string(text);
+  };
+  if (schema.contains("maximum")) return " from " + number("minimum") + " to " + number("maximum");
+  return schema.contains("minimum") ? " of at least " + number("minimum") : std::string();
+}
+
+bool is_within(const Json& value, const Json& schema, bool is_whole) {
+  if (!value.is_number()) return false;
+  const double number = value.get<double>();
+  if (is_whole && value.is_number_float())
+    if (number != std::floor(number) || std::abs(number) > kMostExact) return false;
+  return number >= schema.value("minimum", number) && number <= schema.value("maximum", number);
+}
+
+std::string choices_of(const Json& words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text.append(i == 0                  ? ""
+                : i + 1 == words.size() ? " or "
+                                        : ", ")
+        .append(words[i].get<std::string>());
+  return text;
+}
+
+}  // namespace
+
+Json reference_to(const Schema& schema) {
+  return {{"$ref", "#/components/schemas/" + schema.name}};
+}
+
+Json least(const Json& value) { return {{"minimum", value}}; }
+Json between(const Json& least, const Json& most) {
+  return {{"minimum", least}, {"maximum", most}};
+}
+Json one_of(const std::vector<std::string>& words) { return {{"enum", words}}; }
+Json at_most_bytes(std::size_t count) { return {{"maxLength", count}}; }
+Json matches(const char* pattern) { return {{"pattern", pattern}}; }
+Json at_most_items(std::size_t count) { return {{"maxItems", count}}; }
+Json or_null() { return {{"type", {"number", "null"}}}; }
+
+Status check_value(const std::string& where, const Json& value, const Json& schema) {
+  const std::string type = schema.value("type", "");
+  std::string expected;
+  if (type == "boolean" && !value.is_boolean()) {
+    expected = "true or false";
+  } else if (type == "integer" && !is_within(value, schema, true)) {
+    expected = "a whole number" + bounds_of(schema);
+  } else if (type == "number" && !is_within(value, schema, false)) {
+    expected = "a number" + bounds_of(schema);
+  } else if (type == "string" && !value.is_string()) {
+    expected = "a string";
+  } else if (schema.contains("enum")) {
+    const Json& words = schema["enum"];
+    if (std::find(words.begin(), words.end(), value) == words.end()) expected = choices_of(words);
+  } else if (schema.contains("maxLength")) {
+    const std::size_t most = schema["maxLength"], size = value.get_ref<const std::string&>().size();
+    if (size > most)
+      return Error(ErrorCode::kInvalidArgument, where + ": expected at most " +
+                                                    std::to_string(most) + " bytes, got " +
+                                                    std::to_string(size));
+  }
+  if (expected.empty()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               where + ": expected " + expected + ", got " + text_of(value));
+}
+
+}  // namespace centroid::server

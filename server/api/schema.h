@@ -1,0 +1,218 @@
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/result.h"
+
+/// The JSON objects of REST, each described once. A struct with `View<T> describe(const T*)` beside
+/// it is a view. `describe` lists its fields: name, place, text, bounds. The JSON of an answer, the
+/// schema in the OpenAPI document and the parser of a request's body come from this list.
+namespace centroid::server {
+
+using Json = nlohmann::ordered_json;
+
+/// An entry of the OpenAPI document's components/schemas.
+struct Schema {
+  std::string name = {};
+  Json json = {};
+  std::vector<const Schema*> parts = {};  ///< to which `json` refers
+};
+
+Json reference_to(const Schema& schema);
+
+template <class T>
+class View;
+
+/// The description of a view.
+template <class T>
+const View<T>& view_of() {
+  static const View<T> kView = describe(static_cast<const T*>(nullptr));
+  return kView;
+}
+
+// What a schema says besides the type and the text.
+Json least(const Json& value);
+Json between(const Json& least, const Json& most);
+Json one_of(const std::vector<std::string>& words);
+Json at_most_bytes(std::size_t count);
+Json matches(const char* pattern);
+Json at_most_items(std::size_t count);
+Json or_null();  ///< a number that may be NaN
+
+/// Compare a value with its schema: type, bounds, length, choices.
+///
+/// fails  invalid_argument: "`where`: expected ..., got ..."
+Status check_value(const std::string& where, const Json& value, const Json& schema);
+
+namespace detail {
+
+template <class T>
+concept Described = requires(const T* view) { describe(view); };
+
+template <class T>
+concept Plain = std::is_arithmetic_v<T> || std::same_as<T, std::string>;
+
+template <class T>
+struct Wrapped {
+  using Value = void;
+};
+template <class T>
+struct Wrapped<std::optional<T>> {
+  using Value = T;
+};
+template <class T>
+using Optional = Wrapped<T>::Value;  ///< what it may have; void: `T` is no optional
+
+/// The schema of a type; the views that it refers to are added to `parts`.
+template <class T>
+Json schema_of(std::vector<const Schema*>& parts) {
+  if constexpr (Described<T>) {
+    parts.push_back(&view_of<T>());
+    return reference_to(view_of<T>());
+  } else if constexpr (!std::is_void_v<Optional<T>>) {
+    Json schema = schema_of<Optional<T>>(parts);
+    if (schema.contains("type")) schema["type"] = Json::array({schema["type"], "null"});
+    return schema;
+  } else if constexpr (std::same_as<T, Json>) {
+    return Json::object();
+  } else if constexpr (std::same_as<T, bool>) {
+    return {{"type", "boolean"}};
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return {{"type", "number"}};
+  } else if constexpr (std::is_unsigned_v<T>) {
+    return {{"type", "integer"}, {"minimum", 0}};
+  } else if constexpr (std::is_integral_v<T>) {
+    return {{"type", "integer"}};
+  } else if constexpr (std::same_as<T, std::string>) {
+    return {{"type", "string"}};
+  } else {
+    return {{"type", "array"}, {"items", schema_of<typename T::value_type>(parts)}};
+  }
+}
+
+template <class T>
+Json json_of(const T& value) {
+  if constexpr (Described<T>) {
+    return view_of<T>().to_json(value);
+  } else if constexpr (!std::is_void_v<Optional<T>>) {
+    return value ? json_of(*value) : Json();
+  } else if constexpr (Plain<T> || std::same_as<T, Json>) {
+    return Json(value);
+  } else {
+    Json list = Json::array();
+    for (const auto& item : value) list.push_back(json_of(item));
+    return list;
+  }
+}
+
+}  // namespace detail
+
+/// One field of a view.
+template <class T>
+struct Field {
+  /// `get`: a member, or a function of the view. `more`: what the schema says besides.
+  template <class Get>
+  Field(std::string field, Get get, std::string_view text, const Json& more = Json::object())
+      : name(std::move(field)) {
+    using Value = std::remove_cvref_t<std::invoke_result_t<const Get&, const T&>>;
+    schema = detail::schema_of<Value>(parts);
+    if (!text.empty()) schema["description"] = text;
+    schema.update(more);
+    read = [get](const T& view) { return detail::json_of<Value>(std::invoke(get, view)); };
+    if constexpr (std::is_member_object_pointer_v<Get>) {
+      if constexpr (detail::Plain<Value>)
+        write = [get](T& view, const Json& json) { json.get_to(view.*get); };
+      else if constexpr (detail::Plain<detail::Optional<Value>>)
+        write = [get](T& view, const Json& json) {
+          view.*get = json.get<detail::Optional<Value>>();
+        };
+    }
+  }
+
+  std::string name;
+  Json schema;
+  std::vector<const Schema*> parts;
+  std::function<Json(const T&)> read;
+  std::function<void(T&, const Json&)> write;  ///< empty: the field is in answers only
+  bool is_required = true;
+};
+
+/// A field that a request's body may leave out.
+template <class T, class Value>
+Field<T> optional(std::string name, Value T::* member, std::string_view text,
+                  const Json& more = Json::object()) {
+  Field<T> field(std::move(name), member, text, more);
+  field.is_required = false;
+  if (field.schema["type"].is_array()) field.schema["type"] = Json(field.schema["type"][0]);
+  return field;
+}
+
+/// A member of a member, or a function of a member.
+template <class Outer, class Inner>
+auto at(Outer outer, Inner inner) {
+  return [outer, inner](const auto& view) { return std::invoke(inner, std::invoke(outer, view)); };
+}
+
+/// A member for which 0 means that there is nothing.
+template <class T, class Value>
+auto null_if_zero(Value T::* member) {
+  return [member](const T& view) {
+    return view.*member == 0 ? std::optional<Value>() : std::optional<Value>(view.*member);
+  };
+}
+
+template <class T>
+class View : public Schema {
+ public:
+  View(std::string title, std::string_view text, std::vector<Field<T>> fields,
+       const std::vector<Field<T>>& more = {})
+      : fields_(std::move(fields)) {
+    fields_.insert(fields_.end(), more.begin(), more.end());
+    name = std::move(title);
+    json = {{"type", "object"}, {"description", text}, {"additionalProperties", false}};
+    for (const Field<T>& field : fields_) {
+      if (field.is_required) json["required"].push_back(field.name);
+      json["properties"][field.name] = field.schema;
+      parts.insert(parts.end(), field.parts.begin(), field.parts.end());
+    }
+  }
+
+  /// Numbers that are not finite become null.
+  Json to_json(const T& view) const {
+    Json out = Json::object();
+    for (const Field<T>& field : fields_) out[field.name] = field.read(view);
+    return out;
+  }
+
+  /// Fields that are not there keep the value that they have by default.
+  /// fails  invalid_argument: names the field, what was expected and what came
+  Result<T> parse(const Json& object) const {
+    T view;
+    for (const Field<T>& field : fields_) {
+      const auto found = object.find(field.name);
+      if (found != object.end()) {
+        CENTROID_TRY(check_value(field.name, *found, field.schema));
+        if (field.write) field.write(view, *found);
+      } else if (field.is_required) {
+        return Error(ErrorCode::kInvalidArgument,
+                     "there is no field '" + field.name +
+                         "': " + field.schema.value("description", std::string("it is required")));
+      }
+    }
+    return view;
+  }
+
+ private:
+  std::vector<Field<T>> fields_;
+};
+
+}  // namespace centroid::server

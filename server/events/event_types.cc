@@ -1,0 +1,173 @@
+#include "server/events/event_types.h"
+
+namespace centroid::server {
+
+namespace {
+
+using enum EventField::Kind;
+
+// docs/reference/make_events.py reads this file.
+
+std::vector<EventType> of_members_and_rounds() {
+  return {{"member.joined",
+           "A worker was admitted.",
+           {{"worker", kText, "Its name."},
+            {"member", kCount, "Number of its admission."},
+            {"address", kText, "host:port it came from."},
+            {"devices", kCount, "Its devices."},
+            {"batch", kCount, "Samples of one of its steps."}}},
+          {"member.left",
+           "A worker said goodbye.",
+           {{"worker", kText, "Its name."},
+            {"member", kCount, "Its number."},
+            {"why", kText, "What it said."}}},
+          {"member.lost",
+           "A worker is gone without a goodbye: silent beyond its lease, connection broken, or "
+           "replaced.",
+           {{"worker", kText, "Its name."},
+            {"member", kCount, "Its number."},
+            {"why", kText, "How that was seen."}}},
+          {"member.left_out",
+           "A round closed without a worker's contribution (policies backup and quorum).",
+           {{"worker", kText, "Its name."},
+            {"member", kCount, "Its number."},
+            {"round", kCount, "The round."}}},
+          {"member.drain_asked",
+           "An operator asked a worker to leave after its round.",
+           {{"worker", kText, "Its name."}, {"member", kCount, "Its number."}}},
+          {"member.evicted",
+           "An operator removed a worker.",
+           {{"worker", kText, "Its name."},
+            {"member", kCount, "Its number."},
+            {"seconds", kNumberOrNull, "How long its name is refused; 0: until it is allowed."},
+            {"why", kText, "As the operator said."}}},
+          {"generation.formed",
+           "The membership has a new number.",
+           {{"generation", kCount, "The number."},
+            {"world", kCount, "Its members."},
+            {"round", kCount, "First round of it."}}},
+          {"job.phase_changed",
+           "The job's state is another.",
+           {{"from", kText, "State before."},
+            {"to", kText, "State now."},
+            {"why", kText, "Reason; empty when there is nothing to say."}}},
+          {"round.committed",
+           "Rounds were committed; at most four such events a second.",
+           {{"round", kCount, "The last of them."},
+            {"version", kCount, "Version of the parameters behind it."},
+            {"generation", kCount, "Its generation."},
+            {"contributors", kCount, "Contributions that counted in the last."},
+            {"samples", kCount, "Their samples."},
+            {"seconds", kNumberOrNull, "From opening to commit of the last."},
+            {"loss", kNumberOrNull, "Mean training loss of the last."},
+            {"rounds", kCount, "How many since the event before.", 1}}},
+          {"round.skipped",
+           "A round ended without effect (nonfinite: skip).",
+           {{"round", kCount, "The round."},
+            {"worker", kText, "Whose contribution was not finite."},
+            {"why", kText, "What was wrong with it."}}},
+          {"round.aborted",
+           "An attempt at a round was given up; another one follows.",
+           {{"round", kCount, "The round."},
+            {"attempt", kCount, "The attempt."},
+            {"why", kText, "Why."}}},
+          {"epoch.ended",
+           "All data was seen once more: every sample of an epoch is done, left out or lost.",
+           {{"epoch", kCount, "Epochs that are over."},
+            {"loss", kNumberOrNull, "Mean training loss of the epoch."},
+            {"accuracy", kNumberOrNull, "Share of training samples that were classified right."},
+            {"samples", kCount, "In contributions that counted."},
+            {"seconds", kNumber, "Since the round of the first of them opened."},
+            {"workers", kCount, "Whose contributions they were: what each did has list_epochs."}}}};
+}
+
+std::vector<EventType> of_the_job() {
+  return {{"model.evaluated",
+           "A worker evaluated the parameters on held-out data.",
+           {{"worker", kText, "Which."},
+            {"version", kCount, "Version of the parameters."},
+            {"samples", kCount, "Held-out samples."},
+            {"accuracy", kNumberOrNull, "Share classified right."},
+            {"loss", kNumberOrNull, "Mean loss."}}},
+          {"checkpoint.written",
+           "A checkpoint is on disk.",
+           {{"path", kText, "Folder."},
+            {"version", kCount, "Version in it."},
+            {"bytes", kCount, "Its size."},
+            {"seconds", kNumberOrNull, "Time it took."}}},
+          {"checkpoint.failed",
+           "A checkpoint could not be written.",
+           {{"why", kText, "Why."}, {"when", kText, "What that means for the job."}}},
+          {"checkpoint.deleted",
+           "A checkpoint was removed.",
+           {{"path", kText, "Folder."},
+            {"version", kCount, "Version in it."},
+            {"why", kText, "By the policy, or by whom."}}},
+          {"checkpoint.restored",
+           "The job went back to a checkpoint.",
+           {{"path", kText, "Folder."},
+            {"version", kCount, "Version in it."},
+            {"round", kCount, "Rounds committed in it."},
+            {"from_version", kCount, "Version that the job had."}}},
+          {"config.changed",
+           "Settings were changed while running.",
+           {{"changes", kText, "`name=value`, separated by commas."}}},
+          {"scale.hinted",
+           "A person said how many workers are wanted.",
+           {{"workers", kCount, "So many; 0: an earlier number was taken back."},
+            {"why", kText, "As the person said."}}},
+          {"wait.lasted",
+           "A wait has lasted more than 2 s. Published once per wait.",
+           {{"who", kText, "Who waits."},
+            {"for_whom", kText, "For whom."},
+            {"what", kText, "For what."},
+            {"seconds", kNumberOrNull, "How long so far."}}},
+          {"audit.recorded",
+           "A caller requested a change.",
+           {{"who", kText, "Name of the token."},
+            {"role", kText, "Its role."},
+            {"address", kText, "host:port of the client."},
+            {"method", kText, "HTTP method."},
+            {"path", kText, "Path."},
+            {"request_id", kText, "Id of the request."},
+            {"status", kCount, "HTTP status of the answer.", 100},
+            {"outcome", kText, "`ok`, or what went wrong."}}},
+          {"job.begun_again",
+           "The job restarts from round 1 and discards its committed rounds.",
+           {{"lost_round", kCount, "The last one that had been committed."},
+            {"why", kText, "What was lost."}}},
+          {"job.short_of_workers",
+           "Fewer workers than `keep_min_workers` are left: no round begins until there are more.",
+           {{"round", kCount, "The one that does not begin."},
+            {"workers", kCount, "Those that are here and are not about to leave."},
+            {"keep_min_workers", kCount, "The setting."},
+            {"action", kText, "What ends the wait."}}},
+          {"checkpoint.state_not_kept",
+           "A worker has not kept its own part of the state that a checkpoint is of: what error "
+           "feedback has left to send, or its local training.",
+           {{"worker", kText, "Its name."},
+            {"round", kCount, "The last round in the state."},
+            {"why", kText, "Why."}}}};
+}
+
+}  // namespace
+
+std::span<const EventType> described_events() {
+  static const std::vector<EventType> kTypes = [] {
+    std::vector<EventType> types = of_members_and_rounds(), more = of_the_job();
+    types.insert(types.end(), more.begin(), more.end());
+    return types;
+  }();
+  return kTypes;
+}
+
+const EventType& lost_events() {
+  static const EventType kLost = {"events.lost",
+                                  "In a stream only: the server dropped events before it could "
+                                  "send them. The stream continues at `id`.",
+                                  {{"after", kCount, "Id after which events were asked for."},
+                                   {"lost", kCount, "How many are missing, at least.", 1}}};
+  return kLost;
+}
+
+}  // namespace centroid::server
