@@ -123,6 +123,20 @@ struct RoundView {
   Scalars scalars;                ///< that training programs have named
 };
 
+/// Committed rounds that follow each other: a point of the job's curves. NaN: not known.
+struct CurvePointView {
+  static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  std::uint64_t first = 0, last = 0, rounds = 0, samples = 0;
+  double seconds = 0;       ///< that the job's rounds have taken until the end of this one
+  double unix_seconds = 0;  ///< its end
+  double round_seconds = 0, samples_per_second = 0;
+  double loss = kUnknown, accuracy = kUnknown;
+  double test_loss = kUnknown, test_accuracy = kUnknown;  ///< the newest
+  double learning_rate = 0;                               ///< of its last step
+  double gradient_norm = kUnknown;                        ///< before clipping
+  double workers = 0;                                     ///< contributions to a round
+};
+
 /// What one worker did in an epoch.
 struct EpochWorkerView {
   std::string name;
