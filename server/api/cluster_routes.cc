@@ -58,6 +58,16 @@ Reply get_epochs(Services services, Call call) {
   co_return list_page(call, "epochs", views, key, true);
 }
 
+Reply get_curves(Services services, Call call) {
+  const std::string* const text = call.parameter("after");
+  const auto after = text == nullptr ? std::uint64_t{0} : parse_number<std::uint64_t>(*text);
+  if (!after)
+    co_return Error(ErrorCode::kInvalidArgument,
+                    "query parameter 'after': expected a round, got '" + *text + "'");
+  const CurvesView view = co_await services.control.curves(*after);
+  co_return json_response(to_json_object(view));
+}
+
 Reply get_waits(Services services, Call call) {
   const auto views = co_await services.control.waits();
   co_return list_page(call, "waits", views, position_in(views));

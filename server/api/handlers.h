@@ -26,6 +26,7 @@ Task<Result<HttpResponse>> get_workers(Services services, Call call);
 Task<Result<HttpResponse>> get_worker(Services services, Call call);
 Task<Result<HttpResponse>> get_rounds(Services services, Call call);
 Task<Result<HttpResponse>> get_epochs(Services services, Call call);
+Task<Result<HttpResponse>> get_curves(Services services, Call call);
 Task<Result<HttpResponse>> get_waits(Services services, Call call);
 Task<Result<HttpResponse>> get_servers(Services services, Call call);
 Task<Result<HttpResponse>> post_drain_server(Services services, Call call);

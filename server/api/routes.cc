@@ -76,6 +76,7 @@ const std::vector<Route>& routes() {
       post("/v1/servers/{name}:drain", post_drain_server),
       list("/v1/rounds", get_rounds, kDefaultRounds),
       list("/v1/epochs", get_epochs, kDefaultEpochs),
+      {.method = "GET", .path = "/v1/curves", .handler = get_curves, .query = "after"},
       list("/v1/waits", get_waits),
       list("/v1/events", get_events, 100, "limit cursor since type"),
       {.method = "GET", .path = "/v1/trace", .handler = get_trace, .query = "seconds format"},

@@ -137,6 +137,11 @@ struct CurvePointView {
   double workers = 0;                                     ///< contributions to a round
 };
 
+struct CurvesView {
+  std::uint64_t revision = 0;  ///< another one: points that were given before have changed
+  std::vector<CurvePointView> points;
+};
+
 /// What one worker did in an epoch.
 struct EpochWorkerView {
   std::string name;
@@ -287,7 +292,9 @@ class ControlPlane {
   /// given.
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit,
                                               std::optional<RoundPlace> before) = 0;
-  /// So too, of epochs.
+  /// The whole job, oldest first; of that the points with rounds behind `after`.
+  virtual Task<CurvesView> curves(std::uint64_t after) = 0;
+  /// As `rounds`, of epochs.
   virtual Task<std::vector<EpochView>> epochs(std::size_t limit,
                                               std::optional<EpochPlace> before) = 0;
   virtual Task<std::vector<WaitView>> waits() = 0;

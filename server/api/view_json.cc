@@ -153,6 +153,32 @@ nlohmann::ordered_json to_json_object(const RoundView& view) {
   return out;
 }
 
+nlohmann::ordered_json to_json_object(const CurvesView& view) {
+  nlohmann::ordered_json out;
+  out["revision"] = view.revision;
+  out["points"] = nlohmann::ordered_json::array();
+  for (const CurvePointView& point : view.points) {
+    nlohmann::ordered_json one;
+    one["first"] = point.first;
+    one["last"] = point.last;
+    one["rounds"] = point.rounds;
+    one["samples"] = point.samples;
+    one["seconds"] = point.seconds;
+    one["unix_seconds"] = point.unix_seconds;
+    one["round_seconds"] = point.round_seconds;
+    one["samples_per_second"] = point.samples_per_second;
+    one["loss"] = point.loss;
+    one["accuracy"] = point.accuracy;
+    one["test_loss"] = point.test_loss;
+    one["test_accuracy"] = point.test_accuracy;
+    one["learning_rate"] = point.learning_rate;
+    one["gradient_norm"] = point.gradient_norm;
+    one["workers"] = point.workers;
+    out["points"].push_back(std::move(one));
+  }
+  return out;
+}
+
 nlohmann::ordered_json to_json_object(const EpochView& view) {
   const auto& [epoch, samples, trained, state, begun_unix_seconds, seconds, loss, accuracy, scalars,
                workers] = view;

@@ -11,6 +11,7 @@ namespace centroid::server {
 nlohmann::ordered_json to_json_object(const ClusterView& view);
 nlohmann::ordered_json to_json_object(const WorkerView& view);
 nlohmann::ordered_json to_json_object(const RoundView& view);
+nlohmann::ordered_json to_json_object(const CurvesView& view);
 nlohmann::ordered_json to_json_object(const EpochView& view);
 nlohmann::ordered_json to_json_object(const EpochWorkerView& view);
 nlohmann::ordered_json to_json_object(const WaitView& view);
