@@ -130,6 +130,42 @@ View<RoundView> describe(const RoundView*) {
         at_most_items(16)}}};
 }
 
+View<CurvesView> describe(const CurvesView*) {
+  using V = CurvesView;
+  return {"Curves",
+          "The course of a job.",
+          {{"revision", &V::revision,
+            "Another number than before: points that were given before have changed. Ask again, "
+            "without `after`. The last point may change at any time."},
+           {"points", &V::points, "", at_most_items(1024)}}};
+}
+
+View<CurvePointView> describe(const CurvePointView*) {
+  using V = CurvePointView;
+  return {
+      "CurvePoint",
+      "Committed rounds that follow each other.",
+      {{"first", &V::first, "Its first round."},
+       {"last", &V::last, "Its last round."},
+       {"rounds", &V::rounds, "Committed rounds in it."},
+       {"samples", &V::samples, "Samples in them."},
+       {"seconds", &V::seconds, "What the job's rounds have taken until its end.", least(0)},
+       {"unix_seconds", &V::unix_seconds, "When its last round ended.", least(0)},
+       {"round_seconds", &V::round_seconds, "A round, on average.", least(0)},
+       {"samples_per_second", &V::samples_per_second, "On average, while rounds were open.",
+        least(0)},
+       {"loss", &V::loss, "Mean over the samples. Null: not known.", or_null()},
+       {"accuracy", &V::accuracy, "So too, on the training data.", or_null()},
+       {"test_loss", &V::test_loss, "The newest on held-out data. Null: nobody evaluated.",
+        or_null()},
+       {"test_accuracy", &V::test_accuracy, "So too.", or_null()},
+       {"learning_rate", &V::learning_rate, "Of its last step.", least(0)},
+       {"gradient_norm", &V::gradient_norm,
+        "Mean norm of the mean gradients, before clipping. Null: not measured (`clip_norm` is 0).",
+        or_null()},
+       {"workers", &V::workers, "Contributions to a round, on average.", least(0)}}};
+}
+
 View<EpochView> describe(const EpochView*) {
   using V = EpochView;
   return {
@@ -339,6 +375,11 @@ Reply list_epochs(Services services, Call call) {
   co_return list_page(call, views, key, true);
 }
 
+Reply get_curves(Services services, Call call) {
+  const auto after = argument(call, "after").get<std::uint64_t>();
+  co_return view_response(co_await services.control.curves(after));
+}
+
 Reply list_waits(Services services, Call call) {
   const auto views = co_await services.control.waits();
   co_return list_page(call, views, position_in(views));
@@ -391,6 +432,18 @@ std::vector<Route> cluster_routes() {
                       "fewer where they name more than 16,384 workers in all, at least 16.",
        .answer = page<EpochView>("epochs", "The epochs.", "EpochList", "Epochs, newest first."),
        .limit = 10},
+      {.path = "/v1/curves",
+       .id = "get_curves",
+       .handler = get_curves,
+       .summary = "The course of the whole job",
+       .description = "Loss, speed and more of all committed rounds since the first, oldest first, "
+                      "as at most 1,024 points. When there are more, neighbours are merged: a "
+                      "point then has 2, 4, 8, ... rounds. A checkpoint has at most 256 points, "
+                      "with which a resumed job goes on; of rounds that only the journal had, "
+                      "nothing is known.",
+       .parameters = {query<std::uint64_t>("after", "Only points with a round behind this one.",
+                                           Json::object(), std::uint64_t{0})},
+       .answer = answer<CurvesView>("The points.")},
       {.path = "/v1/waits",
        .id = "list_waits",
        .handler = list_waits,

@@ -123,6 +123,25 @@ struct RoundView {
   Scalars scalars;                ///< that training programs have named
 };
 
+/// Committed rounds that follow each other: a point of the job's curves. NaN: not known.
+struct CurvePointView {
+  static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  std::uint64_t first = 0, last = 0, rounds = 0, samples = 0;
+  double seconds = 0;       ///< that the job's rounds have taken until the end of this one
+  double unix_seconds = 0;  ///< its end
+  double round_seconds = 0, samples_per_second = 0;
+  double loss = kUnknown, accuracy = kUnknown;
+  double test_loss = kUnknown, test_accuracy = kUnknown;  ///< the newest
+  double learning_rate = 0;                               ///< of its last step
+  double gradient_norm = kUnknown;                        ///< before clipping
+  double workers = 0;                                     ///< contributions to a round
+};
+
+struct CurvesView {
+  std::uint64_t revision = 0;  ///< another one: points that were given before have changed
+  std::vector<CurvePointView> points;
+};
+
 /// What one worker did in an epoch.
 struct EpochWorkerView {
   std::string name;
@@ -273,7 +292,9 @@ class ControlPlane {
   /// given.
   virtual Task<std::vector<RoundView>> rounds(std::size_t limit,
                                               std::optional<RoundPlace> before) = 0;
-  /// So too, of epochs.
+  /// The whole job, oldest first; of that the points with rounds behind `after`.
+  virtual Task<CurvesView> curves(std::uint64_t after) = 0;
+  /// As `rounds`, of epochs.
   virtual Task<std::vector<EpochView>> epochs(std::size_t limit,
                                               std::optional<EpochPlace> before) = 0;
   virtual Task<std::vector<WaitView>> waits() = 0;

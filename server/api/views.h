@@ -13,6 +13,8 @@ namespace centroid::server {
 View<ClusterView> describe(const ClusterView*);
 View<WorkerView> describe(const WorkerView*);
 View<RoundView> describe(const RoundView*);
+View<CurvesView> describe(const CurvesView*);
+View<CurvePointView> describe(const CurvePointView*);
 View<EpochView> describe(const EpochView*);
 View<EpochWorkerView> describe(const EpochWorkerView*);
 View<WaitView> describe(const WaitView*);

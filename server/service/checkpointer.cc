@@ -209,10 +209,11 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
   if (one.rows) parts = rows_servers_ ? rows_servers_->kept().parts(one.rows) : one.rows->parts();
   auto write = [&directory = *checkpoints_, info = one.info, manifest,
                 snapshot = std::move(one.snapshot), reader, rows = std::move(one.rows),
-                parts = std::move(parts), keep = config_.checkpoint.keep,
+                parts = std::move(parts), curves = job_.curves, keep = config_.checkpoint.keep,
                 keep_every = config_.checkpoint.keep_every, keeps_journal = config_.keeps_journal(),
                 journal_dir = config_.journal.dir]() mutable {
     directory.set_keep(keep, keep_every);  // the folder belongs to this thread
+    if (!curves.points().empty()) info.extra[kCurves] = curves.to_text();
     auto written = std::make_optional(directory.write(info, manifest, reader, parts));
     reader = nullptr;
     snapshot.reset();

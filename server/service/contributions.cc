@@ -360,6 +360,7 @@ Status Contributions::take_report(Link& link, const proto::Report& report) {
   job_.evaluation.accuracy = static_cast<double>(report.correct) / samples;
   job_.evaluation.loss = report.loss_sum / samples;
   job_.evaluation.version = report.version;
+  job_.curves.evaluated(job_.evaluation.loss, job_.evaluation.accuracy);
   probe_.evaluated(job_.evaluation.accuracy, job_.evaluation.loss);
   tell(events_, log::Level::kInfo, "model.evaluated",
        {{"worker", link.join.name},

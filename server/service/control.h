@@ -33,6 +33,7 @@ class Control final : public ControlPlane, private JobPart {
   Task<ClusterView> cluster() override;
   Task<std::vector<WorkerView>> workers() override;
   Task<std::vector<RoundView>> rounds(std::size_t limit, std::optional<RoundPlace>) override;
+  Task<CurvesView> curves(std::uint64_t after) override;
   Task<std::vector<EpochView>> epochs(std::size_t limit, std::optional<EpochPlace>) override;
   Task<std::vector<WaitView>> waits() override;
   Task<std::vector<ServerView>> servers() override;

@@ -164,6 +164,14 @@ Task<std::vector<RoundView>> Control::rounds(std::size_t limit, std::optional<Ro
   co_return co_await run_on(executor_, std::move(read));
 }
 
+Task<CurvesView> Control::curves(std::uint64_t after) {
+  auto read = [this, after] {
+    const auto points = job_.curves.after(after);
+    return CurvesView{job_.curves.revision(), {points.begin(), points.end()}};
+  };
+  co_return co_await run_on(executor_, std::move(read));
+}
+
 Task<std::vector<ServerView>> Control::servers() {
   auto read = [this] {
     std::vector<ServerView> views;

@@ -167,6 +167,7 @@ void RoundMerge::count_round(const Merging& round) {
       totals_.samples_per_second == 0 ? rate : 0.9 * totals_.samples_per_second + 0.1 * rate;
   totals_.samples += open_.tally.samples;
   job_.steps_before += open_.tally.steps;
+  add_to_curves(round, elapsed);
   for (const ToldShare& told : open_.shares)
     job_.epochs.add(told, job_.agreed->train_samples, clock_.unix_seconds() - elapsed);
   probe_.round_committed(elapsed, open_.tally.samples, totals_.loss);
@@ -196,6 +197,22 @@ void RoundMerge::count_round(const Merging& round) {
     probe_.staleness(0);
   }
   elastic_.late_counted(round.decision);
+}
+
+void RoundMerge::add_to_curves(const Merging& round, double elapsed) {
+  CurvePointView point;
+  point.first = job_.round.value;
+  point.unix_seconds = clock_.unix_seconds();
+  point.round_seconds = elapsed;
+  point.samples = open_.tally.samples;
+  point.samples_per_second = static_cast<double>(point.samples) / std::max(elapsed, 1e-9);
+  if (point.samples > 0) point.loss = open_.tally.loss();
+  if (point.samples > 0) point.accuracy = open_.tally.accuracy();
+  point.learning_rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step());
+  if (config_.optimizer.clip_norm > 0 && totals_.gradient_norm >= 0)
+    point.gradient_norm = totals_.gradient_norm;
+  point.workers = round.contributors;
+  job_.curves.add(point);
 }
 
 void RoundMerge::chunk_complete(ChunkId id, double total_weight) {

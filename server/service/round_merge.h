@@ -49,6 +49,7 @@ class RoundMerge : private JobPart {
   Task<Result<bool>> step_here(Merging& round);
   void close(const Merging& round);
   void count_round(const Merging& round);
+  void add_to_curves(const Merging& round, double elapsed);
   bool give_up(const Error& why);
   void emit(const Chunk& chunk);
   void encode_reply(ChunkId chunk);

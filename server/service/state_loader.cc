@@ -212,6 +212,8 @@ void take_position(JobState& state, const CheckpointInfo& info) {
       steps == info.extra.end() ? 0 : std::strtoull(steps->second.c_str(), nullptr, 10);
   const auto returned = info.extra.find("returned");
   state.returned.restore(returned == info.extra.end() ? "" : returned->second);
+  if (const auto curves = info.extra.find(kCurves); curves != info.extra.end())
+    state.curves = Curves::of_text(curves->second);
   for (const auto& [key, value] : info.extra)
     if (key.starts_with(kCountedPrefix))
       state.counted[key.substr(std::string_view(kCountedPrefix).size())] =

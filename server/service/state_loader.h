@@ -19,6 +19,8 @@ namespace centroid::server {
 inline constexpr const char* kResidualSlot = "codec_down_residual";
 /// Fields of a checkpoint: by worker the last round in which its contribution counted.
 inline constexpr const char* kCountedPrefix = "counted/";
+/// Field of a checkpoint: the job's curves until then.
+inline constexpr const char* kCurves = "curves";
 
 /// Makes states of the job: for a new model, from a checkpoint, from a file of initial values; and
 /// says first whether there is memory for one. Of one thread; files are read on the thread of

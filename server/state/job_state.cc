@@ -16,6 +16,7 @@ void JobState::replace(JobState next) {
   next.gather_until = gather_until;
   next.epochs = std::move(epochs);
   next.epochs.forget_open();
+  next.curves.go_on(std::move(curves), next.round.value);
   if (evaluation.version <= next.version()) next.evaluation = evaluation;
   *this = std::move(next);
 }

@@ -16,6 +16,7 @@
 #include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/returned_shares.h"
 #include "server/shard/model_shard.h"
+#include "server/state/curves.h"
 
 namespace centroid::server {
 
@@ -73,6 +74,7 @@ struct JobState {
   Evaluation evaluation;
   EpochTallies epochs;
   std::deque<RoundView> history;  ///< newest first
+  Curves curves;
 
   // how many workers are waited for before a round
   std::uint64_t trained_rounds = 0;       ///< by this process, of this state
@@ -91,8 +93,9 @@ struct JobState {
   Version version() const { return store ? store->version() : Version(); }
   JobPosition position() const;
 
-  /// The job goes on from `next`. What epochs have ended stays known, and so does a test result
-  /// that is not of a version to come. The open round must be over, and nothing may read the store.
+  /// The job goes on from `next`. What epochs have ended stays known, and so do curves and a test
+  /// result that are not of a version to come. The open round must be over, and nothing may read
+  /// the store.
   void replace(JobState next);
   /// Free the model's memory, before another state is made: nobody may need it.
   void drop_model();

@@ -59,6 +59,17 @@ class SampleControl final : public server::ControlPlane {
       if (!before || server::RoundPlace(view.round, view.attempt) < *before) views.push_back(view);
     co_return views;
   }
+  Task<server::CurvesView> curves(std::uint64_t after) override {
+    co_await answer();
+    server::CurvesView view;
+    view.revision = 2;
+    for (std::uint64_t round = after + 1; round <= 3; ++round) {
+      server::CurvePointView& point = view.points.emplace_back();
+      point.first = point.last = round;
+      point.loss = 0.5;
+    }
+    co_return view;
+  }
   Task<std::vector<server::EpochView>> epochs(std::size_t limit,
                                               std::optional<server::EpochPlace> before) override {
     co_await answer();

@@ -67,6 +67,20 @@ TEST_F(ApiTest, RoundsComeInPages) {
   EXPECT_TRUE(second["next"].is_null());
 }
 
+TEST_F(ApiTest, CurvesBeginBehindTheRoundThatIsAskedFor) {
+  const auto all = Json::parse(request("GET", "/v1/curves").body);
+  EXPECT_EQ(all["revision"], 2);
+  ASSERT_EQ(all["points"].size(), 3U);
+  EXPECT_EQ(all["points"][0]["loss"], 0.5);
+  EXPECT_TRUE(all["points"][0]["gradient_norm"].is_null()) << "it is not known";
+  const auto newer = Json::parse(request("GET", "/v1/curves?after=2").body);
+  ASSERT_EQ(newer["points"].size(), 1U);
+  EXPECT_EQ(newer["points"][0]["first"], 3);
+  for (const char* value : {"", "x", "-1", "1.5"})
+    expect_problem(request("GET", std::string("/v1/curves?after=") + value), 400,
+                   "invalid_argument", "'after'");
+}
+
 TEST_F(ApiTest, EpochsComePageByPageWithTheirWorkers) {
   const auto first = Json::parse(request("GET", "/v1/epochs?limit=2").body);
   ASSERT_EQ(first["epochs"].size(), 2U);

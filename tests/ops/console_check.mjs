@@ -1,6 +1,7 @@
-// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore | frozen | tiny]. Prints one JSON object of what was seen, and writes
+// The console in Chromium: node console_check.mjs PACKAGES CHROMIUM URL OUT TOKEN [restore | frozen | tiny | curves]. Prints one JSON object of what was seen, and writes
 // pictures of dark, light and narrow into OUT. With `restore` only what curves show when the job goes back to a checkpoint, with `frozen` only what
-// the picture of the cluster shows of a round that waits for somebody, with `tiny` only how a narrow page shows a loss near 0 or beyond all bounds.
+// the picture of the cluster shows of a round that waits for somebody, with `tiny` only how a narrow page shows a loss near 0 or beyond all bounds, with
+// `curves` only what the curves do.
 import { rmSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
@@ -64,7 +65,7 @@ async function open(width, colorScheme, bars = 4) {
   const page = await made({ viewport: { width, height: 900 }, colorScheme })
   await page.goto(url)
   await page.waitForSelector('#state .badge.good, #state .badge.warn')
-  await page.waitForFunction((count) => document.querySelectorAll('.uplot').length === 4 && document.querySelectorAll('#workers tr').length > 1 &&
+  await page.waitForFunction((count) => document.querySelectorAll('.uplot').length === 6 && document.querySelectorAll('#workers tr').length > 1 &&
     document.querySelectorAll('#stages .bar').length === count, bars)
   return page
 }
@@ -102,7 +103,7 @@ async function bars(page) {
 // What a paused job's page says, and what REST says.
 async function shown(page) {
   const said = { cluster: await rest('cluster'), workers: (await rest('workers')).workers, waits: (await rest('waits')).waits,
-    rounds: (await rest('rounds?limit=1000')).rounds, checkpoints: (await rest('checkpoints')).checkpoints, servers: (await rest('servers')).servers, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events,
+    rounds: (await rest('rounds?limit=1000')).rounds, points: (await rest('curves')).points, checkpoints: (await rest('checkpoints')).checkpoints, servers: (await rest('servers')).servers, events: (await rest('events?limit=1000&type=member,generation,job,checkpoint,wait,round.aborted')).events,
     metrics: await (await fetch(new URL('/metrics', url), { headers: authorization })).text() }
   await page.waitForFunction((round) => document.querySelector('#round').textContent === round, said.cluster.round.toLocaleString('en'))
   await page.waitForFunction(() => !document.querySelector('#resume').disabled)
@@ -195,6 +196,16 @@ async function evicted_and_stopped() {
   await answer
 }
 
+// As a tab that is not shown does: it does not look.
+const hide = (page) => page.evaluate(() => { Object.defineProperty(document, 'hidden', { get: () => true, configurable: true }); return looking })
+// True: the page looks at once, without its timer.
+const unhide = (page) => page.evaluate(() => {
+  delete document.hidden
+  const before = looking
+  document.dispatchEvent(new Event('visibilitychange'))
+  return looking !== before
+})
+
 // The job goes back to a checkpoint twice: while the page looks, and while it is hidden and does not.
 async function restored() {
   const post = async (name, body = {}) => {
@@ -210,23 +221,72 @@ async function restored() {
     }
   }
   const page = await open(1280, 'dark', 3)
-  const { version } = await post('checkpoints')
-  await page.waitForFunction((least) => Math.max(...curve.keys()) > least + 20 && Math.max(...learned.keys()) > least + 20, version)
+  const { version, round } = await post('checkpoints')
+  await page.waitForFunction((least) => course.points.at(-1).last > least + 20, round)
   await post('job:pause')
   await isIn(page, 'paused')
   await post(`checkpoints/${version}:restore`, { delete_newer: true })
-  await page.waitForFunction((at) => cluster.version === at && [curve, held, learned, heldAccuracy].every((map) => [...map.keys()].every((key) => key <= at)), version)
-  seen.kept = await page.evaluate(() => curve.size)
+  await page.waitForFunction(([at, last]) => cluster.version === at && course.points.every((point) => point.last <= last), [version, round])
+  seen.kept = await page.evaluate(() => course.points.length)
 
   await post('job:resume')
-  await page.waitForFunction((least) => Math.max(...learned.keys()) > least + 20, version)
-  await page.evaluate(() => { Object.defineProperty(document, 'hidden', { get: () => true, configurable: true }); return looking })
-  const last = await page.evaluate(() => Math.max(...learned.keys()))
+  await page.waitForFunction((least) => course.points.at(-1).last > least + 20, round)
+  await hide(page)
+  const last = await page.evaluate(() => course.points.at(-1).last)
+  const restored = Date.now() / 1000
   await post(`checkpoints/${version}:restore`, { delete_newer: true })
-  await until('a later version than the page knows', async () => (await rest('cluster')).version > last + 20)
-  await page.evaluate(() => { delete document.hidden })
-  await page.waitForFunction((most) => Math.max(...learned.keys()) > most, last)
-  await page.waitForFunction(([least, most]) => [...learned.keys()].every((key) => key <= least || key > most), [version, last])
+  await until('a later round than the page knows', async () => (await rest('cluster')).round > last + 20)
+  await unhide(page)
+  await page.waitForFunction((most) => course.points.at(-1).last > most, last)
+  await page.waitForFunction(([least, when]) => course.points.every((point) => point.last <= least || point.unix_seconds > when), [round, restored])
+}
+
+// The curves of a job: from the first round on, with axes, scales, what a pointer shows, and what a hidden page has missed.
+async function curves() {
+  const page = await open(1024, 'light', 3)
+  const labels = () => page.evaluate(() => Object.fromEntries(Object.entries(charts).map(([id, { plot }]) => [id, plot.axes.map((axis) => axis.label)])))
+  const bounds = () => page.evaluate(() => Object.values(charts).map(({ plot }) => [plot.scales.x.min, plot.scales.x.max]))
+  seen.labels = [await labels()]
+  seen.log = [await page.evaluate(() => Object.values(charts).map(({ plot }) => plot.scales.y.distr))]
+  await page.click('#by-time')
+  await page.click('#log')
+  seen.labels.push(await labels())
+  seen.log.push(await page.evaluate(() => Object.values(charts).map(({ plot }) => plot.scales.y.distr)))
+  await page.reload()
+  await page.waitForFunction(() => document.querySelectorAll('.uplot').length === 6)
+  seen.pressed = await page.$$eval('[aria-pressed=true]', (all) => all.map((one) => one.id))
+  await page.click('#by-round')
+
+  await hide(page)
+  const missed = (await rest('cluster')).round + 30
+  while ((await rest('cluster')).round < missed) await new Promise((resolve) => setTimeout(resolve, 100))
+  seen.looksAtOnce = await unhide(page)
+  await page.waitForFunction((least) => course.points.at(-1).last >= least - 1, missed)
+
+  await page.click('#pause')
+  await isIn(page, 'paused')
+  await page.evaluate(() => refresh())
+  seen.points = (await rest('curves')).points
+  seen.tips = []
+  for (const id of ['loss-chart', 'accuracy-chart', 'rate-chart', 'lr-chart', 'norm-chart', 'time-chart']) {
+    await page.locator(`#${id}`).scrollIntoViewIfNeeded()
+    const box = await page.locator(`#${id} .u-over`).boundingBox()
+    await page.mouse.move(box.x + 0.6 * box.width, box.y + 0.5 * box.height)
+    await page.waitForFunction((one) => find(one).querySelector('.tip:not([hidden])'), id)
+    seen.tips.push({ id, index: await page.evaluate((one) => charts[one].plot.cursor.idx, id), text: await page.textContent(`#${id} .tip`),
+      count: await page.evaluate(() => document.querySelectorAll('.tip:not([hidden])').length) })
+  }
+  const box = await page.locator('#time-chart .u-over').boundingBox()
+  await page.mouse.move(box.x + 0.25 * box.width, box.y + 50)
+  await page.mouse.down()
+  await page.mouse.move(box.x + 0.5 * box.width, box.y + 50, { steps: 4 })
+  await page.mouse.up()
+  seen.zoomed = [await bounds()]
+  await page.click('#resume')
+  await page.waitForFunction((least) => course.points.at(-1).last > least, seen.points.at(-1).last + 10)
+  seen.zoomed.push(await bounds())
+  await page.locator('#time-chart .u-over').dblclick()
+  await page.waitForFunction(() => Object.values(charts).every(({ plot }) => plot.scales.x.min === course.points[0].last && plot.scales.x.max === course.points.at(-1).last))
 }
 
 // One worker does not come: the open round waits for it.
@@ -239,15 +299,15 @@ async function frozen() {
 // Losses as no short job has them: the page gets the rounds of a paused job, with other losses, which grow a little from each to the next.
 async function tiny() {
   await fetch(new URL('/v1/job:pause', url), { method: 'POST', headers: authorization })
-  const { rounds } = await rest('rounds?limit=1000')
+  const answer = await rest('curves')
   const cluster = await rest('cluster')
   seen.tiny = []
   for (const colorScheme of ['dark', 'light'])
     for (const loss of [1.2345e-7, -0.0000012345, 0.000123456, 1.25, 3.4028e38]) {
       const page = await made({ viewport: { width: 360, height: 900 }, colorScheme })
-      const growing = rounds.map((one, i) => ({ ...one, loss: loss * (1 + 0.006 * (1 - i / rounds.length)) })) // the newest first
+      const growing = answer.points.map((one, i) => ({ ...one, loss: loss * (1 + (0.006 * i) / answer.points.length), test_loss: null }))
       await page.route('**/v1/cluster*', (route) => route.fulfill({ json: { ...cluster, loss, test_loss: Math.abs(loss) } }))
-      await page.route('**/v1/rounds*', (route) => route.fulfill({ json: { rounds: growing } }))
+      await page.route('**/v1/curves*', (route) => route.fulfill({ json: { ...answer, points: growing } }))
       await page.goto(url)
       // uPlot has no steps for an axis of numbers as large as the last.
       await page.waitForFunction((isHuge) => document.querySelector('#loss').textContent !== '–' && charts['loss-chart'] && charts['loss-chart'].plot.data[0].length > 1 &&
@@ -264,10 +324,11 @@ async function tiny() {
 
 try {
   if (part === 'tiny') await tiny()
+  if (part === 'curves') await curves()
   if (part === 'restore') await restored()
   if (part === 'frozen') await frozen()
   if (part === 'all') seen.paints = await paints()
-  for (const [name, width, scheme] of part === 'all' ? [['dark', 1280, 'dark'], ['light', 1280, 'light'], ['narrow', 360, 'dark']] : []) {
+  for (const [name, width, scheme] of part === 'all' ? [['dark', 1600, 'dark'], ['light', 1024, 'light'], ['narrow', 390, 'dark']] : []) {
     const page = await open(width, scheme)
     await page.screenshot({ path: path.join(out, `console-${name}.png`), fullPage: true })
     const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth)

@@ -34,6 +34,7 @@ PLAN = [
     ("get_worker", {"id": 99999}, None, [404]),
     ("list_rounds", {}, None, [200]),
     ("list_epochs", {}, None, [200]),
+    ("get_curves", {}, None, [200]),
     ("list_waits", {}, None, [200]),
     ("list_events", {}, None, [200]),
     ("get_trace", {}, None, [200]),

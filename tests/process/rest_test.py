@@ -4,6 +4,7 @@ import array
 import http.client
 import json
 import math
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -108,6 +109,49 @@ class Rest(ClusterTest):
         self.assertGreaterEqual(last, 399)
         self.assertEqual(found, list(range(last, max(0, last - 4096), -1))[: len(found)])
         self.assertGreaterEqual(len(found), min(last, 4000))
+
+    def test_curves_are_of_the_whole_job_also_after_a_resume(self):
+        arguments = ["--clip-norm", "5", "--lr-schedule", "linear:rounds=100000"]
+        server, workers = self.training(*arguments)
+        server.wait_round(20)
+        self.assertEqual(self.ask(server, "POST", "/v1/job:pause")[0], 202)
+        server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
+        curves = self.json(server, "GET", "/v1/curves")
+        points = curves["points"]
+        self.assert_whole(points)
+        told = {one["round"]: one for one in self.json(server, "GET", "/v1/rounds?limit=1000")["rounds"] if one["outcome"] == "committed"}
+        for point in points if curves["revision"] == 0 else []:
+            one = told[point["first"]]
+            self.assertEqual([point[name] for name in ("last", "samples", "loss", "workers")], [one["round"], one["samples"], one["loss"], 2])
+            self.assertAlmostEqual(point["samples_per_second"] * point["round_seconds"], one["samples"], delta=1e-3)
+        rates = [point["learning_rate"] for point in points]
+        self.assertEqual(sorted(rates, reverse=True), rates)
+        self.assertTrue(all(point["gradient_norm"] > 0 for point in points))
+        newer = self.json(server, "GET", f"/v1/curves?after={points[5]['last']}")
+        self.assertEqual(newer, {"revision": curves["revision"], "points": points[6:]})
+        server.send(signal.SIGTERM)
+        self.assert_exit(DONE, server, *workers)
+
+        again = self.server("--epochs", "1000000", "--resume", *arguments, name="again")
+        kept = self.json(again, "GET", "/v1/curves")["points"]
+        self.assert_whole(kept)
+        self.assertEqual((kept[-1]["last"], sum(one["rounds"] for one in kept)), (points[-1]["last"], sum(one["rounds"] for one in points)))
+        for name in ("seconds", "unix_seconds", "learning_rate"):
+            self.assertAlmostEqual(kept[-1][name], points[-1][name], delta=1, msg=name)
+        self.assertEqual(self.ask(again, "POST", "/v1/job:resume")[0], 202)
+        for name in ("w0", "w1"):
+            self.worker(again, name)
+        again.wait_round(kept[-1]["last"] + 5)
+        now = self.json(again, "GET", "/v1/curves")["points"]
+        self.assert_whole(now)
+        self.assertGreater(now[-1]["last"], kept[-1]["last"])
+
+    def assert_whole(self, points):
+        """From the first round on, without a gap, in order."""
+        self.assertEqual(points[0]["first"], 1)
+        for one, after in zip(points, points[1:]):
+            self.assertEqual((after["first"], one["rounds"]), (one["last"] + 1, one["last"] - one["first"] + 1))
+            self.assertLess(one["seconds"], after["seconds"])
 
     def test_tokens_open_the_data_plane_and_rest(self):
         server = self.server("--token", "of-the-cluster", "--api.token", OPERATOR, "--epochs", "1000000")

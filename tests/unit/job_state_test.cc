@@ -97,6 +97,25 @@ TEST(JobState, KeepsATestResultThatIsNotOfAVersionToCome) {
   EXPECT_EQ(job.evaluation.accuracy, 0.5);
 }
 
+TEST(JobState, KeepsTheCurvesOfRoundsThatAreNotGivenUp) {
+  JobState job = job_behind_its_workers();
+  for (std::uint64_t round = 1; round < 4; ++round) {
+    CurvePointView point;
+    point.first = round;
+    job.curves.add(point);
+  }
+  job.replace(std::move(job).back_to_held());
+  ASSERT_EQ(job.curves.points().size(), 1u);
+  EXPECT_EQ(job.curves.points()[0].last, 1u);
+  JobState loaded;
+  loaded.round = Round(7);
+  CurvePointView sixth;
+  sixth.first = 6;
+  loaded.curves.add(sixth);
+  job.replace(std::move(loaded));
+  EXPECT_EQ(job.curves.points()[0].last, 6u) << "a checkpoint of another leader has more";
+}
+
 TEST(JobState, WaitsForWorkersAnewWhereTheyMayHaveGone) {
   JobState job = job_behind_its_workers();
   job.gather_until = TimePoint();

@@ -3,8 +3,7 @@
 
 const POLL_MS = 1000
 const ROUNDS = 60 // in the timeline
-const KEPT_POINTS = 2000 // of a curve
-const SMOOTHED = 20
+const SMOOTHED = 10 // points on each side
 const EVENTS = 30 // shown
 const TOLD = 'member,generation,job,checkpoint,config,scale,wait,round.skipped,round.aborted' // what the curves do not tell
 const SVG = 'http://www.w3.org/2000/svg'
@@ -12,13 +11,7 @@ const SVG = 'http://www.w3.org/2000/svg'
 const find = (id) => document.getElementById(id)
 let cluster = null
 let tick = 0
-const curve = new Map() // version -> loss
-const held = new Map() // version -> loss on held-out data
-const learned = new Map() // version -> accuracy on the samples of its epoch so far
-const heldAccuracy = new Map()
-let newest = 0 // version at the look before
-const rates = [[], []] // seconds since this page was opened, samples per second
-const opened = performance.now()
+let course = null // of the whole job: what /v1/curves has said
 let sums = { at: 0, workers: new Map(), server: new Map() } // of the look before
 
 // ---- REST ----
@@ -206,7 +199,6 @@ function eventText(event) {
 async function listen() {
   if (heard === null) heard = Math.max(0, (await call('/v1/events?limit=1')).last - 2000)
   const { events, last, next } = await call(`/v1/events?since=${heard}&limit=1000&type=${TOLD}`)
-  for (const event of events) if (event.type === 'checkpoint.restored') giveUp(event.version)
   told.unshift(...events.reverse())
   told.length = Math.min(told.length, EVENTS)
   heard = next && told.length ? told[0].id : last
@@ -258,74 +250,141 @@ function timeline(rounds) {
   find('timeline').setAttribute('aria-label', summary)
 }
 
-// ---- charts ----
+// ---- curves ----
 
+// By chart: its axis, and lines of [name, colour, field of a point, how it is drawn].
+const CURVES = {
+  'loss-chart': { name: 'Loss', axis: 'loss', canLog: true, lines: [['training', '--accent', 'loss', 'noisy'], ['held-out', '--warn', 'test_loss', 'seldom']] },
+  'accuracy-chart': { name: 'Accuracy', axis: 'accuracy (%)', isShare: true, lines: [['training', '--accent', 'accuracy', 'noisy'], ['held-out', '--warn', 'test_accuracy', 'seldom']] },
+  'rate-chart': { name: 'Speed', axis: 'samples/s', fromZero: true, lines: [['samples per second', '--accent', 'samples_per_second', 'noisy'], ['workers', '--warn', 'workers', 'steps']] },
+  'time-chart': { name: 'Time of a round', axis: 'seconds', fromZero: true, lines: [['a round', '--accent', 'round_seconds', 'noisy']] },
+  'lr-chart': { name: 'Learning rate', axis: 'learning rate', fromZero: true, lines: [['learning rate', '--accent', 'learning_rate', 'plain']] },
+  'norm-chart': { name: 'Gradient norm', axis: 'norm', canLog: true, fromZero: true, lines: [['gradient norm', '--accent', 'gradient_norm', 'noisy']], none: 'Measured only with clip_norm above 0.' },
+}
+const TIMES = [[1, 'seconds'], [60, 'minutes'], [3600, 'hours'], [86400, 'days']]
 const charts = {}
+const chosen = { byTime: sessionStorage.getItem('byTime') === 'true', log: sessionStorage.getItem('log') === 'true' }
 
-function chart(id, names, data, isShare = false) {
-  const place = find(id)
-  const style = getComputedStyle(document.documentElement)
-  const ink = style.getPropertyValue('--faint').trim()
-  const grid = style.getPropertyValue('--line').trim()
-  const key = ink + place.clientWidth
-  if (charts[id] && charts[id].key === key) return charts[id].plot.setData(data)
-  if (charts[id]) charts[id].plot.destroy()
-  const colours = ['--accent', '--warn'].map((name) => style.getPropertyValue(name).trim())
-  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } }
-  const series = [{ label: names[0] }, ...names.slice(1).map((label, i) => ({ label, stroke: colours[i], width: 2, spanGaps: true, points: { show: i === 1 } }))]
-  const y = isShare ? { range: (_, low, high) => [Math.max(0, low - 0.02), Math.min(1.01, high + 0.01)] } : {}
-  const options = { width: Math.max(200, place.clientWidth), height: 220, scales: { x: { time: false }, y }, axes: [axis, { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => number(tick, 6)) }], series,
-    legend: { show: names.length > 2, live: false } }
-  charts[id] = { key, plot: new uPlot(options, data, place) }
+// The points behind those that are known; all, where they have changed or the server is another one.
+async function follow() {
+  const last = course && course.points.at(-1)
+  const answer = await call('/v1/curves?after=' + (last ? last.first - 1 : 0))
+  if (!last) course = answer
+  else if (answer.revision === course.revision) course.points.splice(-1, 1, ...answer.points)
+  else course = await call('/v1/curves')
 }
 
-// Mean of each value and those before it; the noise of single rounds hides the course.
+// Mean of each value and its neighbours; the noise of single rounds hides the course.
 function smooth(values) {
-  const window = []
-  return values.map((value) => {
+  return values.map((value, i) => {
     if (value === null) return null
-    window.push(value)
-    if (window.length > SMOOTHED) window.shift()
-    return window.reduce((sum, one) => sum + one, 0) / window.length
+    const side = Math.min(SMOOTHED, i)
+    const near = values.slice(i - side, i + side + 1).filter((one) => one !== null)
+    return near.reduce((sum, one) => sum + one, 0) / near.length
   })
 }
 
-// The job has gone back to this version: what curves have of later ones is of rounds that are given up.
-function giveUp(version) {
-  for (const map of [curve, held, learned, heldAccuracy]) for (const key of map.keys()) if (key > version) map.delete(key)
-  tick = -1 // the next look is as the first: at all rounds that are kept
+// Beside an axis there is little place.
+function tickText(tick, isShare) {
+  if (tick === null) return ''
+  if (isShare) return number(100 * tick)
+  if (Math.abs(tick) < 1e4 || Math.abs(tick) >= 1e9) return number(tick, 6)
+  return Math.abs(tick) < 1e6 ? number(tick / 1e3) + 'k' : number(tick / 1e6) + 'M'
 }
 
-function learn(rounds) {
-  if (cluster.version > 0) { // 0: it begins, and may go on from a checkpoint
-    if (cluster.version < newest) giveUp(cluster.version)
-    newest = cluster.version
+// Of an axis: the bounds for values from low to high.
+function bounds(curve, isLog, low, high) {
+  if (low === null || high === null) return isLog ? [0.1, 1] : [0, 1]
+  if (isLog) return uPlot.rangeLog(low, high, 10, false)
+  if (curve.isShare) return [Math.max(0, low - 0.02), Math.min(1.01, high + 0.01)]
+  if (!curve.fromZero) return uPlot.rangeNum(low, high, { min: { pad: 0.1 }, max: { pad: 0.1 } })
+  return [Math.min(0, low), high > 0 ? 1.08 * high : 1]
+}
+
+function plotOptions(id, place, isLog, axisOfTime) {
+  const curve = CURVES[id]
+  const style = getComputedStyle(document.documentElement)
+  const colour = (name) => style.getPropertyValue(name).trim()
+  const line = { stroke: colour('--faint'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line'), size: 5 }, font: '11px system-ui, sans-serif', labelFont: '11px system-ui, sans-serif', labelSize: 16, labelGap: 0, gap: 4 }
+  const series = [{}]
+  for (const [label, name, , kind] of curve.lines) {
+    const one = { label, stroke: colour(name), width: 2, points: { show: kind === 'seldom', size: 5 }, spanGaps: true, scale: kind === 'steps' ? 'count' : 'y' }
+    if (kind === 'noisy') series.push({ ...one, alpha: 0.3, width: 1 })
+    if (kind === 'steps') Object.assign(one, { paths: uPlot.paths.stepped({ align: -1 }), width: 1.5, dash: [6, 3] })
+    series.push(one)
   }
-  for (const round of rounds) if (round.outcome === 'committed' && Number.isFinite(round.loss)) curve.set(round.version, round.loss)
-  const isHeld = cluster.test_version <= cluster.version // else it is of a version that was given up
-  if (isHeld && cluster.test_loss >= 0) held.set(cluster.test_version, cluster.test_loss)
-  const versions = [...new Set([...curve.keys(), ...held.keys()])].sort((a, b) => a - b)
-  while (versions.length > KEPT_POINTS) {
-    const oldest = versions.shift()
-    curve.delete(oldest)
-    held.delete(oldest)
-  }
-  const values = (map) => versions.map((version) => (map.has(version) ? map.get(version) : null))
-  if (cluster.train_accuracy >= 0) learned.set(cluster.version, cluster.train_accuracy)
-  if (isHeld && cluster.test_accuracy >= 0) heldAccuracy.set(cluster.test_version, cluster.test_accuracy)
-  for (const map of [learned, heldAccuracy]) while (map.size > KEPT_POINTS) map.delete(map.keys().next().value)
-  const reached = [...new Set([...learned.keys(), ...heldAccuracy.keys()])].sort((a, b) => a - b)
-  const shares = (map) => reached.map((version) => (map.has(version) ? map.get(version) : null))
-  chart('accuracy-chart', ['version', 'training', 'held-out'], [reached, shares(learned), shares(heldAccuracy)], true)
-  find('accuracy-chart').setAttribute('aria-label', `Accuracy by version, held-out now ${percent(cluster.test_accuracy)}`)
-  rates[0].push((performance.now() - opened) / 1000)
-  rates[1].push(cluster.samples_per_second)
-  if (rates[0].length > KEPT_POINTS) for (const list of rates) list.shift()
-  chart('rate-chart', ['seconds', 'samples per second'], rates)
-  chart('loss-chart', ['version', `training, mean of ${SMOOTHED} rounds`, 'held-out'], [versions, smooth(values(curve)), values(held)])
-  const closed = rounds.filter((round) => round.outcome).reverse()
-  chart('time-chart', ['round', 'seconds'], [closed.map((r) => r.round), closed.map((r) => r.seconds)])
-  find('loss-chart').setAttribute('aria-label', `Loss by version, now ${number(cluster.loss)} at version ${cluster.version}`)
+  const hasCount = curve.lines.some(([, , , kind]) => kind === 'steps')
+  const scales = { x: { time: false }, y: { distr: isLog ? 3 : 1, range: (_, low, high) => bounds(curve, isLog, low, high) } }
+  if (hasCount) scales.count = { range: (_, low, high) => [0, Math.ceil(1.25 * (high || 1))] }
+  const axes = [{ ...line, size: 28, label: axisOfTime || 'round', values: (_, ticks) => ticks.map((tick) => tickText(tick)), incrs: axisOfTime ? undefined : [1, 2, 5].flatMap((one) => [...Array(12).keys()].map((k) => one * 10 ** k)).sort((a, b) => a - b) },
+    { ...line, size: (_, ticks) => 12 + 6.5 * Math.max(3, ...(ticks || []).map((tick) => tick.length)), label: curve.axis, values: (_, ticks) => ticks.map((tick) => tickText(tick, curve.isShare)) }]
+  if (hasCount) axes.push({ ...line, scale: 'count', side: 1, size: 30, label: 'workers', grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000], values: (_, ticks) => ticks.map((tick) => tickText(tick)) })
+  return { width: Math.max(200, place.clientWidth), height: place.closest('.large') ? 260 : 200, padding: [8, hasCount ? 0 : 12, 0, 0], scales, axes, series, legend: { show: false },
+    cursor: { sync: { key: 'curves' }, points: { size: 6 } }, hooks: { setCursor: [(plot) => showTip(id, plot)], setScale: [(plot, key) => { if (key === 'x') charts[id] && (charts[id].isZoomed = isZoomed(plot)) }] } }
+}
+
+const isZoomed = (plot) => plot.data[0].length > 1 && (plot.scales.x.min > plot.data[0][0] || plot.scales.x.max < plot.data[0].at(-1))
+
+// What the point under the pointer has.
+function showTip(id, plot) {
+  const place = find(id)
+  const tip = place.querySelector('.tip') || place.appendChild(make('div', { class: 'tip' }))
+  const index = plot.cursor.idx
+  const point = course && index !== null && index !== undefined && course.points[index]
+  tip.hidden = !point || plot.cursor.left < 0 || !plot.over.matches(':hover')
+  if (tip.hidden) return
+  const { lines, isShare } = CURVES[id]
+  const rounds = point.first === point.last ? `round ${point.first.toLocaleString('en')}` : `rounds ${point.first.toLocaleString('en')} to ${point.last.toLocaleString('en')}`
+  tip.replaceChildren(make('b', {}, rounds), make('div', {}, `after ${duration(point.seconds)}, ${new Date(1000 * point.unix_seconds).toLocaleString()}`),
+    ...lines.filter(([, , field]) => point[field] !== null).map(([label, colour, field]) => make('div', {}, make('span', { class: 'swatch of' + colour }), ` ${label} `,
+      make('b', {}, isShare ? percent(point[field]) : field === 'round_seconds' ? duration(point[field]) : number(point[field])))))
+  const left = plot.over.offsetLeft + plot.cursor.left
+  const isRight = left > place.clientWidth / 2
+  tip.style.left = isRight ? 'auto' : left + 12 + 'px'
+  tip.style.right = isRight ? place.clientWidth - left + 12 + 'px' : 'auto'
+}
+
+function draw(id, points, x, axisOfTime) {
+  const curve = CURVES[id]
+  const place = find(id)
+  const all = curve.lines.map(([, , field]) => points.map((point) => point[field]))
+  const isLog = Boolean(curve.canLog && chosen.log && all.flat().every((value) => value === null || value > 0))
+  const data = [x]
+  curve.lines.forEach(([, , , kind], i) => data.push(all[i], ...(kind === 'noisy' ? [smooth(all[i])] : [])))
+  place.classList.toggle('none', !all.flat().some((value) => value !== null))
+  place.dataset.none = points.length ? curve.none || 'Nothing is known of it.' : 'No round has been committed yet.'
+  const key = [getComputedStyle(document.documentElement).getPropertyValue('--faint'), place.clientWidth, isLog, axisOfTime].join()
+  const before = charts[id]
+  if (!before || before.key !== key) {
+    if (before) before.plot.destroy()
+    charts[id] = { key, isZoomed: false, plot: new uPlot(plotOptions(id, place, isLog, axisOfTime), data, place) }
+  } else if (before.isZoomed) {
+    const { min, max } = before.plot.scales.x
+    before.plot.batch(() => {
+      before.plot.setData(data, false)
+      before.plot.setScale('x', { min, max })
+    })
+  } else before.plot.setData(data)
+  const now = curve.lines.map(([label], i) => [label, all[i].findLast((value) => value !== null)]).filter(([, value]) => value !== undefined)
+  place.setAttribute('aria-label', `${curve.name} by ${axisOfTime || 'round'}, now ${now.map(([label, value]) => `${label} ${curve.isShare ? percent(value) : number(value)}`).join(', ') || 'nothing'}`)
+}
+
+function drawCurves() {
+  const { points } = course
+  const seconds = points.length ? points.at(-1).seconds : 0
+  const [unit, name] = TIMES.findLast(([one]) => seconds >= 2 * one) || TIMES[0]
+  const x = points.map((point) => (chosen.byTime ? point.seconds / unit : point.last))
+  for (const id of Object.keys(CURVES)) draw(id, points, x, chosen.byTime ? name + ' of training' : '')
+  for (const [id, is] of [['by-round', !chosen.byTime], ['by-time', chosen.byTime], ['log', chosen.log]]) find(id).setAttribute('aria-pressed', is)
+  const most = Math.max(0, ...points.map((point) => point.rounds))
+  const since = points.length && points[0].first > 1 ? `Of rounds before ${points[0].first.toLocaleString('en')} this server knows nothing. ` : ''
+  find('span').textContent = since + (most > 1 ? `A point is the mean of up to ${most.toLocaleString('en')} rounds. ` : '') + 'Thick lines are means of neighbours. Drag to zoom, double-click to see all.'
+}
+
+function choose(name, value) {
+  chosen[name] = value
+  sessionStorage.setItem(name, value)
+  if (course) drawCurves()
 }
 
 // ---- the page ----
@@ -358,13 +417,14 @@ function show(workers, waits, rounds) {
   const open = rounds.find((round) => !round.outcome)
   picture(workers, open && open.seconds > 1 ? open.missing : [])
   timeline(rounds)
-  learn(rounds)
+  drawCurves()
 }
 
 async function look() {
-  const limit = tick === 0 ? 1000 : 200
-  const [now, workers, waits, rounds] = await Promise.all([call('/v1/cluster'), call('/v1/workers'), call('/v1/waits'), call('/v1/rounds?limit=' + limit)])
+  const [now, workers, waits, rounds] = await Promise.all([call('/v1/cluster'), call('/v1/workers'), call('/v1/waits'), call('/v1/rounds?limit=' + (ROUNDS + 1))])
+  if (cluster && now.uptime_seconds < cluster.uptime_seconds) course = null // it was started again
   cluster = now
+  await follow()
   workers.workers.sort((a, b) => (b.rank >= 0) - (a.rank >= 0) || a.name.localeCompare(b.name) || b.member - a.member)
   show(workers.workers, waits.waits, rounds.rounds)
   if (tick % 5 === 0 || tick === 1) {
@@ -406,6 +466,10 @@ async function poll() {
   setTimeout(poll, POLL_MS)
 }
 
+document.addEventListener('visibilitychange', () => document.hidden || find('ask').open || refresh().catch(() => {})) // timers of hidden pages are slow
+find('by-round').addEventListener('click', () => choose('byTime', false))
+find('by-time').addEventListener('click', () => choose('byTime', true))
+find('log').addEventListener('click', () => choose('log', !chosen.log))
 find('pause').addEventListener('click', () => act('/v1/job:pause'))
 find('resume').addEventListener('click', () => act('/v1/job:resume'))
 find('checkpoint').addEventListener('click', () => {
