@@ -208,9 +208,9 @@ int probe(const Session& session, const std::string& url) {
   if (!set.ok()) return complain(set.error());
   const std::string path = set->empty() ? "/" : *set;
   auto answer = ask(remote, "GET", path);
-  if (!answer.ok() && !remote.is_https && remote.is_loopback() &&
+  if (!answer.ok() && !remote.origin.is_secure && remote.origin.endpoint.is_loopback() &&
       answer.error().code() != ErrorCode::kDeadlineExceeded) {
-    remote.is_https = remote.is_unchecked = true;
+    remote.origin.is_secure = remote.is_unchecked = true;
     remote.token.clear();  // nobody has proven to be the server
     auto secure = ask(remote, "GET", path);
     if (secure.ok()) answer = std::move(secure);

@@ -35,7 +35,9 @@ double unix_seconds(const std::string& date) {
 }
 
 void check_clock(Report& report, const Answer& answer) {
-  const double apart = unix_seconds(answer.date) - static_cast<double>(std::time(nullptr));
+  const std::string* const date = answer.field("date");
+  const double apart =
+      unix_seconds(date == nullptr ? "" : *date) - static_cast<double>(std::time(nullptr));
   const std::string found = number_text(apart) + " s between this machine and the server";
   if (std::isnan(apart))
     report.add(Verdict::kWarning, "clock", "the server sent no date");
@@ -76,11 +78,11 @@ Lack lack_of(const Session& session, const Access& access) {
 void check_data_port(Report& report, const Session& session, const std::string& name,
                      const std::string& where, double model_bytes, const Access& access,
                      const Lack& lack) {
-  Remote data;
-  if (!data.set_address(where).ok())
+  const auto data = transport::Endpoint::parse(where);
+  if (!data.ok())
     return report.add(Verdict::kWarning, name, "'" + where + "' is no address",
                       "set `advertise` of that server to HOST:PORT as workers reach it");
-  if (const Status open = knock(data.host, data.port, session.remote.timeout); !open.ok())
+  if (const Status open = knock(*data, session.remote.timeout); !open.ok())
     return report.add(Verdict::kWarning, name, open.error().message(),
                       "open " + where + " to the workers; run this again on one of their machines");
   report.add(Verdict::kGood, name, where + " is open from here");
@@ -330,7 +332,7 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
                "is the server running, is --server right, is the port open?");
     return report.finish() == kExitDone ? kExitDone : kExitUnreachable;
   }
-  report.add(Verdict::kGood, "REST", session.remote.to_string() + " answers");
+  report.add(Verdict::kGood, "REST", session.remote.origin.to_string() + " answers");
   check_clock(report, *alive);
   const auto version = get_json(session, "/version");
   if (!version.ok()) {

@@ -73,7 +73,7 @@ Result<Json> take_apart(const Session& session, const Answer& answer) {
   Json value = Json::parse(answer.body, nullptr, false);
   if (value.is_discarded())
     return Error(ErrorCode::kDataLoss,
-                 session.remote.to_string() + " answered with something that is no JSON");
+                 session.remote.origin.to_string() + " answered with something that is no JSON");
   return value;
 }
 
@@ -91,8 +91,8 @@ Result<Json> get_list(const Session& session, std::string path, const char* name
     CENTROID_ASSIGN(const Json page, get_json(session, path));
     const auto list = page.find(name);
     if (list == page.end() || !list->is_array())
-      return Error(ErrorCode::kDataLoss,
-                   session.remote.to_string() + path + " answered without the list '" + name + "'");
+      return Error(ErrorCode::kDataLoss, session.remote.origin.to_string() + path +
+                                             " answered without the list '" + name + "'");
     for (const Json& one : *list)
       if (all.size() < most) all.push_back(one);
     path = text_of(page, "next");
@@ -103,8 +103,8 @@ Result<Json> get_list(const Session& session, std::string path, const char* name
 Result<Json> get_whole(const Session& session, const std::string& path, const char* name) {
   CENTROID_ASSIGN(Json all, get_json(session, path));
   if (!all.contains(name) || !all[name].is_array())
-    return Error(ErrorCode::kDataLoss,
-                 session.remote.to_string() + path + " answered without the list '" + name + "'");
+    return Error(ErrorCode::kDataLoss, session.remote.origin.to_string() + path +
+                                           " answered without the list '" + name + "'");
   CENTROID_ASSIGN(Json more, get_list(session, text_of(all, "next"), name));
   for (Json& one : more) all[name].push_back(std::move(one));
   all["next"] = nullptr;
@@ -183,11 +183,9 @@ double number_of(const Json& object, const char* name) {
 }
 
 Result<std::string> data_endpoint(const Session& session, const Json& cluster) {
-  Remote data;
-  const auto parsed = data.set_address(text_of(cluster, "data_endpoint"));
-  if (!parsed.ok()) return parsed.error();
-  if (data.host == "0.0.0.0" || data.host == "::") data.host = session.remote.host;
-  return data.host + ":" + data.port;
+  CENTROID_ASSIGN(auto data, transport::Endpoint::parse(text_of(cluster, "data_endpoint")));
+  if (data.host == "0.0.0.0" || data.host == "::") data.host = session.remote.origin.endpoint.host;
+  return data.to_string();
 }
 
 std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command) {

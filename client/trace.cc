@@ -119,7 +119,7 @@ Result<Json> fetch(const Session& session, const std::string& where, double seco
     CENTROID_ASSIGN(document, get_json(worker, path.size() > 1 ? path : "/v1/trace"));
   }
   if (!document.contains("traceEvents") || !document["traceEvents"].is_array())
-    return Error(ErrorCode::kDataLoss, (where.empty() ? session.remote.to_string() : where) +
+    return Error(ErrorCode::kDataLoss, (where.empty() ? session.remote.origin.to_string() : where) +
                                            " answered with something that is no trace");
   return document["traceEvents"];
 }

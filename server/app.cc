@@ -35,7 +35,6 @@
 #include "server/shard/shard.h"
 #include "transport/http/metrics_listener.h"
 #include "transport/tls/tls.h"
-#include "transport/tls/tls_files.h"
 #include "transport/transport.h"
 
 namespace centroid::server {
@@ -145,17 +144,10 @@ Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const ServerConfig& co
 }
 
 /// For HTTPS, whose clients show no certificates: they have tokens, or need none.
-Result<transport::TlsFiles> https_files(const ServerConfig& config) {
+Result<std::shared_ptr<transport::StreamLayer>> https_layer(const ServerConfig& config) {
   transport::TlsOptions tls = tls_options(config);
   tls.authority.clear();
-  return transport::TlsFiles::open(std::move(tls));
-}
-
-/// nullptr where it is off.
-Result<std::shared_ptr<transport::TlsFiles>> api_tls(const ServerConfig& config) {
-  if (!config.api.tls) return std::shared_ptr<transport::TlsFiles>();
-  CENTROID_ASSIGN(auto files, https_files(config));
-  return std::make_shared<transport::TlsFiles>(std::move(files));
+  return transport::make_tls(std::move(tls));
 }
 
 /// What a process tells of itself, before its first thread that is traced.
@@ -206,9 +198,9 @@ Result<Candidacy::Options> candidacy_options(const ServerConfig& config,
     tls.authority = config.etcd.authority;
     tls.certificate = config.etcd.certificate;
     tls.key = config.etcd.key;
-    auto files = transport::TlsFiles::open(std::move(tls));
-    if (!files.ok()) return std::move(files).error().with_context("etcd");
-    etcd.tls = std::make_shared<transport::TlsFiles>(std::move(files).value());
+    auto layer = transport::make_tls(std::move(tls));
+    if (!layer.ok()) return std::move(layer).error().with_context("etcd");
+    etcd.tls = std::move(layer).value();
   }
   etcd.user = config.etcd.user;
   etcd.password = config.etcd.password;
@@ -260,7 +252,9 @@ Result<ApiOptions> rest_options(const ServerConfig& config, const transport::End
   static_cast<ApiLimits&>(options) = api_limits(config, connections);
   options.endpoint = endpoint;
   options.token = config.api.token;
-  CENTROID_ASSIGN(options.tls, api_tls(config));
+  if (config.api.tls) {
+    CENTROID_ASSIGN(options.tls, https_layer(config));
+  }
   options.viewer_token = config.api.viewer_token;
   options.state_dir = config.run_dir;
   if (!config.tls.certificate.empty()) options.certificates.push_back(config.tls.certificate);
@@ -385,7 +379,7 @@ Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
   transport::MetricsOptions options;
   CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));
   if (config.metrics.tls) {
-    CENTROID_ASSIGN(options.tls, https_files(config));
+    CENTROID_ASSIGN(options.tls, https_layer(config));
   }
   const auto ask = [&service](Pulse::Answered answered) {
     boost::asio::post(service.context(), std::move(answered));

@@ -42,6 +42,9 @@ class ByteStream {
   virtual Task<Moved> wait_view(std::size_t /*least*/) { co_return Moved(); }
   virtual void consume(std::size_t /*bytes*/) {}
   virtual void end_frame() {}
+  /// The peer reads what was sent, then the end; this side may still read. Where a stream has no
+  /// such half, nothing happens.
+  virtual void end() noexcept {}
   /// Ends what is pending (not inline); the peer reads what was sent, then the end.
   virtual void close() noexcept = 0;
   virtual std::string peer() const = 0;

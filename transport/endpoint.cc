@@ -10,7 +10,8 @@ std::string Endpoint::to_string() const {
 }
 
 bool Endpoint::is_loopback() const {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  return host == "localhost" || host == "::1" || host.starts_with("127.") ||
+         host.starts_with("::ffff:127.");
 }
 
 Result<Endpoint> Endpoint::parse(std::string_view text) {

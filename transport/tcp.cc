@@ -25,13 +25,10 @@ void set_buffers(auto& socket, const TransportOptions& options) {
   socket.set_option(asio::socket_base::receive_buffer_size(bytes), ignored);
 }
 
-/// `to`: who was connected to; nullptr: who connected.
-std::unique_ptr<Connection> connection_on(tcp::socket socket, const TransportOptions& options,
-                                          const Endpoint* to) {
+std::unique_ptr<Connection> accepted_connection(tcp::socket socket,
+                                                const TransportOptions& options) {
   std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), options);
-  if (options.layer)
-    stream = to == nullptr ? options.layer->accepted(std::move(stream))
-                           : options.layer->connected(std::move(stream), *to);
+  if (options.layer) stream = options.layer->accepted(std::move(stream));
   return std::make_unique<FramedConnection>(std::move(stream), options);
 }
 
@@ -50,7 +47,7 @@ class TcpListener final : public Listener {
         co_return Error(ErrorCode::kCancelled, "accept on " + endpoint_.to_string() + ": stopped");
       }
       auto [error, socket] = co_await acceptor_.async_accept(kAwait);
-      if (!error) co_return connection_on(std::move(socket), options_, nullptr);
+      if (!error) co_return accepted_connection(std::move(socket), options_);
       // The peer gave up before we took it, or we stop: the loop's head tells.
       if (error == asio::error::connection_aborted || error == asio::error::operation_aborted)
         continue;
@@ -84,88 +81,108 @@ struct Attempt {
   bool is_late = false;
 };
 
+}  // namespace
+
+Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endpoint there,
+                                                         const TransportOptions& options,
+                                                         Deadline deadline) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  if (centroid::now() >= deadline)
+    co_return Error(ErrorCode::kDeadlineExceeded, "the deadline has passed");
+  const auto attempt = std::make_shared<Attempt>(executor);
+  attempt->timer.expires_at(deadline);
+  attempt->timer.async_wait([attempt](const error_code& error) {
+    if (error) return;
+    attempt->is_late = true;
+    attempt->resolver.cancel();
+    error_code ignored;
+    attempt->socket.close(ignored);
+  });
+  error_code error;
+  std::string doing;
+  std::vector<tcp::endpoint> found;
+  if (const auto address = asio::ip::make_address(there.host, error); !error) {
+    found.emplace_back(address, there.port);
+  } else {
+    const std::string port = std::to_string(there.port);
+    auto [why, results] = co_await attempt->resolver.async_resolve(there.host, port, kAwait);
+    for (const auto& result : results) found.push_back(result.endpoint());
+    error = why;
+    if (error) doing = "cannot resolve the name: ";
+  }
+  bool is_stopping = false;
+  for (const tcp::endpoint& one : found) {
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    is_stopping = state.cancelled() != asio::cancellation_type::none;
+    if (is_stopping || attempt->is_late) break;
+    error_code ignored;
+    attempt->socket.close(ignored);
+    attempt->socket.open(one.protocol(), error);
+    if (error) continue;
+    set_buffers(attempt->socket, options);
+    const auto [why] = co_await attempt->socket.async_connect(one, kAwait);
+    error = why;
+    if (!error) break;
+  }
+  attempt->timer.cancel();
+  if (attempt->is_late)
+    co_return Error(ErrorCode::kDeadlineExceeded, "no answer before the deadline");
+  if (is_stopping || error == asio::error::operation_aborted)
+    co_return Error(ErrorCode::kCancelled, "cancelled");
+  if (error) co_return Error(ErrorCode::kUnavailable, doing + error.message());
+  std::unique_ptr<ByteStream> stream =
+      std::make_unique<TcpStream>(std::move(attempt->socket), options);
+  if (options.layer) stream = options.layer->connected(std::move(stream), there);
+  co_return std::move(stream);
+}
+
+Result<tcp::acceptor> open_acceptor(Executor executor, const Endpoint& endpoint,
+                                    const TransportOptions& options) {
+  error_code error;
+  const auto failed = [&](std::string_view doing) {
+    return listen_error(endpoint.to_string(), endpoint.port, doing, error);
+  };
+  tcp::endpoint local;
+  if (const auto address = asio::ip::make_address(endpoint.host, error); !error) {
+    local = tcp::endpoint(address, endpoint.port);
+  } else {
+    tcp::resolver resolver(executor);
+    const auto found = resolver.resolve(endpoint.host, std::to_string(endpoint.port), error);
+    if (error || found.empty()) return failed("cannot resolve the name");
+    local = found.begin()->endpoint();
+  }
+  tcp::acceptor acceptor(executor);
+  acceptor.open(local.protocol(), error);
+  if (error) return failed("cannot open a socket");
+  acceptor.set_option(asio::socket_base::reuse_address(true), error);
+  set_buffers(acceptor, options);
+  acceptor.bind(local, error);
+  if (error) return failed("cannot bind");
+  acceptor.listen(asio::socket_base::max_listen_connections, error);
+  if (error) return failed("cannot listen");
+  return acceptor;
+}
+
+namespace {
+
 class TcpTransport final : public Transport {
  public:
   TcpTransport(Executor executor, TransportOptions options)
       : executor_(std::move(executor)), options_(std::move(options)) {}
 
   Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint, Deadline deadline) override {
-    co_await asio::this_coro::throw_if_cancelled(false);
-    std::string doing = "connect to " + endpoint.to_string();
-    if (centroid::now() >= deadline) {
-      co_return Error(ErrorCode::kDeadlineExceeded, doing + ": the deadline has passed");
-    }
-    const auto attempt = std::make_shared<Attempt>(executor_);
-    attempt->timer.expires_at(deadline);
-    attempt->timer.async_wait([attempt](const error_code& error) {
-      if (error) return;
-      attempt->is_late = true;
-      attempt->resolver.cancel();
-      error_code ignored;
-      attempt->socket.close(ignored);
-    });
-    error_code error;
-    std::vector<tcp::endpoint> found;
-    if (const auto address = asio::ip::make_address(endpoint.host, error); !error) {
-      found.emplace_back(address, endpoint.port);
-    } else {
-      const std::string port = std::to_string(endpoint.port);
-      auto [why, results] = co_await attempt->resolver.async_resolve(endpoint.host, port, kAwait);
-      for (const auto& result : results) found.push_back(result.endpoint());
-      error = why;
-      if (error) doing += ": cannot resolve the name";
-    }
-    bool is_stopping = false;
-    for (const tcp::endpoint& one : found) {
-      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-      is_stopping = state.cancelled() != asio::cancellation_type::none;
-      if (is_stopping || attempt->is_late) break;
-      error_code ignored;
-      attempt->socket.close(ignored);
-      attempt->socket.open(one.protocol(), error);
-      if (error) continue;
-      set_buffers(attempt->socket, options_);
-      const auto [why] = co_await attempt->socket.async_connect(one, kAwait);
-      error = why;
-      if (!error) break;
-    }
-    attempt->timer.cancel();
-    if (attempt->is_late) {
-      co_return Error(ErrorCode::kDeadlineExceeded, doing + ": no answer before the deadline");
-    }
-    if (is_stopping || error == asio::error::operation_aborted) {
-      co_return Error(ErrorCode::kCancelled, doing + " was cancelled");
-    }
-    if (error) co_return Error(ErrorCode::kUnavailable, doing + ": " + error.message());
-    co_return connection_on(std::move(attempt->socket), options_, &endpoint);
+    auto stream = co_await connect_stream(executor_, endpoint, options_, deadline);
+    if (!stream.ok()) co_return stream.error().with_context("connect to " + endpoint.to_string());
+    std::unique_ptr<Connection> made =
+        std::make_unique<FramedConnection>(std::move(stream).value(), options_);
+    co_return std::move(made);
   }
 
   Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) override {
-    error_code error;
-    tcp::endpoint local;
-    if (const auto address = asio::ip::make_address(endpoint.host, error); !error) {
-      local = tcp::endpoint(address, endpoint.port);
-    } else {
-      tcp::resolver resolver(executor_);
-      const auto found = resolver.resolve(endpoint.host, std::to_string(endpoint.port), error);
-      if (error || found.empty())
-        return listen_error(endpoint.to_string(), endpoint.port, "cannot resolve the name", error);
-      local = found.begin()->endpoint();
-    }
-    tcp::acceptor acceptor(executor_);
-    acceptor.open(local.protocol(), error);
-    if (error)
-      return listen_error(endpoint.to_string(), endpoint.port, "cannot open a socket", error);
-    acceptor.set_option(asio::socket_base::reuse_address(true), error);
-    set_buffers(acceptor, options_);
-    acceptor.bind(local, error);
-    if (error) return listen_error(endpoint.to_string(), endpoint.port, "cannot bind", error);
-    acceptor.listen(asio::socket_base::max_listen_connections, error);
-    if (error) return listen_error(endpoint.to_string(), endpoint.port, "cannot listen", error);
+    CENTROID_ASSIGN(tcp::acceptor acceptor, open_acceptor(executor_, endpoint, options_));
     Endpoint real = endpoint;
-    real.port = acceptor.local_endpoint(error).port();
-    if (error)
-      return listen_error(endpoint.to_string(), endpoint.port, "cannot read the port", error);
+    error_code ignored;
+    real.port = acceptor.local_endpoint(ignored).port();
     std::unique_ptr<Listener> made =
         std::make_unique<TcpListener>(std::move(acceptor), std::move(real), options_);
     return made;

@@ -119,6 +119,11 @@ Task<Moved> TcpStream::write_some(std::span<const Bytes> parts) {
   co_return moved;
 }
 
+void TcpStream::end() noexcept {
+  boost::system::error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+}
+
 void TcpStream::close() noexcept {
   boost::system::error_code ignored;
   socket_.close(ignored);

@@ -17,6 +17,7 @@ class TcpStream final : public ByteStream {
   Moved try_write(std::span<const Bytes> parts) override;
   Task<Moved> read_some(MutableBytes into) override;
   Task<Moved> write_some(std::span<const Bytes> parts) override;
+  void end() noexcept override;
   void close() noexcept override;
   std::string peer() const override { return peer_; }
   Executor executor() const override { return executor_; }
@@ -27,6 +28,18 @@ class TcpStream final : public ByteStream {
   std::string peer_;
   bool is_drained_ = false;  ///< the last read was short: the next waits without a try of its own
 };
+
+/// A socket that listens at `endpoint`.
+/// fails  already_exists (the port is in use), invalid_argument
+Result<boost::asio::ip::tcp::acceptor> open_acceptor(Executor executor, const Endpoint& endpoint,
+                                                     const TransportOptions& options);
+
+/// Connect to `there`; the stream has the layer of `options`, which outlive the call.
+///
+/// fails  unavailable, deadline_exceeded, cancelled; the message does not name `there`
+Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endpoint there,
+                                                         const TransportOptions& options,
+                                                         Deadline deadline);
 
 /// "127.0.0.1:40312", IPv6 in brackets.
 std::string to_string(const boost::asio::ip::tcp::endpoint& endpoint);

@@ -27,7 +27,6 @@
 #include "transport/http/metrics_listener.h"
 #include "transport/server_list.h"
 #include "transport/tls/tls.h"
-#include "transport/tls/tls_files.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/device_residual.h"
@@ -58,17 +57,6 @@ Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& co
   tls.server_name = config.tls_server_name;
   tls.is_server = tls.any_name = among_workers;
   return transport::make_tls(std::move(tls));
-}
-
-/// HTTPS of the metrics; nothing where it is off. Whoever asks shows no certificate.
-Result<std::optional<transport::TlsFiles>> metrics_tls(const WorkerConfig& config) {
-  if (!config.metrics_tls) return std::optional<transport::TlsFiles>();
-  transport::TlsOptions tls;
-  tls.certificate = config.tls_certificate;
-  tls.key = config.tls_key;
-  tls.is_server = true;
-  CENTROID_ASSIGN(auto files, transport::TlsFiles::open(std::move(tls)));
-  return std::make_optional(std::move(files));
 }
 
 /// The side of this worker that meets the other workers.
@@ -362,7 +350,13 @@ Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
   if (config.metrics_listen.empty()) return std::unique_ptr<transport::MetricsListener>();
   transport::MetricsOptions options;
   CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics_listen));
-  CENTROID_ASSIGN(options.tls, metrics_tls(config));
+  if (config.metrics_tls) {
+    transport::TlsOptions tls;  // whoever asks shows no certificate
+    tls.certificate = config.tls_certificate;
+    tls.key = config.tls_key;
+    tls.is_server = true;
+    CENTROID_ASSIGN(options.tls, transport::make_tls(std::move(tls)));
+  }
   options.is_ready = [&is_member]() -> Status {
     if (is_member) return {};
     return Error(ErrorCode::kUnavailable, "not a member of a cluster now");

@@ -11,10 +11,11 @@ const std::vector<double> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 
 }  // namespace
 
 ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
-  connections = registry.gauge("centroid_api_connections", "Open connections of the REST server.");
+  http.connections =
+      registry.gauge("centroid_api_connections", "Open connections of the REST server.");
   const std::string dropped = "centroid_api_dropped_connections_total";
   const std::string dropped_help = "Connections that the REST server closed, by reason.";
-  dropped_slow = registry.counter(dropped, dropped_help, {{"reason", "slow"}});
+  http.dropped_slow = registry.counter(dropped, dropped_help, {{"reason", "slow"}});
   dropped_lagging = registry.counter(dropped, dropped_help, {{"reason", "lagging"}});
   audit_failures = registry.counter("centroid_api_audit_failures_total",
                                     "Entries of the audit log that could not be written.");
@@ -28,7 +29,7 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
   refused_unknown_token = registry.counter(refused, refused_help, {{"reason", "unknown_token"}});
   refused_role = registry.counter(refused, refused_help, {{"reason", "role"}});
   dropped_handshakes = registry.counter(dropped, dropped_help, {{"reason", "handshakes"}});
-  dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
+  http.dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
 }
 
 ApiMetrics::Series ApiMetrics::make_series(const Route* route) {

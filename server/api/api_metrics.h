@@ -5,6 +5,7 @@
 
 #include "common/base/metrics.h"
 #include "server/api/routes.h"
+#include "transport/http/http_server.h"
 
 namespace centroid::server {
 
@@ -16,8 +17,7 @@ class ApiMetrics {
   /// One answered request; `route` null: no such path, or not even a request.
   void count(const Route* route, unsigned status, double seconds);
 
-  metrics::Gauge connections;
-  metrics::Counter dropped_slow;        ///< a request or response took longer than its time
+  transport::HttpMeters http;
   metrics::Counter dropped_lagging;     ///< a stream of events further behind than events are kept
   metrics::Counter audit_failures;      ///< entries that the disk did not take
   metrics::Counter dropped_handshakes;  ///< of TLS, of an address that has made too many
@@ -26,7 +26,6 @@ class ApiMetrics {
   /// Requests that were not let in: without a token, with one that is not known, or with one that
   /// may less.
   metrics::Counter refused_no_token, refused_unknown_token, refused_role;
-  metrics::Counter dropped_limit;  ///< made room for, or refused as, one connection too many
 
  private:
   struct Series {

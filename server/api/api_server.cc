@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <list>
 #include <optional>
 #include <utility>
 
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
 
@@ -20,44 +20,22 @@
 #include "server/api/audit_trail.h"
 #include "server/api/event_feed.h"
 #include "server/api/held_answers.h"
-#include "server/api/http_connection.h"
 #include "server/api/idempotent_calls.h"
 #include "server/api/problem.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
-#include "transport/listen_error.h"
 
 namespace centroid::server {
 
 namespace {
 
 namespace asio = boost::asio;
-using SystemError = boost::system::error_code;
-using Tcp = asio::ip::tcp;
 
-constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
 /// Of requests of one address that are not let in one in so long is logged.
 constexpr double kRefusalsPerSecond = 1.0 / 60;
 constexpr double kHandshakes = 0.2;  ///< of the requests that an address may send
 /// Between two looks at the tokens that other servers made or revoked.
 constexpr std::chrono::seconds kFollow{1};
-
-/// Only a connection that is running a call or writing its answer is kept by `stop`.
-enum class Phase : std::uint8_t { kIdle, kReading, kBusy, kStreaming };
-
-struct Peer {
-  Peer(Tcp::socket socket, const HttpLimits& limits, transport::SslPointer tls)
-      : http(std::move(socket), limits, std::move(tls)) {}
-  void drop() {
-    is_dropped = true;
-    http.close();
-  }
-  HttpConnection http;
-  Phase phase = Phase::kIdle;
-  TimePoint since = centroid::now();  ///< of the phase
-  bool has_asked = false;             ///< a whole request, once
-  bool is_dropped = false;
-};
 
 /// One call of the ControlPlane; outlives its connection's interest when the deadline passes first.
 struct Running {
@@ -75,15 +53,9 @@ std::string draw_prefix() {
   return text;
 }
 
-bool is_loopback(const asio::ip::address& address) {
-  if (address.is_v6() && address.to_v6().is_v4_mapped())
-    return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
-  return address.is_loopback();
-}
-
 }  // namespace
 
-struct ApiServer::Impl {
+struct ApiServer::Impl final : transport::HttpService {
   Impl(Executor executor_, ApiOptions options_, ControlPlane& control, metrics::Registry& registry,
        std::unique_ptr<TokenStore> tokens_, std::unique_ptr<AuditLog> audit_)
       : executor(std::move(executor_)),
@@ -96,42 +68,26 @@ struct ApiServer::Impl {
         services{control,          registry,   feed,  *tokens,   *audit,
                  options.blocking, is_tracing, pulse, host_files},
         held(options.max_held_bytes, metrics.held_bytes, metrics.streams),
-        acceptor(executor),
         group(executor),
         trail(executor, group, options.blocking, *audit, feed, metrics),
-        changed(executor) {
-    take_limits(options);
-  }
+        changed(executor),
+        server(executor, *this, options, options.tls, "centroid", metrics.http) {}
 
-  /// `options` itself is where limits are looked up.
-  void take_limits(const ApiLimits& now) {
-    static_cast<ApiLimits&>(options) = now;
-    limits.header_bytes = options.header_limit_bytes;
-    limits.body_bytes = options.body_limit_bytes;
-    limits.idle_timeout = options.idle_timeout;
-    limits.read_timeout = options.read_timeout;
-  }
+  Task<HttpResponse> answer(HttpRequest request) override;
+  HttpResponse refuse(unsigned status, const std::string& detail, const std::string& path) override;
+  bool may_shake_hands(const std::string& address) override;
 
   Status listen();
-  Task<void> accept_loop();
   Task<void> follow_tokens();
-  void take(Tcp::socket socket);
-  bool make_room();
-  Task<void> serve(std::list<Peer>::iterator at);
-  Task<void> serve_requests(Peer& peer);
-  Task<HttpResponse> answer(HttpRequest request);
   std::optional<HttpResponse> check_rate(const HttpRequest& request);
   Task<HttpResponse> run_bounded(Call call);
   Task<void> ping(Pulse::Answered answered);
   void note_refusal(const HttpRequest& request, const Admission& admission);
   void hold(HttpResponse& response, const Caller& caller, const HttpRequest& request);
-  Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
-  Task<void> refuse(std::unique_ptr<Peer> peer);
   Task<void> stop();
 
   Executor executor;
   ApiOptions options;
-  HttpLimits limits;
   AccessPolicy policy;
   ApiMetrics metrics;
   EventFeed feed;
@@ -147,53 +103,35 @@ struct ApiServer::Impl {
   const HostFiles host_files{options.state_dir, options.certificates};
   Services services;
   HeldAnswers held;  ///< outlives connections and calls
-  Tcp::acceptor acceptor;
   transport::Endpoint bound;
-  TaskGroup group;  ///< the accept loop, connections and refusals
+  TaskGroup group;
   AuditTrail trail;
-  std::list<Peer> peers;  ///< in the order they came
   std::list<std::shared_ptr<Running>> running;
   std::size_t abandoned = 0;
   const std::string request_prefix = draw_prefix();
   std::uint64_t requests = 0;
-  std::size_t refusals = 0;
-  Event changed;               ///< a connection or a call ended
+  Event changed;               ///< a call ended, or the server stops
   bool is_stopping = false;    ///< nothing new is taken
   bool is_cancelling = false;  ///< the grace is over
+  bool is_stopped = false;
+  transport::HttpServer server;
 };
 
 Status ApiServer::Impl::listen() {
-  SystemError ec;
-  const std::string wanted = options.endpoint.host + ":" + std::to_string(options.endpoint.port);
-  Tcp::resolver resolver(executor);
-  const auto found = resolver.resolve(options.endpoint.host, std::to_string(options.endpoint.port),
-                                      Tcp::resolver::passive | Tcp::resolver::numeric_service, ec);
-  const auto failed = [&](std::string_view doing) {
-    return transport::listen_error(wanted, options.endpoint.port, doing, ec)
-        .with_context("--api.listen");
-  };
-  if (ec || found.empty()) return failed("host is not known");
-  Tcp::endpoint endpoint = found.begin()->endpoint();
-  const auto address = endpoint.address();
-  policy.is_loopback = is_loopback(address);
+  auto found = server.listen(options.endpoint);
+  if (!found.ok()) return std::move(found).error().with_context("--api.listen");
+  bound = std::move(found).value();
+  policy.is_loopback = bound.is_loopback();
   if (!policy.is_loopback && options.token.empty())
     return Error(
         ErrorCode::kFailedPrecondition,
-        "--api.listen " + wanted +
+        "--api.listen " + options.endpoint.to_string() +
             " is reachable from other machines and there is no token: give --api.token-file FILE, "
             "or listen on 127.0.0.1");
   policy.token = options.token;
   policy.viewer_token = options.viewer_token;
   policy.host = options.endpoint.host;
   policy.tokens = tokens.get();
-
-  acceptor.open(endpoint.protocol(), ec);
-  if (!ec) acceptor.set_option(Tcp::acceptor::reuse_address(true), ec);
-  if (!ec) acceptor.bind(endpoint, ec);
-  if (!ec) acceptor.listen(asio::socket_base::max_listen_connections, ec);
-  if (ec) return failed("cannot bind");
-  bound.host = address.to_string();
-  bound.port = acceptor.local_endpoint(ec).port();
   return {};
 }
 
@@ -212,121 +150,22 @@ Task<void> ApiServer::Impl::follow_tokens() {
   }
 }
 
-Task<void> ApiServer::Impl::accept_loop() {
-  while (!is_stopping) {
-    auto [ec, socket] = co_await acceptor.async_accept(kAwait);
-    if (!ec) {
-      take(std::move(socket));
-    } else if (!is_stopping && ec != asio::error::connection_aborted) {
-      // Out of descriptors or memory: others must end first.
-      log::warn("api.accept_failed", {{"error", ec.message()}});
-      if (!co_await sleep_until(centroid::now() + std::chrono::milliseconds(100))) co_return;
-    }
-  }
+bool ApiServer::Impl::may_shake_hands(const std::string& address) {
+  if (options.requests_per_second <= 0) return true;
+  // Probes share an address with whoever comes through the same node.
+  const double most = std::max(kHandshakes * options.requests_per_second, 2.0);
+  const Duration wait = handshakes.take(client_of(address), centroid::now(), most);
+  if (wait > Duration::zero()) metrics.dropped_handshakes.add();
+  return wait == Duration::zero();
 }
 
-void ApiServer::Impl::take(Tcp::socket socket) {
-  SystemError ec;
-  socket.set_option(Tcp::no_delay(true), ec);
-  if (is_stopping) return;
-  if (options.tls && options.requests_per_second > 0) {
-    const auto remote = socket.remote_endpoint(ec);
-    const std::string client = ec ? "unknown" : client_of(remote.address().to_string() + ":0");
-    // Probes share an address with whoever comes through the same node.
-    const double most = std::max(kHandshakes * options.requests_per_second, 2.0);
-    if (handshakes.take(client, centroid::now(), most) > Duration::zero())
-      return metrics.dropped_handshakes.add();
-  }
-  if (peers.size() >= options.max_connections && !make_room()) {
-    metrics.dropped_limit.add();
-    if (refusals >= kMaxRefusals || options.tls) return;
-    ++refusals;
-    group.spawn(refuse(std::make_unique<Peer>(std::move(socket), limits, nullptr)));
-    return;
-  }
-  transport::SslPointer tls = options.tls ? options.tls->accepting_end() : nullptr;
-  const auto at = peers.emplace(peers.end(), std::move(socket), limits, std::move(tls));
-  metrics.connections.add(1);
-  group.spawn(serve(at));
-}
-
-/// Whom a flood costs its place: the newest that has never asked anything, else the one that has
-/// sent its request for longest, else the newest that is idle. So silent and slow connections push
-/// out each other, not who was here before and asks now and then.
-bool ApiServer::Impl::make_room() {
-  constexpr std::chrono::seconds kSlow{1};
-  const TimePoint now = centroid::now();
-  std::size_t live = 0;
-  Peer *silent = nullptr, *slow = nullptr, *idle = nullptr;
-  for (Peer& peer : peers) {
-    if (peer.is_dropped) continue;
-    ++live;
-    const bool is_idle = peer.phase == Phase::kIdle;
-    if (is_idle) idle = &peer;
-    if (is_idle && !peer.has_asked) silent = &peer;
-    const bool is_slow = peer.phase == Phase::kReading && now - peer.since > kSlow;
-    if (is_slow && (slow == nullptr || peer.since < slow->since)) slow = &peer;
-  }
-  if (live < options.max_connections) return true;
-  Peer* const victim = silent != nullptr ? silent : slow != nullptr ? slow : idle;
-  if (victim == nullptr) return false;
-  metrics.dropped_limit.add();
-  victim->drop();
-  return true;
-}
-
-Task<void> ApiServer::Impl::serve(std::list<Peer>::iterator at) {
-  try {
-    co_await serve_requests(*at);
-  } catch (const std::exception& failure) {
-    log::error("api.connection_threw", {{"what", failure.what()}});
-  }
-  peers.erase(at);
-  metrics.connections.add(-1);
-  changed.notify_all();
-}
-
-Task<void> ApiServer::Impl::serve_requests(Peer& peer) {
-  HttpFraming framing;
-  if (!co_await peer.http.shake_hands()) co_return;
-  do {
-    peer.phase = Phase::kIdle;
-    const bool has_begun = co_await peer.http.wait_for_request();
-    if (!has_begun || is_stopping) co_return;
-    peer.phase = Phase::kReading;
-    peer.since = centroid::now();
-    auto incoming = co_await peer.http.read_request();
-    if (incoming.is_slow) metrics.dropped_slow.add();
-    if (peer.is_dropped || (!incoming.request && !incoming.problem)) co_return;
-    peer.phase = Phase::kBusy;
-    peer.has_asked = true;
-    HttpResponse response;
-    framing = HttpFraming();
-    if (incoming.problem) {
-      response = std::move(*incoming.problem);
-      metrics.count(nullptr, response.status, 0);
-    } else {
-      framing.version = incoming.request->version;
-      framing.is_head = incoming.request->method == "HEAD";
-      response = co_await answer(std::move(*incoming.request));
-      framing.keep_alive = incoming.keep_alive && !is_stopping;
-    }
-    const bool is_written = co_await write(peer, std::move(response), framing);
-    if (!is_written) co_return;
-  } while (framing.keep_alive && !is_stopping);
-  peer.phase = Phase::kReading;
-  if (!is_stopping) co_await peer.http.linger();
-}
-
-/// False: the connection is of no use any more.
-Task<bool> ApiServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming framing) {
-  const bool is_stream = response.stream != nullptr && !framing.is_head;
-  if (is_stream) peer.phase = Phase::kStreaming;
-  const auto timeout =
-      is_cancelling ? std::min(options.write_timeout, options.stop_grace) : options.write_timeout;
-  const auto outcome = co_await peer.http.write_response(std::move(response), framing, timeout);
-  if (outcome == HttpConnection::Outcome::kSlow) metrics.dropped_slow.add();
-  co_return outcome == HttpConnection::Outcome::kDone;
+HttpResponse ApiServer::Impl::refuse(unsigned status, const std::string& detail,
+                                     const std::string& path) {
+  metrics.count(nullptr, status, 0);
+  if (status == 503)
+    return make_problem(status, ErrorCode::kResourceExhausted,
+                        detail + ", or raise api.max_connections", path);
+  return make_problem(status, ErrorCode::kInvalidArgument, detail, path);
 }
 
 Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
@@ -476,38 +315,23 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   co_return make_problem(504, ErrorCode::kDeadlineExceeded, detail, instance);
 }
 
-/// Tell one connection too many so.
-Task<void> ApiServer::Impl::refuse(std::unique_ptr<Peer> peer) {
-  const std::string detail = "all " + std::to_string(options.max_connections) +
-                             " connections are busy: try again, or raise api.max_connections";
-  auto response = make_problem(503, ErrorCode::kResourceExhausted, detail, "/");
-  metrics.count(nullptr, response.status, 0);
-  const bool is_written = co_await write(*peer, std::move(response), HttpFraming());
-  if (is_written) co_await peer->http.linger();
-  --refusals;
-}
-
 Task<void> ApiServer::Impl::stop() {
   co_await asio::this_coro::reset_cancellation_state(asio::disable_cancellation());
   if (is_stopping) {
-    while (!is_cancelling || group.size() > 0 || !running.empty())
-      co_await changed.wait(TimePoint::max());  // lint-ok: cancellation is off
+    while (!is_stopped) co_await changed.wait(TimePoint::max());  // lint-ok: cancellation is off
     co_return;
   }
   is_stopping = true;
   changed.notify_all();
-  SystemError ec;
-  acceptor.close(ec);
   feed.close();
-  for (Peer& peer : peers)
-    if (peer.phase != Phase::kBusy) peer.drop();
-  const TimePoint until = centroid::now() + options.stop_grace;
-  while (!peers.empty() && centroid::now() < until) co_await changed.wait(until);
+  co_await server.close(options.stop_grace);
   is_cancelling = true;
   for (const auto& call : running) call->done.cancel();
+  co_await server.join();
   co_await group.join();
   // Calls that were left behind still use the ControlPlane.
   while (!running.empty()) co_await changed.wait(TimePoint::max());  // lint-ok: cancellation is off
+  is_stopped = true;
   changed.notify_all();
 }
 
@@ -541,7 +365,7 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
   log::info("api.listening", {{"host", impl->bound.host},
                               {"port", impl->bound.port},
                               {"token", !impl->policy.token.empty()}});
-  impl->group.spawn(impl->accept_loop());
+  impl->server.start();
   if (!impl->options.state_name.empty()) impl->group.spawn(impl->follow_tokens());
   return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
 }
@@ -556,7 +380,8 @@ std::vector<TokenDigest> ApiServer::joining_tokens() const {
 }
 
 void ApiServer::set_limits(const ApiLimits& limits) {
-  asio::post(impl_->executor, [impl = impl_.get(), limits] { impl->take_limits(limits); });
+  asio::post(impl_->executor,
+             [impl = impl_.get(), limits] { static_cast<ApiLimits&>(impl->options) = limits; });
 }
 
 transport::Endpoint ApiServer::endpoint() const { return impl_->bound; }

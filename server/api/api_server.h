@@ -12,24 +12,16 @@
 #include "common/base/result.h"
 #include "server/api/view.h"
 #include "server/tokens/token_store.h"
-#include "transport/tls/tls_files.h"
-#include "transport/transport.h"
+#include "transport/http/http_server.h"
 
 namespace centroid::server {
 
 /// What clients may cost. Can be changed while the server runs.
-struct ApiLimits {
-  std::size_t header_limit_bytes = 8 * 1024;
-  std::size_t body_limit_bytes = 64 * 1024;
-  std::size_t max_connections = 1024;
+struct ApiLimits : transport::HttpLimits {
   std::size_t max_streams = 64;  ///< of events, and of files, sent at a time
   /// Of one address, after a second's worth at once; 0: no bound. Of handshakes of TLS, which cost
   /// much more, a fifth.
   double requests_per_second = 0;
-
-  std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
-  std::chrono::milliseconds read_timeout{10'000};   ///< first byte to last byte of a request
-  std::chrono::milliseconds write_timeout{10'000};  ///< one whole response, or a piece of a stream
 };
 
 /// Where the REST server listens, who may call, and what a client may cost.
@@ -38,7 +30,7 @@ struct ApiOptions : ApiLimits {
   std::string token;              ///< bearer token; may be empty on loopback only
   std::string viewer_token = {};  ///< another one that may only read; needs `token`
 
-  std::shared_ptr<transport::TlsFiles> tls = {};  ///< HTTPS with these; none: plain HTTP
+  std::shared_ptr<transport::StreamLayer> tls = {};  ///< HTTPS with it; none: plain HTTP
 
   /// Holds tokens.json and audit.jsonl; empty: in memory only.
   std::string state_dir = {};

@@ -1,64 +1,13 @@
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include "common/async/task.h"
-#include "common/base/result.h"
+#include "transport/http/http.h"
 
 namespace centroid::server {
 
-using HttpFields = std::vector<std::pair<std::string, std::string>>;
-
-/// A complete request, free of any HTTP library.
-struct HttpRequest {
-  std::string method;  ///< "GET"
-  std::string target;  ///< as sent: origin form, absolute form or "*"
-  HttpFields fields;   ///< names in lower case
-  std::string body;
-  unsigned version = 11;
-  std::string address = {};  ///< of the client, HOST:PORT
-
-  /// Value of the first field of that (lower-case) name; nullptr when there is none.
-  const std::string* field(std::string_view name) const {
-    const auto is_named = [name](const auto& entry) { return entry.first == name; };
-    const auto at = std::find_if(fields.begin(), fields.end(), is_named);
-    return at == fields.end() ? nullptr : &at->second;
-  }
-};
-
-/// A body that is sent piece by piece, each as the client takes the one before.
-class BodyStream {
- public:
-  virtual ~BodyStream() = default;
-  /// The next piece; empty: that was all. An error cuts the response off where it is.
-  virtual Task<Result<std::string>> next() = 0;
-  /// How many bytes come in all; nothing: until it ends.
-  virtual std::optional<std::uint64_t> length() const { return std::nullopt; }
-};
-
-/// A response; the server adds length, date and the security fields.
-struct HttpResponse {
-  unsigned status = 200;
-  std::string content_type = "application/json";  ///< empty: no content
-  std::string body;
-  HttpFields fields;
-  std::shared_ptr<BodyStream> stream = nullptr;  ///< in the place of `body`
-  std::string_view text = {};            ///< likewise: one that the program has in it, not copied
-  std::shared_ptr<void> hold = nullptr;  ///< goes when it has been sent
-};
-
-inline std::string to_lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
+using transport::BodyStream;
+using transport::HttpFields;
+using transport::HttpRequest;
+using transport::HttpResponse;
+using transport::to_lower;
 
 }  // namespace centroid::server

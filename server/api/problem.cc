@@ -34,95 +34,34 @@ const Schema& problem_schema() { return view_of<Problem>(); }
 
 unsigned http_status(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kUnavailable:
-      return 503;
-    case ErrorCode::kDeadlineExceeded:
-      return 504;
-    case ErrorCode::kAborted:
-      return 409;
-    case ErrorCode::kFailedPrecondition:
-      return 409;
-    case ErrorCode::kResourceExhausted:
-      return 429;
-    case ErrorCode::kCancelled:
-      return 503;
-    case ErrorCode::kDataLoss:
-      return 500;
     case ErrorCode::kInvalidArgument:
       return 400;
     case ErrorCode::kNotFound:
       return 404;
+    case ErrorCode::kAborted:
     case ErrorCode::kAlreadyExists:
+    case ErrorCode::kFailedPrecondition:
       return 409;
+    case ErrorCode::kResourceExhausted:
+      return 429;
     case ErrorCode::kUnimplemented:
       return 501;
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kCancelled:
+      return 503;
+    case ErrorCode::kDeadlineExceeded:
+      return 504;
+    case ErrorCode::kDataLoss:
     case ErrorCode::kInternal:
-      return 500;
+      break;
   }
   return 500;
-}
-
-std::string_view http_reason(unsigned status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 201:
-      return "Created";
-    case 202:
-      return "Accepted";
-    case 206:
-      return "Partial Content";
-    case 304:
-      return "Not Modified";
-    case 204:
-      return "No Content";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 409:
-      return "Conflict";
-    case 412:
-      return "Precondition Failed";
-    case 413:
-      return "Content Too Large";
-    case 415:
-      return "Unsupported Media Type";
-    case 416:
-      return "Range Not Satisfiable";
-    case 421:
-      return "Misdirected Request";
-    case 422:
-      return "Unprocessable Content";
-    case 429:
-      return "Too Many Requests";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 500:
-      return "Internal Server Error";
-    case 501:
-      return "Not Implemented";
-    case 503:
-      return "Service Unavailable";
-    case 504:
-      return "Gateway Timeout";
-    case 505:
-      return "HTTP Version Not Supported";
-    default:
-      return "Error";
-  }
 }
 
 HttpResponse make_problem(unsigned status, ErrorCode code, std::string_view detail,
                           std::string_view instance) {
   Problem problem;
-  problem.title = http_reason(status);
+  problem.title = transport::http_reason(status);
   problem.status = status;
   problem.detail = detail;
   problem.instance = instance.substr(0, 256);

@@ -13,9 +13,6 @@ struct Schema;
 /// HTTP status for an error code: what the code asks of the caller, said in HTTP.
 unsigned http_status(ErrorCode code);
 
-/// Reason phrase of the statuses this server sends.
-std::string_view http_reason(unsigned status);
-
 /// Problem document: type, title, status, detail, instance, and our `code`.
 ///
 /// instance  the request's path; cut to 256 bytes

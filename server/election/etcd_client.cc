@@ -4,41 +4,49 @@
 #include <charconv>
 #include <utility>
 
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/beast/core/detail/base64.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http.hpp>
 #include <nlohmann/json.hpp>
 
-#include "transport/tls/maybe_tls.h"
+#include "transport/http/http_client.h"
 
 namespace centroid::server {
 
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
 using Json = nlohmann::json;
-using Tcp = asio::ip::tcp;
+using transport::HttpOrigin;
 
 constexpr std::uint64_t kMaxAnswer = 1u << 20;
-constexpr std::string_view kPlain = "http://", kSecure = "https://";
 
-std::string to_base64(const std::string& text) {
-  std::string out(beast::detail::base64::encoded_size(text.size()), '\0');
-  out.resize(beast::detail::base64::encode(out.data(), text.data(), text.size()));
+constexpr std::string_view kDigits =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// source  RFC 4648, section 4
+std::string to_base64(std::string_view text) {
+  std::string out;
+  std::uint32_t bits = 0;
+  int count = 0;  // of bits that are not written yet
+  for (const char c : text) {
+    bits = bits << 8 | static_cast<unsigned char>(c);
+    for (count += 8; count >= 6;) out += kDigits[bits >> (count -= 6) & 63];
+  }
+  if (count > 0) out += kDigits[bits << (6 - count) & 63];
+  while (out.size() % 4 != 0) out += '=';
   return out;
 }
 
-Result<std::string> from_base64(const std::string& text) {
-  std::string out(beast::detail::base64::decoded_size(text.size()), '\0');
-  const auto [written, read] = beast::detail::base64::decode(out.data(), text.data(), text.size());
-  const auto end = text.find('=');
-  if (read != (end == std::string::npos ? text.size() : end))
-    return Error(ErrorCode::kDataLoss, "etcd sent a value that is not base64");
-  out.resize(written);
+Result<std::string> from_base64(std::string_view text) {
+  std::string out;
+  std::uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text.substr(0, text.find('='))) {
+    const auto digit = kDigits.find(c);
+    if (digit == std::string_view::npos)
+      return Error(ErrorCode::kDataLoss, "etcd sent a value that is not base64");
+    bits = bits << 6 | static_cast<std::uint32_t>(digit);
+    count += 6;
+    if (count < 8) continue;
+    out += static_cast<char>(bits >> (count -= 8) & 255);
+  }
   return out;
 }
 
@@ -79,32 +87,6 @@ Result<std::optional<Holder>> first_pair(const Json& range) {
   return std::make_optional(std::move(holder));
 }
 
-struct Address {
-  std::string host, port;
-  std::string authority;  ///< HOST:PORT as given
-  bool is_secure = false;
-};
-
-/// Of a scheme and HOST:PORT or [IPv6]:PORT.
-std::optional<Address> address_of(std::string_view text) {
-  Address out;
-  out.is_secure = text.starts_with(kSecure);
-  if (!out.is_secure && !text.starts_with(kPlain)) return {};
-  text.remove_prefix(out.is_secure ? kSecure.size() : kPlain.size());
-  out.authority = text;
-  const auto colon = text.rfind(':');
-  if (colon == std::string_view::npos || colon == 0 || colon + 1 == text.size()) return {};
-  out.host = text.substr(0, colon);
-  out.port = text.substr(colon + 1);
-  if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']')
-    out.host = out.host.substr(1, out.host.size() - 2);
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  if (out.port.size() > 5 || !std::ranges::all_of(out.port, is_digit)) return {};
-  if (std::stoul(out.port) == 0 || std::stoul(out.port) > 65535) return {};
-  if (out.host.find_first_of("/@ \t\r\n") != std::string::npos) return {};
-  return out;
-}
-
 }  // namespace
 
 Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list) {
@@ -114,13 +96,13 @@ Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list) {
     std::string one = list.substr(at, end - at);
     at = end + 1;
     while (!one.empty() && one.back() == '/') one.pop_back();
-    if (one.find("://") == std::string::npos) one = std::string(kPlain).append(one);
-    if (!address_of(one))
+    const auto origin = HttpOrigin::parse(one);
+    if (!origin.ok() || origin->endpoint.port == 0 || one.find('@') != std::string::npos)
       return Error(ErrorCode::kInvalidArgument,
                    "etcd: '" + one +
                        "' is no endpoint: expected http://HOST:PORT or https://HOST:PORT, several "
                        "separated by commas");
-    out.push_back(one);
+    out.push_back(origin->to_string());
   }
   return out;
 }
@@ -129,16 +111,16 @@ struct EtcdClient::Impl {
   Impl(Executor of, EtcdOptions with) : executor(std::move(of)), options(std::move(with)) {}
 
   Task<Result<Json>> call(std::string path, Json body);
-  Task<Result<Json>> call_once(std::string path, std::string body);
   Task<Status> connect(std::string endpoint);
   Task<Result<Json>> exchange(std::string endpoint, std::string path, std::string body);
   Task<Status> sign_in(std::string endpoint);
+  bool is_open() const { return http && http->is_open(); }
 
   Executor executor;
   EtcdOptions options;
   std::size_t present = 0;  // of the endpoints: answered last
-  std::optional<transport::MaybeTls<beast::tcp_stream>> stream;
-  std::string stream_to, token;
+  std::optional<transport::HttpClient> http;
+  std::string token;
 };
 
 EtcdClient::EtcdClient(Executor executor, EtcdOptions options)
@@ -149,12 +131,14 @@ const std::string& EtcdClient::endpoint() const { return impl_->options.endpoint
 
 namespace {
 
-Error unreachable(const std::string& endpoint, const beast::error_code& why) {
-  std::string reason = why == beast::error::timeout ? "no answer in time" : why.message();
-  const bool is_tls = why.category() == asio::error::get_ssl_category();
-  if (is_tls && reason.find("certificate") != std::string::npos)
+/// `why`: as of HttpClient.
+Error unreachable(const std::string& endpoint, const Error& why) {
+  std::string reason = why.message();
+  if (why.code() == ErrorCode::kFailedPrecondition)
+    reason = "its certificate is not accepted: " + reason + " (etcd.authority)";
+  else if (why.code() == ErrorCode::kAborted && reason.find("certificate") != std::string::npos)
     reason += "; it asks for one that it knows: etcd.certificate and etcd.key";
-  else if (is_tls)
+  else if (why.code() == ErrorCode::kAborted)
     reason += "; does it speak TLS?";
   return Error(ErrorCode::kUnavailable, endpoint + ": " + reason);
 }
@@ -162,61 +146,33 @@ Error unreachable(const std::string& endpoint, const beast::error_code& why) {
 }  // namespace
 
 Task<Status> EtcdClient::Impl::connect(std::string endpoint) {
-  if (stream && stream_to == endpoint) co_return Status();
-  const auto address = address_of(endpoint);
-  const auto refuse = [&endpoint](const std::string& why) {
-    return Error(ErrorCode::kUnavailable, endpoint + ": " + why);
-  };
-  if (address->is_secure && !options.tls)
-    co_return refuse("it wants TLS, and no authority is known (etcd.authority)");
-  stream.emplace(executor, nullptr);
-  stream_to = endpoint;
-  stream->lower().expires_after(options.timeout);
-  Tcp::resolver resolver(executor);
-  const auto found = co_await resolver.async_resolve(address->host, address->port, kAwait);
-  beast::error_code failed = std::get<0>(found);
-  if (!failed) {
-    const auto connected = co_await stream->lower().async_connect(std::get<1>(found), kAwait);
-    failed = std::get<0>(connected);
-  }
-  std::string verdict;
-  if (!failed && address->is_secure) {
-    stream->secure(options.tls->connecting_end(address->host));
-    const auto shaken = co_await stream->async_handshake(kAwait);
-    failed = std::get<0>(shaken);
-    verdict = stream->verdict();
-  }
-  if (!failed) co_return Status();
-  stream.reset();
-  if (!verdict.empty())
-    co_return refuse("its certificate is not accepted: " + verdict + " (etcd.authority)");
-  co_return unreachable(endpoint, failed);
+  const auto origin = HttpOrigin::parse(endpoint);
+  if (is_open() && http->origin() == *origin) co_return Status();
+  if (origin->is_secure && !options.tls)
+    co_return Error(ErrorCode::kUnavailable,
+                    endpoint + ": it wants TLS, and no authority is known (etcd.authority)");
+  http.emplace(executor, *origin);
+  const auto tls = origin->is_secure ? options.tls : nullptr;
+  const Status opened = co_await http->open(tls, centroid::now() + options.timeout);
+  co_return opened.ok() ? opened : unreachable(endpoint, opened.error());
 }
 
 Task<Result<Json>> EtcdClient::Impl::exchange(std::string endpoint, std::string path,
                                               std::string body) {
   CENTROID_CO_TRY(co_await connect(endpoint));
-  http::request<http::string_body> request(http::verb::post, path, 11);
-  request.set(http::field::host, address_of(endpoint)->authority);
-  request.set(http::field::user_agent, "centroid-server");
-  request.set(http::field::content_type, "application/json");
-  if (!token.empty()) request.set(http::field::authorization, token);
-  request.body() = std::move(body);
-  request.prepare_payload();
-  stream->lower().expires_after(options.timeout);
-  const auto written = co_await http::async_write(*stream, request, kAwait);
-  beast::error_code failed = std::get<0>(written);
-  beast::flat_buffer buffer;
-  http::response_parser<http::string_body> parser;
-  parser.body_limit(kMaxAnswer);
-  if (!failed) {
-    const auto read = co_await http::async_read(*stream, buffer, parser, kAwait);
-    failed = std::get<0>(read);
-  }
-  if (failed || !parser.keep_alive()) stream.reset();
-  if (failed) co_return unreachable(endpoint, failed);
-  const auto status = parser.get().result_int();
-  Json answer = Json::parse(parser.get().body(), nullptr, false);
+  transport::HttpRequest request;
+  request.method = "POST";
+  request.target = path;
+  request.body = std::move(body);
+  request.fields.emplace_back("User-Agent", "centroid-server");
+  request.fields.emplace_back("Content-Type", "application/json");
+  if (!token.empty()) request.fields.emplace_back("Authorization", token);
+  transport::HttpReading reading;
+  reading.most_bytes = kMaxAnswer;
+  const auto got = co_await http->ask(request, reading, centroid::now() + options.timeout);
+  if (!got.ok()) co_return unreachable(endpoint, got.error());
+  const unsigned status = got->status;
+  Json answer = Json::parse(got->body, nullptr, false);
   if (status == 200 && answer.is_object()) co_return std::move(answer);
   std::string text = "HTTP status " + std::to_string(status);
   if (answer.is_object())
@@ -256,7 +212,7 @@ Task<Result<Json>> EtcdClient::Impl::call(std::string path, Json body) {
   const std::size_t count = options.endpoints.size();
   for (std::size_t tried = 0; tried < count; ++tried) {
     const std::string endpoint = options.endpoints[present];
-    const bool was_open = stream.has_value();
+    const bool was_open = is_open();
     if (!options.user.empty() && token.empty()) {
       const Status signed_in = co_await sign_in(endpoint);
       if (!signed_in.ok() && signed_in.error().code() == ErrorCode::kFailedPrecondition)
@@ -264,7 +220,7 @@ Task<Result<Json>> EtcdClient::Impl::call(std::string path, Json body) {
     }
     auto answer = co_await exchange(endpoint, path, text);
     // An idle connection that etcd closed, or a token that it forgot.
-    const bool is_stale = !answer.ok() && was_open && !stream;
+    const bool is_stale = !answer.ok() && was_open && !is_open();
     if (!answer.ok() && answer.error().code() == ErrorCode::kCancelled && !options.user.empty()) {
       CENTROID_CO_TRY(co_await sign_in(endpoint));
       answer = co_await exchange(endpoint, path, text);
@@ -277,7 +233,7 @@ Task<Result<Json>> EtcdClient::Impl::call(std::string path, Json body) {
                       answer.error().message() + " (settings etcd.user and etcd.password)");
     if (answer.error().code() != ErrorCode::kUnavailable) co_return answer;
     reasons += (reasons.empty() ? "" : "; ") + answer.error().message();
-    stream.reset();
+    http.reset();
     present = (present + 1) % count;
   }
   co_return Error(ErrorCode::kUnavailable, "no etcd endpoint answers: " + reasons);

@@ -10,14 +10,14 @@
 #include "common/async/task.h"
 #include "common/base/result.h"
 #include "server/election/etcd.h"
-#include "transport/tls/tls_files.h"
+#include "transport/stream_layer.h"
 
 namespace centroid::server {
 
 struct EtcdOptions {
-  std::vector<std::string> endpoints;             ///< from `parse_etcd_endpoints`
-  std::shared_ptr<transport::TlsFiles> tls = {};  ///< for those that are https://
-  std::string user, password;                     ///< empty: etcd wants none
+  std::vector<std::string> endpoints;                ///< from `parse_etcd_endpoints`
+  std::shared_ptr<transport::StreamLayer> tls = {};  ///< for those that are https://
+  std::string user, password;                        ///< empty: etcd wants none
   /// Of one request at one endpoint; then the next is tried.
   std::chrono::milliseconds timeout{750};
 };

@@ -218,9 +218,7 @@ TEST_F(ApiCallers, HandshakesOfAnAddressAreBounded) {
   transport::TlsOptions tls = authority.issue("server");
   tls.is_server = true;
   tls.authority.clear();
-  auto files = transport::TlsFiles::open(std::move(tls));
-  ASSERT_TRUE(files.ok()) << files.error().to_string();
-  options.tls = std::make_shared<transport::TlsFiles>(std::move(files).value());
+  options.tls = transport::make_tls(std::move(tls)).value();
   options.requests_per_second = 5;  // a fifth of it, and two at least
   options.read_timeout = std::chrono::seconds(60);
   start();

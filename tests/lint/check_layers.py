@@ -37,7 +37,7 @@ MAY = {
     "server/rows": [BASE, OPTIM],
     "server/events": [BASE],
     "server/tokens": [BASE, STORAGE, CHECKPOINT],
-    "server/election": [BASE, ASYNC, STORAGE, CHECKPOINT, "transport/tls"],
+    "server/election": [BASE, ASYNC, STORAGE, CHECKPOINT, "transport", "transport/http"],
     "server/store": [BASE, ASYNC, TENSOR, DEVICE, OPTIM, STORAGE, CHECKPOINT],
     "server/tables": [BASE, ASYNC, TENSOR, PROTO, STORAGE, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
     "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, STORAGE, CHECKPOINT, "transport", "server/aggregate", "server/store"]
@@ -62,7 +62,7 @@ MAY = {
     "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
     "worker": MEANING
     + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
-    "client": MEANING + ["client/network", "transport", "transport/tls"],
+    "client": MEANING + ["client/network", "transport", "transport/tls", "transport/http"],
     "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
     "client/pull": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
@@ -75,8 +75,8 @@ MAY["tests"] = list(MAY)
 
 # third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
 HOMES = {
-    r"boost/beast": r"server/(api|election)/.*|transport/http/.*|client/.*",
-    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|(tls|http)/[^/]*)|server/(api|election)/.*|client/.*",
+    r"boost/beast": r"transport/http/[^/]*",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|(tls|http)/[^/]*)|server/api/rate_table\.cc",
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store|tables)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",

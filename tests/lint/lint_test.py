@@ -63,7 +63,7 @@ class Layers(LintTest):
 
     def test_third_party_header_has_a_home(self):
         for header, home in {
-            "boost/beast/http.hpp": "server/api/a.h",
+            "boost/beast/http.hpp": "transport/http/a.cc",
             "boost/asio/ip/tcp.hpp": "transport/tcp.cc",
             "prometheus/registry.h": "common/base/metrics.cc",
             "nlohmann/json.hpp": "common/base/config.cc",

@@ -4,8 +4,8 @@ centroid_test(transport_test LABEL unit
   SOURCES unit/frame_test.cc unit/port_holder_test.cc
   DEPS centroid::transport)
 centroid_test(metrics_listener_test LABEL unit
-  SOURCES unit/metrics_listener_test.cc
-  DEPS centroid::http)
+  SOURCES unit/metrics_listener_test.cc unit/http_test.cc support/http_client.cc
+  DEPS centroid::http centroid_test_certificates)
 centroid_test(transport_conformance LABEL conformance
   SOURCES conformance/transport_test.cc conformance/transport_faults_test.cc conformance/tls_test.cc
   DEPS centroid_test_certificates)

@@ -2,17 +2,16 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "common/base/metrics.h"
-#include "transport/tls/tls_files.h"
+#include "transport/stream_layer.h"
 #include "transport/transport.h"
 
 namespace centroid::transport {
 
 struct MetricsOptions {
   Endpoint endpoint;
-  std::optional<TlsFiles> tls = {};  ///< HTTPS with these; none: plain HTTP
+  std::shared_ptr<StreamLayer> tls = {};  ///< HTTPS with it; none: plain HTTP
   /// Why the answer is 503; none: it never is. Called on the listener's thread, and does not wait.
   std::function<Status()> is_live = {}, is_ready = {};
 };
@@ -24,9 +23,8 @@ struct MetricsOptions {
 /// (docs/how-to/monitor.md#prometheus-and-grafana).
 ///
 /// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
-/// bounds  16 connections: one more takes the place of the newest that has asked nothing, else of
-///         who has been silent for longest; 8 KiB of request, no body, 10 s for each request and
-///         response, 4 traces at once and then one a second
+/// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response, 4 traces
+///         at once and then one a second (http_server.h)
 class MetricsListener {
  public:
   /// `registry` must outlive it.

@@ -19,19 +19,26 @@ namespace errors = boost::asio::error;
 // Records hold at most 16 KiB; so many bytes are sealed before they are handed to the system, and
 // read from it at once.
 constexpr std::size_t kBatch = 256 << 10;
-constexpr std::size_t kGather = 16 << 10;  // parts below this go into one record
+constexpr std::size_t kFirstBatch = 16 << 10;  // what is read at once, until a peer sends more
+constexpr std::size_t kGather = 16 << 10;      // parts below this go into one record
 
 /// What OpenSSL says, as text: its own codes, and the verdict on a certificate above `kVerdict`.
 class Category final : public boost::system::error_category {
  public:
   static constexpr int kVerdict = 1 << 30;
+  static const Category& get() {
+    static const Category category;
+    return category;
+  }
+  static std::string reason(int value) {
+    if ((value & kVerdict) != 0) return ::X509_verify_cert_error_string(value & ~kVerdict);
+    const char* const text = ::ERR_reason_error_string(static_cast<unsigned long>(value));
+    return text == nullptr ? "failed" : text;
+  }
   const char* name() const noexcept override { return "tls"; }
   std::string message(int value) const override {
-    if ((value & kVerdict) != 0)
-      return std::string("TLS: the certificate is not accepted: ") +
-             ::X509_verify_cert_error_string(value & ~kVerdict);
-    const char* const reason = ::ERR_reason_error_string(static_cast<unsigned long>(value));
-    std::string text = std::string("TLS: ") + (reason == nullptr ? "failed" : reason);
+    if ((value & kVerdict) != 0) return "TLS: the certificate is not accepted: " + reason(value);
+    std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
       text += " (the other side does not speak TLS)";
@@ -49,6 +56,11 @@ Moved stopped(boost::system::error_code error) {
 }
 
 }  // namespace
+
+std::optional<TlsFailure> tls_failure(const boost::system::error_code& error) {
+  if (error.category() != Category::get()) return std::nullopt;
+  return TlsFailure{Category::reason(error.value()), (error.value() & Category::kVerdict) != 0};
+}
 
 /// The wire as OpenSSL sees it: our memory, without a copy on the way out.
 const BIO_METHOD* TlsStream::method() {
@@ -82,7 +94,7 @@ const BIO_METHOD* TlsStream::method() {
 TlsStream::TlsStream(std::unique_ptr<ByteStream> inner, SslPointer ssl)
     : inner_(std::move(inner)),
       ssl_(std::move(ssl)),
-      received_(kBatch),
+      received_(kFirstBatch),
       shaken_(inner_->executor()) {
   BIO* const wire = ::BIO_new(method());
   ::BIO_set_data(wire, this);
@@ -98,7 +110,6 @@ int TlsStream::give(std::span<std::byte> into) {
 
 /// Why OpenSSL did not go on: would_block when it wants to read.
 Moved TlsStream::failed(int result) {
-  static const Category category;
   switch (::SSL_get_error(ssl_.get(), result)) {
     case SSL_ERROR_WANT_READ:
       return stopped(errors::would_block);
@@ -109,10 +120,10 @@ Moved TlsStream::failed(int result) {
   }
   const long verdict = ::SSL_get_verify_result(ssl_.get());
   if (!is_ready_ && verdict != X509_V_OK)
-    return stopped({static_cast<int>(verdict) | Category::kVerdict, category});
+    return stopped({static_cast<int>(verdict) | Category::kVerdict, Category::get()});
   const auto why = static_cast<int>(::ERR_peek_error());
   if (why == 0) return stopped(errors::connection_reset);
-  return stopped({why, category});
+  return stopped({why, Category::get()});
 }
 
 /// What came into `received_` is OpenSSL's, which has taken all that was there before.
@@ -120,6 +131,7 @@ Moved TlsStream::take_in(Moved moved) {
   if (moved.error) return moved;
   taken_ = 0;
   received_end_ = moved.bytes;
+  if (moved.bytes == received_.size() && moved.bytes < kBatch) received_.resize(2 * moved.bytes);
   return moved;
 }
 
@@ -300,13 +312,22 @@ std::optional<double> TlsStream::peer_certificate_end() const {
   return first;
 }
 
+/// In the middle of a record there is nothing to add.
+void TlsStream::say_end() {
+  if (!is_ready_ || sealed_plain_ != 0) return;
+  ::ERR_clear_error();
+  (void)::SSL_shutdown(ssl_.get());
+  (void)try_flush();
+}
+
+void TlsStream::end() noexcept {
+  say_end();
+  inner_->end();
+}
+
 void TlsStream::close() noexcept {
   if (std::exchange(is_closed_, true)) return;
-  if (is_ready_ && sealed_plain_ == 0) {  // in the middle of a record there is nothing to add
-    ::ERR_clear_error();
-    (void)::SSL_shutdown(ssl_.get());
-    (void)try_flush();
-  }
+  say_end();
   inner_->close();
   shaken_.notify_all();
 }

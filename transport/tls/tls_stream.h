@@ -3,14 +3,31 @@
 #include <openssl/ssl.h>
 
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/async/task_group.h"
 #include "transport/byte_stream.h"
-#include "transport/tls/tls_files.h"
 
 namespace centroid::transport {
+
+struct SslDeleter {
+  void operator()(SSL* ssl) const { ::SSL_free(ssl); }
+};
+using SslPointer = std::unique_ptr<SSL, SslDeleter>;
+
+/// When it ends, as Unix time; none: it does not say.
+std::optional<double> certificate_end(const X509* certificate);
+
+/// Why a TlsStream failed, without advice.
+struct TlsFailure {
+  std::string reason;
+  bool is_verdict = false;  ///< about the other side's certificate
+};
+/// Nothing for an error that is not of TLS.
+std::optional<TlsFailure> tls_failure(const boost::system::error_code& error);
 
 /// One end of a TLS connection over another stream. OpenSSL sees memory only: all waiting is the
 /// inner stream's.
@@ -23,6 +40,7 @@ class TlsStream final : public ByteStream {
   Moved try_write(std::span<const Bytes> parts) override;
   Task<Moved> read_some(MutableBytes into) override;
   Task<Moved> write_some(std::span<const Bytes> parts) override;
+  void end() noexcept override;
   void close() noexcept override;
   std::string peer() const override { return inner_->peer(); }
   std::optional<double> peer_certificate_end() const override;
@@ -30,6 +48,7 @@ class TlsStream final : public ByteStream {
 
  private:
   static const BIO_METHOD* method();
+  void say_end();
   int give(std::span<std::byte> into);
   Moved failed(int result);
   Moved take_in(Moved moved);

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <string>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/http/basic_parser.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/fields.hpp>
+
+#include "transport/http/http.h"
+#include "transport/http/http_stream.h"
+
+/// Boost.Beast as a parser of messages; only http_exchange.cc and http_client.cc include this.
+namespace centroid::transport {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+
+inline bool is_http_error(const boost::system::error_code& ec) {
+  return ec.category() == http::make_error_code(http::error::bad_method).category();
+}
+
+inline HttpFields fields_of(const http::fields& from) {
+  HttpFields fields;
+  for (const auto& field : from)
+    fields.emplace_back(to_lower(std::string(field.name_string())), std::string(field.value()));
+  return fields;
+}
+
+/// Give the parser what is buffered, or wait for `piece` bytes more. What it cannot take yet, such
+/// as half of a line, may be `most` bytes.
+template <bool is_request>
+Task<boost::system::error_code> feed(HttpStream& stream, http::basic_parser<is_request>& parser,
+                                     std::size_t piece, std::size_t most) {
+  boost::system::error_code ec = http::error::need_more;
+  if (!stream.buffer.empty()) stream.buffer.erase(0, parser.put(asio::buffer(stream.buffer), ec));
+  if (ec != http::error::need_more) co_return ec;
+  ec = http::error::buffer_overflow;
+  if (stream.buffer.size() >= most) co_return ec;
+  ec = co_await stream.read(piece);
+  if (ec != asio::error::eof) co_return ec;
+  ec = {};
+  if (parser.got_some())
+    parser.put_eof(ec);
+  else
+    ec = http::error::end_of_stream;
+  co_return ec;
+}
+
+}  // namespace centroid::transport
