@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kCall{10'000}, kCallOfSeveral{1500};
 constexpr milliseconds kLongestPauseOfSeveral{400}, kLongestPauseNotReady{1000};
 /// A server that refuses only after so long has waited in our place: the pause begins short again.
-constexpr milliseconds kWaitedForUs{500};
+constexpr milliseconds kWaitedForUs{300};
 
 /// Errors that another try cannot mend.
 bool is_final(const Error& error) {

@@ -33,7 +33,7 @@ bool carries_momentum(const OptimizerConfig& config) {
 }  // namespace
 
 Task<void> Admission::await_state() const {
-  const TimePoint limit = clock_.now() + std::chrono::seconds(1);
+  const TimePoint limit = clock_.now() + std::chrono::milliseconds(400);
   const auto is_read = [this] {
     return stopping_.is_requested || (!gate_.is_beginning() && !use_.is_loading && !replay_);
   };

@@ -115,11 +115,11 @@ Result<std::vector<PastStep>> Replay::steps_of(std::size_t count) {
     store.set_rate_factor(round.commit.rate_factor);
     PastStep step;
     step.round = &round;
-    step.rule = store.rule_ahead(steps.size());
+    const std::uint64_t before = store.optimizer_step() + steps.size();
+    step.rule = store.optimizer().at(job_.fragments.steps_before(before) + 1);
     steps.push_back(step);
     const Version version(store.version().value + steps.size());
-    if (version != round.commit.version ||
-        store.optimizer_step() + steps.size() != round.commit.optimizer_step)
+    if (version != round.commit.version || before + 1 != round.commit.optimizer_step)
       return Error(ErrorCode::kFailedPrecondition,
                    "journal " + config_.journal.dir + ": round " + to_string(round.head.round) +
                        " ends at version " + to_string(round.commit.version) + ", the replay at " +

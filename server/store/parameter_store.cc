@@ -91,11 +91,6 @@ void ParameterStore::scale(const Chunk& chunk, double total_weight) {
   for (float& x : spare(chunk)) x *= factor;
 }
 
-float ParameterStore::mean_factor(double total_weight) {
-  CENTROID_CHECK(total_weight > 0);
-  return static_cast<float>(1.0 / total_weight);
-}
-
 void ParameterStore::step_again(const Chunk& part, const rules::Step& rule, float factor,
                                 std::span<float> mean) {
   CENTROID_CHECK(!has_snapshot());

@@ -15,6 +15,12 @@
 
 namespace centroid::server {
 
+/// With which sums of this weight in all are multiplied to be means.
+inline float mean_factor(double total_weight) {
+  CENTROID_CHECK(total_weight > 0);
+  return static_cast<float>(1.0 / total_weight);
+}
+
 /// Committed parameters, optimizer slots and the spare plane in which the next version grows. All
 /// planes are float32 of plan.total_elements(), laid out end to end (Chunk::position).
 ///
@@ -92,12 +98,6 @@ class ParameterStore {
   void shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                     std::span<const float> value);
 
-  /// Of sums with this weight in all, to the mean.
-  static float mean_factor(double total_weight);
-  /// The rule of the step that follows so many others.
-  rules::Step rule_ahead(std::uint64_t steps) const {
-    return optimizer_->at((optimizer_step_ + steps) / fragments_ + 1);
-  }
   /// A step that was committed before, once more: in place, with its rule, the mean times `factor`.
   /// Of elements of one chunk, by any one thread, while no snapshot lives.
   void step_again(const Chunk& part, const rules::Step& rule, float factor, std::span<float> mean);

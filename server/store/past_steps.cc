@@ -70,7 +70,7 @@ Status read_numbers(const ParameterStore& store, const PastRound& round, const C
     CENTROID_TRY(file::read_at(round.segment->file, round.segment->path, at + skip_bytes,
                                std::as_writable_bytes(into)));
   if (round.form != journal::Form::kSum) return {};
-  const float factor = ParameterStore::mean_factor(round.commit.weight);
+  const float factor = mean_factor(round.commit.weight);
   for (float& x : into) x *= factor;
   return {};
 }

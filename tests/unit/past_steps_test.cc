@@ -88,7 +88,8 @@ class PastStepsTest : public ::testing::TestWithParam<std::tuple<std::string, Fo
     for (std::size_t i = 0; i < count; ++i) {
       made[i].round = &rounds_[from + i];
       store.set_rate_factor(made[i].round->commit.rate_factor);
-      made[i].rule = store.rule_ahead(i);
+      const std::uint64_t before = fragments_plan_.steps_before(store.optimizer_step() + i);
+      made[i].rule = store.optimizer().at(before + 1);
     }
     return made;
   }
