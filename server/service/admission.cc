@@ -45,7 +45,7 @@ Task<void> Admission::await_state() const {
 
 Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   CENTROID_TRY(gate_.check_lead());
-  if (members_.links.empty() && job_.store && job_.store->version().value == 0 &&
+  if (members_.links.empty() && job_.shard && job_.store().version().value == 0 &&
       !use_.is_loading) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_values_.forget();
@@ -53,9 +53,9 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   }
   CENTROID_TRY(check_join(session, join));
   std::optional<ChunkPlan> plan;  // of one that only hears that it is over
-  if (!job_.store && epilogue_) {
+  if (!job_.shard && epilogue_) {
     CENTROID_ASSIGN(plan, ChunkPlan::make(join.manifest, config_.transfer.chunk_bytes));
-  } else if (!job_.store) {
+  } else if (!job_.shard) {
     CENTROID_TRY(loader_.make_store(job_, join.manifest, join.codec));
   } else if (!epilogue_) {
     CENTROID_TRY(loader_.check_another(join));
@@ -90,7 +90,7 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   for (const auto& [name, server] : shards_.present())
     servers_.tell_tokens(*server);  // it goes there next
 
-  auto terms = terms_for(session, *link, plan ? plan->hash() : job_.store->plan().hash());
+  auto terms = terms_for(session, *link, plan ? plan->hash() : job_.store().plan().hash());
   terms.counted = counted;
   return terms;
 }
@@ -175,9 +175,9 @@ Status Admission::check_model(const Session& session, const proto::Join& join) c
     return Error(ErrorCode::kFailedPrecondition, "worker '" + join.name + "' is refused: " + why);
   };
   CENTROID_TRY(validate(join.manifest));
-  if (job_.store) {
+  if (job_.shard) {
     const std::string difference =
-        describe_difference(job_.store->plan().manifest(), join.manifest);
+        describe_difference(job_.store().plan().manifest(), join.manifest);
     if (!difference.empty())
       return refuse("its model (theirs) is not the cluster's (ours): " + difference +
                     (job_.agreed && !job_.agreed->model.empty()

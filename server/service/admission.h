@@ -26,7 +26,7 @@ class Admission : private JobPart {
         control_(control),
         start_(start) {}
 
-  /// While the state is read a worker waits here, for a second at most: sent away it would come
+  /// While the state is read a worker waits here, for 400 ms at most: sent away it would come
   /// again after a pause, later than it can.
   Task<void> await_state() const;
   /// fails   failed_precondition: names what does not fit; unavailable: not now

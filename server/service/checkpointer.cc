@@ -25,8 +25,8 @@ constexpr std::chrono::seconds kRowsPause{10};
 /// The state is in no checkpoint.
 bool Checkpointer::needs_checkpoint() const {
   if (replay_) return false;  // the journal has more than the state
-  if (job_.store && job_.store->version().value > 0 &&
-      (job_.store->version() != job_.checkpointed || job_.is_checkpoint_lost))
+  if (job_.shard && job_.store().version().value > 0 &&
+      (job_.store().version() != job_.checkpointed || job_.is_checkpoint_lost))
     return true;
   if (rows_servers_) return rows_servers_->kept().needs_checkpoint() || job_.is_checkpoint_lost;
   return rows_.store().changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
@@ -62,7 +62,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   one.is_beside_rounds = is_beside_rounds;
   CENTROID_CO_ASSIGN(const bool is_new, co_await await_turn(may_announce, one));
   if (!is_new) co_return *job_.last_written;
-  one.has_model = job_.store && job_.store->version().value > 0;
+  one.has_model = job_.shard && job_.store().version().value > 0;
   if (!one.has_model && !rows_.has_tables())
     co_return Error(ErrorCode::kFailedPrecondition,
                     "there are no parameters yet: no worker has sent the initial ones");
@@ -121,15 +121,15 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
     }
     if (use_.is_loading || replay_)  // since it waited
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
-    if (!job_.store) co_return true;
+    if (!job_.shard) co_return true;
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
-        job_.last_written->version == job_.store->version().value &&
+        job_.last_written->version == job_.store().version().value &&
         (rows_servers_ ? !rows_servers_->kept().needs_checkpoint()
                        : rows_.store().changes() == rows_checkpointed_))
       co_return false;
     const bool announces = may_announce && announces_checkpoint();
-    if (job_.store->is_current() && !announces) co_return true;
+    if (job_.store().is_current() && !announces) co_return true;
     if (announces) announcement_wanted_ = true;
     ++state_waiters_;  // the round loop does both before the next round
     changed_.notify_all();
@@ -163,7 +163,8 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
   while (one.has_model && !one.snapshot) {
-    if (!spread_.has_others()) one.snapshot = job_.store->begin_snapshot(loader_.snapshot_budget());
+    if (!spread_.has_others())
+      one.snapshot = job_.store().begin_snapshot(loader_.snapshot_budget());
     if (spread_.has_others()) one.snapshot = co_await frozen_servers();
     if (one.snapshot || spread_.lost_since || servers_.has_lost_server()) break;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
@@ -194,7 +195,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
 /// The thread of files works on the snapshot to its end, whatever happens to this task.
 Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& one) {
   Manifest manifest;
-  if (one.has_model) manifest = job_.store->plan().manifest();
+  if (one.has_model) manifest = job_.store().plan().manifest();
   PlaneReader reader;
   if (one.has_model) reader = snapshot_reader(one.snapshot);
   if (one.has_model && one.is_beside_rounds && !one.is_spread && !rows_servers_) {
@@ -262,8 +263,8 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
 }
 
 bool Checkpointer::announces_checkpoint() const {
-  if (stopping_.rounds_ended || job_.store->version().value == 0 ||
-      job_.announced == job_.store->version())
+  if (stopping_.rounds_ended || job_.store().version().value == 0 ||
+      job_.announced == job_.store().version())
     return false;
   return std::any_of(members_.links.begin(), members_.links.end(),
                      [](const auto& entry) { return entry.second->own_state.is_present; });
@@ -273,7 +274,7 @@ bool Checkpointer::announces_checkpoint() const {
 /// later.
 void Checkpointer::announce_checkpoint() {
   announcement_wanted_ = false;
-  job_.announced = job_.store->version();
+  job_.announced = job_.store().version();
   for (const auto& [id, link] : members_.links)
     if (link->own_state.is_present) link->own_state.keep = Round(job_.round.value - 1);
   outgoing_.notify_all();
@@ -299,16 +300,16 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
   CheckpointInfo info;
   info.run_id = job_.run_id;
   info.created_unix_seconds = clock_.unix_seconds();
-  if (!job_.store || job_.store->version().value == 0) return info;  // rows only
-  info.version = job_.store->version();
+  if (!job_.shard || job_.store().version().value == 0) return info;  // rows only
+  info.version = job_.store().version();
   info.round = Round(job_.round.value - 1);
   info.epoch = job_.epoch;
   info.offset = job_.offset;
-  info.optimizer_step = job_.store->optimizer_step();
+  info.optimizer_step = job_.store().optimizer_step();
   info.seed = config_.seed;
   info.optimizer = config_.optimizer.name;
-  info.slot_names = job_.store->optimizer().slot_names();
-  if (job_.store->keeps_residual()) {
+  info.slot_names = job_.store().optimizer().slot_names();
+  if (job_.store().keeps_residual()) {
     info.slot_names.emplace_back(kResidualSlot);
     info.extra["codec_down_rounds"] = std::to_string(job_.shard->encoder().rounds());
     info.extra["codec_down_generation"] = to_string(job_.replies_committed);
@@ -334,7 +335,7 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
 
 /// One was found damaged, or was deleted: is it the one that has the present state?
 void Checkpointer::checkpoint_lost(Version version) {
-  const bool has_state = (job_.store && job_.store->version().value > 0) || rows_.has_tables();
+  const bool has_state = (job_.shard && job_.store().version().value > 0) || rows_.has_tables();
   if (has_state && version == job_.checkpointed) job_.is_checkpoint_lost = true;
 }
 
@@ -342,14 +343,14 @@ void Checkpointer::checkpoint_lost(Version version) {
 Task<Status> Checkpointer::freeze_servers() {
   CENTROID_CO_TRY(co_await moves_.finish_moves());
   proto::ServerState state;
-  state.version = job_.store->version();
-  state.optimizer_step = job_.store->optimizer_step();
+  state.version = job_.store().version();
+  state.optimizer_step = job_.store().optimizer_step();
   state.round = Round(job_.round.value - 1);
   auto head = proto::encode(state);
   const auto kept =
       co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
   if (!kept.ok()) co_return kept.error();
-  spread_.frozen = job_.store->begin_snapshot(loader_.snapshot_budget());
+  spread_.frozen = job_.store().begin_snapshot(loader_.snapshot_budget());
   if (!spread_.frozen) co_return Error(ErrorCode::kInternal, "no snapshot between two rounds");
   spread_.frozen_info = checkpoint_info();
   co_return Status();
@@ -381,7 +382,7 @@ Task<std::shared_ptr<Snapshot>> Checkpointer::frozen_servers() {
 
 /// The round loop calls it between two rounds, for a checkpoint that is to be written.
 Task<Status> Checkpointer::freeze_for_checkpoint() {
-  if (spread_.frozen && spread_.frozen->version() != job_.store->version()) spread_.frozen.reset();
+  if (spread_.frozen && spread_.frozen->version() != job_.store().version()) spread_.frozen.reset();
   if (!spread_.frozen) {
     const Status kept = co_await freeze_servers();
     if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
@@ -414,7 +415,7 @@ class Checkpointer::SpreadReader {
  public:
   SpreadReader(Checkpointer& around, std::shared_ptr<Snapshot> mine)
       : around_(around),
-        plan_(around.job_.store->plan()),
+        plan_(around.job_.store().plan()),
         owners_(around.spread_.route.owners),
         mine_(std::move(mine)) {}
 

@@ -30,14 +30,14 @@ Task<Status> ChunkMoves::move_some(bool is_first) {
   auto owners = spread_.route.owners;
   const auto chunks = std::make_shared<std::vector<Chunk>>();
   spread_.moving_bytes = 0;
-  const auto all = job_.store->plan().chunks();
+  const auto all = job_.store().plan().chunks();
   for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
     last = job_.shard->encodes() ? job_.shard->encoder().unit_of(all[first].id).second.value
                                  : first + 1;
     if (owners[first] == spread_.target[first]) continue;
     const auto unit = all.subspan(first, last - first);
     std::uint64_t bytes = 0;
-    for (const Chunk& chunk : unit) bytes += chunk.elements * sizeof(float) * job_.store->planes();
+    for (const Chunk& chunk : unit) bytes += chunk.elements * sizeof(float) * job_.store().planes();
     if (!is_first && !chunks->empty() && spread_.moving_bytes + bytes > budget) continue;
     spread_.moving_bytes += bytes;
     for (const Chunk& chunk : unit) {
@@ -79,7 +79,7 @@ Task<Status> ChunkMoves::finish_moves() {
                                  spread_.copy_rate / 4, spread_.copy_rate * 2);
   const auto is_being_sent = [this](const auto& one) {
     return one.second == nullptr &&
-           (job_.store->params_are_held(one.first) || job_.store->spare_is_held(one.first));
+           (job_.store().params_are_held(one.first) || job_.store().spare_is_held(one.first));
   };
   while (std::ranges::any_of(spread_.moving, is_being_sent)) {  // results of the last round
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
@@ -89,7 +89,7 @@ Task<Status> ChunkMoves::finish_moves() {
   job_.shard->apply_assignment();
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
-  if (local_.is_residual_cleared()) job_.store->clear_residual();  // of what has come, too
+  if (local_.is_residual_cleared()) job_.store().clear_residual();  // of what has come, too
   const auto waiting = std::exchange(spread_.summed, {});
   const bool counts = !open_.attempt || !open_.attempt->closed ||
                       open_.attempt->closed->outcome == proto::Outcome::kCommitted;

@@ -73,16 +73,16 @@ Status Contributions::check_weight(const Link& link, const std::string& where,
 /// The chunk is the round's, lies here, and its payload is not too long.
 Status Contributions::check_chunk(const Link& link, const std::string& where,
                                   const proto::Push& head, std::uint64_t bytes) const {
-  if (head.chunk.value >= job_.store->plan().chunks().size())
+  if (head.chunk.value >= job_.store().plan().chunks().size())
     return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
-  if (!job_.shard->has_turn(job_.store->plan().chunk(head.chunk)))
+  if (!job_.shard->has_turn(job_.store().plan().chunk(head.chunk)))
     return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
   if (!job_.shard->is_mine(head.chunk))
     return Error(ErrorCode::kAborted, where + ": by route " +
                                           std::to_string(spread_.route.version) +
                                           " it lies on another server (join again)");
   CENTROID_TRY(check_weight(link, where, head.weight));
-  const std::size_t limit = link.codec->max_bytes(job_.store->plan().chunk(head.chunk).elements);
+  const std::size_t limit = link.codec->max_bytes(job_.store().plan().chunk(head.chunk).elements);
   if (bytes > limit)
     return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
                                                   " bytes, at most " + std::to_string(limit) +
@@ -126,7 +126,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   link->pace.silence = std::max(link->pace.silence, now - link->pace.opened_at);
   link->pace.opened_at = now;
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
-  const std::size_t elements = job_.store->plan().chunk(head.chunk).elements;
+  const std::size_t elements = job_.store().plan().chunk(head.chunk).elements;
   double squares = 0;
   if (!is_elastic && looks) squares = link->codec->squares(buffer->bytes().first(bytes), elements);
   // One pass for both: in double the squares of floats add up to something finite, or one is not.

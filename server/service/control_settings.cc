@@ -155,7 +155,7 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
     return refuse(
         "optimizer: every worker applies its own, which it got when it joined: stop the job and "
         "resume it with the new rate");
-  if (job_.store) CENTROID_TRY(check_buffers(config_, job_.store->plan().manifest(), "f32"));
+  if (job_.shard) CENTROID_TRY(check_buffers(config_, job_.store().plan().manifest(), "f32"));
   CENTROID_TRY(log::parse_level(config_.log.level));
   return {};
 }
@@ -368,8 +368,8 @@ Task<Result<ParametersView>> Control::measure_parameters() {
     if (clock_.now() > give_up) co_return why;
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
-  if (job_.store && job_.measured &&
-      (job_.measured->version == job_.store->held().value ||
+  if (job_.shard && job_.measured &&
+      (job_.measured->version == job_.store().held().value ||
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
   use_.is_measured = true;
@@ -384,13 +384,13 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   while (!snapshot) {
     if (gate_.is_beginning() || use_.is_loading || replay_)  // its values are being read
       co_return Error(ErrorCode::kUnavailable, "the state is being read: repeat");
-    if (!job_.store || job_.store->held() == Version())
+    if (!job_.shard || job_.store().held() == Version())
       co_return Error(ErrorCode::kUnavailable,
                       "there are no parameters yet: no worker has sent the initial ones");
-    view.version = job_.store->held().value;
-    view.is_current = job_.store->is_current();
-    plan = job_.store->plan();
-    snapshot = job_.store->begin_snapshot(kSnapshotBudgetBytes);
+    view.version = job_.store().held().value;
+    view.is_current = job_.store().is_current();
+    plan = job_.store().plan();
+    snapshot = job_.store().begin_snapshot(kSnapshotBudgetBytes);
     held = "a version that is at rest, between two rounds";
     if (snapshot) {
       held = "the other servers, each of which tells of its chunks";

@@ -78,11 +78,12 @@ Task<ClusterView> Control::cluster() {
       view.terms.codec = job_.agreed->codec;
       view.model.spec = job_.agreed->model;
     }
-    if (job_.store) {
-      view.version = job_.store->version().value;
-      view.model.parameters = job_.store->plan().total_elements();
-      view.model.chunks = job_.store->plan().chunks().size();
-      view.learning.rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step() + 1);
+    if (job_.shard) {
+      view.version = job_.store().version().value;
+      view.model.parameters = job_.store().plan().total_elements();
+      view.model.chunks = job_.store().plan().chunks().size();
+      view.learning.rate =
+          job_.store().optimizer().learning_rate(job_.store().optimizer_step() + 1);
     }
     view.learning.gradient_norm = totals_.gradient_norm;
     view.learning.clipped_rounds = totals_.clipped;
@@ -176,7 +177,7 @@ Task<std::vector<ServerView>> Control::servers() {
   auto read = [this] {
     std::vector<ServerView> views;
     std::vector<ChunkShare> shares;
-    if (job_.store) shares = chunk_shares(job_.store->plan(), spread_);
+    if (job_.shard) shares = chunk_shares(job_.store().plan(), spread_);
     const auto share_of = [&](std::size_t index) {
       return index < shares.size() ? shares[index] : ChunkShare();
     };
@@ -227,7 +228,7 @@ ServerView Control::leader_view(const ChunkShare& share) const {
     view.rows += table.rows;
     view.row_bytes += table.bytes;
   }
-  view.memory_bytes = job_.store ? view.bytes * (2 + job_.store->optimizer().slots()) : 0;
+  view.memory_bytes = job_.shard ? view.bytes * (2 + job_.store().optimizer().slots()) : 0;
   const auto journal = journal_.state();
   view.journal_bytes = journal.bytes;
   view.trouble = journal.trouble;
@@ -301,8 +302,8 @@ Task<std::vector<std::vector<PartView>>> Control::tensor_parts(std::size_t first
                                                                std::size_t count) {
   auto read = [this, first, count] {
     std::vector<std::vector<PartView>> tensors;
-    if (!job_.store) return tensors;
-    const ChunkPlan& plan = job_.store->plan();
+    if (!job_.shard) return tensors;
+    const ChunkPlan& plan = job_.store().plan();
     const proto::Route& route = spread_.route;
     const std::size_t size = plan.manifest().size();
     const std::size_t begin = std::min(first, size), end = begin + std::min(count, size - begin);

@@ -52,7 +52,7 @@ void ElasticRound::seat(Link& link) {
   open.evaluate = std::exchange(job_.evaluate_next, false);
   open_.attempt->seat(link.id);
   open_.attempt->opens.push_back(open);
-  open_.staged.push_back(std::make_unique<StagedContribution>(job_.store->plan(), link.codec,
+  open_.staged.push_back(std::make_unique<StagedContribution>(job_.store().plan(), link.codec,
                                                               job_.shard->round_chunks().size()));
 }
 

@@ -30,20 +30,20 @@ Task<bool> InitialValues::initialize() {
   members_.find(first)->init_requested = members_.find(first)->sends_init = true;
   initial_.emplace();
   initial_->from = first;
-  initial_->is_here.resize(job_.store->plan().chunks().size());
+  initial_->is_here.resize(job_.store().plan().chunks().size());
   outgoing_.notify_all();
   // The store goes with its last member, when another one comes.
-  while (job_.store && job_.store->version().value == 0 && members_.find(first) &&
+  while (job_.shard && job_.store().version().value == 0 && members_.find(first) &&
          !stopping_.is_requested && !gate_.is_deposed())
     if (!co_await changed_.wait(TimePoint::max())) break;
   initial_.reset();
-  co_return job_.store&& job_.store->version().value != 0;
+  co_return job_.shard&& job_.store().version().value != 0;
 }
 
 /// It was asked for its initial values, and they are not all here.
 bool InitialValues::is_initial_from(const Link& link) const {
-  return initial_ && initial_->from == link.id && !link.is_gone && job_.store &&
-         job_.store->version().value == 0;
+  return initial_ && initial_->from == link.id && !link.is_gone && job_.shard &&
+         job_.store().version().value == 0;
 }
 
 Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
@@ -53,11 +53,11 @@ Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::sh
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (!is_initial_from(*link))  // the job stops, or is another server's: it is told so
     co_return co_await session.skip_payload();
-  if (head.chunk.value >= job_.store->plan().chunks().size())
-    co_return Error(
-        ErrorCode::kInvalidArgument,
-        where + ": the plan has " + std::to_string(job_.store->plan().chunks().size()) + " chunks");
-  const Chunk chunk = job_.store->plan().chunk(head.chunk);
+  if (head.chunk.value >= job_.store().plan().chunks().size())
+    co_return Error(ErrorCode::kInvalidArgument,
+                    where + ": the plan has " +
+                        std::to_string(job_.store().plan().chunks().size()) + " chunks");
+  const Chunk chunk = job_.store().plan().chunk(head.chunk);
   if (initial_->is_here[head.chunk.value])
     co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
   CENTROID_CO_ASSIGN(const Buffer buffer,
@@ -67,8 +67,8 @@ Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::sh
   if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
     co_return Error(ErrorCode::kInvalidArgument,
                     where + ": a number of tensor " +
-                        job_.store->plan().manifest()[chunk.tensor.value].name + " is not finite");
-  std::ranges::copy(values, job_.store->initial(chunk).begin());
+                        job_.store().plan().manifest()[chunk.tensor.value].name + " is not finite");
+  std::ranges::copy(values, job_.store().initial(chunk).begin());
   if (!initial_->is_here[head.chunk.value]) ++initial_->received;
   initial_->is_here[head.chunk.value] = true;
   co_return Status();
@@ -84,8 +84,8 @@ Status InitialValues::init_done(Link& link) {
     return Error(ErrorCode::kInvalidArgument,
                  "InitDone of " + link.join.name + ": " + std::to_string(initial_->received) +
                      " of " + std::to_string(initial_->is_here.size()) + " initial chunks came");
-  job_.store->initialize();
-  link.version = job_.store->version();
+  job_.store().initialize();
+  link.version = job_.store().version();
   log::info("store.initialised", {{"from", link.join.name}});
   changed_.notify_all();
   return {};

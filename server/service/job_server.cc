@@ -113,7 +113,7 @@ Task<void> JobServer::end_job(Ending& ending) {
   if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop->halted);
   bool halted = !result.ok() && !is_elsewhere();
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
-  if (halted && ctx_.job.store && !ctx_.job.store->is_current())
+  if (halted && ctx_.job.shard && !ctx_.job.store().is_current())
     (void)co_await parts_.exchange.fetch_state();
   if (!is_elsewhere() && !ctx_.phase.is(Phase::kStandby)) co_await write_last_checkpoint();
   ending.is_elsewhere = is_elsewhere();
@@ -318,11 +318,11 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
                           parts_.exchange.holds_newest(*link);
     link->finish = proto::Finish{.reason = reason,
                                  .evaluate = evaluate,
-                                 .version = ctx_.job.store ? ctx_.job.store->version() : Version(),
+                                 .version = ctx_.job.shard ? ctx_.job.store().version() : Version(),
                                  .text = text};
   }
   ctx_.epilogue = proto::Finish{.reason = reason,
-                                .version = ctx_.job.store ? ctx_.job.store->version() : Version(),
+                                .version = ctx_.job.shard ? ctx_.job.store().version() : Version(),
                                 .text = std::move(text)};
   ctx_.outgoing.notify_all();
   const auto sent = [this] {

@@ -114,7 +114,7 @@ Task<Status> JobServer::prepare() {
     CENTROID_CO_TRY(co_await prepare_rows());
   }
   if (!parts_.rows_servers) CENTROID_CO_TRY(co_await start_rows_journal());
-  if (!ctx_.job.store && ctx_.config.init != "first-worker") {
+  if (!ctx_.job.shard && ctx_.config.init != "first-worker") {
     CENTROID_CO_ASSIGN(JobState initial, co_await parts_.loader.load_initial_file());
     parts_.start.go_on_from(std::move(initial));
   }

@@ -27,7 +27,7 @@ Task<Status> JobStart::begin_replay() {
   auto open = [folder = config_.journal.dir] { return std::make_unique<journal::Reader>(folder); };
   auto reader = co_await run_on(disk_.executor, std::move(open));
   if (reader->segments().empty()) co_return Status();
-  if (!job_.store)
+  if (!job_.shard)
     co_return Error(ErrorCode::kFailedPrecondition,
                     "journal " + config_.journal.dir +
                         ": there is no checkpoint to which its rounds could be added");

@@ -38,7 +38,7 @@ Task<void> JobStop::keep_halt(const Error& why) {
 /// the same folder, nor for one that was at its goal.
 Task<void> JobStop::heed_stop() {
   if (!ctx_.commands.stop) co_return;
-  const bool has_model = ctx_.job.store && ctx_.job.store->version().value > 0;
+  const bool has_model = ctx_.job.shard && ctx_.job.store().version().value > 0;
   const bool is_other_run =
       has_model ? ctx_.job.run_id != ctx_.commands.stop->run_id
                 : !ctx_.config.run_id.empty() && ctx_.config.run_id != ctx_.commands.stop->run_id;
@@ -71,14 +71,14 @@ Task<void> JobStop::stay_stopped() {
                  what + ": `centroidctl job resume` (POST /v1/job:resume) goes on" +
                      (halted.empty() ? "" : ". The cause: " + halted));
   const std::string action = "workers are told to stop; centroidctl job resume goes on";
-  const std::uint64_t version = ctx_.job.store ? ctx_.job.store->version().value : 0;
+  const std::uint64_t version = ctx_.job.shard ? ctx_.job.store().version().value : 0;
   if (halted.empty())
     log::warn("job.stopped", {{"since", since}, {"version", version}, {"action", action}});
   else
     log::error("job.halted", {{"since", since}, {"error", halted}, {"action", action}});
   proto::Finish finish;
   finish.reason = halted.empty() ? proto::FinishReason::kStopped : proto::FinishReason::kHalted;
-  finish.version = ctx_.job.store ? ctx_.job.store->version() : Version();
+  finish.version = ctx_.job.shard ? ctx_.job.store().version() : Version();
   finish.text = "the job " + std::string(halted.empty() ? "was " : "") + what;
   if (!halted.empty()) finish.text += ": " + halted;
   ctx_.epilogue = finish;

@@ -16,7 +16,7 @@ Task<void> LocalShard::measure(double total_weight) {
   open_.squares.resize(job_.shard->plan().chunks().size());
   std::size_t turn = 0;
   for (const Chunk& chunk : job_.shard->round_chunks()) {
-    if (total_weight > 0) job_.store->scale(chunk, total_weight);
+    if (total_weight > 0) job_.store().scale(chunk, total_weight);
     open_.squares[chunk.id.value] = job_.shard->squares(chunk);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
@@ -39,7 +39,7 @@ float LocalShard::clip_measured() {
     norm.add_chunk(open_.squares[chunk.id.value]);
   totals_.gradient_norm = norm.value();
   const float factor = clip_factor(totals_.gradient_norm, config_.optimizer.clip_norm);
-  job_.store->set_gradient_factor(factor);
+  job_.store().set_gradient_factor(factor);
   if (factor != 1) ++totals_.clipped;
   probe_.gradient_norm(totals_.gradient_norm, factor != 1);
   return factor;
@@ -90,11 +90,11 @@ void LocalShard::count_results() {
       .chunks(now.chunks - job_.replies_counted.chunks,
               now.dense_chunks - job_.replies_counted.dense_chunks);
   job_.replies_counted = now;
-  if (!job_.store->keeps_residual() || job_.round.value % kResidualRounds != 1) return;
+  if (!job_.store().keeps_residual() || job_.round.value % kResidualRounds != 1) return;
   PlaneNorm norm;
   for (const Chunk& chunk : job_.shard->plan().chunks()) {
-    if (!job_.store->is_here(chunk.id)) continue;
-    norm.add(chunk.position, job_.store->residual().subspan(chunk.position, chunk.elements));
+    if (!job_.store().is_here(chunk.id)) continue;
+    norm.add(chunk.position, job_.store().residual().subspan(chunk.position, chunk.elements));
     norm.end_chunk();
   }
   probe_.residual_down(norm.value());

@@ -83,10 +83,10 @@ Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardGroup::L
 /// Where the chunks lie, for whoever reads the journal; without servers: all were always here.
 journal::Route ModelServers::journal_route() const {
   journal::Route route;
-  if (spread_.route.version == 0 || !job_.store) return route;
+  if (spread_.route.version == 0 || !job_.shard) return route;
   if (!spread_.has_others()) {
     route.servers.push_back(config_.leader_name());
-    route.owners.assign(job_.store->plan().chunks().size(), 0);
+    route.owners.assign(job_.store().plan().chunks().size(), 0);
     return route;
   }
   for (const proto::RouteServer& server : spread_.route.servers)
@@ -97,7 +97,7 @@ journal::Route ModelServers::journal_route() const {
 
 /// A server that holds nothing yet.
 Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
-  if (const Status fits = check_told_chunks(config_, job_.store->plan().chunks().size());
+  if (const Status fits = check_told_chunks(config_, job_.store().plan().chunks().size());
       !fits.ok()) {
     shards_.dismiss(*link, fits.error());
     shards_.left(link, fits.error());
@@ -106,7 +106,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   const OptimizerConfig& optimizer = config_.optimizer;
   proto::ServerModel model;
   model.chunk_bytes = config_.transfer.chunk_bytes;
-  model.plan_hash = job_.store->plan().hash();
+  model.plan_hash = job_.store().plan().hash();
   model.apply_on_worker = config_.applies_on_worker();
   model.fragments = static_cast<std::uint32_t>(config_.local.fragments);
   model.optimizer = optimizer.name;
@@ -135,7 +135,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   if (!policy_.is_elastic()) model.flags |= proto::ServerModel::kNamesSummed;
   if (config_.optimizer_scale_ratio > 0) model.flags |= proto::ServerModel::kScalesRate;
   auto head = proto::encode(model);
-  const auto manifest = proto::encode_manifest(job_.store->plan().manifest());
+  const auto manifest = proto::encode_manifest(job_.store().plan().manifest());
   const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head), manifest);
   if (!taken.ok()) co_return taken.error();
   link->has_model = true;
@@ -143,15 +143,15 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   if (links.empty()) links.push_back(nullptr);
   links.push_back(link);
   auto owners = spread_.route.owners;
-  if (owners.empty()) owners.assign(job_.store->plan().chunks().size(), kLeaderServer);
+  if (owners.empty()) owners.assign(job_.store().plan().chunks().size(), kLeaderServer);
   const Status told = co_await adopt_route(std::move(links), std::move(owners));
   plan_moves();
   if (link->is_gone()) co_return told;
   if (!told.ok())  // another one is gone: this one is in the route, and is to begin like the others
     log::warn("route.not_told", {{"why", told.error()}, {"action", "servers are looked at again"}});
   proto::ServerState state;
-  state.version = job_.store->version();
-  state.optimizer_step = job_.store->optimizer_step();
+  state.version = job_.store().version();
+  state.optimizer_step = job_.store().optimizer_step();
   state.round = Round(job_.round.value - 1);
   auto begin = proto::encode(state);
   const auto begun = co_await shards_.ask(link, ServersKind::kBegin, std::move(begin));
@@ -186,10 +186,10 @@ void ModelServers::plan_moves() {
   std::vector<std::uint16_t> before = spread_.route.owners;
   for (std::uint16_t& owner : before) owner = number[owner];
   std::vector<std::uint32_t> units;  // results that are selected together lie together
-  for (const Chunk& chunk : job_.store->plan().chunks())
+  for (const Chunk& chunk : job_.store().plan().chunks())
     if (job_.shard->encodes()) units.push_back(job_.shard->encoder().unit_of(chunk.id).first.value);
-  spread_.target = place(job_.store->plan(), index.size(), before, units);
-  const double uneven = imbalance(job_.store->plan(), index.size(), spread_.target);
+  spread_.target = place(job_.store().plan(), index.size(), before, units);
+  const double uneven = imbalance(job_.store().plan(), index.size(), spread_.target);
   if (uneven > kMaxImbalance)
     log::warn("placement.uneven",
               {{"servers", index.size()},
@@ -243,7 +243,7 @@ Task<Status> ModelServers::drain(std::shared_ptr<ShardGroup::Link> server) {
     std::optional<proto::Reckon> need;
     const auto is_it = [&](const auto& one) { return one.get() == &link; };
     const auto workers = workers_to_reckon(nullptr, 0);
-    if (&link == server.get() || link.is_draining || !job_.store || !workers.ok() ||
+    if (&link == server.get() || link.is_draining || !job_.shard || !workers.ok() ||
         std::ranges::none_of(spread_.links, is_it))
       return need;
     need.emplace();
@@ -340,15 +340,15 @@ std::uint64_t ModelServers::expected_workers(bool keeps_whole, std::size_t more)
 /// A chunk that lies elsewhere, as it is in this version.
 Task<Result<std::vector<std::byte>>> ModelServers::fetch_chunk(proto::ServerChunk head) {
   const auto& owners = spread_.route.owners;
-  if (!job_.store ||
-      head.chunk.value >= std::min(job_.store->plan().chunks().size(), owners.size()))
+  if (!job_.shard ||
+      head.chunk.value >= std::min(job_.store().plan().chunks().size(), owners.size()))
     co_return Error(ErrorCode::kUnavailable,
                     "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
-  const Chunk chunk = job_.store->plan().chunk(head.chunk);
+  const Chunk chunk = job_.store().plan().chunk(head.chunk);
   const std::size_t bytes = chunk.elements * sizeof(float);
-  if (!head.frozen && job_.store->is_here(head.chunk)) {  // it has moved since it was asked for
-    const auto values = std::as_bytes(head.plane == 0 ? job_.store->params(chunk)
-                                                      : job_.store->slot(head.plane - 1u, chunk));
+  if (!head.frozen && job_.store().is_here(head.chunk)) {  // it has moved since it was asked for
+    const auto values = std::as_bytes(head.plane == 0 ? job_.store().params(chunk)
+                                                      : job_.store().slot(head.plane - 1u, chunk));
     co_return std::vector<std::byte>(values.begin(), values.end());
   }
   auto link = spread_.links.at(owners[head.chunk.value]);
@@ -374,8 +374,8 @@ std::unique_ptr<ChunkFetcher> ModelServers::fetch_elsewhere(TaskGroup& tasks, Ve
                                                             std::size_t planes) {
   std::vector<ChunkFetcher::Wanted> wanted;
   for (std::size_t plane = 0; plane < planes && spread_.has_others(); ++plane)
-    for (const Chunk& chunk : job_.store->plan().chunks()) {
-      if (job_.store->is_here(chunk.id)) continue;
+    for (const Chunk& chunk : job_.store().plan().chunks()) {
+      if (job_.store().is_here(chunk.id)) continue;
       ChunkFetcher::Wanted& one = wanted.emplace_back();
       one.head.version = version;
       one.head.plane = static_cast<std::uint8_t>(plane);
@@ -390,7 +390,7 @@ std::unique_ptr<ChunkFetcher> ModelServers::fetch_elsewhere(TaskGroup& tasks, Ve
 Task<Status> ModelServers::fetch_image(StateImage& image) {
   const auto elsewhere = fetch_elsewhere(tasks_, image.version, image.planes.size());
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
-    for (const Chunk& chunk : job_.store->plan().chunks()) {
+    for (const Chunk& chunk : job_.store().plan().chunks()) {
       if (!elsewhere->is_next(plane, chunk.id)) continue;
       CENTROID_CO_ASSIGN(const auto values, co_await elsewhere->next());
       std::memcpy(image.planes[plane].data() + chunk.position, values.data(), values.size());
@@ -419,18 +419,19 @@ Task<void> ModelServers::copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks)
 /// All planes; nullptr: the leader.
 Task<Status> ModelServers::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
                                       std::shared_ptr<ShardGroup::Link> to) {
-  const std::size_t planes = job_.store->planes();
+  const std::size_t planes = job_.store().planes();
   for (std::size_t plane = 0; plane < planes; ++plane) {
     proto::ServerChunk head;
-    head.version = job_.store->version();
+    head.version = job_.store().version();
     head.plane = static_cast<std::uint8_t>(plane);
     head.chunk = chunk.id;
     std::vector<std::byte> fetched;
     Bytes values;
     if (from == nullptr) {
-      values = std::as_bytes(job_.store->values(plane, chunk));  // stay as they are until this ends
+      values =
+          std::as_bytes(job_.store().values(plane, chunk));  // stay as they are until this ends
       const bool is_residual =
-          plane > job_.store->optimizer().slots();  // a new generation clears it
+          plane > job_.store().optimizer().slots();  // a new generation clears it
       if (is_residual) fetched.assign(values.begin(), values.end());
       if (is_residual) values = fetched;
     } else {
@@ -440,7 +441,7 @@ Task<Status> ModelServers::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::L
     if (to == nullptr) {
       const std::span<const float> floats(reinterpret_cast<const float*>(values.data()),
                                           chunk.elements);
-      CENTROID_CO_TRY(job_.store->load(plane, chunk.position, floats));
+      CENTROID_CO_TRY(job_.store().load(plane, chunk.position, floats));
       continue;
     }
     auto encoded = proto::encode(head);
@@ -477,14 +478,14 @@ Task<void> ModelServers::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
 /// with another codec, may bring more than they have memory for. fails resource_exhausted: names
 /// worker and server; unavailable: that one does not answer
 Task<Status> ModelServers::reckon_worker(const proto::Join& join) {
-  if (!job_.store || epilogue_ || shards_.present().empty()) co_return Status();
+  if (!job_.shard || epilogue_ || shards_.present().empty()) co_return Status();
   const auto is_it = [&](const auto& one) { return one.second->join.name == join.name; };
   const std::size_t more = std::ranges::any_of(members_.links, is_it) ? 0 : 1;
   const auto all = static_cast<std::uint32_t>(expected_workers(config_.workers.min > 1, more));
   const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
     std::optional<proto::Reckon> need;
     const auto count = workers_to_reckon(&join, 1);
-    if (!job_.store || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
+    if (!job_.shard || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
     need = link.reckoned;
     need->workers = *count;
     // As the chunks lie, or will when those that go have gone.

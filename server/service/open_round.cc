@@ -22,8 +22,8 @@ std::optional<std::uint32_t> Attempt::rank_of(MemberId member) const {
 
 std::string present_round(const JobState& job, const Attempt* of) {
   std::string text = "round " + to_string(of != nullptr ? of->round : job.round);
-  if (!job.store || job.shard->fragments().count() <= 1) return text;
-  const std::uint64_t step = of != nullptr ? of->optimizer_step : job.store->optimizer_step();
+  if (!job.shard || job.shard->fragments().count() <= 1) return text;
+  const std::uint64_t step = of != nullptr ? of->optimizer_step : job.store().optimizer_step();
   return text + ", fragment " + std::to_string(job.shard->fragments().turn(step) + 1) + " of " +
          std::to_string(job.shard->fragments().count());
 }

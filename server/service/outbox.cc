@@ -93,7 +93,7 @@ Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& at
   probe_.send().ended(lane, begin, clock_.now(), attempt.round.value);
   probe_.payload_sent(piece.values.size());
   probe_.down(job_.shard->encodes() ? job_.shard->encoder().kind() : CodecSpec::Kind::kF32)
-      .moved(job_.store->plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
+      .moved(job_.store().plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
   co_return Status();
 }
 
@@ -152,7 +152,7 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
     } else if (!attempt && link->state_requested) {
       link->state_requested = false;
       proto::StateMark mark;
-      mark.version = job_.store->version();
+      mark.version = job_.store().version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish && images_.needs_last_state(*link)) {
       if (!link->pace.behind)
@@ -177,15 +177,15 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
 
 Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
   const std::size_t planes =
-      1 + (config_.applies_on_worker() ? job_.store->optimizer().slots() : 0);
-  const std::size_t pieces = planes * job_.store->plan().chunks().size();
+      1 + (config_.applies_on_worker() ? job_.store().optimizer().slots() : 0);
+  const std::size_t pieces = planes * job_.store().plan().chunks().size();
   std::size_t piece = 0;
   const auto what = [&] { return state_on_its_way(version, piece, pieces); };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   const auto elsewhere = servers_.fetch_elsewhere(*link->tasks, version, planes);
   for (std::size_t plane = 0; plane < planes; ++plane) {
-    for (const Chunk& chunk : job_.store->plan().chunks()) {
+    for (const Chunk& chunk : job_.store().plan().chunks()) {
       ++piece;
       proto::StateChunk message;
       message.version = version;
@@ -196,7 +196,7 @@ Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Ve
       if (elsewhere->is_next(plane, chunk.id)) {
         CENTROID_CO_ASSIGN(fetched, co_await elsewhere->next());
         values = fetched;
-      } else if (!job_.store->is_here(chunk.id)) {  // it has moved since
+      } else if (!job_.store().is_here(chunk.id)) {  // it has moved since
         proto::ServerChunk wanted;
         wanted.version = version;
         wanted.plane = message.plane;
@@ -204,8 +204,8 @@ Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Ve
         CENTROID_CO_ASSIGN(fetched, co_await servers_.fetch_chunk(wanted));
         values = fetched;
       } else {
-        values = std::as_bytes(plane == 0 ? job_.store->params(chunk)
-                                          : job_.store->slot(plane - 1, chunk));
+        values = std::as_bytes(plane == 0 ? job_.store().params(chunk)
+                                          : job_.store().slot(plane - 1, chunk));
       }
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);

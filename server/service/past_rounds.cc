@@ -38,12 +38,12 @@ PastRounds::PastRounds(std::unique_ptr<journal::Reader> reader, const JobState& 
                        const RoundJournal& journal, std::string folder)
     : reader_(std::move(reader)),
       job_(job),
-      plan_(job.store->plan()),
+      plan_(job.store().plan()),
       form_(job.shard->form()),
       terms_(journal.terms()),
       folder_(std::move(folder)),
       next_(job.round),
-      step_(job.store->optimizer_step()),
+      step_(job.store().optimizer_step()),
       route_(std::make_shared<journal::Route>()),
       at_(plan_.chunks().size()) {}
 

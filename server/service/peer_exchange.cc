@@ -15,15 +15,15 @@ constexpr std::chrono::seconds kHearing{1};
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
 bool PeerExchange::holds_newest(const Link& link) const {
-  if (link.version == job_.store->version()) return true;
+  if (link.version == job_.store().version()) return true;
   return open_.attempt && open_.attempt->closed &&
          open_.attempt->closed->outcome == proto::Outcome::kCommitted &&
-         open_.attempt->closed->version == job_.store->version() &&
+         open_.attempt->closed->version == job_.store().version() &&
          open_.attempt->rank_of(link.id).has_value() && open_.attempt->left_out.count(link.id) == 0;
 }
 
 bool PeerExchange::state_is_wanted() const {
-  if (!job_.store || job_.store->is_current()) return false;
+  if (!job_.shard || job_.store().is_current()) return false;
   if (stopping_.is_requested || data_.goal_reached() || checkpointer_.awaits_state()) return true;
   return std::any_of(members_.links.begin(), members_.links.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
@@ -32,7 +32,7 @@ bool PeerExchange::state_is_wanted() const {
 }
 
 Task<Status> PeerExchange::fetch_state() {
-  while (!job_.store->is_current()) {
+  while (!job_.store().is_current()) {
     if (use_.is_writing) {  // reads the values that this would replace
       BlockedOn on{WaitCause::kCheckpoint, "state", "checkpoint",
                    [] { return "its files: they are read from what the newest state replaces"; }};
@@ -53,10 +53,10 @@ Task<Status> PeerExchange::fetch_state() {
     upload_ = Upload{.from = holder->id,
                      .begun = clock_.now(),
                      .moved = clock_.now(),
-                     .chunks = job_.store->plan().chunks().size(),
-                     .planes = 1 + job_.store->optimizer().slots()};
+                     .chunks = job_.store().plan().chunks().size(),
+                     .planes = 1 + job_.store().optimizer().slots()};
     outgoing_.notify_all();
-    while (!job_.store->is_current() && members_.find(holder->id)) {
+    while (!job_.store().is_current() && members_.find(holder->id)) {
       const TimePoint limit = upload_->moved + config_.timeouts.stall;
       if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
       const std::string why = "it was asked for the state and sent nothing for " +
@@ -75,9 +75,9 @@ Task<Status> PeerExchange::fetch_state() {
 
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.
 Task<Status> PeerExchange::go_back() {
-  const Version lost = job_.store->version();
+  const Version lost = job_.store().version();
   const std::uint64_t lost_round = job_.round.value - 1;
-  bool has_checkpoint = job_.store->held() == Version();
+  bool has_checkpoint = job_.store().held() == Version();
   if (has_checkpoint) has_checkpoint = co_await loader_.has_checkpoint();
   if (has_checkpoint) {
     // The last worker went while it was sending.
@@ -90,7 +90,7 @@ Task<Status> PeerExchange::go_back() {
   log::error("state.lost", {{"why", "every worker that held it is gone"},
                             {"version", lost.value},
                             {"action", "going back"},
-                            {"to_version", job_.store->version().value},
+                            {"to_version", job_.store().version().value},
                             {"to_round", job_.round.value}});
   probe_.state_lost();
   if (job_.round.value == 1 && lost_round > 0)
@@ -104,7 +104,7 @@ Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::sh
                                             proto::StateChunk head, std::uint64_t bytes) {
   const std::string where = "state chunk " + to_string(head.chunk) + " of plane " +
                             std::to_string(head.plane) + " of " + link->join.name;
-  if (!upload_ || upload_->from != link->id || head.version != job_.store->version())
+  if (!upload_ || upload_->from != link->id || head.version != job_.store().version())
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   const std::size_t piece = head.plane * upload_->chunks + head.chunk.value;
   if (head.chunk.value >= upload_->chunks || piece != upload_->received ||
@@ -112,13 +112,13 @@ Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::sh
     co_return Error(ErrorCode::kInvalidArgument,
                     where + ": expected piece " + std::to_string(upload_->received) + " of " +
                         std::to_string(upload_->pieces()) + ", plane by plane");
-  const Chunk& chunk = job_.store->plan().chunk(head.chunk);
+  const Chunk& chunk = job_.store().plan().chunk(head.chunk);
   CENTROID_CO_ASSIGN(const Buffer buffer,
                      co_await read_numbers(session, probe_, where, chunk.elements, bytes));
   if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
-  if (piece == 0) job_.store->begin_replacing();
+  if (piece == 0) job_.store().begin_replacing();
   const auto values = buffer.as<float>().first(chunk.elements);
-  CENTROID_CO_TRY(job_.store->load(head.plane, chunk.position, values));
+  CENTROID_CO_TRY(job_.store().load(head.plane, chunk.position, values));
   ++upload_->received;
   upload_->moved = clock_.now();
   co_return Status();
@@ -126,16 +126,16 @@ Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::sh
 
 Status PeerExchange::state_done(Link& link, const proto::StateMark& mark) {
   const std::string where = "StateDone of " + link.join.name;
-  if (!upload_ || upload_->from != link.id || mark.version != job_.store->version())
+  if (!upload_ || upload_->from != link.id || mark.version != job_.store().version())
     return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (upload_->received != upload_->pieces())
     return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(upload_->received) +
                                                   " of " + std::to_string(upload_->pieces()) +
                                                   " chunks came");
-  job_.store->end_replacing();
+  job_.store().end_replacing();
   job_.held = job_.position();
   log::info("state.fetched",
-            {{"worker", link.join.name}, {"version", job_.store->version().value}});
+            {{"worker", link.join.name}, {"version", job_.store().version().value}});
   changed_.notify_all();
   return {};
 }

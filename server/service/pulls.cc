@@ -73,7 +73,7 @@ Status Pulls::may_copy() const {
   if (use_.is_loading || replay_ || spread_.lost_since || servers_.has_lost_server())
     return Error(ErrorCode::kUnavailable,
                  "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
-  if (!job_.store || job_.store->version().value == 0)
+  if (!job_.shard || job_.store().version().value == 0)
     return Error(ErrorCode::kUnavailable, "there are no tensors yet: no worker has brought them");
   return {};
 }
@@ -81,7 +81,7 @@ Status Pulls::may_copy() const {
 /// What is asked for, looked at before memory is taken.
 Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::TensorName>& names) {
   CENTROID_TRY(may_copy());
-  const ParameterStore* const store = job_.store;
+  const ParameterStore* const store = &job_.store();
   if (!store->is_current())
     return Error(ErrorCode::kFailedPrecondition,
                  "with exchange " + config_.exchange +
@@ -209,18 +209,18 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
 Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
   const auto state = [this, &copy]() -> Status {
     CENTROID_TRY(may_copy());
-    if (job_.store->plan().hash() != copy->plan_hash)
+    if (job_.store().plan().hash() != copy->plan_hash)
       return Error(ErrorCode::kUnavailable,
                    "the model was replaced while it was copied: try again");
-    if (job_.store->version() != copy->version)
+    if (job_.store().version() != copy->version)
       return Error(ErrorCode::kAborted, "another version came while the tensors were copied");
     return {};
   };
-  if (job_.store) copy->version = job_.store->version();
+  if (job_.shard) copy->version = job_.store().version();
   CENTROID_CO_TRY(state());
   std::vector<ChunkFetcher::Wanted> wanted;
   for (const Copy::Place& place : copy->places) {
-    if (job_.store->is_here(place.chunk.id)) continue;
+    if (job_.store().is_here(place.chunk.id)) continue;
     ChunkFetcher::Wanted& one = wanted.emplace_back();
     one.head.version = copy->version;
     one.head.chunk = place.chunk.id;
@@ -238,7 +238,7 @@ Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
       std::memcpy(to, values.data(), values.size());
       continue;
     }
-    std::ranges::copy(job_.store->params(place.chunk), to);
+    std::ranges::copy(job_.store().params(place.chunk), to);
     if (++turn % kChunksPerTurn != 0) continue;
     co_await yield(executor_);
     bool goes_on = true;

@@ -106,7 +106,7 @@ Task<Result<bool>> Replay::replay_next() {
 
 /// Of the first so many rounds.
 Result<std::vector<PastStep>> Replay::steps_of(std::size_t count) {
-  ParameterStore& store = *job_.store;
+  ParameterStore& store = job_.store();
   std::vector<PastStep> steps;
   for (std::size_t i = 0; i < count; ++i) {
     const PastRound& round = rounds_[i];
@@ -133,7 +133,7 @@ Task<Status> Replay::make_steps(std::vector<PastStep>* steps, std::size_t rounds
   if (config_.optimizer.clip_norm > 0) {
     auto measure = [this, steps] {
       return std::make_shared<Result<std::vector<std::vector<double>>>>(
-          squares_again(*job_.store, *steps));
+          squares_again(job_.store(), *steps));
     };
     const auto squares = co_await run_on(disk_.executor, std::move(measure));
     if (!squares->ok()) co_return squares->error();
@@ -144,12 +144,12 @@ Task<Status> Replay::make_steps(std::vector<PastStep>* steps, std::size_t rounds
   }
   auto make = [this, steps, rounds] {
     Status is_read;
-    Status made = step_again(*job_.store, *steps, [&] { is_read = read_ahead(rounds); });
+    Status made = step_again(job_.store(), *steps, [&] { is_read = read_ahead(rounds); });
     return std::make_shared<Status>(made.ok() ? std::move(is_read) : std::move(made));
   };
   const auto made = co_await run_on(disk_.executor, std::move(make));
   CENTROID_CO_TRY(*made);
-  for (std::size_t i = 0; i < steps->size(); ++i) job_.store->commit_in_place();
+  for (std::size_t i = 0; i < steps->size(); ++i) job_.store().commit_in_place();
   co_return Status();
 }
 
@@ -241,7 +241,7 @@ Task<Status> Replay::recall(proto::Recall head, std::shared_ptr<ShardGroup::Link
   auto reply = co_await shards_.ask(link, proto::ServersKind::kRecall, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(const auto told, proto::decode<proto::RecallReply>(reply->head));
-  const std::span<float> into = job_.store->spare(chunk);
+  const std::span<float> into = job_.store().spare(chunk);
   if (told.form != static_cast<std::uint8_t>(past_.form()) ||
       reply->payload.size() != into.size_bytes())
     co_return Error(ErrorCode::kDataLoss,
@@ -289,14 +289,14 @@ Task<Status> Replay::finish() {
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin_).count();
   job_.held = job_.position();
   const PastRound::Rate wanted = rate_of(config_.optimizer);
-  const double was = job_.store->optimizer().config().learning_rate;
-  if (rate_of(job_.store->optimizer().config()) != wanted)
+  const double was = job_.store().optimizer().config().learning_rate;
+  if (rate_of(job_.store().optimizer().config()) != wanted)
     log::info("optimizer.rate_changed",
               {{"from", was}, {"to", wanted.learning_rate}, {"schedule", wanted.schedule}});
-  CENTROID_CO_TRY(use_rate(*job_.store, wanted));
+  CENTROID_CO_TRY(use_rate(job_.store(), wanted));
   log::info("journal.replayed", {{"rounds", job_.round.value - first_.value},
                                  {"round", job_.round.value - 1},
-                                 {"version", job_.store->version().value},
+                                 {"version", job_.store().version().value},
                                  {"servers", std::max<std::size_t>(past_.servers(), 1)},
                                  {"seconds", elapsed}});
   co_return Status();
@@ -304,7 +304,7 @@ Task<Status> Replay::finish() {
 
 /// Means through the codec of the results, as in the round itself.
 Task<Status> Replay::replay_results(const PastRound& round) {
-  auto load = [this, &round] { return std::make_shared<Status>(load_spare(*job_.store, round)); };
+  auto load = [this, &round] { return std::make_shared<Status>(load_spare(job_.store(), round)); };
   const auto loaded = co_await run_on(disk_.executor, std::move(load));
   CENTROID_CO_TRY(*loaded);
   local_.begin_results(round.commit.generation);

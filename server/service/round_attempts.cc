@@ -33,12 +33,12 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   open_.attempt->round = job_.round;
   open_.attempt->number = job_.attempts++;
   open_.attempt->resend = resend;
-  open_.attempt->version = job_.store->version();
-  open_.attempt->optimizer_step = job_.store->optimizer_step();
+  open_.attempt->version = job_.store().version();
+  open_.attempt->optimizer_step = job_.store().optimizer_step();
   journal_.begin(job_.round, open_.attempt->number);
   open_.attempt->seat(std::move(members));
   open_.attempt->release = [this](const std::vector<ParameterStore::Hold>& holds) {
-    for (const ParameterStore::Hold hold : holds) job_.store->release(hold);
+    for (const ParameterStore::Hold hold : holds) job_.store().release(hold);
     changed_.notify_all();  // the round loop tries what waited for this memory
   };
   open_.attempt->opens = std::move(shares);
@@ -92,7 +92,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   if (policy_.is_elastic())
     for (const auto& codec : codecs)
       open_.staged.push_back(std::make_unique<StagedContribution>(
-          job_.store->plan(), codec, job_.shard->round_chunks().size()));
+          job_.store().plan(), codec, job_.shard->round_chunks().size()));
   job_.aggregator->begin(std::move(codecs));
   open_.machine.open(job_.round, open_.attempt->number, open_.attempt->members,
                      policy_.is_elastic() ? wait_report_.unseated() : std::vector<MemberId>(),
@@ -175,8 +175,8 @@ void RoundAttempts::close_attempt(proto::Outcome outcome, double weight, std::ui
   closed.outcome = outcome;
   const bool pending = outcome == proto::Outcome::kCommitted &&
                        config_.applies_on_worker();  // committed right after
-  closed.version = pending ? job_.store->version().next() : job_.store->version();
-  closed.optimizer_step = job_.store->optimizer_step() + (pending ? 1 : 0);
+  closed.version = pending ? job_.store().version().next() : job_.store().version();
+  closed.optimizer_step = job_.store().optimizer_step() + (pending ? 1 : 0);
   closed.weight = weight;
   closed.contributors = contributors;
   closed.reason = reason;

@@ -27,9 +27,9 @@ journal::Base RoundJournal::base() const {
   base.run_id = job_.run_id;
   base.terms = terms();
   base.round = Round(job_.round.value - 1);
-  base.version = job_.store->version();
-  base.optimizer_step = job_.store->optimizer_step();
-  base.plan_hash = job_.store->plan().hash();
+  base.version = job_.store().version();
+  base.optimizer_step = job_.store().optimizer_step();
+  base.plan_hash = job_.store().plan().hash();
   return base;
 }
 
@@ -37,7 +37,7 @@ journal::Base RoundJournal::base() const {
 std::string RoundJournal::terms() const {
   const OptimizerConfig& o = config_.optimizer;
   // The rate is the one of the rounds, which may not be the one that is wanted from the next on.
-  const OptimizerConfig& used = job_.store ? job_.store->optimizer().config() : o;
+  const OptimizerConfig& used = job_.shard ? job_.store().optimizer().config() : o;
   return "apply=" + std::string(config_.applies_on_worker() ? "worker" : "server") +
          " codec_down=" + config_.transfer.codec_down + " seed=" + std::to_string(config_.seed) +
          " optimizer=" + o.name + " learning_rate=" + exact(used.learning_rate) +
@@ -51,7 +51,7 @@ std::string RoundJournal::terms() const {
 }
 
 void RoundJournal::write_chunk(const Chunk& chunk) {
-  const Bytes numbers = std::as_bytes(std::as_const(*job_.store).spare(chunk));
+  const Bytes numbers = std::as_bytes(std::as_const(job_.store()).spare(chunk));
   if (job_.shard->encodes())  // the codec's residual grows in this memory
     journal_.chunk_copy(chunk.id, job_.shard->form(), numbers);
   else
@@ -63,8 +63,8 @@ std::uint64_t RoundJournal::end_round(Kind kind, const RoundDecision& decision) 
   const bool counts = kind == Kind::kCommit;
   const DataPosition next = data_.next_position();
   journal::Commit commit;
-  commit.version = counts ? job_.store->version().next() : job_.store->version();
-  commit.optimizer_step = job_.store->optimizer_step() + (counts ? 1 : 0);
+  commit.version = counts ? job_.store().version().next() : job_.store().version();
+  commit.optimizer_step = job_.store().optimizer_step() + (counts ? 1 : 0);
   commit.epoch = next.epoch;
   commit.offset = next.offset;
   commit.generation = open_.attempt->generation;
@@ -83,7 +83,7 @@ std::uint64_t RoundJournal::end_round(Kind kind, const RoundDecision& decision) 
     }
   }
   commit.returned = data_.untrained(true);
-  if (counts) commit.rate_factor = job_.store->optimizer().rate_factor();
+  if (counts) commit.rate_factor = job_.store().optimizer().rate_factor();
   return journal_.end_round(kind, std::move(commit));
 }
 

@@ -21,7 +21,7 @@ JobFacts RoundLoop::facts() const {
   now.wants_freeze = spread_.freezes > 0;
   now.replays = replay_ != nullptr;
   now.is_paused = commands_.pause.has_value();
-  now.has_values = job_.store && job_.store->version().value > 0;
+  now.has_values = job_.shard && job_.store().version().value > 0;
   now.lacks_journal = config_.keeps_journal() && !journal_.is_on();
   return now;
 }
@@ -115,7 +115,7 @@ Task<Status> RoundLoop::one_round() {
   }
   auto shares = data_.make_shares(members);
   open_.opened = clock_.now();
-  probe_.position(job_.round.value, job_.store->version().value, job_.epoch);
+  probe_.position(job_.round.value, job_.store().version().value, job_.epoch);
   attempts_.open_attempt(std::move(members), std::move(shares), false);
   if (is_for_late) attempts_.decide(open_.machine.tick(clock_.now()));
 
@@ -218,7 +218,7 @@ void RoundLoop::dismiss_drained() {
   for (const auto& [id, link] : members_.links) {
     if (members_.roster.find(id)->state != MemberState::kDraining || link->finish) continue;
     link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
-                                 .version = job_.store->version(),
+                                 .version = job_.store().version(),
                                  .text = "drained by an operator"};
     outgoing_.notify_all();
   }
@@ -229,14 +229,14 @@ Task<void> RoundLoop::apply_changes() {
   commands_.is_changed = false;
   policy_ = policy_of(config_);
   open_.machine.set_policy(policy_);
-  if (!job_.store) co_return;
-  const OptimizerConfig& now = job_.store->optimizer().config();
+  if (!job_.shard) co_return;
+  const OptimizerConfig& now = job_.store().optimizer().config();
   if (now.learning_rate == config_.optimizer.learning_rate &&
       now.schedule == config_.optimizer.schedule)
     co_return;
   auto optimizer = make_optimizer(config_.optimizer);
   CENTROID_CHECK(optimizer.ok());  // `finish` has looked
-  job_.store->set_optimizer(std::move(optimizer).value());
+  job_.store().set_optimizer(std::move(optimizer).value());
   journal_.begin_anew();  // each segment is replayed with its own
   if (!spread_.has_others()) co_return;
   proto::OptimizerChange change;

@@ -31,7 +31,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   const Status copied = co_await moves_.finish_moves();
   if (!copied.ok()) co_return give_up(copied.error());
   const std::size_t contributors = decision.contributors.size() + decision.late.size();
-  job_.store->set_rate_factor(rate_factor_of(contributors, config_.optimizer_scale_ratio));
+  job_.store().set_rate_factor(rate_factor_of(contributors, config_.optimizer_scale_ratio));
   if (policy_.is_elastic()) {
     elastic_.collect_parts(decision);
     co_await sum_parts(decision.total_weight);
@@ -51,13 +51,13 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   const TimePoint begin = clock_.now();
   CENTROID_CO_TRY(co_await images_.until_copied());
   if (round.is_spread) {
-    open_.squares.resize(job_.store->plan().chunks().size());
+    open_.squares.resize(job_.store().plan().chunks().size());
     auto named = std::make_shared<const RoundDecision>(round.decision);
     round.elsewhere.spawn(round_servers_.prepare_elsewhere(std::move(named), &round.prepared));
   }
   if (config_.is_peer_to_peer()) {
     close(round);
-    job_.store->commit_elsewhere();
+    job_.store().commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     CENTROID_CO_ASSIGN(const bool is_prepared, co_await step_as_workers(round));
     if (!is_prepared) co_return give_up(round.prepared.error());
@@ -141,7 +141,7 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   std::size_t turn = 0;
   for (const Chunk& chunk : mine) {
     if (job_.shard->is_early()) break;  // applied and sent when it was complete
-    if (!clips) job_.store->scale(chunk, weight);
+    if (!clips) job_.store().scale(chunk, weight);
     job_.shard->apply(chunk);
     emit(chunk);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
@@ -177,14 +177,14 @@ void RoundMerge::count_round(const Merging& round) {
     residual = std::max(residual, link->measured.residual_norm);
   probe_.residual_up(residual);
   log::debug("round.committed", {{"round", job_.round.value},
-                                 {"version", job_.store->version().value},
+                                 {"version", job_.store().version().value},
                                  {"seconds", elapsed},
                                  {"loss", totals_.loss}});
   ++totals_.rounds_untold;
   if (clock_.now() - totals_.round_told >= kRoundEvents) {
     totals_.round_told = clock_.now();
     events_.publish("round.committed", {{"round", job_.round.value},
-                                        {"version", job_.store->version().value},
+                                        {"version", job_.store().version().value},
                                         {"generation", members_.roster.generation().value},
                                         {"contributors", round.contributors},
                                         {"samples", open_.tally.samples},
@@ -208,7 +208,7 @@ void RoundMerge::add_to_curves(const Merging& round, double elapsed) {
   point.samples_per_second = static_cast<double>(point.samples) / std::max(elapsed, 1e-9);
   if (point.samples > 0) point.loss = open_.tally.loss();
   if (point.samples > 0) point.accuracy = open_.tally.accuracy();
-  point.learning_rate = job_.store->optimizer().learning_rate(job_.store->optimizer_step());
+  point.learning_rate = job_.store().optimizer().learning_rate(job_.store().optimizer_step());
   if (config_.optimizer.clip_norm > 0 && totals_.gradient_norm >= 0)
     point.gradient_norm = totals_.gradient_norm;
   point.workers = round.contributors;
@@ -216,7 +216,7 @@ void RoundMerge::add_to_curves(const Merging& round, double elapsed) {
 }
 
 void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
-  const Chunk& chunk = job_.store->plan().chunk(id);
+  const Chunk& chunk = job_.store().plan().chunk(id);
   open_.chunk_weight = total_weight;
   const bool is_early = job_.shard->is_early(), encodes = job_.shard->encodes();
   const bool applies = is_early && !config_.applies_on_worker();
@@ -224,7 +224,7 @@ void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
     spread_.summed.emplace_back(id, total_weight);  // its parameters or residual are yet to come
     return;
   }
-  if (encodes || is_early) job_.store->scale(chunk, total_weight);
+  if (encodes || is_early) job_.store().scale(chunk, total_weight);
   if (applies) job_.shard->apply(chunk);
   if (journal_.is_on()) round_journal_.write_chunk(chunk);
   if (encodes)
@@ -237,7 +237,7 @@ void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
 /// The chunk's memory in the spare plane is its result: hand it to the outboxes.
 void RoundMerge::emit(const Chunk& chunk) {
   if (policy_.is_elastic() && !open_.machine.has_contributions()) return;  // nobody waits for it
-  Bytes values = std::as_bytes(std::as_const(*job_.store).spare(chunk));
+  Bytes values = std::as_bytes(std::as_const(job_.store()).spare(chunk));
   const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
   if (std::any_of(members_.links.begin(), members_.links.end(), is_summed)) crc = crc32c(values);
@@ -249,7 +249,7 @@ void RoundMerge::emit(const Chunk& chunk) {
     return;
   }
   open_.attempt->pieces.push_back({chunk.id, values, crc});
-  open_.attempt->holds.push_back(job_.store->hold_spare(chunk.id));
+  open_.attempt->holds.push_back(job_.store().hold_spare(chunk.id));
   outgoing_.notify_all();
 }
 
@@ -290,11 +290,11 @@ Task<void> RoundMerge::sum_parts(double total_weight) {
 Task<void> RoundMerge::snapshot_room() {
   // A checkpoint that is still being written keeps copies of what changes; past its budget the
   // round waits for it.
-  if (!job_.store->snapshot_is_full()) co_return;
+  if (!job_.store().snapshot_is_full()) co_return;
   const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(job_), "checkpoint",
                                   "its files: there is no memory for more copies of what they "
                                   "still lack, and run_dir's disk is slower than the rounds");
-  while (job_.store->snapshot_is_full()) {
+  while (job_.store().snapshot_is_full()) {
     const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
     if (!goes_on) co_return;
   }

@@ -133,12 +133,12 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   proto::Merge merge;
   merge.round = open_.attempt->round;
   merge.attempt = open_.attempt->number;
-  merge.version = job_.store->version();
+  merge.version = job_.store().version();
   merge.total_weight = decision->total_weight;
   merge.wants_norm = config_.optimizer.clip_norm > 0;
   merge.reply_rounds = job_.shard->encodes() ? job_.shard->encoder().rounds() : 0;
   merge.clears_residual = local_.is_residual_cleared();
-  merge.rate_factor = job_.store->optimizer().rate_factor();
+  merge.rate_factor = job_.store().optimizer().rate_factor();
   for (const MemberId member : open_.attempt->members)
     if (open_.attempt->left_out.count(member) == 0) merge.members.push_back(member);
   if (policy_.is_elastic()) {
@@ -198,8 +198,8 @@ Task<void> RoundServers::prepare_elsewhere(float factor, Status* done) {
 /// Second phase: the round is committed here; no other begins before all servers say so.
 Task<void> RoundServers::commit_elsewhere() {
   proto::ServerState state;
-  state.version = job_.store->version();
-  state.optimizer_step = job_.store->optimizer_step();
+  state.version = job_.store().version();
+  state.optimizer_step = job_.store().optimizer_step();
   state.round = job_.round;
   auto head = proto::encode(state);
   const auto done =

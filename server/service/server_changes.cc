@@ -168,7 +168,7 @@ Task<Result<bool>> ServerChanges::recover_servers() {
   }
   job_.gather_again();
   log::warn("servers.state_restored", {{"lost_version", lost.value},
-                                       {"version", job_.store ? job_.store->version().value : 0},
+                                       {"version", job_.shard ? job_.store().version().value : 0},
                                        {"round", job_.round.value},
                                        {"servers", shards_.present().size() + 1}});
   if (job_.round.value == 1 && lost_round > 0)
@@ -186,8 +186,8 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
     return Error(ErrorCode::kFailedPrecondition, who + why);
-  if (job_.store) {
-    const Status fits = check_told_chunks(config_, job_.store->plan().chunks().size());
+  if (job_.shard) {
+    const Status fits = check_told_chunks(config_, job_.store().plan().chunks().size());
     if (!fits.ok()) return Error(ErrorCode::kFailedPrecondition, who + fits.error().message());
   }
   if (join.name == config_.leader_name())

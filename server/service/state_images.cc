@@ -16,11 +16,11 @@ std::string state_on_its_way(Version version, std::size_t piece, std::size_t pie
 
 /// At the end everybody is to hold the last parameters, also who was left out of the last round.
 bool StateImages::needs_last_state(const Link& link) const {
-  if (!policy_.is_elastic() || !job_.store || job_.store->version().value == 0) return false;
+  if (!policy_.is_elastic() || !job_.shard || job_.store().version().value == 0) return false;
   const auto reason = link.finish->reason;
   const bool is_end =
       reason == proto::FinishReason::kFinished || reason == proto::FinishReason::kStopped;
-  return is_end && link.version != job_.store->version();
+  return is_end && link.version != job_.store().version();
 }
 
 /// What the member would make of the state before this attempt may still count.
@@ -44,7 +44,7 @@ Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
     std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
   bool is_making = false;
   const auto what = [this, &is_making] {
-    return is_making ? "version " + to_string(job_.store->version()) + " is copied"
+    return is_making ? "version " + to_string(job_.store().version()) + " is copied"
                      : std::to_string(count()) + " of at most " + std::to_string(limit_) +
                            " copies are made, or sent to others";
   };
@@ -52,7 +52,7 @@ Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
   for (;;) {
     if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
     auto present = newest_.lock();
-    const bool is_present = present && present->version == job_.store->version();
+    const bool is_present = present && present->version == job_.store().version();
     if (!is_copying_ && is_present) co_return present;
     present.reset();
     if (!is_copying_ && count() < limit_) break;
@@ -83,8 +83,8 @@ Task<Status> StateImages::until_copied() const {
 /// commit.
 Task<Status> StateImages::fill_image(StateImage& image) {
   const std::size_t planes =
-      1 + (config_.applies_on_worker() ? job_.store->optimizer().slots() : 0);
-  const std::size_t elements = job_.store->plan().total_elements();
+      1 + (config_.applies_on_worker() ? job_.store().optimizer().slots() : 0);
+  const std::size_t elements = job_.store().plan().total_elements();
   try {
     image.planes.assign(planes, std::vector<float>());
     for (std::vector<float>& plane : image.planes) plane.resize(elements);
@@ -94,9 +94,9 @@ Task<Status> StateImages::fill_image(StateImage& image) {
                         std::to_string(planes * elements * sizeof(float)) + " bytes");
   }
   for (;;) {
-    image.version = job_.store->version();
+    image.version = job_.store().version();
     const Status copied = co_await copy_image(image);
-    if (copied.ok() && image.version == job_.store->version()) co_return Status();
+    if (copied.ok() && image.version == job_.store().version()) co_return Status();
     if (!copied.ok() && copied.error().code() != ErrorCode::kAborted) co_return copied;
     if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
@@ -107,10 +107,10 @@ Task<Status> StateImages::copy_image(StateImage& image) {
   CENTROID_CO_TRY(co_await servers_.fetch_image(image));
   std::size_t turn = 0;
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
-    for (const Chunk& chunk : job_.store->plan().chunks()) {
-      if (!job_.store->is_here(chunk.id)) continue;
+    for (const Chunk& chunk : job_.store().plan().chunks()) {
+      if (!job_.store().is_here(chunk.id)) continue;
       const auto values =
-          plane == 0 ? job_.store->params(chunk) : job_.store->slot(plane - 1, chunk);
+          plane == 0 ? job_.store().params(chunk) : job_.store().slot(plane - 1, chunk);
       std::ranges::copy(values,
                         image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
@@ -157,12 +157,12 @@ Task<Result<bool>> StateImages::send_image(std::shared_ptr<Link> link, transport
                                            std::optional<Attempt::Key> key) {
   link->version = Version();  // it holds neither until all is there
   std::size_t piece = 0;
-  const std::size_t pieces = image->planes.size() * job_.store->plan().chunks().size();
+  const std::size_t pieces = image->planes.size() * job_.store().plan().chunks().size();
   const auto what = [&] { return state_on_its_way(image->version, piece, pieces); };
   const auto waits =
       waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
   for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
-    for (const Chunk& chunk : job_.store->plan().chunks()) {
+    for (const Chunk& chunk : job_.store().plan().chunks()) {
       ++piece;
       const auto values =
           std::span<const float>(image->planes[plane]).subspan(chunk.position, chunk.elements);

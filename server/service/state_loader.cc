@@ -77,8 +77,8 @@ Status StateLoader::check_another(const proto::Join& join) {
   const bool is_reckoned =
       count > members_.links.size() + 1 || std::ranges::any_of(members_.links, is_it);
   if (is_reckoned && std::ranges::any_of(members_.links, is_alike)) return {};
-  const Status fits = check_room(job_.store->plan(), job_.shard->fragments(),
-                                 job_.store->optimizer().slots(), join.codec);
+  const Status fits = check_room(job_.store().plan(), job_.shard->fragments(),
+                                 job_.store().optimizer().slots(), join.codec);
   if (fits.ok()) return {};
   return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
                "worker '" + join.name + "' is refused: there is no memory for contributions of " +
@@ -109,18 +109,17 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                                 .scales_rate = config_.optimizer_scale_ratio > 0};
   CENTROID_ASSIGN(into.shard, ModelShard::make(std::move(plan), std::move(fragments),
                                                std::move(optimizer), terms));
-  into.store = &into.shard->store();
-  const std::uint64_t buffer_bytes = into.store->plan().max_chunk_elements() * sizeof(float);
+  const std::uint64_t buffer_bytes = into.store().plan().max_chunk_elements() * sizeof(float);
   const std::uint64_t buffers =
       std::max<std::uint64_t>(
           config_.transfer.credit_bytes / std::max<std::uint64_t>(buffer_bytes, 1), 1) *
       servers_.expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
   into.pool = std::make_unique<BufferPool>(buffer_bytes, buffers);
   Aggregator::Hooks hooks;
-  hooks.target = [this](const Chunk& chunk) { return job_.store->spare(chunk); };
+  hooks.target = [this](const Chunk& chunk) { return job_.store().spare(chunk); };
   // A result through a codec is copied for the journal: it waits here while there is no room.
   hooks.is_held = [this](ChunkId chunk) {
-    return job_.store->spare_is_held(chunk) || (job_.shard->encodes() && !journal_.has_room());
+    return job_.store().spare_is_held(chunk) || (job_.shard->encodes() && !journal_.has_room());
   };
   hooks.on_complete = [this](ChunkId chunk, double weight) {
     control_.chunk_complete(chunk, weight);
@@ -131,11 +130,11 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                               : nullptr)
       link->session->release_credit(bytes);
   };
-  into.aggregator = std::make_unique<Aggregator>(into.store->plan(), std::move(hooks), aggregate_);
-  log::info("store.made", {{"tensors", into.store->plan().manifest().size()},
-                           {"parameters", into.store->plan().total_elements()},
-                           {"chunks", into.store->plan().chunks().size()},
-                           {"optimizer", into.store->optimizer().config().name}});
+  into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);
+  log::info("store.made", {{"tensors", into.store().plan().manifest().size()},
+                           {"parameters", into.store().plan().total_elements()},
+                           {"chunks", into.store().plan().chunks().size()},
+                           {"optimizer", into.store().optimizer().config().name}});
   return {};
 }
 
@@ -241,7 +240,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   const auto manifest = co_await run_on(disk_.executor, std::move(look));
   if (!manifest->ok()) co_return manifest->error();
   CENTROID_CO_TRY(make_store(state, manifest->value(), codec_in(info)));
-  const std::vector<std::string> slots = state.store->optimizer().slot_names();
+  const std::vector<std::string> slots = state.store().optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   CENTROID_CO_TRY(check_settings(*entry, slots, has_residual));
   const Raised loading(use_.is_loading, changed_);
@@ -249,8 +248,8 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
       entry->path.string() + " is read, " + std::to_string(entry->bytes) + " bytes";
   if (gate_.is_beginning()) phase_.explain("checkpoint " + what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
-  const bool takes_residual = state.store->keeps_residual();
-  auto read = [&directory = *checkpoints_, store = state.store, entry, planes = slots.size(),
+  const bool takes_residual = state.store().keeps_residual();
+  auto read = [&directory = *checkpoints_, store = &state.store(), entry, planes = slots.size(),
                takes_residual] {
     const auto load = [&](std::size_t plane, std::uint64_t offset,
                           std::span<const float> from) -> Status {
@@ -261,7 +260,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   };
   const auto values = co_await run_on(disk_.executor, std::move(read));
   CENTROID_CO_TRY(*values);
-  state.store->restore(info.version, info.optimizer_step);
+  state.store().restore(info.version, info.optimizer_step);
   take_position(state, info);
   state.held = state.position();
   state.agreed = job_.agreed;
@@ -305,7 +304,7 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
   if (!file->ok()) co_return std::move(*file).error().with_context(where);
   JobState state;
   CENTROID_CO_TRY(make_store(state, (*file)->manifest(), kUnknownCodec));
-  auto read = [store = state.store, file]() -> Status {
+  auto read = [store = &state.store(), file]() -> Status {
     fault::point("init.reading");
     for (const Chunk& chunk : store->plan().chunks()) {
       const std::string& name = store->plan().manifest()[chunk.tensor.value].name;
@@ -316,7 +315,7 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
   };
   Status done = co_await run_on(disk_.executor, std::move(read));
   if (!done.ok()) co_return std::move(done).error().with_context(where);
-  state.store->initialize();
+  state.store().initialize();
   log::info("store.initialised", {{"from", config_.init}});
   co_return std::move(state);
 }

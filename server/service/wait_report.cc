@@ -23,11 +23,11 @@ Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head, Ti
 /// What of a member's contribution waits here in the order of the sum, where that has taken its
 /// credit: it can send nothing more until others have sent theirs, or there is memory.
 std::optional<Aggregator::Queued> WaitReport::held_up(const Link& link) const {
-  if (policy_.is_elastic() || config_.is_peer_to_peer() || !job_.store) return std::nullopt;
+  if (policy_.is_elastic() || config_.is_peer_to_peer() || !job_.shard) return std::nullopt;
   const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
   if (!rank || !open_.machine.is_missing(link.id)) return std::nullopt;
   auto queued = job_.aggregator->queued(*rank);
-  const std::size_t next = link.codec->max_bytes(job_.store->plan().max_chunk_elements());
+  const std::size_t next = link.codec->max_bytes(job_.store().plan().max_chunk_elements());
   if (queued.bytes == 0 || link.session->credit_left() >= next) return std::nullopt;
   return queued;
 }
@@ -42,8 +42,8 @@ std::vector<MemberId> WaitReport::unseated() const {
 /// Before the first round, or for one that is gone.
 bool WaitReport::waits_for_servers() const {
   return spread_.lost_since || replay_ ||
-         (!spread_.were_here && config_.servers > 1 && job_.store &&
-          job_.store->version().value > 0);
+         (!spread_.were_here && config_.servers > 1 && job_.shard &&
+          job_.store().version().value > 0);
 }
 
 /// For whom the open round waits, and why each of them has not contributed.

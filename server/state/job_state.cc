@@ -5,7 +5,7 @@
 namespace centroid::server {
 
 JobPosition JobState::position() const {
-  return {round, epoch, offset, store->optimizer_step(), steps_before, returned};
+  return {round, epoch, offset, store().optimizer_step(), steps_before, returned};
 }
 
 void JobState::replace(JobState next) {
@@ -23,7 +23,6 @@ void JobState::replace(JobState next) {
 
 void JobState::drop_model() {
   aggregator.reset();  // before the buffers that it holds
-  store = nullptr;
   shard.reset();
 }
 
@@ -37,14 +36,13 @@ JobState JobState::back_to_held() && {
   JobState back;
   back.agreed = std::move(agreed);
   back.shard = std::move(shard);
-  back.store = std::exchange(store, nullptr);
   back.pool = std::move(pool);
   back.aggregator = std::move(aggregator);
   back.trained_rounds = trained_rounds;
   back.checkpointed = checkpointed;
   back.is_checkpoint_lost = is_checkpoint_lost;
-  if (back.store->held() != Version()) back.held = held;
-  back.store->restore(back.store->held(), back.held.optimizer_step);
+  if (back.store().held() != Version()) back.held = held;
+  back.store().restore(back.store().held(), back.held.optimizer_step);
   back.round = back.held.round;
   back.epoch = back.held.epoch;
   back.offset = back.held.offset;

@@ -54,7 +54,6 @@ struct JobState {
   std::optional<proto::Join> agreed;
 
   std::unique_ptr<ModelShard> shard;  ///< the leader's part; none: no model is known yet
-  ParameterStore* store = nullptr;    ///< of the shard
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Aggregator> aggregator;  ///< holds buffers of the pool
   // results through a codec
@@ -90,7 +89,8 @@ struct JobState {
   std::shared_ptr<const ParametersView> measured;
   TimePoint measured_at;
 
-  Version version() const { return store ? store->version() : Version(); }
+  ParameterStore& store() const { return shard->store(); }  ///< while there is a model
+  Version version() const { return shard ? store().version() : Version(); }
   JobPosition position() const;
 
   /// The job goes on from `next`. What epochs have ended stays known, and so do curves and a test

@@ -18,12 +18,16 @@ JobState job_behind_its_workers() {
   JobState job;
   job.run_id = "r";
   job.agreed.emplace().model = "mlp";
-  job.store = std::make_unique<ParameterStore>(small_plan(), optimizer_of("sgd"));
-  job.store->initialize();
+  ChunkPlan plan = small_plan();
+  FragmentPlan fragments = FragmentPlan::make(plan, 1).value();
+  job.shard = ModelShard::make(std::move(plan), std::move(fragments), optimizer_of("sgd"),
+                               {.apply_on_worker = true})
+                  .value();
+  job.store().initialize();
   job.round = Round(2);
   job.offset = 32;
   job.held = job.position();
-  for (int round = 0; round < 2; ++round) job.store->commit_elsewhere();
+  for (int round = 0; round < 2; ++round) job.store().commit_elsewhere();
   job.round = Round(4);
   job.epoch = 1;
   job.offset = 64;
@@ -65,12 +69,12 @@ TEST(JobState, GoesBackToTheBeginningAsAWhole) {
 
 TEST(JobState, GoesBackToWhatTheStoreHolds) {
   JobState job = job_behind_its_workers();
-  const ParameterStore* const store = job.store.get();
+  const ModelShard* const shard = job.shard.get();
   job.replace(std::move(job).back_to_held());
   expect_nothing_of_the_later_version(job);
-  EXPECT_EQ(job.store.get(), store);
+  EXPECT_EQ(job.shard.get(), shard);
   EXPECT_EQ(job.version(), Version(1));
-  EXPECT_TRUE(job.store->is_current());
+  EXPECT_TRUE(job.store().is_current());
   EXPECT_EQ(job.round, Round(2));
   EXPECT_EQ(job.offset, 32u);
   EXPECT_EQ(job.epoch + job.steps_before, 0u);
@@ -81,12 +85,12 @@ TEST(JobState, GoesBackToWhatTheStoreHolds) {
 
 TEST(JobState, BeginsAnewInTheSameStoreThatHoldsNothing) {
   JobState job = job_behind_its_workers();
-  job.store->begin_replacing();  // the last worker goes while it sends the newest values
+  job.store().begin_replacing();  // the last worker goes while it sends the newest values
   job.replace(std::move(job).back_to_held());
   EXPECT_EQ(job.version(), Version());
   EXPECT_EQ(job.round, Round(1));
   EXPECT_EQ(job.offset, 0u);
-  EXPECT_EQ(job.store->optimizer_step(), 0u);
+  EXPECT_EQ(job.store().optimizer_step(), 0u);
 }
 
 TEST(JobState, KeepsATestResultThatIsNotOfAVersionToCome) {
