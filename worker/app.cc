@@ -49,12 +49,12 @@ std::uint64_t count_devices(const std::string& devices) {
 /// TLS towards the server, or among the workers; nullptr where it is off.
 Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& config,
                                                           bool among_workers) {
-  if (config.tls_authority.empty()) return std::shared_ptr<transport::StreamLayer>();
+  if (config.tls.authority.empty()) return std::shared_ptr<transport::StreamLayer>();
   transport::TlsOptions tls;
-  tls.certificate = config.tls_certificate;
-  tls.key = config.tls_key;
-  tls.authority = config.tls_authority;
-  tls.server_name = config.tls_server_name;
+  tls.certificate = config.tls.certificate;
+  tls.key = config.tls.key;
+  tls.authority = config.tls.authority;
+  tls.server_name = config.tls.server_name;
   tls.is_server = tls.any_name = among_workers;
   return transport::make_tls(std::move(tls));
 }
@@ -64,10 +64,10 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
                                                 const Manifest& manifest,
                                                 metrics::Counter connections) {
   transport::Endpoint listen;
-  if (config.peer_listen.empty()) {
+  if (config.peer.listen.empty()) {
     CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.servers.front()));
   } else {
-    CENTROID_ASSIGN(listen, transport::Endpoint::parse(config.peer_listen));
+    CENTROID_ASSIGN(listen, transport::Endpoint::parse(config.peer.listen));
   }
   if (!listen.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument,
@@ -80,7 +80,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   mesh.token = config.token;
   mesh.manifest_hash = manifest_hash(manifest);
   mesh.thread_name = "peers";
-  mesh.shared_memory = config.peer_shared_memory;
+  mesh.shared_memory = config.peer.shared_memory;
   mesh.connections = connections;
   auto opened = PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh);
   if (!opened.ok()) return std::move(opened).error().with_context("--peer.listen");
@@ -90,7 +90,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
     CENTROID_ASSIGN(told.host, transport::local_address_towards(options.servers.front()));
   }
   options.join.peer_endpoint =
-      config.peer_advertise.empty() ? told.to_string() : config.peer_advertise;
+      config.peer.advertise.empty() ? told.to_string() : config.peer.advertise;
   CENTROID_TRY(transport::Endpoint::parse(options.join.peer_endpoint));
   return peers;
 }
@@ -126,7 +126,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   options.state_dir = config.state_dir;
   options.join.name = config.name;
   options.join.exchange = config.exchange;
-  options.join.node = config.peer_node.empty() ? transport::this_node() : config.peer_node;
+  options.join.node = config.peer.node.empty() ? transport::this_node() : config.peer.node;
   options.join.codec = config.codec;
   options.join.devices = static_cast<std::uint32_t>(count_devices(config.devices));
   options.join.batch = config.batch;
@@ -278,12 +278,12 @@ Result<DataSplit> load_data_for(const WorkerConfig& config, const Model& model) 
 /// The adapters that training begins at; empty: at none.
 Result<std::vector<float>> read_adapters(const WorkerConfig& config, const Model& model) {
   std::vector<float> adapters;
-  if (config.adapter_load.empty() && config.adapter_save.empty()) return adapters;
+  if (config.adapter.load.empty() && config.adapter.save.empty()) return adapters;
   CENTROID_ASSIGN(const auto* const transformer, adapted(model));
-  if (config.adapter_load.empty()) return adapters;
+  if (config.adapter.load.empty()) return adapters;
   for (const TensorInfo& tensor : model.manifest())
     adapters.resize(adapters.size() + tensor.elements());
-  CENTROID_TRY(load_adapters(config.adapter_load, transformer->config(), transformer->base_hash(),
+  CENTROID_TRY(load_adapters(config.adapter.load, transformer->config(), transformer->base_hash(),
                              adapters));
   return adapters;
 }
@@ -291,11 +291,11 @@ Result<std::vector<float>> read_adapters(const WorkerConfig& config, const Model
 /// Leave the adapters that were trained, where they are wanted.
 Status write_adapters(const WorkerConfig& config, const Model& model,
                       std::span<const float> params) {
-  if (config.adapter_save.empty()) return {};
+  if (config.adapter.save.empty()) return {};
   CENTROID_ASSIGN(const auto* const transformer, adapted(model));
   CENTROID_TRY(
-      save_adapters(config.adapter_save, transformer->config(), transformer->base_hash(), params));
-  log::info("adapters.written", {{"path", config.adapter_save}});
+      save_adapters(config.adapter.save, transformer->config(), transformer->base_hash(), params));
+  log::info("adapters.written", {{"path", config.adapter.save}});
   return {};
 }
 
@@ -307,8 +307,8 @@ Result<std::unique_ptr<ReplicaGroup>> open_group(const WorkerConfig& config, con
   options.load_ahead = ahead;
   options.batch = config.batch;
   options.slowdown = config.slowdown;
-  options.nccl = config.nccl;
-  options.nccl_timeout = config.nccl_timeout;
+  options.nccl = config.nccl.library;
+  options.nccl_timeout = config.nccl.timeout;
   options.pinned_bytes = config.pinned_memory > 0 ? config.pinned_memory : limit.bytes / 2;
   CENTROID_ASSIGN(options.matmul, parse_matmul(config.matmul));
   return make_replica_group(model, std::move(options));
@@ -339,21 +339,21 @@ Status begin_measuring(const WorkerConfig& config, metrics::Registry& registry) 
     log::info("gpu.measured", {{"gpus", gpus}});
   trace::set_process("centroid-worker " + config.name);
   trace::start_sampling();
-  if (config.trace_file.empty()) return {};
-  return trace::write_to(config.trace_file, config.trace_limit);
+  if (config.trace.file.empty()) return {};
+  return trace::write_to(config.trace.file, config.trace.limit);
 }
 
 /// The port for Prometheus and probes; nullptr: there is none.
 Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
     const WorkerConfig& config, const metrics::Registry& registry,
     const std::atomic<bool>& is_member) {
-  if (config.metrics_listen.empty()) return std::unique_ptr<transport::MetricsListener>();
+  if (config.metrics.listen.empty()) return std::unique_ptr<transport::MetricsListener>();
   transport::MetricsOptions options;
-  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics_listen));
-  if (config.metrics_tls) {
+  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));
+  if (config.metrics.tls) {
     transport::TlsOptions tls;  // whoever asks shows no certificate
-    tls.certificate = config.tls_certificate;
-    tls.key = config.tls_key;
+    tls.certificate = config.tls.certificate;
+    tls.key = config.tls.key;
     tls.is_server = true;
     CENTROID_ASSIGN(options.tls, transport::make_tls(std::move(tls)));
   }

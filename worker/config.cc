@@ -73,17 +73,17 @@ void register_membership(config::Schema& s, WorkerConfig& c) {
 /// What it tells.
 void register_reports(config::Schema& s, WorkerConfig& c) {
   s.section("Log and metrics");
-  s.field("log.level", &c.log_level,
+  s.field("log.level", &c.log.level,
           {.text = "lowest level to log",
            .choices = {"trace", "debug", "info", "warn", "error", "off"},
            .basic = true});
-  s.field("log.format", &c.log_format,
+  s.field("log.format", &c.log.format,
           {.text = "format of log lines", .choices = {"text", "json"}, .basic = true});
-  s.field("metrics.listen", &c.metrics_listen,
+  s.field("metrics.listen", &c.metrics.listen,
           {.text = "address of GET /metrics, /v1/trace, /livez and /readyz, HOST:PORT, without a "
                    "token; port 0 takes a free port; empty: none",
            .basic = true});
-  s.field("metrics.tls", &c.metrics_tls, {.text = "serve them by HTTPS, with tls.certificate"});
+  s.field("metrics.tls", &c.metrics.tls, {.text = "serve them by HTTPS, with tls.certificate"});
   s.field("summary_file", &c.summary_file,
           {.text = "write a summary to this JSON file on exit", .basic = true});
 }
@@ -91,15 +91,15 @@ void register_reports(config::Schema& s, WorkerConfig& c) {
 /// TLS.
 void register_tls(config::Schema& s, WorkerConfig& c) {
   s.section("TLS");
-  s.field("tls.authority", &c.tls_authority,
+  s.field("tls.authority", &c.tls.authority,
           {.text = "PEM file with the authority of the certificate of the server, or system for "
                    "the authorities of this machine; switches on TLS; empty: no TLS",
            .basic = true});
-  s.field("tls.certificate", &c.tls_certificate,
+  s.field("tls.certificate", &c.tls.certificate,
           {.text = "PEM file with the certificate of this worker, for a server that requires one "
                    "and for other workers (exchange ring, hierarchical)"});
-  s.field("tls.key", &c.tls_key, {.text = "PEM file with the private key of the certificate"});
-  s.field("tls.server_name", &c.tls_server_name,
+  s.field("tls.key", &c.tls.key, {.text = "PEM file with the private key of the certificate"});
+  s.field("tls.server_name", &c.tls.server_name,
           {.text = "name in the certificate of the server; empty: the host of server"});
 }
 
@@ -122,9 +122,9 @@ void register_data(config::Schema& s, WorkerConfig& c) {
            "of a checkpoint; with lora=RANK they stay frozen; the same on every worker",
        .basic = true});
   s.field(
-      "adapter.load", &c.adapter_load,
+      "adapter.load", &c.adapter.load,
       {.text = "lora: folder with initial adapters (the two files of PEFT); empty: new adapters"});
-  s.field("adapter.save", &c.adapter_save,
+  s.field("adapter.save", &c.adapter.save,
           {.text = "lora: folder for the adapters at the end; empty: not saved"});
 }
 
@@ -190,16 +190,16 @@ void register_local_steps(config::Schema& s, WorkerConfig& c) {
 /// Exchange among the workers.
 void register_peers(config::Schema& s, WorkerConfig& c) {
   s.section("Exchange among workers");
-  s.field("peer.listen", &c.peer_listen,
+  s.field("peer.listen", &c.peer.listen,
           {.text = "exchange ring, hierarchical: address for other workers, HOST:PORT; empty: the "
                    "address of this machine towards the server, with a free port"});
-  s.field("peer.advertise", &c.peer_advertise,
+  s.field("peer.advertise", &c.peer.advertise,
           {.text = "HOST:PORT where other workers reach this worker, if it differs from "
                    "peer.listen (NAT, containers)"});
-  s.field("peer.shared_memory", &c.peer_shared_memory,
+  s.field("peer.shared_memory", &c.peer.shared_memory,
           {.text = "exchange ring, hierarchical: use shared memory instead of TCP between workers "
                    "of one machine"});
-  s.field("peer.node", &c.peer_node,
+  s.field("peer.node", &c.peer.node,
           {.text = "exchange hierarchical: name of the machine, the same for workers that share "
                    "memory; empty: detected"});
 }
@@ -222,19 +222,19 @@ void register_resources(config::Schema& s, WorkerConfig& c) {
           {.text = "devices cuda:N: precision of matrix products; tf32 and bf16 are faster, with "
                    "10 and 7 bits of mantissa",
            .choices = {"f32", "tf32", "bf16"}});
-  s.field("nccl.library", &c.nccl,
+  s.field("nccl.library", &c.nccl.library,
           {.text = "NCCL library, which averages the gradients of the GPUs of this worker; empty: "
                    "they are averaged on the host"});
   s.field(
-      "nccl.timeout", &c.nccl_timeout,
+      "nccl.timeout", &c.nccl.timeout,
       {.text = "exit when an all-reduce among the GPUs takes this long", .unit = "ms", .min = 1});
   s.field("congestion_control", &c.congestion_control,
           {.text = "TCP congestion control: auto (cubic on loopback), a name, or empty for the "
                    "default of the system"});
-  s.field("trace.file", &c.trace_file,
+  s.field("trace.file", &c.trace.file,
           {.text = "write a trace of this process to this JSON file, for Perfetto and "
                    "chrome://tracing; empty: only the newest spans are kept in memory"});
-  s.field("trace.limit", &c.trace_limit,
+  s.field("trace.limit", &c.trace.limit,
           {.text = "largest size of trace.file; later spans are dropped", .unit = "bytes"});
   s.field("slowdown", &c.slowdown,
           {.text = "for tests of unequal workers: a batch takes this many times as long",
@@ -265,18 +265,18 @@ Status finish(WorkerConfig& c) {
   if (c.name.size() > 256)
     return Error(ErrorCode::kInvalidArgument,
                  "name has " + std::to_string(c.name.size()) + " bytes, at most 256");
-  if (c.peer_node.size() > 256)
+  if (c.peer.node.size() > 256)
     return Error(ErrorCode::kInvalidArgument,
-                 "peer.node has " + std::to_string(c.peer_node.size()) + " bytes, at most 256");
-  if (c.metrics_tls && (c.tls_certificate.empty() || c.metrics_listen.empty()))
+                 "peer.node has " + std::to_string(c.peer.node.size()) + " bytes, at most 256");
+  if (c.metrics.tls && (c.tls.certificate.empty() || c.metrics.listen.empty()))
     return Error(ErrorCode::kInvalidArgument,
                  "metrics.tls needs tls.certificate, tls.key and metrics.listen");
-  if (c.tls_authority.empty() &&
-      ((!c.tls_certificate.empty() && !c.metrics_tls) || !c.tls_server_name.empty()))
+  if (c.tls.authority.empty() &&
+      ((!c.tls.certificate.empty() && !c.metrics.tls) || !c.tls.server_name.empty()))
     return Error(
         ErrorCode::kInvalidArgument,
         "tls.certificate and tls.server_name are for TLS, which tls.authority switches on");
-  if (!c.tls_authority.empty() && c.tls_certificate.empty() && c.exchange != "star" &&
+  if (!c.tls.authority.empty() && c.tls.certificate.empty() && c.exchange != "star" &&
       c.exchange != "local")
     return Error(ErrorCode::kInvalidArgument,
                  "exchange " + c.exchange +

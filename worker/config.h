@@ -16,19 +16,32 @@ struct WorkerConfig {
   std::string server = "127.0.0.1:7070";
   std::string name;
   std::string token;
-  std::string tls_certificate, tls_key, tls_authority, tls_server_name;
-  std::string peer_listen, peer_advertise, peer_node;
-  bool peer_shared_memory = true;
+  struct Tls {
+    std::string certificate, key, authority, server_name;
+  };
+  Tls tls;
+  struct Peer {
+    std::string listen, advertise, node;
+    bool shared_memory = true;
+  };
+  Peer peer;
   std::chrono::milliseconds join_timeout{60'000};
   std::string data = "digits";
   std::string data_cache_dir = ".cache/data";
   std::string data_vocabulary;
   std::string model = "mlp:64-512-512-10";
-  std::string base_weights, adapter_load, adapter_save;
+  std::string base_weights;
+  struct Adapter {
+    std::string load, save;
+  };
+  Adapter adapter;
   std::uint64_t batch = 32;
   std::string devices = "cpu:0", matmul = "f32";
-  std::string nccl = "libnccl.so.2";
-  std::chrono::milliseconds nccl_timeout{600'000};
+  struct Nccl {
+    std::string library = "libnccl.so.2";
+    std::chrono::milliseconds timeout{600'000};
+  };
+  Nccl nccl;
   std::uint64_t blas_threads = 1;
   std::uint64_t load_ahead = 512, memory_limit = 0, pinned_memory = 0;
   double slowdown = 1;
@@ -37,12 +50,21 @@ struct WorkerConfig {
   std::uint64_t seed = 1;
   std::uint64_t stop_status = 0;
   std::string summary_file;
-  std::string metrics_listen;
-  bool metrics_tls = false;
-  std::string trace_file;
-  std::uint64_t trace_limit = 256ull << 20;
+  struct Metrics {
+    std::string listen;
+    bool tls = false;
+  };
+  Metrics metrics;
+  struct Trace {
+    std::string file;
+    std::uint64_t limit = 256ull << 20;
+  };
+  Trace trace;
   std::string state_dir;
-  std::string log_level = "info", log_format = "text";
+  struct Log {
+    std::string level = "info", format = "text";
+  };
+  Log log;
   // exchange local
   std::uint64_t epochs = 0, rounds = 0;
   OptimizerConfig optimizer;

@@ -17,8 +17,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "centroid-worker: %s\n", ready.error().message().c_str());
     return worker::kExitUsage;
   }
-  const auto level = log::parse_level(config.log_level);
-  const auto format = log::parse_format(config.log_format);
+  const auto level = log::parse_level(config.log.level);
+  const auto format = log::parse_format(config.log.format);
   if (const Status set = log::configure(level.value(), format.value()); !set.ok()) {
     std::fprintf(stderr, "centroid-worker: %s\n", set.error().message().c_str());
     return worker::kExitUsage;

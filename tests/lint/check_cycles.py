@@ -4,11 +4,7 @@
 An object file needs another one when it has an undefined symbol that the other one defines strongly (nm: T, D, B, R); inline
 functions and templates, which every object file defines for itself, count for whoever needs what they call.
 
-The cycles of today stand in cycle_exceptions.txt beside this file. The list only shrinks: what has left its cycle is found too, and
-`--shrink` takes it out.
-
-Usage: check_cycles.py BUILD_DIR [ROOT]            exit status 1 when something is found; prints the cycles that there are.
-       check_cycles.py --shrink BUILD_DIR [ROOT]   take what has left its cycle out of the list; nothing is ever added.
+Usage: check_cycles.py BUILD_DIR [ROOT]   exit status 1 when something is found
 """
 
 import collections
@@ -22,10 +18,6 @@ from sources import CPP, files, report
 
 FOLDER = "server"
 STRONG = "TDBRGS"
-LIST = "tests/lint/cycle_exceptions.txt"
-HEADER = """# Cycles that check_cycles.py allows: groups of object files that need each other (named by their sources), and of sub-folders of
-# server/ that include each other ("server": the files in it). Names only go; `tests/lint/check_cycles.py --shrink BUILD_DIR` does that.
-"""
 
 
 def sources_of(root):
@@ -153,18 +145,6 @@ def way(edges, begin, end, within):
     return []
 
 
-def exceptions(root):
-    """The groups of the list: (kind, {name: number of its line})."""
-    path = pathlib.Path(root, LIST)
-    groups = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
-        if line.startswith(" "):
-            groups[-1][1][line.strip()] = number
-        elif line and not line.startswith("#"):
-            groups.append((line.strip(), {}))
-    return groups
-
-
 def shown(symbol):
     """A symbol as a person writes it, an include as it is."""
     if " includes " in symbol:
@@ -172,29 +152,12 @@ def shown(symbol):
     return "needs " + subprocess.run(["c++filt", symbol], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def grown_findings(kind, edges, present, groups):
-    """Components that are not within one group of the list, with a cycle through the first name that is new."""
-    for component in present:
-        group = max((names for what, names in groups if what == kind), key=lambda names: len(names.keys() & set(component)), default={})
-        new = [name for name in component if name not in group]
-        if new:
-            path = way(edges, new[0], new[0], set(component))
-            steps = "".join(f"\n    {a} -> {b}: {shown(edges[a][b])}" for a, b in zip(path, path[1:]))
-            yield f"{kind} in a cycle, which is new: {' '.join(new)}; cut it, for example at{steps}"
-
-
-def shrunk_findings(kind, present, groups):
-    """Names of the list that stand in no cycle with the rest of their group."""
-    for _, names in (group for group in groups if group[0] == kind):
-        inside = [component for component in present if names.keys() >= set(component)]
-        if not inside:
-            if not any(names.keys() & set(component) for component in present):
-                yield f"{LIST}:{min(names.values()) - 1}: these {kind} are in no cycle any more: remove them ({len(names)} lines)"
-            continue
-        if len(inside) > 1:
-            yield f"{LIST}:{min(names.values()) - 1}: this cycle has fallen into {len(inside)}: write them apart (--shrink does)"
-        for name in sorted(names.keys() - set().union(*inside)):
-            yield f"{LIST}:{names[name]}: {name} is in this cycle no more; remove this line"
+def cycle_findings(kind, edges):
+    """The components of the graph, each with a cycle through its first name."""
+    for component in components(edges):
+        path = way(edges, component[0], component[0], set(component))
+        steps = "".join(f"\n    {a} -> {b}: {shown(edges[a][b])}" for a, b in zip(path, path[1:]))
+        yield f"{kind} in a cycle: {' '.join(component)}; cut it, for example at{steps}"
 
 
 def graphs(build, root):
@@ -205,45 +168,15 @@ def graphs(build, root):
     return missing, {"objects": object_edges(objects), "folders": folder_edges(root)}
 
 
-def findings(root, build, on_cycle=lambda text: None):
+def findings(root, build):
     missing, kinds = graphs(build, root)
     yield from missing
-    groups = exceptions(root)
     for kind, edges in kinds.items():
-        present = components(edges)
-        for component in present:
-            on_cycle(f"cycle of {len(component)} {kind}: {' '.join(component)}")
-        yield from grown_findings(kind, edges, present, groups)
-        if not missing:
-            yield from shrunk_findings(kind, present, groups)
-
-
-def text_of(groups):
-    return HEADER + "".join(kind + "\n" + "".join(f"  {name}\n" for name in sorted(names)) for kind, names in groups)
-
-
-def shrink(root, build):
-    """Write the list with the cycles that there are of those in it."""
-    missing, kinds = graphs(build, root)
-    if missing:
-        sys.exit("\n".join(missing))
-    left = []
-    for kind, edges in kinds.items():
-        listed = [names.keys() for what, names in exceptions(root) if what == kind]
-        left += [(kind, component) for component in components(edges) if any(set(component) <= names for names in listed)]
-    pathlib.Path(root, LIST).write_text(text_of(left), encoding="utf-8")
+        yield from cycle_findings(kind, edges)
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    is_shrinking = arguments[:1] == ["--shrink"]
-    if is_shrinking:
-        arguments.pop(0)
-    if not arguments:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    build_folder = arguments[0]
-    root_folder = arguments[1] if len(arguments) > 1 else str(pathlib.Path(__file__).resolve().parents[2])
-    if is_shrinking:
-        shrink(root_folder, build_folder)
-        sys.exit(0)
-    sys.exit(report(findings(root_folder, build_folder, print)))
+    root_folder = sys.argv[2] if len(sys.argv) > 2 else str(pathlib.Path(__file__).resolve().parents[2])
+    sys.exit(report(findings(root_folder, sys.argv[1])))

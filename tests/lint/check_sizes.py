@@ -1,16 +1,12 @@
 #!/usr/bin/env python3
 """Check that no class has more than 60 methods or 40 fields, and that no function has more than 80 lines.
 
-What is larger today stands in size_exceptions.txt beside this file, with today's figure. The list only shrinks: what has become
-smaller than its line says is found too, with the line to write; `--shrink` writes it.
-
 methods  functions of a class, with constructors, operators and what is defaulted or deleted
 fields   its data members, but for constants (static constexpr); those of a class in it are that one's
 lines    of a function, from the first of its declaration to its closing brace; a lambda belongs to the function around it
 
-Usage: check_sizes.py [ROOT]            exit status 1 when something is found.
-       check_sizes.py --shrink [ROOT]   take what has become smaller into the list; nothing is ever added or raised.
-       check_sizes.py --print [ROOT]    every class and function with its size
+Usage: check_sizes.py [ROOT]           exit status 1 when something is found.
+       check_sizes.py --print [ROOT]   every class and function with its size
 """
 
 import collections
@@ -22,10 +18,6 @@ from sources import CPP, blank, code_of, files, report
 
 FOLDERS = ("common/", "transport/", "server/", "worker/", "client/")
 LIMITS = {"methods": 60, "fields": 40, "lines": 80}
-LIST = "tests/lint/size_exceptions.txt"
-HEADER = """# What is larger than check_sizes.py allows: what is counted, how many there are, name. Lines only shrink and go;
-# `tests/lint/check_sizes.py --shrink` does that. A class or function that grows is made smaller instead.
-"""
 
 DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.M)
 LABEL = re.compile(r"\s*(?:(?:public|private|protected)\s*:(?!:)|\[\[[^\]]*\]\])\s*")
@@ -212,55 +204,17 @@ def measured(root):
     return largest
 
 
-def exceptions(root):
-    """(number of the line, what, allowed, name) of the list."""
-    path = pathlib.Path(root, LIST)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
-        if line and not line.startswith("#"):
-            what, allowed, name = line.split(None, 2)
-            yield number, what, int(allowed), name
-
-
 def findings(root):
-    largest, allowances = measured(root), {}
-    for number, what, allowed, name in exceptions(root):
-        where = f"{LIST}:{number}"
-        figure = largest.get((what, name), (0, ""))[0]
-        if what not in LIMITS or (what, name) in allowances:
-            yield f"{where}: {what} {name}: " + ("stands here twice" if what in LIMITS else f"one of {', '.join(LIMITS)} is counted")
-        elif figure == 0:
-            yield f"{where}: {name} is no more (or has another name); remove this line"
-        elif figure <= LIMITS[what]:
-            yield f"{where}: {name} has {figure} {what}, which is no exception; remove this line"
-        elif figure < allowed:
-            yield f"{where}: {name} has become smaller; write: {what} {figure} {name}"
-        allowances[what, name] = allowed
-    for (what, name), (figure, where) in sorted(largest.items(), key=lambda item: item[1][1]):
-        allowed = allowances.get((what, name), 0)
-        if figure > max(LIMITS[what], allowed):
-            limit = f"{allowed} are allowed to it by {LIST}" if allowed else f"at most {LIMITS[what]}"
-            yield f"{where}: {name} has {figure} {what}, {limit}; make it smaller (the list only shrinks)"
-
-
-def shrink(root):
-    """Write the list with what has become smaller."""
-    largest, lines = measured(root), []
-    for _, what, allowed, name in exceptions(root):
-        figure = min(allowed, largest.get((what, name), (0,))[0])
+    for (what, name), (figure, where) in sorted(measured(root).items(), key=lambda item: item[1][1]):
         if figure > LIMITS[what]:
-            lines.append(f"{what} {figure} {name}\n")
-    pathlib.Path(root, LIST).write_text(HEADER + "".join(lines), encoding="utf-8")
+            yield f"{where}: {name} has {figure} {what}, at most {LIMITS[what]}; make it smaller"
 
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    mode = arguments.pop(0) if arguments and arguments[0].startswith("--") else ""
-    root_folder = arguments[0] if arguments else str(pathlib.Path(__file__).resolve().parents[2])
-    if mode == "--shrink":
-        shrink(root_folder)
-    elif mode == "--print":
-        for (kind, item_name), (count, place) in sorted(measured(root_folder).items()):
-            print(kind, count, item_name, place)
-    elif mode:
-        sys.exit(__doc__)
-    sys.exit(report(findings(root_folder)) if not mode else 0)
+    prints = arguments[:1] == ["--print"]
+    root_folder = arguments[-1] if len(arguments) > prints else str(pathlib.Path(__file__).resolve().parents[2])
+    if not prints:
+        sys.exit(report(findings(root_folder)))
+    for (kind, item_name), (count, place) in sorted(measured(root_folder).items()):
+        print(kind, count, item_name, place)

@@ -240,11 +240,6 @@ class Sizes(LintTest):
         found = check_sizes.sizes_of("server/a.h", text)
         return {item.name: item[3:] for item in found}
 
-    def listed(self, *lines):
-        path = pathlib.Path(self.folder.name, check_sizes.LIST)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("# what\n" + "".join(line + "\n" for line in lines), encoding="utf-8")
-
     def function(self, lines, name="f"):
         return f"int {name}() {{\n" + "  g();\n" * (lines - 2) + "}\n"
 
@@ -345,34 +340,9 @@ std::unique_ptr<A> make() {
         for what, text in large.items():
             limit = check_sizes.LIMITS[what]
             with self.subTest(what=what):
-                self.listed()
                 self.assert_found(check_sizes, "server/a.h", text, f"server/a.h:1: A has {limit + 1} {what}, at most {limit}")
                 self.assert_clean(check_sizes, "tests/a.h", text)
-                self.listed(f"{what} {limit + 1} A")
-                self.assert_clean(check_sizes, "server/a.h", text)
-        self.listed()
         self.assert_clean(check_sizes, "server/a.cc", self.function(80))
-
-    def test_a_list_only_shrinks(self):
-        self.listed("lines 90 f")
-        self.assert_clean(check_sizes, "server/a.cc", self.function(90))
-        self.assert_found(check_sizes, "server/a.cc", self.function(91), "has 91 lines, 90 are allowed")
-        self.assert_found(check_sizes, "server/a.cc", self.function(89), "size_exceptions.txt:2: f has become smaller; write: lines 89 f")
-        self.assert_found(check_sizes, "server/a.cc", self.function(80), "no exception; remove this line")
-        self.assert_found(check_sizes, "server/a.cc", "int x;\n", "is no more (or has another name); remove this line")
-        self.listed("lines 90 f", "lines 90 f")
-        self.assert_found(check_sizes, "server/a.cc", self.function(90), "twice")
-        self.listed("line 90 f")
-        self.assert_found(check_sizes, "server/a.cc", self.function(8), "is counted")
-
-    def test_shrink_writes_the_list(self):
-        path = pathlib.Path(self.folder.name, "server", "a.cc")
-        path.parent.mkdir()
-        path.write_text(self.function(85, "f") + self.function(95, "g") + self.function(70, "h"), encoding="utf-8")
-        self.listed("lines 90 f", "lines 90 g", "lines 90 h", "lines 90 i")
-        check_sizes.shrink(self.folder.name)
-        written = pathlib.Path(self.folder.name, check_sizes.LIST).read_text(encoding="utf-8")
-        self.assertEqual([line for line in written.splitlines() if not line.startswith("#")], ["lines 85 f", "lines 90 g"])
 
     def test_raw_strings_are_no_code(self):
         self.assertEqual(code_of('a = R"x("{)" // )x"; b = "//"; c').split(), ["a", "=", ";", "b", "=", ";", "c"])
@@ -394,9 +364,6 @@ class Cycles(LintTest):
             target.parent.mkdir(parents=True, exist_ok=True)
             subprocess.run(["c++", "-c", source, "-o", target], check=True)
 
-    def listed(self, *lines):
-        self.write(check_cycles.LIST, "# what\n" + "".join(line + "\n" for line in lines))
-
     def all_found(self):
         return list(check_cycles.findings(self.folder.name, self.folder.name + "/build"))
 
@@ -414,39 +381,10 @@ class Cycles(LintTest):
             four="extern int three; int four() { return three; }",
             leaf="void one(); void leaf() { one(); }",
         )
-        found = self.assert_all("is new: server/a/four.cc server/a/one.cc server/a/two.cc;")
+        found = self.assert_all("objects in a cycle: server/a/four.cc server/a/one.cc server/a/two.cc;")
         for step in ("server/a/two.cc -> server/a/four.cc: needs four()", "server/a/four.cc -> server/a/two.cc: needs three"):
             self.assertIn(step, found[0])
-        self.listed("objects", "  server/a/one.cc", "  server/a/two.cc")
-        self.assert_all("is new: server/a/four.cc;")
-        self.listed("objects", "  server/a/four.cc", "  server/a/one.cc", "  server/a/two.cc")
-        self.assert_all()
 
-    def test_a_list_of_cycles_only_shrinks(self):
-        self.compile(
-            one="void two(); void one() { two(); }",
-            two="void one(); void two() { one(); }",
-            three="void four(); void three() { four(); }",
-            four="void three(); void four() { three(); }",
-            leaf="void leaf() {}",
-        )
-        names = [f"  server/a/{name}.cc" for name in ("four", "leaf", "one", "three", "two")]
-        self.listed("objects", *names)
-        self.assert_all("fallen into 2", "cycle_exceptions.txt:4: server/a/leaf.cc is in this cycle no more; remove this line")
-        check_cycles.shrink(self.folder.name, self.folder.name + "/build")
-        self.assertEqual(
-            [sorted(names) for _, names in check_cycles.exceptions(self.folder.name)],
-            [["server/a/four.cc", "server/a/three.cc"], ["server/a/one.cc", "server/a/two.cc"]],
-        )
-        self.assert_all()
-        self.compile(two="void two() {}")
-        self.assert_all("these objects are in no cycle any more: remove them (2 lines)")
-        check_cycles.shrink(self.folder.name, self.folder.name + "/build")
-        self.assert_all()
-        self.compile(two="void one(); void two() { one(); }")
-        self.assert_all("is new: server/a/one.cc server/a/two.cc;")
-        check_cycles.shrink(self.folder.name, self.folder.name + "/build")
-        self.assert_all("is new: server/a/one.cc server/a/two.cc;")
 
     def test_inline_functions_and_old_objects_do_not_count(self):
         shared = "template <class T> void both(T) {} inline int twice() { static int n; return ++n; } struct B { virtual ~B() {} };"
@@ -478,10 +416,8 @@ class Cycles(LintTest):
         self.write("server/b/b.h", '#include "server/config.h"\n')
         self.assert_all()
         self.write("server/config.h", '#include "server/a/a.h"\n')
-        found = self.assert_all("folders in a cycle, which is new: server server/a server/b;")
+        found = self.assert_all("folders in a cycle: server server/a server/b;")
         self.assertIn("server/a -> server/b: server/a/a.h includes server/b/b.h", found[0])
-        self.listed("folders", "  server", "  server/a", "  server/b")
-        self.assert_all()
 
 
 class Format(LintTest):
