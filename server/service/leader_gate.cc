@@ -10,7 +10,7 @@ namespace centroid::server {
 
 namespace {
 /// Of what fails as if the lease were late although it is not: its file cannot be read.
-constexpr int kTries = 5;
+constexpr int kGateTries = 5;
 }  // namespace
 
 void LeaderGate::stand_by(Fence& fence) {
@@ -86,7 +86,7 @@ Task<Status> LeaderGate::act(Executor on, std::function<Status()> act) {
     Status done = co_await run_on(on, std::move(next));
     const bool is_held = !done.ok() && is_late(done.error());
     if (!is_held || stop_.is_requested) co_return done;
-    if (fence_->holds().ok() && ++tries > kTries) co_return done;
+    if (fence_->holds().ok() && ++tries > kGateTries) co_return done;
     if (is_beginning()) phase_.explain(done.error().message());
     if (!co_await sleep_until(clock_.now() + kSlowPoll)) co_return done;
   }

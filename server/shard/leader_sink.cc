@@ -15,7 +15,7 @@ using transport::Session;
 
 namespace {
 
-constexpr std::chrono::seconds kHandshake{5};
+constexpr std::chrono::seconds kJoinWait{5};
 
 Task<Status> done(Session& session, transport::FrameHeader request, Status status) {
   if (!status.ok()) co_return co_await session.respond_error(request, status.error());
@@ -30,7 +30,7 @@ Task<Status> LeaderSink::on_frame(Session& session, InFrame frame) {
                                      frame.header.payload_bytes));
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) co_return Status();
   if (!context_.leader.is_joined()) {  // its terms have come before this, and are being read
-    const bool is_joined = co_await context_.leader.await_joined(context_.clock.now() + kHandshake);
+    const bool is_joined = co_await context_.leader.await_joined(context_.clock.now() + kJoinWait);
     if (!is_joined) co_return Error(ErrorCode::kFailedPrecondition, "no ServerTerms came first");
   }
   if (ShardRows::is_for_rows(frame.header.kind))

@@ -15,11 +15,11 @@ namespace centroid::transport {
 
 namespace {
 
-using Parser = http::response_parser<http::string_body>;
+using ResponseParser = http::response_parser<http::string_body>;
 using SystemError = boost::system::error_code;
 
 constexpr std::string_view kPlain = "http://", kSecure = "https://";
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kPieceBytes = 64 * 1024;
 
 Error error_of(const SystemError& why) {
   if (why == asio::error::timed_out)
@@ -42,11 +42,11 @@ std::string head_of(const HttpRequest& request, const Endpoint& to) {
 }
 
 /// The body as it comes; that of an error is kept.
-Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading, Parser& parser,
+Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading, ResponseParser& parser,
                               HttpAnswer& answer) {
   while (!parser.is_done() && answer.body.size() <= reading.most_bytes) {
     stream.expires_after(reading.silence);
-    const SystemError failed = co_await feed(stream, parser, kReadBytes, 2 * kReadBytes);
+    const SystemError failed = co_await feed(stream, parser, kPieceBytes, 2 * kPieceBytes);
     if (failed) co_return failed;
     const std::string piece = std::exchange(parser.get().body(), std::string());
     if (!answer.is_good())
@@ -58,13 +58,13 @@ Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading, Pa
 }
 
 Task<SystemError> exchange(HttpStream& stream, std::string head, const HttpRequest& request,
-                           const HttpReading& reading, Parser& parser, HttpAnswer& answer) {
+                           const HttpReading& reading, ResponseParser& parser, HttpAnswer& answer) {
   std::array<Bytes, 2> parts = {as_bytes(head), as_bytes(request.body)};
   stream.buffer.clear();
   SystemError failed = co_await stream.write(parts);
   parser.eager(false);  // it stops behind the fields
   while (!failed && !parser.is_header_done())
-    failed = co_await feed(stream, parser, kReadBytes, 2 * kReadBytes);
+    failed = co_await feed(stream, parser, kPieceBytes, 2 * kPieceBytes);
   if (failed) co_return failed;
   parser.eager(true);
   answer.status = parser.get().result_int();
@@ -74,7 +74,7 @@ Task<SystemError> exchange(HttpStream& stream, std::string head, const HttpReque
     co_return failed;
   }
   while (!failed && !parser.is_done())
-    failed = co_await feed(stream, parser, kReadBytes, 2 * kReadBytes);
+    failed = co_await feed(stream, parser, kPieceBytes, 2 * kPieceBytes);
   answer.body = std::move(parser.get().body());
   co_return failed;
 }
@@ -121,7 +121,7 @@ Task<Status> HttpClient::open(std::shared_ptr<StreamLayer> tls, Deadline deadlin
 
 Task<Result<HttpAnswer>> HttpClient::ask(const HttpRequest& request, const HttpReading& reading,
                                          Deadline deadline) {
-  Parser parser;
+  ResponseParser parser;
   if (reading.take)
     parser.body_limit(boost::none);
   else

@@ -10,7 +10,7 @@ namespace centroid::worker {
 namespace {
 
 /// Rounds between measurements of what error feedback has left to send: each is a pass over it.
-constexpr std::uint64_t kResidualRounds = 16;
+constexpr std::uint64_t kRoundsPerMeasure = 16;
 /// Of an attempt that has ended: nothing more is sent until the next RoundOpen.
 constexpr std::uint32_t kNoAttempt = ~std::uint32_t{0};
 
@@ -108,7 +108,7 @@ Status RoundState::close(proto::RoundClosed closed) {
 /// What was sent is in the sum, is to be sent again in a later round, or never was.
 void RoundState::over(RoundEnd how) {
   link_.feedback.round_over(how, open_->round);
-  if (open_->round.value % kResidualRounds == 1) link_.feedback.measure_residual();
+  if (open_->round.value % kRoundsPerMeasure == 1) link_.feedback.measure_residual();
   link_.feedback.keep_closed(how, open_->round);
 }
 
