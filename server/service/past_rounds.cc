@@ -6,8 +6,6 @@
 
 namespace centroid::server {
 
-using journal::Kind;
-
 namespace {
 
 Error mismatched(const std::string& folder, const std::string& why) {

@@ -116,7 +116,7 @@ Result<std::vector<PastStep>> Replay::steps_of(std::size_t count) {
     PastStep step;
     step.round = &round;
     const std::uint64_t before = store.optimizer_step() + steps.size();
-    step.rule = store.optimizer().at(job_.fragments.steps_before(before) + 1);
+    step.rule = store.optimizer().at(job_.shard->fragments().steps_before(before) + 1);
     steps.push_back(step);
     const Version version(store.version().value + steps.size());
     if (version != round.commit.version || before + 1 != round.commit.optimizer_step)
