@@ -8,27 +8,11 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/optim/optimizer_config.h"
 #include "common/optim/rules.h"
 #include "common/optim/schedule.h"
 
 namespace centroid {
-
-/// Settings of an optimizer; names and defaults as in PyTorch's torch.optim.
-struct OptimizerConfig {
-  std::string name = "sgd";  ///< one of `optimizer_names`
-  double learning_rate = 0.01;
-  double momentum = 0.9;      ///< momentum, nesterov
-  double beta1 = 0.9;         ///< adam, adamw, yogi
-  double beta2 = 0.999;       ///< adam, adamw, yogi
-  double epsilon = 1e-8;      ///< adam, adamw, yogi, adagrad
-  double weight_decay = 0.0;  ///< L2 term added to the gradient; decoupled for adamw; ftrl: its L2
-  double l1 = 0.0;            ///< ftrl
-  double ftrl_beta = 1.0;     ///< ftrl: added to the root of the squares' sum
-  std::string schedule = "constant";  ///< of the learning rate: schedule.h
-  /// Bound of the Euclidean norm of the whole gradient, 0: none. Not applied by `step`, which sees
-  /// slices: whoever has the gradient looks at its norm first (norm.h).
-  double clip_norm = 0.0;
-};
 
 /// All names, in the order of their documentation.
 const std::vector<std::string>& optimizer_names();

@@ -8,6 +8,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/base/scalars.h"
+#include "common/optim/optimizer_config.h"
 #include "common/tensor/tensor.h"
 
 /// Messages between worker and server: heads of frames, as structs. docs/reference/wire.md is the
@@ -89,6 +90,14 @@ struct Join {
 enum class WeightBy : std::uint8_t { kSamples = 0, kSteps = 1, kEqual = 2, kTokens = 3 };
 constexpr std::uint8_t last_value(WeightBy) { return 3; }
 
+/// As part of a message.
+template <class F>
+void optimizer_fields(F& f, OptimizerConfig& of) {
+  f(of.name, kMaxNameBytes), f(of.learning_rate), f(of.momentum), f(of.beta1), f(of.beta2);
+  f(of.epsilon), f(of.weight_decay), f(of.l1), f(of.ftrl_beta), f(of.schedule, kMaxNameBytes);
+  f(of.clip_norm);
+}
+
 struct JoinReply {
   MemberId member;
   std::string run_id;
@@ -99,11 +108,7 @@ struct JoinReply {
       0;  ///< silence after which the member is dead; send a heartbeat every third of it
   bool apply_on_worker = false;  ///< results are mean gradients (true) or new parameters (false)
   std::uint8_t nonfinite = 0;    ///< NonFinite
-  std::string optimizer;         ///< name; the settings follow (used with apply_on_worker)
-  double learning_rate = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
-  double l1 = 0, ftrl_beta = 1;
-  std::string schedule = "constant";  ///< of the learning rate
-  double clip_norm = 0;               ///< of the mean gradient; 0: none
+  OptimizerConfig optimizer;     ///< used with apply_on_worker
   // peer-to-peer exchanges: the same on every worker
   std::uint8_t algorithm = 0;  ///< Algorithm of docs/explanation/rounds.md#all-reduce-algorithms
   std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
@@ -125,8 +130,7 @@ struct JoinReply {
   void fields(F& f) {
     f(member), f(run_id, kMaxNameBytes), f(seed), f(chunk_bytes), f(plan_hash), f(lease_ms),
         f(apply_on_worker), f(nonfinite);
-    f(optimizer, kMaxNameBytes), f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon),
-        f(weight_decay), f(l1), f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
+    optimizer_fields(f, optimizer);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
         f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed), f(counted);
     f(local_steps), f(fragments), f(weight_by), f(term), f.tail(scale_ratio, 0.0);

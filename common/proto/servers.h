@@ -57,11 +57,7 @@ struct ServerModel {
   std::uint64_t chunk_bytes = 0, plan_hash = 0;
   bool apply_on_worker = false;
   std::uint32_t fragments = 1;
-  std::string optimizer;
-  double learning_rate = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
-  double l1 = 0, ftrl_beta = 1;
-  std::string schedule = "constant";
-  double clip_norm = 0;
+  OptimizerConfig optimizer;
   bool keeps_journal = false;  ///< of what is prepared here
   std::uint32_t journal_sync_ms = 0;
   // by which the server computes the memory that it needs
@@ -80,9 +76,8 @@ struct ServerModel {
   Manifest manifest;  ///< travels as the payload: encode_manifest
   template <class F>
   void fields(F& f) {
-    f(chunk_bytes), f(plan_hash), f(apply_on_worker), f(fragments), f(optimizer, kMaxNameBytes);
-    f(learning_rate), f(momentum), f(beta1), f(beta2), f(epsilon), f(weight_decay), f(l1),
-        f(ftrl_beta), f(schedule, kMaxNameBytes), f(clip_norm);
+    f(chunk_bytes), f(plan_hash), f(apply_on_worker), f(fragments);
+    optimizer_fields(f, optimizer);
     f(keeps_journal), f(journal_sync_ms), f(servers), f(workers), f(is_elastic);
     f(refuses_nonfinite), f(codec_down, kMaxNameBytes), f(seed), f(aggregate, kMaxNameBytes);
     f.tail(flags, std::uint8_t{0});

@@ -111,7 +111,6 @@ std::shared_ptr<Link> Admission::make_link(Session& session, MemberId member, pr
 }
 
 proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::uint64_t plan_hash) {
-  const OptimizerConfig& optimizer = config_.optimizer;
   proto::JoinReply reply;
   reply.member = link.id;
   reply.run_id = job_.run_id;
@@ -121,17 +120,7 @@ proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::u
   reply.lease_ms = static_cast<std::uint32_t>(config_.timeouts.lease.count());
   reply.apply_on_worker = config_.applies_on_worker();
   reply.nonfinite = static_cast<std::uint8_t>(policy_.nonfinite);
-  reply.optimizer = optimizer.name;
-  reply.learning_rate = optimizer.learning_rate;
-  reply.momentum = optimizer.momentum;
-  reply.beta1 = optimizer.beta1;
-  reply.beta2 = optimizer.beta2;
-  reply.epsilon = optimizer.epsilon;
-  reply.weight_decay = optimizer.weight_decay;
-  reply.l1 = optimizer.l1;
-  reply.ftrl_beta = optimizer.ftrl_beta;
-  reply.schedule = optimizer.schedule;
-  reply.clip_norm = optimizer.clip_norm;
+  reply.optimizer = config_.optimizer;
   reply.scale_ratio = config_.optimizer_scale_ratio;
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce.bucket_bytes;

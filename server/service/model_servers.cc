@@ -103,23 +103,12 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
     shards_.left(link, fits.error());
     co_return fits;
   }
-  const OptimizerConfig& optimizer = config_.optimizer;
   proto::ServerModel model;
   model.chunk_bytes = config_.transfer.chunk_bytes;
   model.plan_hash = job_.store().plan().hash();
   model.apply_on_worker = config_.applies_on_worker();
   model.fragments = static_cast<std::uint32_t>(config_.local.fragments);
-  model.optimizer = optimizer.name;
-  model.learning_rate = optimizer.learning_rate;
-  model.momentum = optimizer.momentum;
-  model.beta1 = optimizer.beta1;
-  model.beta2 = optimizer.beta2;
-  model.epsilon = optimizer.epsilon;
-  model.weight_decay = optimizer.weight_decay;
-  model.l1 = optimizer.l1;
-  model.ftrl_beta = optimizer.ftrl_beta;
-  model.schedule = optimizer.schedule;
-  model.clip_norm = optimizer.clip_norm;
+  model.optimizer = config_.optimizer;
   model.keeps_journal = config_.keeps_journal();
   model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal.sync.count());
   // Those that are here: fewer than the setting says when one was lost.

@@ -26,7 +26,7 @@ Result<ShardChunks::Layout> ShardChunks::describe(const proto::ServerModel& mode
   CENTROID_ASSIGN(auto fragments, FragmentPlan::make(plan, model.fragments));
   model_ = model;
   CENTROID_ASSIGN(aggregate_, AggregateRule::parse(model.aggregate));
-  CENTROID_ASSIGN(auto optimizer, make_optimizer(optimizer_config()));
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(model_.optimizer));
   return Layout{std::move(plan), std::move(fragments), std::move(optimizer)};
 }
 
@@ -36,7 +36,7 @@ Status ShardChunks::allocate(Layout layout) {
       .codec_down = model_.codec_down,
       .seed = model_.seed,
       .apply_on_worker = model_.apply_on_worker,
-      .clip_norm = model_.clip_norm,
+      .clip_norm = model_.optimizer.clip_norm,
       .scales_rate = (model_.flags & proto::ServerModel::kScalesRate) != 0};
   CENTROID_ASSIGN(shard_, ModelShard::make(std::move(layout.plan), std::move(layout.fragments),
                                            std::move(layout.optimizer), terms));
@@ -49,24 +49,10 @@ void ShardChunks::clear() {
   route_ = {};
 }
 
-OptimizerConfig ShardChunks::optimizer_config() const {
-  return {.name = model_.optimizer,
-          .learning_rate = model_.learning_rate,
-          .momentum = model_.momentum,
-          .beta1 = model_.beta1,
-          .beta2 = model_.beta2,
-          .epsilon = model_.epsilon,
-          .weight_decay = model_.weight_decay,
-          .l1 = model_.l1,
-          .ftrl_beta = model_.ftrl_beta,
-          .schedule = model_.schedule,
-          .clip_norm = model_.clip_norm};
-}
-
 Status ShardChunks::set_optimizer(const proto::OptimizerChange& change) {
-  model_.learning_rate = change.learning_rate;
-  model_.schedule = change.schedule;
-  CENTROID_ASSIGN(auto optimizer, make_optimizer(optimizer_config()));
+  model_.optimizer.learning_rate = change.learning_rate;
+  model_.optimizer.schedule = change.schedule;
+  CENTROID_ASSIGN(auto optimizer, make_optimizer(model_.optimizer));
   store().set_optimizer(std::move(optimizer));
   return {};
 }

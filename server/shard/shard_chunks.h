@@ -67,8 +67,6 @@ class ShardChunks {
   const AggregateRule& aggregate() const { return aggregate_; }
 
  private:
-  OptimizerConfig optimizer_config() const;
-
   const std::string server_;
   proto::ServerModel model_;
   AggregateRule aggregate_;

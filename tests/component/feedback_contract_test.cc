@@ -157,7 +157,7 @@ class Server final : public transport::FrameSink {
     reply.chunk_bytes = 1 << 20;
     reply.plan_hash = ChunkPlan::make(join.manifest, reply.chunk_bytes).value().hash();
     reply.lease_ms = 60'000;
-    reply.optimizer = "sgd";
+    reply.optimizer.name = "sgd";
     reply.checkpoint_rounds = 1;
     reply.counted = counted_;
     const auto head = proto::encode(reply);

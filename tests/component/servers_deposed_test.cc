@@ -85,7 +85,7 @@ class OldLeader final : public transport::FrameSink {
       reply.chunk_bytes = 1 << 20;
       reply.plan_hash = ChunkPlan::make(join.manifest, reply.chunk_bytes).value().hash();
       reply.lease_ms = 60'000;
-      reply.optimizer = "sgd";
+      reply.optimizer.name = "sgd";
       reply.term = term;
       head = proto::encode(reply);
     } else {

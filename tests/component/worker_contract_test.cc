@@ -156,7 +156,7 @@ class Server final : public transport::FrameSink {
     reply.chunk_bytes = 1 << 20;
     reply.plan_hash = ChunkPlan::make(join.manifest, reply.chunk_bytes).value().hash();
     reply.lease_ms = 60'000;
-    reply.optimizer = "sgd";
+    reply.optimizer.name = "sgd";
     return reply;
   }
   TimePoint limit() const { return std::chrono::steady_clock::now() + std::chrono::seconds(120); }

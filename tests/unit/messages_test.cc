@@ -298,11 +298,11 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(encode(report), documented("report"));
   const JoinReply reply = decode<JoinReply>(documented("join-reply")).value();
   EXPECT_EQ(reply.member, MemberId(7));
-  EXPECT_EQ(reply.optimizer, "adam");
-  EXPECT_EQ(reply.epsilon, 1e-8);
-  EXPECT_EQ(reply.ftrl_beta, 1);
-  EXPECT_EQ(reply.schedule, "constant");
-  EXPECT_EQ(reply.clip_norm, 1.5);
+  EXPECT_EQ(reply.optimizer.name, "adam");
+  EXPECT_EQ(reply.optimizer.epsilon, 1e-8);
+  EXPECT_EQ(reply.optimizer.ftrl_beta, 1);
+  EXPECT_EQ(reply.optimizer.schedule, "constant");
+  EXPECT_EQ(reply.optimizer.clip_norm, 1.5);
   EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
   EXPECT_TRUE(reply.ring_by_bandwidth);
   EXPECT_EQ(reply.codec_down, "topk:0.01");
@@ -524,9 +524,9 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   report.loss_sum = 3;
   expect(report, "");
   JoinReply reply;
-  reply.beta2 = nan;
+  reply.optimizer.beta2 = nan;
   expect(reply, "malformed JoinReply");
-  reply.beta2 = 0;
+  reply.optimizer.beta2 = 0;
   reply.local_steps = 6;
   reply.fragments = 4;
   expect(reply, "JoinReply.fragments is 4, it must be a divisor of local_steps, 6");

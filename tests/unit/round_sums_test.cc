@@ -26,8 +26,8 @@ class RoundSumsTest : public testing::Test {
     model.chunk_bytes = 64;
     model.plan_hash = ChunkPlan::make(model.manifest, model.chunk_bytes).value().hash();
     model.fragments = 1;
-    model.optimizer = "sgd";
-    model.learning_rate = 1;
+    model.optimizer.name = "sgd";
+    model.optimizer.learning_rate = 1;
     model.aggregate = "mean";
     model.codec_down = "f32";
     EXPECT_FALSE(chunks_.describe(model).ok()) << "a leader that names nobody";

@@ -42,8 +42,8 @@ std::string head_of(const HttpRequest& request, const Endpoint& to) {
 }
 
 /// The body as it comes; that of an error is kept.
-Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading, ResponseParser& parser,
-                              HttpAnswer& answer) {
+Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading,
+                              ResponseParser& parser, HttpAnswer& answer) {
   while (!parser.is_done() && answer.body.size() <= reading.most_bytes) {
     stream.expires_after(reading.silence);
     const SystemError failed = co_await feed(stream, parser, kPieceBytes, 2 * kPieceBytes);

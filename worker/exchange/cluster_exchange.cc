@@ -208,19 +208,7 @@ class ClusterExchange final : public Exchange {
       return {};
     }
     if (!optimizer_) {
-      const proto::JoinReply& terms = link_.model().terms();
-      OptimizerConfig config{.name = terms.optimizer,
-                             .learning_rate = terms.learning_rate,
-                             .momentum = terms.momentum,
-                             .beta1 = terms.beta1,
-                             .beta2 = terms.beta2,
-                             .epsilon = terms.epsilon,
-                             .weight_decay = terms.weight_decay,
-                             .l1 = terms.l1,
-                             .ftrl_beta = terms.ftrl_beta,
-                             .schedule = terms.schedule,
-                             .clip_norm = terms.clip_norm};
-      CENTROID_ASSIGN(optimizer_, make_optimizer(config));
+      CENTROID_ASSIGN(optimizer_, make_optimizer(link_.model().terms().optimizer));
     }
     optimizer_->set_rate_factor(rate_factor_of(contributors, link_.model().terms().scale_ratio));
     std::vector<std::span<float>> slots;

@@ -30,9 +30,7 @@ Status ModelPlanes::open(const proto::JoinReply& terms) {
   if (terms.local_steps > 1) CENTROID_TRY(begin_local(terms));
   CENTROID_TRY(open_results(terms));
   if (!terms.apply_on_worker) return {};
-  OptimizerConfig config;
-  config.name = terms.optimizer;
-  CENTROID_ASSIGN(const auto optimizer, make_optimizer(config));
+  CENTROID_ASSIGN(const auto optimizer, make_optimizer(terms.optimizer));
   slots_.assign(optimizer->slots(), std::vector<float>(plan_.total_elements()));
   return {};
 }
