@@ -59,7 +59,7 @@ Pulse Connector::pulse(milliseconds lease) const {
 Task<Result<std::unique_ptr<Session>>> Connector::connect(Transport& transport, Greeting greeting,
                                                           Deadline deadline) {
   const TimePoint limit = call_limit(std::min(deadline, gives_up_at()));
-  called_ = now();
+  try_begins();
   co_return co_await connect_session(transport, present(), std::move(greeting), limit);
 }
 
@@ -80,12 +80,14 @@ Task<Status> Connector::retry(Error why, Deadline deadline) {
     pause_ = options_.first_pause;
   }
   if (is_not_ready) answered_ = now();
-  if (is_not_ready && now() - called_ >= kWaitedForUs) pause_ = options_.first_pause;
+  if (is_not_ready && now() >= called_ && now() - called_ >= kWaitedForUs)
+    pause_ = options_.first_pause;
   if (is_final(why) || now() >= deadline) co_return why;
   const Endpoint called = present();
   if (servers_.failed(why)) {
-    log::info("server.next",
-              {{"server", called.to_string()}, {"why", why}, {"next", present().to_string()}});
+    if (options_.logs)
+      log::info("server.next",
+                {{"server", called.to_string()}, {"why", why}, {"next", present().to_string()}});
     co_return Status();
   }
   if (!is_not_ready && now() + pause_ >= gives_up_at())
@@ -96,7 +98,7 @@ Task<Status> Connector::retry(Error why, Deadline deadline) {
   const milliseconds pause = next_pause();
   const TimePoint again = now() + pause;
   if (again >= deadline) co_return why;
-  if (options_.logs_pauses)
+  if (options_.logs)
     log::warn("server.unreachable",
               {{"server", called.to_string()}, {"why", why}, {"retry_ms", pause.count()}});
   bool is_over = false;

@@ -38,7 +38,7 @@ class Connector {
     std::chrono::milliseconds timeout = std::chrono::hours(24 * 365);
     std::string timeout_name;  ///< the setting
     std::chrono::milliseconds first_pause{100}, longest_pause{2000};
-    bool logs_pauses = true;
+    bool logs = true;
   };
   Connector(Executor executor, Options options);
 
@@ -51,6 +51,10 @@ class Connector {
   /// Where several servers may lead, a dead one is noticed soon.
   Pulse pulse(std::chrono::milliseconds lease) const;
 
+  /// A new call of the owner: its pauses begin short.
+  void begin() { pause_ = options_.first_pause; }
+  /// A try of the present server begins; `connect` says so itself.
+  void try_begins() { called_ = now(); }
   /// fails  as connect_session
   Task<Result<std::unique_ptr<Session>>> connect(Transport& transport, Greeting greeting,
                                                  Deadline deadline = TimePoint::max());
@@ -72,8 +76,8 @@ class Connector {
   ServerList servers_;
   Event stopped_;
   bool is_stopped_ = false, is_joined_ = false;
-  TimePoint answered_ = now();  ///< a server, last
-  TimePoint called_;
+  TimePoint answered_ = now();           ///< a server, last
+  TimePoint called_ = TimePoint::max();  ///< the present try began
   std::chrono::milliseconds pause_;
   std::mt19937_64 jitter_;
 };

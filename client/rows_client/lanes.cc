@@ -129,6 +129,7 @@ Task<Status> RowsClient::Impl::connect(Impl* self, Lane* lane, TimePoint deadlin
   greeting.token = self->options.token;
   greeting.run_id = self->run_id;
   const TimePoint limit = self->connector->call_limit(deadline);
+  if (lane->name.empty()) self->connector->try_begins();
   auto made =
       co_await transport::connect_session(*self->transport, lane->endpoint, greeting, limit);
   if (!made.ok()) co_return made.error();
@@ -195,6 +196,7 @@ Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline
   const bool is_leader = lane->name.empty();
   transport::Connector& connector = *self->connector;
   std::chrono::milliseconds pause = kFirstPause;
+  if (is_leader && !lane->is_connecting) connector.begin();
   for (;;) {
     while (lane->is_connecting) {
       const bool goes_on = co_await sleep_until(in(kFirstPause));

@@ -47,7 +47,7 @@ std::string host_name(std::string_view text) {
 
 std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpRequest& request,
                                          std::string_view authority, std::string_view instance) {
-  const std::string* sent = request.field("host");  // one at most: transport/http/request_head.h
+  const std::string* sent = request.field("host");  // one at most: transport/http/http_exchange.cc
   std::string host(authority);
   if (host.empty() && sent != nullptr) host = *sent;
   if (policy.is_loopback && !host.empty()) {

@@ -18,5 +18,7 @@ if(TARGET centroid-server AND TARGET centroid-worker AND TARGET centroidctl)  # 
     COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/server/api/reference.py --check ${CMAKE_BINARY_DIR}/bin)
   set_tests_properties(process.settings_page process.rest_page PROPERTIES LABELS process TIMEOUT 300)
 endif()
+add_test(NAME lint.broken_rules COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/simulation/broken_rules.py --check)
+set_tests_properties(lint.broken_rules PROPERTIES LABELS lint TIMEOUT 300)
 add_test(NAME lint.self_test COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/lint_test.py)
 set_tests_properties(lint.self_test PROPERTIES LABELS lint TIMEOUT 300)

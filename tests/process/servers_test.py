@@ -501,6 +501,7 @@ class Statistics(ServersTest):
         b = self.shard(leader, "b")
         workers = self.workers(leader)
         leader.wait_more_rounds(5)
+        wait_for(lambda: all(one["buckets"] and not one["bucket_moves"] for one in leader.get("/v1/servers")["servers"]), "rows on both servers")
         b.send(signal.SIGSTOP)
         begin = time.monotonic()
         asked, answers = {}, {}

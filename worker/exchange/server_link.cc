@@ -49,7 +49,8 @@ ServerLink::ServerLink(Executor executor, std::unique_ptr<transport::Transport> 
       state_(link_, round_),
       connector_(executor, {.servers = link_.options.servers,
                             .timeout = link_.options.join_timeout,
-                            .timeout_name = "--join-timeout"}),
+                            .timeout_name = "--join-timeout",
+                            .longest_pause = std::chrono::seconds(5)}),
       joined_(executor) {}
 
 Task<void> ServerLink::run() {
@@ -71,11 +72,11 @@ Task<void> ServerLink::run() {
     if (std::exchange(is_joined_, false)) {
       if (link_.options.membership) link_.options.membership(false);
       link_.mailbox.push({LinkEvent::Lost{failure}});
+      link_.counters.reconnects.add();
     }
     const Status again = co_await connector_.retry(failure);
     if (ending_) co_return;
     if (!again.ok()) co_return link_.mailbox.push({again.error()});
-    link_.counters.reconnects.add();
   }
 }
 

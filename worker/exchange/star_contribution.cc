@@ -115,7 +115,9 @@ Task<Status> StarContribution::send_chunk(Session& session, const Chunk& chunk,
     ++totals.chunks;
     if (link_.feedback.own()) totals.dense_chunks = link_.feedback.own()->totals().dense_chunks;
   });
-  co_return sent;
+  // Of a shard server's session its end says why, with its name (ShardRoutes).
+  const bool is_leader = &session == link_.leader;
+  co_return is_leader ? sent : Status();
 }
 
 /// The numbers as they are. False: one is not finite.

@@ -422,7 +422,8 @@ function show(workers, waits, rounds) {
 
 async function look() {
   const [now, workers, waits, rounds] = await Promise.all([call('/v1/cluster'), call('/v1/workers'), call('/v1/waits'), call('/v1/rounds?limit=' + (ROUNDS + 1))])
-  if (cluster && now.uptime_seconds < cluster.uptime_seconds) course = null // it was started again
+  const isSame = (a, b) => a.run_id === b.run_id && a.term === b.term && a.uptime_seconds <= b.uptime_seconds
+  if (cluster && !isSame(cluster, now)) course = null // it was started again, or another server leads
   cluster = now
   await follow()
   workers.workers.sort((a, b) => (b.rank >= 0) - (a.rank >= 0) || a.name.localeCompare(b.name) || b.member - a.member)
