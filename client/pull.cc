@@ -204,7 +204,7 @@ Result<PulledTensors> pull_tensors(const PullOptions& options,
   connect.servers = std::move(servers);
   connect.first_pause = kFirstPause;
   connect.longest_pause = kLongestPause;
-  connect.logs = false;
+  connect.logs_pauses = false;
   puller.connector.emplace(puller.context.get_executor(), std::move(connect));
   puller.transport = transport::make_tcp(puller.context.get_executor(), how);
   auto result = boost::asio::co_spawn(puller.context, to_optional(Puller::pull(&puller)),

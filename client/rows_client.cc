@@ -266,7 +266,7 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
   connect.servers = std::move(servers);
   connect.first_pause = kFirstPause;
   connect.longest_pause = kLongestPause;
-  connect.logs = false;
+  connect.logs_pauses = false;
   impl->connector.emplace(impl->context.get_executor(), std::move(connect));
   transport::TransportOptions how;
   if (impl->options.tls) {

@@ -7,7 +7,7 @@
 
 int main(int argc, char** argv) {
   using namespace centroid;
-  if (argc == 2 && std::string_view(argv[1]) == "--print-openapi") {
+  if (argc >= 2 && std::string_view(argv[1]) == "--print-openapi") {
     std::fputs(server::openapi_document().c_str(), stdout);
     return server::kExitDone;
   }

@@ -85,9 +85,8 @@ Task<Status> Connector::retry(Error why, Deadline deadline) {
   if (is_final(why) || now() >= deadline) co_return why;
   const Endpoint called = present();
   if (servers_.failed(why)) {
-    if (options_.logs)
-      log::info("server.next",
-                {{"server", called.to_string()}, {"why", why}, {"next", present().to_string()}});
+    log::info("server.next",
+              {{"server", called.to_string()}, {"why", why}, {"next", present().to_string()}});
     co_return Status();
   }
   if (!is_not_ready && now() + pause_ >= gives_up_at())
@@ -98,7 +97,7 @@ Task<Status> Connector::retry(Error why, Deadline deadline) {
   const milliseconds pause = next_pause();
   const TimePoint again = now() + pause;
   if (again >= deadline) co_return why;
-  if (options_.logs)
+  if (options_.logs_pauses)
     log::warn("server.unreachable",
               {{"server", called.to_string()}, {"why", why}, {"retry_ms", pause.count()}});
   bool is_over = false;

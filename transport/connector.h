@@ -38,7 +38,7 @@ class Connector {
     std::chrono::milliseconds timeout = std::chrono::hours(24 * 365);
     std::string timeout_name;  ///< the setting
     std::chrono::milliseconds first_pause{100}, longest_pause{2000};
-    bool logs = true;
+    bool logs_pauses = true;
   };
   Connector(Executor executor, Options options);
 

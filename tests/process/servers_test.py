@@ -510,6 +510,7 @@ class Statistics(ServersTest):
             asked[path].start()
 
             def held(path=path):
+                self.assertNotIn(path, answers)
                 return [w for w in leader.get("/v1/waits")["waits"] if w["who"] == f"GET {path}" and w["seconds"] > 2]
 
             (wait,) = wait_for(held, f"why GET {path} is held")
