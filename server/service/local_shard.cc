@@ -64,7 +64,7 @@ Task<Status> LocalShard::follow(std::shared_ptr<const Attempt> results) {
     if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
   }
   job_.shard->commit();
-  if (encodes) count_results();
+  if (encodes) job_.replies_committed = job_.replies_generation;
   co_return Status();
 }
 
@@ -81,10 +81,8 @@ bool LocalShard::is_residual_cleared() const {
          job_.replies_generation != job_.replies_committed;
 }
 
-/// The round counts: so does what it left out.
 void LocalShard::count_results() {
   const ReplyEncoder& encoder = job_.shard->encoder();
-  job_.replies_committed = job_.replies_generation;
   const ReplyEncoder::Totals now = encoder.totals();
   probe_.down(encoder.kind())
       .chunks(now.chunks - job_.replies_counted.chunks,

@@ -29,8 +29,7 @@ class LocalShard : private JobPart {
   void begin_results(Generation generation);
   /// A generation has begun without what the codec left out before, and no round of it counts yet.
   bool is_residual_cleared() const;
-
- private:
+  /// For the metrics, after a round.
   void count_results();
 };
 

@@ -122,6 +122,7 @@ Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
     co_await local_.clip(0);
   }
   CENTROID_CO_TRY(co_await local_.follow(open_.attempt));
+  if (job_.shard->encodes()) local_.count_results();
   co_return true;
 }
 
