@@ -161,7 +161,7 @@ class Console(ClusterTest):
         self.assertIn(f"training {100 * shown['accuracy-chart'][1]['accuracy']:.2f} %", shown["accuracy-chart"][0])
         self.assertIn(f"a round {duration(shown['time-chart'][1]['round_seconds'])}", shown["time-chart"][0])
         self.assertIn("workers 2", shown["rate-chart"][0])
-        before, after = seen["zoomed"]
+        before, after = ([[round(value, 3) for value in ends] for ends in charts] for charts in seen["zoomed"])
         self.assertEqual(before, after, "new points end no zoom")
         self.assertEqual(before, [before[0]] * 6, "all charts show the same rounds")
         self.assertGreater(before[0][0], points[0]["last"])
