@@ -152,7 +152,7 @@ Task<void> ApiServer::Impl::follow_tokens() {
 
 bool ApiServer::Impl::may_shake_hands(const std::string& address) {
   if (options.requests_per_second <= 0) return true;
-  // Probes share an address with whoever comes through the same node.
+  // Probes share an address with other clients behind the same node.
   const double most = std::max(kHandshakes * options.requests_per_second, 2.0);
   const Duration wait = handshakes.take(client_of(address), centroid::now(), most);
   if (wait > Duration::zero()) metrics.dropped_handshakes.add();

@@ -86,7 +86,7 @@ std::string old_file(const std::string& path, int number) {
 View<AuditEntry> describe(const AuditEntry*) {
   using V = AuditEntry;
   return {"AuditEntry",
-          "A change that somebody asked for.",
+          "A change that a client requested.",
           {{"number", &V::number, "Grows by one.", least(1)},
            {"unix_seconds", &V::unix_seconds, "When it was answered."},
            {"who", &V::who, "Name of the token; `local` where none is asked for."},

@@ -196,7 +196,7 @@ std::vector<Route> checkpoint_routes() {
                       "on several servers, or when the job is over.",
        .parameters = {path_part("id", "Version of the checkpoint.")},
        .body = view_of<Restore>(),
-       .answer = answer<RestoreView>("The job goes on from there."),
+       .answer = answer<RestoreView>("The restored state; the job continues from it."),
        .span = Span::kCheckpoint},
       {.path = "/v1/checkpoints/{id}/files",
        .id = "list_checkpoint_files",

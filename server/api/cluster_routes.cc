@@ -155,10 +155,11 @@ View<CurvePointView> describe(const CurvePointView*) {
        {"samples_per_second", &V::samples_per_second, "On average, while rounds were open.",
         least(0)},
        {"loss", &V::loss, "Mean over the samples. Null: not known.", or_null()},
-       {"accuracy", &V::accuracy, "So too, on the training data.", or_null()},
+       {"accuracy", &V::accuracy, "Accuracy on the training data. Null: not known.", or_null()},
        {"test_loss", &V::test_loss, "The newest on held-out data. Null: nobody evaluated.",
         or_null()},
-       {"test_accuracy", &V::test_accuracy, "So too.", or_null()},
+       {"test_accuracy", &V::test_accuracy,
+        "Accuracy of the same evaluation. Null: nobody evaluated.", or_null()},
        {"learning_rate", &V::learning_rate, "Of its last step.", least(0)},
        {"gradient_norm", &V::gradient_norm,
         "Mean norm of the mean gradients, before clipping. Null: not measured (`clip_norm` is 0).",
@@ -217,9 +218,9 @@ View<ScalarView> describe(const ScalarView*) {
 View<WaitView> describe(const WaitView*) {
   using V = WaitView;
   return {"Wait",
-          "Somebody who waits.",
-          {{"who", &V::who, "Who waits."},
-           {"for_whom", &V::for_whom, "For whom."},
+          "A wait.",
+          {{"who", &V::who, "The one that waits."},
+           {"for_whom", &V::for_whom, "The one that it waits for."},
            {"what", &V::what, "For what."},
            {"seconds", &V::seconds, "How long so far."}}};
 }
@@ -426,10 +427,10 @@ std::vector<Route> cluster_routes() {
        .id = "list_epochs",
        .handler = list_epochs,
        .summary = "Epochs, newest first, with what each worker did in them",
-       .description = "What was told of the samples of an epoch, whenever that came; it has ended "
-                      "when all of them are done, left out or lost. Of this server since its start "
-                      "or the last restore: those that are open, and the last 1,024 that ended, "
-                      "fewer where they name more than 16,384 workers in all, at least 16.",
+       .description = "Sums over the samples of each epoch, whenever their results came. An epoch "
+                      "ends when all its samples are done, left out or lost. The list begins with "
+                      "this server's start or the last restore: open epochs, and the last 1,024 "
+                      "that ended; fewer if they name more than 16,384 workers, at least 16.",
        .answer = page<EpochView>("epochs", "The epochs.", "EpochList", "Epochs, newest first."),
        .limit = 10},
       {.path = "/v1/curves",

@@ -125,9 +125,8 @@ std::vector<Route> job_routes() {
        .id = "want_scale",
        .handler = want_scale,
        .summary = "Request a number of workers",
-       .description = "For whoever starts and ends workers: a person, a script or an autoscaler "
-                      "that follows `target_workers`. The server starts none itself, and keeps the "
-                      "number over a restart; 0 takes it back.",
+       .description = "The server starts no workers itself: a person, a script or an autoscaler "
+                      "follows `target_workers`. The number survives a restart; 0 takes it back.",
        .body = view_of<WantedScale>(),
        .answer = answer<ScaleView>("The estimate, with the number.")},
       {.method = "POST",
