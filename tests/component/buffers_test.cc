@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/permutation.h"
 #include "common/optim/norm.h"
 #include "tests/support/in_process.h"
 #include "tests/support/test_shard.h"
@@ -44,7 +45,7 @@ ByHand by_hand(const OptimizerConfig& config, const std::vector<WorkerSpec>& wor
   const std::vector<std::span<float>> slots(memory.begin(), memory.end());
   std::uint64_t wanted = 0;
   for (const auto& worker : workers) wanted += worker.batch;
-  const auto order = worker::permutation(kSamples, 1, 0);
+  const auto order = permutation(kSamples, 1, 0);
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     const std::uint64_t left = kSamples - offset;
     std::vector<double> mean(n, 0);

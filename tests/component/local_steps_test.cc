@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/base/permutation.h"
 #include "tests/support/in_process.h"
 #include "tests/support/quadratic.h"
 
@@ -37,7 +38,7 @@ std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
   std::vector<std::vector<double>> own(learners, global);
   const std::uint64_t steps_a_round = s.local_steps / s.fragments;
   std::uint64_t epoch = 0, offset = 0;
-  std::vector<std::uint64_t> order = worker::permutation(s.samples, 1, 0);
+  std::vector<std::uint64_t> order = permutation(s.samples, 1, 0);
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     std::uint64_t wanted = 0;
     for (const auto batch : s.batches) wanted += batch * steps_a_round;
@@ -81,7 +82,7 @@ std::vector<double> by_hand(const Setting& s, const worker::DataSplit& data) {
     }
     if (offset == s.samples) {
       offset = 0;
-      order = worker::permutation(s.samples, 1, ++epoch);
+      order = permutation(s.samples, 1, ++epoch);
     }
   }
   return global;
@@ -248,7 +249,7 @@ TEST_P(LocalStepsTest, AWorkerWeighsWhatTheServerSays) {
   const double begin = std::sin(1.0), r = 0.05 * 0.5;
   const auto expect = [&](const Setting& s, const std::string& ratios, auto means) {
     const auto data = quadratic_data(s.samples);
-    const auto order = worker::permutation(s.samples, 1, 0);
+    const auto order = permutation(s.samples, 1, 0);
     const auto x = [&](std::size_t i) { return static_cast<double>(data.train.x[order[i]]); };
     for (const auto& [weight_by, value] : means(x)) {
       SCOPED_TRACE(weight_by + ", ratios " + ratios);

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/base/permutation.h"
 #include "common/base/random.h"
 
 namespace centroid::worker {

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/permutation.h"
 #include "tests/unit/data_fixture.h"
 #include "worker/data/command.h"
 #include "worker/data/data_source.h"

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/base/permutation.h"
 #include "worker/data/batch_loader.h"
 
 namespace centroid::worker {

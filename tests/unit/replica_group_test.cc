@@ -16,6 +16,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/permutation.h"
 #include "common/base/random.h"
 #include "common/tensor/chunk_plan.h"
 #include "tests/support/examples.h"

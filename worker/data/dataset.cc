@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
-#include <utility>
 
 #include "common/base/random.h"
 #include "worker/data/data_source.h"
@@ -89,15 +87,6 @@ std::uint64_t Dataset::fingerprint() const {
   if (vocabulary == 0) return hash;
   hash = mix_array(mix64(hash, vocabulary), tokens);
   return mix_array(hash, token_begin);
-}
-
-std::vector<std::uint64_t> permutation(std::uint64_t samples, std::uint64_t seed,
-                                       std::uint64_t epoch) {
-  std::vector<std::uint64_t> order(samples);
-  std::iota(order.begin(), order.end(), std::uint64_t{0});
-  CounterRng rng(seed, epoch);
-  for (std::uint64_t i = samples; i > 1; --i) std::swap(order[i - 1], order[rng.below(i)]);
-  return order;
 }
 
 }  // namespace centroid::worker

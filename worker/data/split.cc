@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "common/base/permutation.h"
+
 namespace centroid::worker {
 
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "worker/data/data_source.h"
+#include "common/base/permutation.h"
 
 namespace centroid::worker {
 
