@@ -29,13 +29,14 @@
 #include "transport/tls/tls.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
-#include "worker/exchange/device_residual.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
 #include "worker/gpu_metrics.h"
-#include "worker/loop/local_steps.h"
-#include "worker/loop/training_loop.h"
+#include "worker/loop/rounds.h"
 #include "worker/model/adapters.h"
+#include "worker/node/device_residual.h"
+#include "worker/node/local_steps.h"
+#include "worker/node/training_loop.h"
 #include "worker/probe.h"
 
 namespace centroid::worker {
@@ -367,7 +368,7 @@ Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
 }
 
 Result<std::unique_ptr<LocalSteps>> open_local_steps(const WorkerConfig& config,
-                                                     ReplicaGroup& group) {
+                                                     ReplicaGroup& group, Rounds& rounds) {
   LocalSteps::Options options;
   options.optimizer = config.inner;
   options.batch = config.batch;
@@ -376,7 +377,7 @@ Result<std::unique_ptr<LocalSteps>> open_local_steps(const WorkerConfig& config,
   options.schedules_by_cluster = config.inner_schedule_by == "cluster";
   options.scale_ratio = config.inner_scale_ratio;
   options.on_gpu = config.inner_on_gpu;
-  return LocalSteps::make(group, std::move(options));
+  return LocalSteps::make(group, rounds, std::move(options));
 }
 
 /// What the exchange reads and writes; all of it outlives the exchange.
@@ -474,10 +475,12 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   std::atomic<bool> is_member = config.exchange == "local";
   CENTROID_ASSIGN(const auto listener, listen_for_metrics(config, registry, is_member));
   IoThread io("io");
-  CENTROID_ASSIGN(const auto local, open_local_steps(config, *group));
+  Rounds rounds(model->manifest(), data.train.samples, group->params());
+  CENTROID_ASSIGN(const auto local, open_local_steps(config, *group, rounds));
   ExchangeMemory memory = exchange_memory(config, *model, *group, *local, adapters);
   CENTROID_ASSIGN(const auto exchange,
                   make_exchange(config, *model, data, std::move(memory), io, registry, is_member));
+  rounds.connect(*exchange);
 
   boost::asio::signal_set signals(io.context(), SIGINT, SIGTERM);
   auto watching = boost::asio::co_spawn(
@@ -489,8 +492,8 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
     if (now.rounds == 1) measure_memory(*group, need, limit, config.load_ahead);
     progress.tell(share, report, now);
   };
-  const Status result = train(*group, data, *exchange, summary, observe, local.get());
-  exchange->leave(result.ok() ? summary.end : result.error().message());
+  const Status result = train(*group, data, rounds, summary, observe, local.get());
+  rounds.leave(result.ok() ? summary.end : result.error().message());
   local->leave();
   boost::asio::post(io.context(), [&] { signals.cancel(); });
   watching.get();

@@ -1,5 +1,5 @@
 add_library(centroid_test_cluster STATIC EXCLUDE_FROM_ALL support/cluster.cc)
-target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::loop centroid::model)
+target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::node)
 centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc component/contract_test.cc
   component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 900)
 centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc component/feedback_contract_test.cc DEPS centroid::exchange TIMEOUT 300)

@@ -57,9 +57,9 @@ MAY = {
     + ["server/events", "server/config", "server/election", "server/shard", "server/tokens", "server/api/view"],
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, OPTIM, STORAGE, CHECKPOINT],
-    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, OPTIM, "worker/data", "worker/model"],
-    "worker/exchange": MEANING + ["transport", "transport/collective", "worker/node"],
-    "worker/loop": MEANING + ["worker/data", "worker/model", "worker/node", "worker/exchange"],
+    "worker/exchange": MEANING + ["transport", "transport/collective"],
+    "worker/loop": [BASE, TENSOR, OPTIM, STORAGE, CHECKPOINT, "worker/exchange"],
+    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, CHECKPOINT, "worker/data", "worker/model", "worker/exchange", "worker/loop"],
     "worker": MEANING
     + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
     "client": MEANING + ["client/network", "transport", "transport/tls", "transport/http"],

@@ -9,7 +9,7 @@
 #include "common/base/random.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
-#include "worker/loop/local_steps.h"
+#include "worker/node/local_steps.h"
 
 namespace centroid::test {
 
@@ -202,7 +202,8 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   local_options.scale_ratio = spec.scale_ratio;
   local_options.on_gpu = spec.on_gpu;
   local_options.state_dir = spec.state_dir;
-  const auto local = worker::LocalSteps::make(*group, local_options).value();
+  worker::Rounds rounds(options.join.manifest, data.train.samples, group->params());
+  const auto local = worker::LocalSteps::make(*group, rounds, local_options).value();
   worker::ExchangeMemory memory;
   memory.params = group->params();
   memory.gradients = group->gradients();
@@ -229,8 +230,9 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   }
   const auto exchange = worker::make_cluster_exchange(io.executor(), make_transport(io.executor()),
                                                       options, memory, registry);
-  outcome.status = worker::train(*group, data, *exchange, outcome.summary, observer, local.get());
-  exchange->leave("test over");
+  rounds.connect(*exchange);
+  outcome.status = worker::train(*group, data, rounds, outcome.summary, observer, local.get());
+  rounds.leave("test over");
   local->leave();
   outcome.params.assign(group->params().begin(), group->params().end());
   return outcome;
@@ -269,7 +271,9 @@ WorkerOutcome run_local(const std::string& spec, const worker::DataSplit& data,
   memory.gradients = group->gradients();
   memory.initialize = [&](std::uint64_t seed) { model->initialize(seed, group->params()); };
   const auto exchange = worker::make_local_exchange(options, memory).value();
-  outcome.status = worker::train(*group, data, *exchange, outcome.summary);
+  worker::Rounds rounds(options.manifest, options.train_samples, group->params());
+  rounds.connect(*exchange);
+  outcome.status = worker::train(*group, data, rounds, outcome.summary);
   outcome.params.assign(group->params().begin(), group->params().end());
   return outcome;
 }

@@ -14,9 +14,9 @@
 #include "transport/transport.h"
 #include "worker/data/data_source.h"
 #include "worker/exchange/cluster_exchange.h"
-#include "worker/loop/training_loop.h"
 #include "worker/model/model.h"
 #include "worker/node/replica_group.h"
+#include "worker/node/training_loop.h"
 
 namespace centroid::test {
 

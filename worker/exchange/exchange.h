@@ -68,6 +68,14 @@ struct StepStats {
   double gradient_norm = -1;
   double parameter_norm = -1;  ///< Euclidean, when last looked at; -1: not since the last time
   Scalars scalars{};           ///< what a training program has named
+  /// Steps that follow: of the norms the last one counts, if it was looked at.
+  void add(const StepStats& more) {
+    samples += more.samples;
+    correct += more.correct;
+    loss_sum += more.loss_sum;
+    compute_seconds += more.compute_seconds;
+    if (!(more.gradient_norm < 0)) gradient_norm = more.gradient_norm;
+  }
   /// Means over samples; 0 without any.
   double loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }
   double accuracy() const {

@@ -1,4 +1,4 @@
-#include "worker/exchange/device_residual.h"
+#include "worker/node/device_residual.h"
 
 #if defined(CENTROID_HAS_CUDA)
 #include "common/codec/cuda/device_residual.h"

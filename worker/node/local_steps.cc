@@ -1,4 +1,4 @@
-#include "worker/loop/local_steps.h"
+#include "worker/node/local_steps.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,19 +10,8 @@
 
 namespace centroid::worker {
 
-namespace {
-
-void add(StepStats& sum, const StepStats& more) {
-  sum.samples += more.samples;
-  sum.correct += more.correct;
-  sum.loss_sum += more.loss_sum;
-  sum.compute_seconds += more.compute_seconds;
-  if (!(more.gradient_norm < 0)) sum.gradient_norm = more.gradient_norm;
-}
-
-}  // namespace
-
-Result<std::unique_ptr<LocalSteps>> LocalSteps::make(ReplicaGroup& group, Options options) {
+Result<std::unique_ptr<LocalSteps>> LocalSteps::make(ReplicaGroup& group, Rounds& rounds,
+                                                     Options options) {
   CENTROID_CHECK(options.batch > 0);
   LearningRateSchedule schedule;
   OptimizerConfig config = options.optimizer;
@@ -32,22 +21,22 @@ Result<std::unique_ptr<LocalSteps>> LocalSteps::make(ReplicaGroup& group, Option
   }
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config));
   return std::unique_ptr<LocalSteps>(
-      new LocalSteps(group, std::move(options), std::move(optimizer), schedule));
+      new LocalSteps(group, rounds, std::move(options), std::move(optimizer), schedule));
 }
 
 Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const ChunkPlan& plan) {
-  const std::size_t bytes = global_.size_bytes();
+  const std::size_t bytes = rounds_.params().size_bytes();
+  const auto allocate = [this](std::size_t wanted) { return group_.host_memory(wanted); };
+  CENTROID_ASSIGN(const auto contribution, rounds_.begin_local(terms, plan, allocate));
+  resident_ = options_.on_gpu ? group_.resident() : nullptr;
   try {
-    CENTROID_TRY(planes_.open(plan, terms.fragments, global_, group_.host_memory(bytes)));
-    resident_ = options_.on_gpu ? group_.resident() : nullptr;
     slots_.resize(optimizer_->slots());
     if (resident_ == nullptr || !options_.state_dir.empty())
-      for (auto& slot : slots_) slot.resize(global_.size());
+      for (auto& slot : slots_) slot.resize(rounds_.params().size());
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kResourceExhausted,
-                 "no memory for local steps: own parameters, contribution and " +
-                     std::to_string(optimizer_->slots()) + " slots of " + std::to_string(bytes) +
-                     " bytes each");
+                 "no memory for local steps: " + std::to_string(optimizer_->slots()) +
+                     " slots of the optimizer of " + std::to_string(bytes) + " bytes each");
   }
   if (resident_ != nullptr) {
     CENTROID_TRY(resident_->reserve(slots_.size()));
@@ -59,28 +48,25 @@ Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const 
     CENTROID_ASSIGN(keeper_,
                     LocalKeeper::open(options_.state_dir, options_.worker, terms, plan.manifest()));
   }
-  return planes_.contribution();
+  return contribution;
 }
 
 void LocalSteps::use_params(std::span<float> params) {
-  global_ = params;
-  planes_.move_params(params);
-  if (is_resting_) group_.use_params(global_);
+  rounds_.move_params(params);
+  if (is_resting_) group_.use_params(params);
 }
 
 void LocalSteps::rest() {
   is_resting_ = true;
-  group_.use_params(global_);
+  group_.use_params(rounds_.params());
 }
 
 LocalKeeper::State LocalSteps::state() {
-  LocalKeeper::State state;
-  state.params = begins_anew_ ? global_ : planes_.own();
+  LocalKeeper::State state = rounds_.state();
   for (auto& slot : slots_) state.slots.emplace_back(slot);
   state.slot_names = optimizer_->slot_names();
   state.optimizer = optimizer_->config().name;
   state.steps = steps_;
-  state.untold = untold_;
   return state;
 }
 
@@ -88,11 +74,11 @@ LocalKeeper::State LocalSteps::state() {
 Status LocalSteps::fetch_slots() {
   for (std::size_t k = 0; resident_ != nullptr && k < slots_.size(); ++k) {
     try {
-      slots_[k].resize(global_.size());
+      slots_[k].resize(rounds_.params().size());
     } catch (const std::bad_alloc&) {
       return Error(ErrorCode::kResourceExhausted,
                    "no memory on the host for a slot of the optimizer: " +
-                       std::to_string(global_.size_bytes()) + " bytes");
+                       std::to_string(rounds_.params().size_bytes()) + " bytes");
     }
     CENTROID_TRY(resident_->store_slot(k, slots_[k]));
   }
@@ -108,26 +94,18 @@ LocalKeeper::Source LocalSteps::source() {
 
 /// Own parameters and optimizer as the round begins with them.
 Status LocalSteps::take_up(const Share& share) {
-  if (share.overlap > 0) CENTROID_TRY(planes_.keep_sent());
-  const std::span<float> own = planes_.own();
   if (keeper_) {
     LocalKeeper::State found = state();
-    found.params = own;
-    const auto what = keeper_->resume(share.round, found);
-    if (what != LocalKeeper::Found::kNothing) steps_ = found.steps;
-    if (what == LocalKeeper::Found::kExact) untold_ = found.untold;
-    if (what != LocalKeeper::Found::kNothing) {
-      begins_anew_ = what != LocalKeeper::Found::kExact;
+    if (rounds_.resume(*keeper_, found) != LocalKeeper::Found::kNothing) {
+      steps_ = found.steps;
       for (std::size_t k = 0; resident_ != nullptr && k < slots_.size(); ++k)
         CENTROID_TRY(resident_->load_slot(k, slots_[k]));
     }
   }
-  // What came late went into parameters that are here only now.
-  if (std::exchange(was_late_, false)) divergence_ = planes_.divergence(last_);
-  if (std::exchange(begins_anew_, false)) planes_.restart();
+  CENTROID_TRY(rounds_.begin());
   is_resting_ = false;
-  group_.use_params(own);
-  return resident_ != nullptr && share.samples() > 0 ? resident_->load(own) : Status();
+  group_.use_params(rounds_.own());
+  return resident_ != nullptr && share.samples() > 0 ? resident_->load(rounds_.own()) : Status();
 }
 
 /// The learning rate of the next step.
@@ -166,8 +144,8 @@ Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uin
   }
   std::vector<std::span<float>> slots;
   for (auto& slot : slots_) slots.push_back(std::span(slot).first(trained));
-  const std::span<float> own = planes_.own().first(trained),
-                         buffers = planes_.own().subspan(trained);
+  const std::span<float> own = rounds_.own().first(trained),
+                         buffers = rounds_.own().subspan(trained);
   optimizer_->step(number, own, gradient, slots, own);
   step_buffer(buffers, group_.gradients().subspan(trained), buffers);
   steps_ = number;
@@ -195,23 +173,8 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
   }
   if (!batches.empty())
     stats.gradient_norm = std::exchange(gradient_norm_, -1);  // before it was clipped
-  if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(planes_.own()));
+  if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(rounds_.own()));
   stats.compute_seconds += std::chrono::duration<double>(centroid::now() - begin).count();
-  return {};
-}
-
-/// What the round made of the contribution.
-Status LocalSteps::merge(const Share& share, const RoundReport& report) {
-  const bool is_committed = report.outcome == RoundReport::Outcome::kCommitted;
-  divergence_ = is_committed ? planes_.divergence(share) : Divergence();
-  was_late_ = report.outcome == RoundReport::Outcome::kLate && !planes_.keeps_sent();
-  last_ = share;
-  if (!is_committed || !planes_.keeps_sent()) {
-    begins_anew_ = true;
-    if (!is_committed) untold_ = {};
-    return report.outcome == RoundReport::Outcome::kSkipped ? forget_nonfinite() : Status();
-  }
-  planes_.merge(share);
   return {};
 }
 
@@ -229,47 +192,30 @@ Status LocalSteps::forget_nonfinite() {
   return {};
 }
 
-Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data,
-                                      std::span<const std::uint64_t> samples, Exchange& exchange,
-                                      StepStats& stats) {
-  const auto begin = centroid::now();
+Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data, StepStats& stats) {
   CENTROID_TRY(take_up(share));
   cluster_steps_ = share.steps_before;
   world_ = share.world;
+  const std::span<const std::uint64_t> samples = rounds_.samples();
   const std::uint64_t batch = options_.batch;
   const std::uint64_t steps = samples.size() / batch + (samples.size() % batch > 0 ? 1 : 0);
   const std::uint64_t before =
       steps - std::min<std::uint64_t>(share.overlap, steps > 0 ? steps - 1 : 0);
-  exchange.begin(share);
-  StepStats first, rest;
-  CENTROID_TRY(train(data, samples, {0, before}, steps, first));
-  if (steps > 0 && first.gradient_norm < 0) {
-    CENTROID_ASSIGN(first.gradient_norm, group_.gradient_norm());
+  StepStats rest;
+  stats = {};
+  CENTROID_TRY(train(data, samples, {0, before}, steps, stats));
+  if (steps > 0 && stats.gradient_norm < 0) {
+    CENTROID_ASSIGN(stats.gradient_norm, group_.gradient_norm());
   }
-  planes_.contribute(share);
-  const auto tensors = planes_.tensors(share);
-  if (steps > 0)
-    for (auto tensor = tensors.rbegin(); tensor != tensors.rend(); ++tensor)
-      exchange.ready(*tensor);
-  add(untold_, first);
-  StepStats told = std::exchange(untold_, {});
-  told.tokens = first.samples;
-  told.exchange_seconds = exchange_seconds_;
-  told.divergence = divergence_.ratio;
-  told.parameter_norm = std::exchange(parameter_norm_, -1);
-  exchange.complete(told);
+  stats.tokens = stats.samples;
+  stats.parameter_norm = std::exchange(parameter_norm_, -1);
+  CENTROID_TRY(rounds_.contribute(stats));
   CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
-  untold_ = rest;
+  stats.add(rest);
   if (steps > 0 && share.round.value % kNormRounds == 1)  // the others need not wait for it
-    parameter_norm_ = std::sqrt(sum_of_squares(planes_.own().first(group_.trained())));
-  stats = first;
-  add(stats, rest);
-  CENTROID_ASSIGN(auto report, exchange.finish(told));
-  CENTROID_TRY(merge(share, report));
-  const std::chrono::duration<double> took = centroid::now() - begin;
-  exchange_seconds_ = std::max(took.count() - stats.compute_seconds, 0.0);
-  stats.exchange_seconds = exchange_seconds_;
-  stats.divergence = divergence_.ratio;
+    parameter_norm_ = std::sqrt(sum_of_squares(rounds_.own().first(group_.trained())));
+  CENTROID_ASSIGN(const auto report, rounds_.finish(rest));
+  if (report.outcome == RoundReport::Outcome::kSkipped) CENTROID_TRY(forget_nonfinite());
   if (keeper_) {
     const bool is_over = report.outcome == RoundReport::Outcome::kCommitted ||
                          report.outcome == RoundReport::Outcome::kSkipped;

@@ -8,28 +8,21 @@
 #include "common/optim/optimizer.h"
 #include "common/optim/schedule.h"
 #include "worker/data/data_source.h"
-#include "worker/exchange/exchange.h"
 #include "worker/loop/local_keeper.h"
-#include "worker/loop/local_planes.h"
+#include "worker/loop/rounds.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
 
-/// Rounds of several local steps (docs/how-to/diloco.md): the worker trains a copy of the
-/// cluster's parameters with an optimizer of its own, and contributes what that changed.
+/// Local steps of a built-in model (docs/how-to/diloco.md): an optimizer of the worker's own trains
+/// the parameters that `Rounds` averages.
 ///
-/// sign     contribution = parameters of the cluster - own parameters: a gradient to the cluster's
-///          optimizer, which takes it off. Mean and learning rate 1 are the mean of the parameters
-/// after    own = parameters of the cluster + (own - own when it contributed): what was learned
-///          since is kept. A worker that was left out of a round, or lost the server, and all after
-///          a round that was skipped, begin again from the cluster's parameters
 /// steps    a share of n samples is ceil(n / batch) steps of near-equal size
 /// GPU      own parameters and slots stay there from step to step (ReplicaGroup::resident); the
 ///          host has the parameters after the last step before a contribution and of a round, and
 ///          slots when they are written to disk
-/// memory   own parameters, contribution, the inner optimizer's slots; with fragments or overlap a
-///          copy of what was contributed
-/// thread   the loop's; `begin` while the loop waits in Exchange::next
+/// memory   the optimizer's slots, and LocalPlanes
+/// thread   the loop's; `begin` while the loop waits in Rounds::next
 class LocalSteps {
  public:
   struct Options {
@@ -42,9 +35,10 @@ class LocalSteps {
     bool on_gpu = true;      ///< the optimizer runs where the gradient is, if it can
     double scale_ratio = 0;  ///< the learning rate is multiplied with 1 + (world - 1) ratio
   };
-  /// `group` outlives it; its parameters are the cluster's.
+  /// `group` and `rounds` outlive it.
   /// fails  as make_optimizer
-  static Result<std::unique_ptr<LocalSteps>> make(ReplicaGroup& group, Options options);
+  static Result<std::unique_ptr<LocalSteps>> make(ReplicaGroup& group, Rounds& rounds,
+                                                  Options options);
 
   /// For ExchangeMemory.
   Result<std::span<const float>> begin(const LocalTerms& terms, const ChunkPlan& plan);
@@ -53,28 +47,24 @@ class LocalSteps {
 
   /// The replicas read the cluster's parameters, until the next round.
   void rest();
-  /// One round: `samples` is the share, looked up. `stats`: of this share.
-  Result<RoundReport> round(const Share& share, const Dataset& data,
-                            std::span<const std::uint64_t> samples, Exchange& exchange,
-                            StepStats& stats);
+  /// One round on the share that Rounds::next gave. `stats`: of this share.
+  Result<RoundReport> round(const Share& share, const Dataset& data, StepStats& stats);
   /// The job is over here: keep what the next start needs.
   void leave();
 
-  std::uint64_t steps() const { return steps_; }                ///< made by the inner optimizer
-  const Divergence& divergence() const { return divergence_; }  ///< at the last average
+  std::uint64_t steps() const { return steps_; }  ///< made by the inner optimizer
 
  private:
-  LocalSteps(ReplicaGroup& group, Options options, std::unique_ptr<Optimizer> optimizer,
-             LearningRateSchedule schedule)
+  LocalSteps(ReplicaGroup& group, Rounds& rounds, Options options,
+             std::unique_ptr<Optimizer> optimizer, LearningRateSchedule schedule)
       : group_(group),
+        rounds_(rounds),
         options_(std::move(options)),
         optimizer_(std::move(optimizer)),
-        schedule_(schedule),
-        global_(group.params()) {}
+        schedule_(schedule) {}
   Status take_up(const Share& share);
   Status train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                std::uint64_t of, StepStats& stats);
-  Status merge(const Share& share, const RoundReport& report);
   void set_rate();
   Status forget_nonfinite();
   Result<GroupStep> advance(const Dataset& data,
@@ -85,25 +75,18 @@ class LocalSteps {
   LocalKeeper::Source source();
 
   ReplicaGroup& group_;
+  Rounds& rounds_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;  // of the cluster's steps; else the optimizer has it
-  std::span<float> global_;        // the cluster's parameters
-  LocalPlanes planes_;
   ResidentTraining* resident_ = nullptr;   // own parameters and slots are on GPUs
   std::vector<std::vector<float>> slots_;  // of resident_: their copies, when they are wanted
   std::uint64_t steps_ = 0;
   std::uint64_t cluster_steps_ = 0;  // of all before this round, and own ones in it
   std::uint32_t world_ = 1;
-  double exchange_seconds_ = 0;  // of the last round
-  double parameter_norm_ = -1;   // own, to be told with the next contribution
-  Divergence divergence_;        // of the last round
-  double gradient_norm_ = -1;    // of the last step, where it was clipped
-  Share last_;                   // the round before,
-  bool was_late_ = false;        // which closed without this worker
-  StepStats untold_;             // of steps since the last contribution
-  bool begins_anew_ = true;      // own parameters are to be the cluster's
-  bool is_resting_ = true;       // the replicas read global_
+  double parameter_norm_ = -1;  // own, to be told with the next contribution
+  double gradient_norm_ = -1;   // of the last step, where it was clipped
+  bool is_resting_ = true;      // the replicas read the cluster's parameters
   std::unique_ptr<LocalKeeper> keeper_;
 };
 

@@ -4,8 +4,7 @@
 #include <string>
 
 #include "worker/data/data_source.h"
-#include "worker/exchange/exchange.h"
-#include "worker/loop/local_planes.h"
+#include "worker/loop/rounds.h"
 #include "worker/node/replica_group.h"
 
 namespace centroid::worker {
@@ -31,11 +30,10 @@ struct TrainingSummary {
 using RoundObserver =
     std::function<void(const Share&, const StepStats&, const RoundReport&, const TrainingSummary&)>;
 
-/// One worker's training: share, forward and backward, exchange, until the exchange says it is
-/// over. Blocks this thread. The summary tells what was done also when it ends with an error.
-/// `local` makes the rounds of local steps; needed where ExchangeMemory::begin_local is its.
-Status train(ReplicaGroup& group, const DataSplit& data, Exchange& exchange,
-             TrainingSummary& summary, const RoundObserver& observer = {},
-             LocalSteps* local = nullptr);
+/// Train a built-in model, round after round, until the job is over. Blocks this thread. The summary
+/// tells what was done also when it ends with an error. `local` makes the rounds of local steps;
+/// needed where ExchangeMemory::begin_local is its.
+Status train(ReplicaGroup& group, const DataSplit& data, Rounds& rounds, TrainingSummary& summary,
+             const RoundObserver& observer = {}, LocalSteps* local = nullptr);
 
 }  // namespace centroid::worker
