@@ -351,6 +351,55 @@ TEST_F(TrainerTest, StepsBehindAContributionAreToldWithTheNext) {
     EXPECT_EQ(worker.samples, worker.name == "a" ? 7u : 4u) << worker.name;
 }
 
+/// The server goes back while the program is between two rounds: what it learned since its last
+/// contribution belongs to parameters that are gone.
+TEST_F(TrainerTest, ARestoredCheckpointReplacesOwnParameters) {
+  ServerConfig c = config(1);
+  c.goal.rounds = 0;
+  c.local.count = 4;
+  c.local.overlap = 1;
+  c.local.outer = "average";
+  c.optimizer = ServerConfig().optimizer;
+  TestServer server(c, tcp());
+  const auto trainer = open(options(server, "alone"));
+  std::vector<float> committed{1};  // by rounds before
+  const auto train = [&] {
+    trainer->parameters(kWeight)[0] += 1;
+    EXPECT_TRUE(trainer->contribute({.samples = 12}).ok());
+    trainer->parameters(kWeight)[0] += 0.5f;
+    EXPECT_TRUE(trainer->finish({.samples = 4}).ok());
+    committed.push_back(trainer->committed(kWeight)[0]);
+  };
+  auto written = std::async(std::launch::async, [&] {
+    EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round >= 2; }));
+    return server.checkpoint();
+  });
+  while (written.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    ASSERT_TRUE(next(*trainer).has_value());
+    train();
+  }
+  const auto checkpoint = written.get();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.error().message();
+  ASSERT_TRUE(next(*trainer).has_value());
+  ASSERT_TRUE(server.pause().ok());
+  train();
+  ASSERT_TRUE(server.wait_for_wait("operator", "paused by an operator"));
+  const auto restored = server.restore(checkpoint->version);
+  ASSERT_TRUE(restored.ok()) << restored.error().message();
+  ASSERT_TRUE(server.resume().ok());
+  const auto share = next(*trainer);
+  ASSERT_TRUE(share.has_value());
+  EXPECT_EQ(share->round.value, checkpoint->round + 1);
+  ASSERT_LT(checkpoint->round, committed.size() - 1);
+  EXPECT_FLOAT_EQ(trainer->committed(kWeight)[0], committed[checkpoint->round]);
+  EXPECT_FLOAT_EQ(trainer->parameters(kWeight)[0], committed[checkpoint->round]);
+  trainer->leave("done");
+  EXPECT_THAT(trainer->finish({}).error().message(), HasSubstr("next comes before finish"));
+  EXPECT_THAT(trainer->next().error().message(), HasSubstr("has left the cluster"));
+  server.stop();
+  ASSERT_TRUE(server.join().ok());
+}
+
 TEST_F(TrainerTest, CallsAtTheWrongMomentSaySo) {
   ServerConfig c = config(1);
   c.goal.rounds = 1;

@@ -52,6 +52,13 @@ class Layers(LintTest):
         self.assert_found(check_layers, "worker/loop/a.h", '#include "server/config.h"\n', "may not include server/config")
         self.assert_found(check_layers, "server/a.cc", '#include "worker/data/b.h"\n', "may not include worker/data")
 
+    def test_clients_stand_on_no_built_in_model(self):
+        below = [module for module in check_layers.MAY if module.startswith("client")]
+        for module in below:
+            below += [other for other in check_layers.MAY[module] if other not in below]
+        self.assertIn("worker/loop", below)
+        self.assertTrue({"worker/data", "worker/model", "worker/node"}.isdisjoint(below))
+
     def test_downward_include_passes(self):
         self.assert_clean(check_layers, "transport/a.cc", '#include "common/base/result.h"\n#include "transport/frame.h"\n')
 

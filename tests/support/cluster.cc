@@ -154,6 +154,11 @@ Result<server::ActView> TestServer::pause() {
               .get();
 }
 
+Result<server::ActView> TestServer::resume() {
+  return *asio::co_spawn(service_.context(), to_optional(control_->resume()), asio::use_future)
+              .get();
+}
+
 std::shared_ptr<void> TestServer::hold_disk() {
   const auto released = std::make_shared<std::promise<void>>();
   asio::post(blocking_.context(), [released] { released->get_future().wait(); });

@@ -54,6 +54,7 @@ class TestServer {
   /// Block until somebody waits for whom the words name; false past 30 s.
   bool wait_for_wait(const std::string& for_whom, const std::string& what);
   Result<server::ActView> pause();
+  Result<server::ActView> resume();
   /// What writes checkpoints does nothing until the result is dropped.
   std::shared_ptr<void> hold_disk();
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).

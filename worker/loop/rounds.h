@@ -78,8 +78,8 @@ class Rounds {
   Status keep_sent() { return planes_.keep_sent(); }
   /// Own parameters are those after this round, until the next one begins.
   const std::optional<Round>& after() const { return after_; }
-  const Divergence& divergence() const { return divergence_; }     ///< of the last round
-  double exchange_seconds() const { return exchange_seconds_; }    ///< so too
+  const Divergence& divergence() const { return divergence_; }   ///< of the last round
+  double exchange_seconds() const { return exchange_seconds_; }  ///< so too
   /// The part of a state on disk that is here; the rest is the optimizer's.
   LocalKeeper::State state() const;
   /// Between `next` and `begin`: the state on disk that this round begins with, where there is one.
@@ -108,7 +108,7 @@ class Rounds {
   TimePoint began_;
   double computed_ = 0;  // seconds of this round
 
-  bool begins_anew_ = true;    // own parameters are to be the cluster's
+  bool begins_anew_ = true;  // own parameters are to be the cluster's
   std::optional<Round> after_;
   std::optional<Share> late_;  // of the round before, which closed without this worker
   StepStats untold_;           // of steps since the last contribution

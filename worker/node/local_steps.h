@@ -78,7 +78,7 @@ class LocalSteps {
   Rounds& rounds_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
-  LearningRateSchedule schedule_;  // of the cluster's steps; else the optimizer has it
+  LearningRateSchedule schedule_;          // of the cluster's steps; else the optimizer has it
   ResidentTraining* resident_ = nullptr;   // own parameters and slots are on GPUs
   std::vector<std::vector<float>> slots_;  // of resident_: their copies, when they are wanted
   std::uint64_t steps_ = 0;

@@ -30,9 +30,9 @@ struct TrainingSummary {
 using RoundObserver =
     std::function<void(const Share&, const StepStats&, const RoundReport&, const TrainingSummary&)>;
 
-/// Train a built-in model, round after round, until the job is over. Blocks this thread. The summary
-/// tells what was done also when it ends with an error. `local` makes the rounds of local steps;
-/// needed where ExchangeMemory::begin_local is its.
+/// Train a built-in model, round after round, until the job is over. Blocks this thread. The
+/// summary tells what was done also when it ends with an error. `local` makes the rounds of local
+/// steps; needed where ExchangeMemory::begin_local is its.
 Status train(ReplicaGroup& group, const DataSplit& data, Rounds& rounds, TrainingSummary& summary,
              const RoundObserver& observer = {}, LocalSteps* local = nullptr);
 
