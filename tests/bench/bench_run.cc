@@ -52,13 +52,14 @@ Folder::~Folder() {
 
 ServerProcess start_server(const fs::path& folder, const std::vector<std::string>& flags,
                            const std::string& host, const std::string& network_namespace,
-                           const fs::path& log_file) {
+                           const fs::path& log_file, const std::vector<std::string>& tool) {
   const fs::path endpoints_file = folder / "endpoints.json";
   const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "centroid-server";
   std::vector<std::string> command = {program,        "--listen",         host + ":0",
                                       "--api.listen", "127.0.0.1:0",      "--run-dir",
                                       folder,         "--endpoints-file", endpoints_file};
   command.insert(command.end(), flags.begin(), flags.end());
+  command.insert(command.begin(), tool.begin(), tool.end());
   if (!log_file.empty()) {
     const std::vector<std::string> shell{"/bin/sh", "-c", "exec \"$@\" 2>\"$0\"", log_file};
     command.insert(command.begin(), shell.begin(), shell.end());

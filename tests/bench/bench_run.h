@@ -31,12 +31,14 @@ struct ServerProcess {
   transport::Endpoint data, api;
 };
 /// `flags` beside where it listens (`host`), its run_dir and endpoints_file, which lie in `folder`.
-/// With `log_file` what it says goes there. Ends the program when the server does not start.
+/// With `log_file` its log goes there; with `tool` that command runs it. Ends the program when the
+/// server does not start.
 ServerProcess start_server(const std::filesystem::path& folder,
                            const std::vector<std::string>& flags,
                            const std::string& host = "127.0.0.1",
                            const std::string& network_namespace = "",
-                           const std::filesystem::path& log_file = {});
+                           const std::filesystem::path& log_file = {},
+                           const std::vector<std::string>& tool = {});
 
 /// 0.5: the median.
 double quantile(std::vector<double> values, double q);

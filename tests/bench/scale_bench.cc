@@ -1,11 +1,13 @@
 // What a worker costs its server when there are many: N workers that compute nothing and one
 // centroid-server on loopback, a model of 1 KiB, star and bsp. Processor time of the server for
-// each worker and round, which should not depend on N.
+// each worker and round, which should not depend on N. With --instructions callgrind counts the
+// server's instructions instead, which no cache and no neighbour changes.
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -22,11 +24,13 @@ namespace {
 constexpr std::uint64_t kContributions =
     50'000;  // of one N, at least; the server's clock has 10 ms
 constexpr std::uint64_t kMinRounds = 10, kWarmUpRounds = 2, kOtherFiles = 256;
+constexpr std::uint64_t kCountedContributions = 10'000;  // callgrind is 50 times slower
 
 struct Options {
   std::string workers = "64,256,1024,4000";
   std::uint64_t rounds = 0, parameters = 256;
   double bar = 0, bar_all = 0, bar_us = 0;
+  bool instructions = false;
 };
 
 /// Of the server, microseconds for each worker and round.
@@ -63,16 +67,55 @@ std::uint64_t version_of(const ServerProcess& server, std::uint64_t workers) {
   return cluster.at("version").get<std::uint64_t>();
 }
 
+std::vector<std::string> server_flags(std::uint64_t workers) {
+  const std::string count = std::to_string(workers);
+  return {"--min-workers", count,  "--max-workers", count,
+          "--lease",       "600s", "--log.level",   "error"};
+}
+
+/// Of a server that `workers` join for so many rounds.
+std::uint64_t instructions_of(const Options& options, std::uint64_t workers, std::uint64_t rounds) {
+  const Folder folder;
+  const std::string counts = folder.path() / "callgrind";
+  ServerProcess server =
+      start_server(folder.path(), server_flags(workers), "127.0.0.1", "", {},
+                   {"valgrind", "--quiet", "--tool=callgrind", "--callgrind-out-file=" + counts});
+  LightTrainers(server.data, workers, options.parameters).run(rounds);
+  server.child.stop();
+  std::ifstream file(counts);
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("totals: ")) return std::stoull(line.substr(8));
+  fail("callgrind counted nothing in " + counts);
+}
+
+/// Two runs of which one is longer: joins and the end cost both the same.
+int count_instructions(const Options& options, const std::vector<std::uint64_t>& counts) {
+  std::printf("%-10s %8s %14s\n", "workers", "rounds", "instructions");
+  double first = 0, ratio = 1;
+  for (const std::uint64_t workers : counts) {
+    const std::uint64_t rounds =
+        options.rounds > 0 ? options.rounds : std::max(kMinRounds, kCountedContributions / workers);
+    const auto longer = instructions_of(options, workers, 2 * rounds);
+    const auto shorter = instructions_of(options, workers, rounds);
+    const double each =
+        static_cast<double>(longer - shorter) / static_cast<double>(workers * rounds);
+    std::printf("%-10llu %8llu %14.0f\n", static_cast<unsigned long long>(workers),
+                static_cast<unsigned long long>(rounds), each);
+    std::fflush(stdout);
+    if (first == 0) first = each;
+    ratio = each / first;
+  }
+  std::printf("the last to the first: %.2f times\n", ratio);
+  return verdict("instructions", ratio, Bar::kAtMost, options.bar, "times");
+}
+
 Cost measure(const Options& options, std::uint64_t workers) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   const Folder folder;
-  const std::string count = std::to_string(workers);
-  const ServerProcess server = start_server(
-      folder.path(),
-      {"--min-workers", count, "--max-workers", count, "--lease", "600s", "--log.level", "error"});
+  const ServerProcess server = start_server(folder.path(), server_flags(workers));
   Cost cost;
   cost.workers = workers;
   cost.rounds =
@@ -107,6 +150,7 @@ int run(const Options& options) {
   const std::vector<std::uint64_t> counts = numbers_of(options.workers);
   // Server and workers have one file for each worker.
   raise_file_limit(*std::max_element(counts.begin(), counts.end()) + kOtherFiles);
+  if (options.instructions) return count_instructions(options, counts);
   std::printf(
       "a model of %llu bytes, star, bsp; the server's processor time for each worker and "
       "round, us\n",
@@ -142,6 +186,8 @@ void add_fields(config::Schema& schema, Options& options) {
                 .unit = "rounds"});
   schema.field("parameters", &options.parameters,
                {.text = "float32 parameters of the model", .min = 1, .max = 4096});
+  schema.field("instructions", &options.instructions,
+               {.text = "count the server's instructions with callgrind; the bar is for these"});
   schema.field("bar", &options.bar,
                {.text = "status 1 when the user time of the most workers is more times that of the "
                         "fewest; 0: no bar",

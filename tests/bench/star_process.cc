@@ -68,7 +68,7 @@ Child Child::executed(const std::vector<std::string>& command,
     std::vector<char*> arguments;
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
-    ::execv(arguments[0], arguments.data());
+    ::execvp(arguments[0], arguments.data());
     fail("cannot run " + command[0]);
   });
 }
@@ -83,6 +83,11 @@ Child::~Child() {
   if (pid_ <= 0) return;
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
+}
+
+void Child::stop() {
+  ::kill(pid_, SIGTERM);
+  ::waitpid(std::exchange(pid_, -1), nullptr, 0);
 }
 
 bool Child::is_alive() const { return pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == 0; }

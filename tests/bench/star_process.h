@@ -39,6 +39,7 @@ class Child {
   CpuTimes cpu_times() const;
   std::uint64_t status_bytes(const char* field) const;  ///< "VmRSS", "VmHWM"
   bool is_alive() const;
+  void stop();  ///< by SIGTERM; returns when it has ended
 
  private:
   explicit Child(pid_t pid) : pid_(pid) {}
