@@ -20,6 +20,7 @@ CUDA and fuzzers add names to ctest, so compare builds with the same options.
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -29,12 +30,12 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 CASE = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", re.MULTILINE)
 INSTANCE = re.compile(r"^INSTANTIATE_TEST_SUITE_P\(\s*(\w+),\s*(\w+)\s*,", re.MULTILINE)
 
-# Run in a process of its own for each file, because files of different folders share module names.
+# Run in a process of its own for each file, which then has the tests of this file alone.
 LIST_UNITTEST = """
-import importlib, pathlib, sys, unittest
-path = pathlib.Path(sys.argv[1])
-sys.path.insert(0, str(path.parent))
-module = importlib.import_module(path.stem)
+import importlib.util, sys, unittest
+spec = importlib.util.spec_from_file_location("tests", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
 
 def walk(suite):
     for one in suite:
@@ -47,8 +48,8 @@ print(*walk(unittest.defaultTestLoader.loadTestsFromModule(module)), sep="\\n")
 """
 
 
-def output_of(command):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+def output_of(command, environment=None):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stderr}")
     return done.stdout
@@ -66,7 +67,8 @@ def google_tests(command):
 
 
 def python_tests(script):
-    return output_of([sys.executable, "-c", LIST_UNITTEST, script]).split()
+    environment = {**os.environ, "PYTHONPATH": str(script.parent)}  # as for a program
+    return output_of([sys.executable, "-c", LIST_UNITTEST, script], environment).split()
 
 
 def ctest(build):

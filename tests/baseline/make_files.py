@@ -24,12 +24,12 @@ import signal
 import sys
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, wait_for
+from harness.fixed_jobs import TABLES, hash_of_committed, nth_push, state_of
+from harness.old_files import CLIENT, FILES, GOAL, LAST_PUSH, Client, OldFiles
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "process"))
-import old_files_test  # noqa: E402
-from cluster import DONE, wait_for  # noqa: E402
-from fixed_jobs import TABLES, hash_of_committed, nth_push, state_of  # noqa: E402
-from old_files_test import CLIENT, FILES, GOAL, LAST_PUSH, Client  # noqa: E402
 
 JOURNAL = ["--journal.mode", "on", "--journal.sync", "0"]
 NOT_KEPT = shutil.ignore_patterns("*.lock", "audit.*", "idempotency.*")
@@ -53,7 +53,7 @@ JOURNALS = {
 }
 
 
-class Make(old_files_test.OldFiles):
+class Make(OldFiles):
     def start(self, run, flags, servers=(), workers=3, environment=None):
         """Start a leader and its shard servers with one run_dir."""
         flags = ["--min-workers", workers, *flags, *(["--servers", 1 + len(servers)] if servers else [])]

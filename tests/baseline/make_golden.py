@@ -13,12 +13,13 @@ import pathlib
 import sys
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.golden import GOLDEN, PEERS, STAR, GoldenJobs
+
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "process"))
-import golden_test  # noqa: E402
 
 
-class Make(golden_test.Golden):
+class Make(GoldenJobs):
     runs = 0
 
     def same(self, name, job):
@@ -29,11 +30,11 @@ class Make(golden_test.Golden):
         return json.loads(found.pop())
 
     def make(self):
-        jobs = {name: self.same(name, lambda: self.star(name)) for name in golden_test.STAR}  # noqa: B023
-        jobs |= {name: self.same(name, lambda: self.peers(name)) for name in golden_test.PEERS}  # noqa: B023
+        jobs = {name: self.same(name, lambda: self.star(name)) for name in STAR}  # noqa: B023
+        jobs |= {name: self.same(name, lambda: self.peers(name)) for name in PEERS}  # noqa: B023
         jobs["tables"] = self.same("tables", lambda: self.tables(1))
         self.assertEqual(self.same("tables on two servers", lambda: self.tables(2)), jobs["tables"])
-        golden_test.GOLDEN.write_text(json.dumps({"probe": self.probe(), "jobs": jobs}, indent=1) + "\n")
+        GOLDEN.write_text(json.dumps({"probe": self.probe(), "jobs": jobs}, indent=1) + "\n")
 
 
 def main():

@@ -26,10 +26,10 @@ import tempfile
 import time
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process")]
-from cluster import die_with_parent, digits, wait_for  # noqa: E402
-from verdict import verdict  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.cluster import die_with_parent, digits, wait_for
+from verdict import verdict
 
 WATCHERS = {"status --watch", "Prometheus", "console"}
 LEAST_ASKED = 2  # answers a second: what Prometheus and status --watch alone ask for; with fewer nobody was watching

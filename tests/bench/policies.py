@@ -15,8 +15,8 @@ import statistics
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process"))
-from cluster import Process, Server, wait_for  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import Process, Server, wait_for
 
 ALONE = ("asp", "ssp")  # a contribution is a step
 

@@ -15,10 +15,10 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process"))
-from cluster import Process, Server, digits, free_port, wait_for  # noqa: E402
-from standby_test import ETCD, Etcd  # noqa: E402
-from verdict import verdict  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import Process, Server, digits, free_port, wait_for
+from harness.etcd import ETCD, Etcd
+from verdict import verdict
 
 
 def unix_seconds(event):

@@ -18,9 +18,9 @@ import sys
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "process"))
-import cluster  # noqa: E402
-from verdict import verdict  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import cluster
+from verdict import verdict
 
 
 class Flood(threading.Thread):

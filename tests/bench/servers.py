@@ -19,11 +19,10 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process"))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
-import centroid  # noqa: E402
-from cluster import Process, Server, digits, wait_for  # noqa: E402
-from verdict import verdict  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import Process, Server, digits, wait_for
+from verdict import verdict
+import centroid
 
 DIM, BATCH = 16, 4096
 

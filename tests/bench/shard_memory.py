@@ -13,9 +13,9 @@ import re
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process"))
-from cluster import Process, Server, digits, wait_for  # noqa: E402
-from verdict import verdict  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import Process, Server, digits, wait_for
+from verdict import verdict
 
 MIB = 1 << 20
 PLANES = 4

@@ -23,10 +23,9 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "process"))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
-import centroid  # noqa: E402
-from cluster import Process, Server, wait_for  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import Process, Server, wait_for
+import centroid
 
 DIM, BATCH, KEYS_STEP = 16, 512, 64
 TABLE = f"t:dim={DIM},max_bytes=8388608"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check habits of the code base: no sleeps in tests, no environment reads outside config, no detached work, no default stream of CUDA, no files beside
+"""Check habits of the code base: no sleeps in tests, no imports of tests, no environment reads outside config, no detached work, no default stream of CUDA, no files beside
 common/storage, no long files, no comments of C++ beyond the column limit (clang-format leaves comments as they are).
 
 Usage: check_habits.py [ROOT]         exit status 1 when something is found.
@@ -28,6 +28,18 @@ RULES = [
         r"tests/lint/.*",
         r"\btime\s*\.\s*sleep\s*\(",
         "a test does not sleep; wait for the condition under a deadline",
+    ),
+    (
+        r"tests/.*\.py",
+        r"",
+        r"(?m)^[ \t]*(from|import)[ \t]+([\w.]+\.)?\w+_test\b",
+        "no module imports a test; what tests share is in tests/harness",
+    ),
+    (
+        r"tests/.*\.py",
+        r"tests/(harness/__init__|lint/.*)\.py",
+        r"\bsys\.path\b(?!\.insert\(0, str\(pathlib\.Path\(__file__\)\.resolve\(\)\.parents\[1\]\)\)\n)",
+        "a test adds only the folder tests to the path: sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))",
     ),
     (
         r".*\.(h|cc|cuh?)",

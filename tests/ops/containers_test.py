@@ -16,20 +16,21 @@ import time
 import unittest
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "tests" / "ops"), str(ROOT / "dashboards")]
-import catalog  # noqa: E402
-import images  # noqa: E402
-from cluster import wait_for  # noqa: E402
-from images import IMAGES, MARK, NEXT, podman, run  # noqa: E402
-from images_test import Image, main  # noqa: E402, F401
-from kubernetes_test import missing as missing_for_kubernetes  # noqa: E402
-from kubernetes_test import action_of, next_release, objects, render, render_with  # noqa: E402
-from pods import DEADLINE_SECONDS, EVICTED, GOES_AWAY, Pods  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT, image_suite, images
+from harness.cluster import wait_for
+from harness.images import IMAGES, MARK, NEXT, podman, run
+from harness.kubernetes import action_of, missing as missing_for_kubernetes, next_release, objects, render, render_with
+from harness.pods import DEADLINE_SECONDS, EVICTED, GOES_AWAY, Pods
+import catalog
 
 FOREVER = {"CENTROID_EPOCHS": "100000", "CENTROID_MIN_WORKERS": "1"}
 SERVERS = ("centroid-server-0", "centroid-server-1")
 LEARNED = 0.9  # accuracy on the held-out digits
+
+
+class Image(image_suite.Image):
+    """What is true of images by deploy/Dockerfile (images_test.py) is so of these."""
 
 
 @unittest.skipIf(missing_for_kubernetes(), missing_for_kubernetes())
@@ -501,4 +502,4 @@ class Compose(Composed):
 
 
 if __name__ == "__main__":
-    sys.exit(main("__main__"))
+    sys.exit(image_suite.main())

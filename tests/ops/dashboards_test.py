@@ -22,17 +22,16 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "dashboards"), str(ROOT / "client" / "python")]
-import catalog  # noqa: E402
-import centroid  # noqa: E402
-import generate  # noqa: E402
-import reference  # noqa: E402
-from cluster import ClusterTest, Process, bar, free_port, main, wait_for  # noqa: E402
-from console_test import PACKAGES  # noqa: E402
-from console_test import missing as missing_for_pictures  # noqa: E402
-from standby_test import ETCD, Etcd  # noqa: E402
-from tls_test import TlsTest  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.browser import PACKAGES, missing as missing_for_pictures
+from harness.certificates import TlsTest
+from harness.cluster import ClusterTest, Process, bar, free_port, main, wait_for
+from harness.etcd import ETCD, Etcd
+import catalog
+import centroid
+import generate
+import reference
 
 IS_WRITING = os.environ.get("OPS_WRITE_REFERENCE") == "1"
 RULES = ROOT / "dashboards" / "prometheus"

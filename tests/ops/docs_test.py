@@ -14,10 +14,10 @@ import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process")]
-from cluster import ClusterTest, main  # noqa: E402
-from kubernetes_test import KEEP, SPARE_SECONDS, seconds_of_checkpoint  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.cluster import ClusterTest, main
+from harness.kubernetes import KEEP, SPARE_SECONDS, seconds_of_checkpoint
 
 SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "./centroid", "deploy/compose/make-secrets", "etcd", "openssl")
 QUIET = ("etcd", "openssl", "cp", "mkdir", "sudo", "git", "cmake", "ctest", "make-secrets")  # not checked here

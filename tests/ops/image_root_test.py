@@ -12,11 +12,10 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "tests" / "ops")]
-import images  # noqa: E402
-from cluster import Runner  # noqa: E402
-from images import run  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT, images
+from harness.cluster import Runner
+from harness.images import run
 
 SKIPPED = 77
 STUBS = ("libdl.so.2", "libpthread.so.0", "librt.so.1")  # of glibc, since 2.34 empty

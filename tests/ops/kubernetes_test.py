@@ -5,21 +5,19 @@ kubernetes_test.py BIN_DIR     needs kubectl, node, and in the folder OPS_NODE_P
 
 import itertools
 import json
-import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "process"), str(ROOT / "dashboards")]
-import catalog  # noqa: E402
-from cluster import Runner  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.browser import PACKAGES
+from harness.cluster import Runner
+from harness.kubernetes import KEEP, KUBERNETES, SPARE_SECONDS, action_of, missing, next_release, objects, render, render_with, seconds_of_checkpoint
+import catalog
 
-KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("dev", "prod", "jobset", "ha")
 # What may be added to an overlay, in this order: what it has not, and what fits. Of the second tuple at most one: they exclude each other.
 FITTING = {
@@ -28,11 +26,7 @@ FITTING = {
     "jobset": (("monitoring", "networkpolicy", "gpu", "tls"), ()),
     "ha": (("gpu", "tls"), ()),
 }
-PACKAGES = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", ROOT / ".cache" / "node"))
 SKIPPED = 77
-KEEP = 3  # checkpoint.keep, where nothing is said of it
-DISK_BYTES_PER_SECOND = 100e6  # of docs/how-to/capacity.md, "Sizing"
-SPARE_SECONDS = 20
 ANNOTATION_BYTES = 256 * 1024  # what the API server takes of all annotations of an object
 START_SECONDS = 600  # that a server may take to read its checkpoint, a worker its data, before it is restarted
 # What each container's probes ask of it; of an update that goes on behind a standby there is a test of its own.
@@ -42,34 +36,6 @@ PROBES = {
     "shard": {"readinessProbe": ("/readyz", "metrics"), "livenessProbe": ("/livez", "metrics")},  # it listens from the start
     "etcd": {"readinessProbe": ("/health", "client"), "livenessProbe": ("", "client")},  # "": that its port is open
 }
-
-
-def kustomize(folder):
-    return subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
-
-
-def render(overlay):
-    return kustomize(KUBERNETES / "overlays" / overlay)
-
-
-def render_with(*components, overlay="dev", more=""):
-    """An overlay and components, and what else its kustomization says."""
-    with tempfile.TemporaryDirectory() as folder:
-        base = os.path.relpath(KUBERNETES, os.path.realpath(folder))
-        text = f"""apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{base}/overlays/{overlay}]
-components: [{", ".join(f"{base}/components/{component}" for component in components)}]
-{more}"""
-        (pathlib.Path(folder) / "kustomization.yaml").write_text(text)
-        return kustomize(folder)
-
-
-def next_release():
-    """What docs/how-to/deploy.md puts into an overlay for workers of the next image: they are a second Job."""
-    text = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
-    (found,) = [block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "allowNameChange" in block]
-    return found
 
 
 def combinations():
@@ -92,13 +58,6 @@ IMAGE_SETTINGS = {
 def strict_check(text):
     script = pathlib.Path(__file__).with_name("check_objects.mjs")
     return subprocess.run(["node", script, PACKAGES], input=text, capture_output=True, text=True, check=False)
-
-
-def objects(text):
-    """Rendered objects, by way of the same YAML reader as the check."""
-    program = "const {parseAllDocuments:p}=require('yaml');process.stdout.write(JSON.stringify(p(require('fs').readFileSync(0,'utf8')).map(d=>d.toJS())))"
-    done = subprocess.run(["node", "-e", program], input=text, capture_output=True, text=True, check=True, cwd=PACKAGES)
-    return json.loads(done.stdout)
 
 
 def pod_specs(object_):
@@ -132,33 +91,12 @@ def claims_of(all_objects):
     return claims
 
 
-def bytes_of(quantity):
-    """Bytes of a quantity such as 50Gi."""
-    number, unit = re.fullmatch(r"(\d+)([KMGT]i)", quantity).groups()
-    return int(number) * 1024 ** ("KMGT".index(unit[0]) + 1)
-
-
-def seconds_of_checkpoint(claim, memory, keep):
-    """Of the largest that claim or memory allows, as docs/how-to/capacity.md reckons: `keep` of them and the one that is written lie on the disk, and one
-    is smaller than the memory."""
-    return max(bytes_of(claim) / (keep + 1), bytes_of(memory)) / DISK_BYTES_PER_SECOND
-
-
 def jobs(object_):
     """(name of the container, JobSpec) of a Job, or of those of a JobSet."""
     specs = [object_["spec"]] if object_["kind"] == "Job" else []
     if object_["kind"] == "JobSet":
         specs = [one["template"]["spec"] for one in object_["spec"]["replicatedJobs"]]
     return [(spec["template"]["spec"]["containers"][0]["name"], spec) for spec in specs]
-
-
-def action_of(spec, container, status):
-    """The action of the first rule of a Job's podFailurePolicy that an exit status meets; None: it is counted, as without rules."""
-    for rule in spec["podFailurePolicy"]["rules"]:
-        codes = rule.get("onExitCodes")
-        if codes and codes["operator"] == "In" and codes["containerName"] == container and status in codes["values"]:
-            return rule["action"]
-    return None
 
 
 def passes(all_objects, source, target, port):
@@ -530,15 +468,6 @@ class Rendered(unittest.TestCase):
                     (rule,) = one["spec"]["failurePolicy"]["rules"]
                     self.assertEqual((rule["action"], set(rule["onJobFailureReasons"])), ("FailJobSet", {"PodFailurePolicy", "FailedIndexes"}))
         self.assertEqual(seen, {("Job", "worker"), ("JobSet", "server"), ("JobSet", "worker")})
-
-
-def missing():
-    for program in ("kubectl", "node"):
-        if not shutil.which(program):
-            return f"no {program} here"
-    if not (PACKAGES / "node_modules" / "kubernetes-models").is_dir():
-        return f"no packages in {PACKAGES}; ./centroid test --ops fetches them"
-    return None
 
 
 if __name__ == "__main__":

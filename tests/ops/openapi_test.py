@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "process"))
-from cluster import ClusterTest, main  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.cluster import ClusterTest, main
 
 SKIPPED = 77
 REDOCLY = pathlib.Path(os.environ.get("OPS_NODE_PACKAGES", "")) / "node_modules" / ".bin" / "redocly"

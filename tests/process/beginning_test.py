@@ -1,11 +1,14 @@
 """A server that reads what it goes on from, or begins with. beginning_test.py BIN_DIR"""
 
+import pathlib
 import signal
 import struct
+import sys
 
-from cluster import DONE, ClusterTest, main, wait_for
-from rows_test import OPEN, RowsClient
-from wire import REQUEST, connect, header, hello, read_frame, text
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, ClusterTest, main, wait_for
+from harness.rows import OPEN, RowsClient
+from harness.wire import REQUEST, connect, header, hello, read_frame, text
 
 
 class EmbClient(RowsClient):

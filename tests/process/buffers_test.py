@@ -2,11 +2,13 @@
 
 import array
 import json
+import pathlib
 import struct
+import sys
 
-import client_test
-from client_test import centroid
-from cluster import DONE, USAGE, ClusterTest, main
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.client import ClientTest
+from harness.cluster import DONE, USAGE, ClusterTest, main
 
 
 def tensors_of(folder):
@@ -69,7 +71,7 @@ class Worker(ClusterTest):
         self.assertIn("policy asp", worker.text())
 
 
-class Program(client_test.ClientTest):
+class Program(ClientTest):
     def test_buffers_are_averaged_and_not_trained(self):
         server = self.server("--rounds", 2, "--min-workers", 2, "--optimizer", "adam", "--lr", "0.5", "--exit-when-finished")
         tensors = [{"w": array.array("f", [1]), "n.running_mean": array.array("f", [0, 8]), "n.running_var": array.array("f", [1])} for _ in range(2)]

@@ -1,6 +1,10 @@
 """Unequal workers with the real programs: shares by speed, a worker that is killed, settings. cadence_test.py BIN_DIR"""
 
-from cluster import SAMPLES, USAGE, ClusterTest, main
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import SAMPLES, USAGE, ClusterTest, main
 
 TRAIN = SAMPLES * 4 // 5
 MODEL = "mlp:64-256-256-10"  # steps of about a millisecond: small ones are all overhead

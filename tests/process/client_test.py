@@ -13,67 +13,11 @@ import sys
 import threading
 import unittest
 
-from cluster import DONE, ClusterTest, Process, main, wait_for
-from wire import REQUEST, connect, header, hello, read_exactly, read_frame
-
-SOURCES = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLE = SOURCES / "client" / "python" / "examples" / "digits.py"
-sys.path.insert(0, str(SOURCES / "client" / "python"))
-import centroid  # noqa: E402
-
-
-def python_with_numpy():
-    """An interpreter for the example."""
-    for place in (sys.executable, "/usr/bin/python3"):
-        if subprocess.run([place, "-c", "import numpy"], capture_output=True, check=False).returncode == 0:
-            return place
-    return None
-
-
-class ClientTest(ClusterTest):
-    def setUp(self):
-        library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
-        try:
-            centroid.load(library)
-        except centroid.CentroidError as error:
-            if "asan" in error.message or "tsan" in error.message or "static TLS" in error.message:
-                self.skipTest(f"a library with a sanitizer cannot be loaded by Python: {error.message}")
-            raise
-        self.environment = {"LIBCENTROID": str(library)}
-        self.trainers = []
-        self.addCleanup(lambda: [one.close() for one in self.trainers])
-
-    def trainer(self, server, name, tensors, **more):
-        options = {"samples": 60, "batch": 4, "timeout": 30, **more}
-        made = centroid.Trainer(server if isinstance(server, str) else server.data, tensors, name=name, **options)
-        self.trainers.append(made)
-        return made
-
-    def at_once(self, run, count=2):
-        """run(0), run(1), ... each in its thread; what one of them raises is raised here."""
-        with concurrent.futures.ThreadPoolExecutor(count) as pool:
-            for done in [pool.submit(run, i) for i in range(count)]:
-                done.result()
-
-    def example(self, server, name, *arguments):
-        log = self.folder / f"{name}.log"
-        program = [EXAMPLE, server.data, self.data_dir() / "digits.csv.gz", "--name", name, *arguments]
-        process = Process(self.numpy, program, log, {**os.environ, **self.environment, "OPENBLAS_NUM_THREADS": "1"})
-        self.processes.append(process)
-        return process
-
-    @property
-    def numpy(self):
-        found = python_with_numpy()
-        if found is None:
-            self.skipTest("no python3 with numpy on this machine")
-        return found
-
-    def assert_fails(self, code, text, call, *arguments, **named):
-        with self.assertRaises(centroid.CentroidError) as caught:
-            call(*arguments, **named)
-        self.assertEqual(caught.exception.code, code, caught.exception)
-        self.assertIn(text, caught.exception.message)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.client import ClientTest
+from harness.cluster import DONE, Process, main, wait_for
+from harness.wire import REQUEST, connect, header, hello, read_exactly, read_frame
+import centroid
 
 
 class OldLibrary(ClientTest):
@@ -311,11 +255,6 @@ class Arrays(ClientTest):
         self.assertEqual(list(quick), [])
         self.assertEqual(quick.end, centroid.End.STOPPED)
         slow.close()
-
-
-def array_of(columns, values):
-    memory = memoryview(array.array("f", values)).cast("B")
-    return memory.cast("f", [len(values) // columns, columns])
 
 
 class Example(ClientTest):

@@ -1,12 +1,15 @@
 """Compressed gradients with the real programs. codec_test.py BIN_DIR"""
 
 import json
+import pathlib
 import shutil
 import signal
 import struct
+import sys
 
-import wire
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import wire
+from harness.cluster import DONE, USAGE, ClusterTest, main, wait_for
 
 WIDE = "mlp:64-256-10"
 CODECS = (

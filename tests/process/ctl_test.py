@@ -10,11 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 
-from cluster import DONE, FAILED, Process, free_port, main, wait_for
-from ctl import ANSWERED_BADLY, STOPPED, UNREACHABLE, USAGE, Altered, CtlTest
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, FAILED, Process, free_port, main, wait_for
+from harness.ctl import ANSWERED_BADLY, STOPPED, UNREACHABLE, USAGE, Altered, CtlTest
 
 
 class Ctl(CtlTest):

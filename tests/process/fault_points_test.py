@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 
-from cluster import DEADLINE_SECONDS, DONE, ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DEADLINE_SECONDS, DONE, ClusterTest, main, wait_for
 
 PROGRAMS = ("centroid-server", "centroid-worker", "centroidctl")
 OF_FAULT_POINTS = (b"CENTROID_TEST_FAULT", b"CENTROID_TEST_FAULT_LOG", b"CENTROID_TEST_HOLD")

@@ -1,6 +1,10 @@
 """What error feedback has left to send, on disk: stops, kills and resumes have the bits of a run without. feedback_test.py BIN_DIR"""
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, ClusterTest, main, wait_for
 
 MODEL = "mlp:64-128-10"
 CODEC = "topk:0.05,momentum=0.5,warmup=70"

@@ -5,10 +5,12 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import unittest
 
-from cluster import DONE, main
-from ctl import ANSWERED_BADLY, Altered, CtlTest
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, main
+from harness.ctl import ANSWERED_BADLY, Altered, CtlTest
 
 
 class Fetch(CtlTest):

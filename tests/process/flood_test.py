@@ -13,7 +13,8 @@ import sys
 import threading
 import unittest
 
-from cluster import ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import ClusterTest, main, wait_for
 
 IDLE, DRIPPING, SPARE = 5000, 200, 500
 ROUNDS, QUESTIONS = 30, 20

@@ -3,6 +3,7 @@
 import ast
 import functools
 import os
+import pathlib
 import random
 import signal
 import struct
@@ -10,8 +11,9 @@ import sys
 import time
 import traceback
 
-import wire
-from cluster import DEADLINE_SECONDS, DONE, ClusterTest, bar, main
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import wire
+from harness.cluster import DEADLINE_SECONDS, DONE, ClusterTest, bar, main
 
 KILLS = 500
 TENSORS = [(f"t{i}", (16,)) for i in range(13)]

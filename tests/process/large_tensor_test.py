@@ -1,12 +1,15 @@
 """One tensor of more than 2^33 bytes and 2^31 elements over a socket: every chunk comes back as the mean of what was sent. large_tensor_test.py BIN_DIR"""
 
 import functools
+import pathlib
 import struct
+import sys
 import threading
 import unittest
 
-import wire
-from cluster import DONE, SAMPLES, ClusterTest, main
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import wire
+from harness.cluster import DONE, SAMPLES, ClusterTest, main
 
 GIB = 1 << 30
 ELEMENTS = 9 * GIB // 4

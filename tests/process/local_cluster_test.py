@@ -13,12 +13,12 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+import progress
+
 HERE = pathlib.Path(__file__).resolve().parent
-DRIVER = HERE.parents[1] / "deploy" / "local_cluster.py"
-sys.path.insert(0, str(DRIVER.parent))
-
-import progress  # noqa: E402
-
+DRIVER = ROOT / "deploy" / "local_cluster.py"
 DEADLINE_SECONDS = 120
 
 

@@ -1,8 +1,11 @@
 """Rounds of local steps with the real programs: kills, resumes, slow workers, refusals. local_steps_test.py BIN_DIR"""
 
+import pathlib
 import signal
+import sys
 
-from cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
 
 STEPS = ["--local-steps", "4", "--min-workers", "2"]
 INNER = ["--inner.optimizer", "adamw", "--inner.lr", "0.002"]

@@ -1,10 +1,13 @@
 """Workers that come, go, hang and come back while a real job goes on; peers that misbehave. membership_test.py BIN_DIR"""
 
+import pathlib
 import signal
 import struct
+import sys
 
-from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
-from wire import GOODBYE, Link, connect, garbage, header, hello, is_closed, read_error, read_frame
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
+from harness.wire import GOODBYE, Link, connect, garbage, header, hello, is_closed, read_error, read_frame
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB: many chunks a round
 HUGE = "mlp:64-2048-2048-10"  # 17 MB: more than the buffers of a connection hold

@@ -12,9 +12,10 @@ import socket
 import sys
 import unittest
 
-from client_test import ClientTest
-from cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
-from standby_test import ETCD, Etcd
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.client import ClientTest
+from harness.cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
+from harness.etcd import ETCD, Etcd
 
 SCRAPES = 60
 SCRAPE_BAR_MS = 2 * int(os.environ.get("CENTROID_TEST_PATIENCE", "1"))  # of processor time; programs under a sanitizer are slow

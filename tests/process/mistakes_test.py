@@ -7,9 +7,11 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 
-from cluster import FAILED, ClusterTest, main
-from ctl import ANSWERED_BADLY, USAGE, CtlTest
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import FAILED, ClusterTest, main
+from harness.ctl import ANSWERED_BADLY, USAGE, CtlTest
 
 NOBODY = 65534
 

@@ -4,10 +4,12 @@ import math
 import pathlib
 import signal
 import subprocess
+import sys
 
-from cluster import DONE, USAGE, ClusterTest, main
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
+from harness.cluster import DONE, USAGE, ClusterTest, main
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPE = "transformer:layers=1,width=32,heads=2,context=32"
 TEXT = f"text:{ROOT}/LICENSE"
 

@@ -1,11 +1,14 @@
 """Which server holds what: tensors, rows, and how evenly. places_test.py BIN_DIR"""
 
+import pathlib
 import signal
+import sys
 
-from cluster import DONE, Process, main, wait_for
-from ctl import CtlTest
-from rows_moves_test import MovingClient
-from rows_servers_test import PATIENT, bucket
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, Process, main, wait_for
+from harness.ctl import CtlTest
+from harness.rows_moves import MovingClient
+from harness.rows_servers import PATIENT, bucket
 
 MODEL = "mlp:64-" + "32-" * 40 + "10"  # 82 tensors
 TABLES = "count:dim=1,optimizer=sgd,lr=1;other:dim=2"

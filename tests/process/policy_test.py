@@ -1,12 +1,15 @@
 """Rounds that close without some workers: nobody is held up, nobody is lost, all end with the same bits. policy_test.py BIN_DIR"""
 
 import contextlib
+import pathlib
 import signal
 import struct
+import sys
 import threading
 
-from cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
-from wire import Client, Link, text
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, ClusterTest, Hold, main, wait_for
+from harness.wire import Client, Link, text
 
 POLICIES = ("backup:1", "quorum:2", "quorum:2,grace=0", "asp")
 

@@ -1,13 +1,15 @@
 """Learning rates that change from round to round, under kill -9. rates_test.py BIN_DIR"""
 
+import pathlib
 import signal
+import sys
 
-import durability_test
-from cluster import DONE, main
-from durability_test import JOURNAL, ROUNDS, state_bytes
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, main
+from harness.durability import JOURNAL, ROUNDS, DurabilityTest, state_bytes
 
 
-class Workers(durability_test.DurabilityTest):
+class Workers(DurabilityTest):
     def test_a_round_is_replayed_with_the_rate_by_its_workers(self):
         """A replay knows of no workers but what the journal says."""
         plain = self.whole("plain", *JOURNAL)
@@ -19,7 +21,7 @@ class Workers(durability_test.DurabilityTest):
                 self.assertTrue(self.disturbed(f"killed-{number}", expected, *arguments, fault="round.committed:9"))
 
 
-class Rates(durability_test.DurabilityTest):
+class Rates(DurabilityTest):
     """The learning rate may change between two rounds: each is replayed with the one it was made with."""
 
     def test_of_servers_that_were_started_with_others(self):

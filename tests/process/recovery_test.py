@@ -3,13 +3,16 @@
 import contextlib
 import json
 import os
+import pathlib
 import shutil
 import signal
 import struct
 import subprocess
+import sys
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, Hold, Process, main, wait_for
-from ctl import ANSWERED_BADLY, CtlTest
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, FAILED, USAGE, ClusterTest, Hold, Process, main, wait_for
+from harness.ctl import ANSWERED_BADLY, CtlTest
 
 WIDE = "mlp:64-512-512-10"
 NO_SPACE = "No space left on device"

@@ -4,12 +4,15 @@ An operation that the document has and PLAN has not, or the other way round, fai
 """
 
 import json
+import pathlib
 import re
+import sys
 import unittest
 import urllib.error
 import urllib.request
 
-from cluster import ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import ClusterTest, main, wait_for
 
 try:
     import jsonschema

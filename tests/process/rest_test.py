@@ -4,12 +4,15 @@ import array
 import http.client
 import json
 import math
+import pathlib
 import signal
 import socket
+import sys
 import urllib.error
 import urllib.request
 
-from cluster import DONE, USAGE, ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, ClusterTest, main, wait_for
 
 STOPPED = 143
 OPERATOR = "the-operator"

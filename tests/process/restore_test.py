@@ -3,11 +3,14 @@
 import contextlib
 import http.client
 import json
+import pathlib
 import shutil
 import signal
+import sys
 
-import fault_points
-from cluster import DONE, ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import fault_points
+from harness.cluster import DONE, ClusterTest, main, wait_for
 
 JOURNAL = ["--journal.mode", "on", "--journal.sync", "0"]
 GOAL = 24

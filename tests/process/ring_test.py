@@ -1,9 +1,12 @@
 """Exchanges ring and hierarchical with the real programs: gradients go among the workers, the server coordinates. ring_test.py BIN_DIR"""
 
+import pathlib
 import signal
+import sys
 
-from cluster import DONE, HALTED, USAGE, ClusterTest, free_port, main, wait_for
-from wire import Link
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, HALTED, USAGE, ClusterTest, free_port, main, wait_for
+from harness.wire import Link
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB
 

@@ -2,13 +2,14 @@
 
 import array
 import math
+import pathlib
 import random
+import sys
 import threading
 
-import client_test
-from cluster import DONE, USAGE, ClusterTest, main
-
-import centroid
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.client import ClientTest
+from harness.cluster import DONE, USAGE, ClusterTest, Process, main
 
 TRAINING = 2000 - 360  # of the digits that tests make, by digits.py
 SHAPES = {"hidden.weight": (64, 32), "hidden.bias": (32,), "output.weight": (32, 10), "output.bias": (10,)}
@@ -39,14 +40,14 @@ class Liar(threading.Thread):
         self.trainer.close()
 
 
-class Robust(client_test.ClientTest):
+class Robust(ClientTest):
     def accuracy(self, run, aggregate, *flags, servers=1, value=1000.0):
         """Of three honest workers in the last epoch of a job, with a fourth that lies."""
         common = ["--min-workers", 4, "--rounds", 200, "--lr", "0.5", "--aggregate", aggregate, "--exit-when-finished"]
         if servers > 1:
             common += ["--servers", servers, "--chunk-bytes", 1024]
         server = self.server(*common, *flags, name=f"server-{run}", run=run)
-        shards = [self._start(client_test.Process, "centroid-server", f"{run}-s{i}", ["--join", server.data, "--name", f"s{i}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"], None) for i in range(1, servers)]
+        shards = [self._start(Process, "centroid-server", f"{run}-s{i}", ["--join", server.data, "--name", f"s{i}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"], None) for i in range(1, servers)]
         honest = [self.example(server, f"{name}-{run}") for name in "abc"]
         liar = Liar(self, server, value)
         self.assert_exit(DONE, *honest, server, *shards)

@@ -1,14 +1,17 @@
 """Tables of sparse rows through the Python package and libcentroid.so. rows_client_test.py BIN_DIR"""
 
 import array
+import pathlib
 import signal
+import sys
 
-import client_test
-from client_test import array_of, centroid
-from cluster import DONE, Process, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.client import ClientTest, array_of
+from harness.cluster import DONE, Process, main, wait_for
+import centroid
 
 
-class Rows(client_test.ClientTest):
+class Rows(ClientTest):
     def test_rows(self):
         server = self.server("--tables", "emb:dim=2,lr=0.5,optimizer=sgd,init=zeros")
         with centroid.Rows(server.data, "emb", timeout=20) as rows:
@@ -30,7 +33,7 @@ class Rows(client_test.ClientTest):
             self.assertEqual(rows.pull([3]).tolist(), [[-0.5]])
 
 
-class RowsOfServers(client_test.ClientTest):
+class RowsOfServers(ClientTest):
     """A push of which one of two servers gives no answer in time: what it comes to is found out, and each key counts once."""
 
     KEYS = list(range(40))

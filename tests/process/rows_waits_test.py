@@ -1,20 +1,22 @@
 """For whom clients of rows wait: they say it themselves, and so does the server that holds them up. rows_waits_test.py BIN_DIR"""
 
 import os
+import pathlib
 import re
 import signal
 import sys
 
-import client_test
-import rows_servers_test
-from cluster import Process, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import PYTHON
+from harness.client import ClientTest
+from harness.cluster import Process, main, wait_for
+from harness.rows_servers import RowsServersCluster
 
 LONG_SECONDS = 2  # from which on a wait is told
 PROGRAM = """
 import sys
-sys.path.insert(0, sys.argv[1])
 import centroid
-with centroid.Rows(sys.argv[2], "count", timeout=120, name="reader") as rows:
+with centroid.Rows(sys.argv[1], "count", timeout=120, name="reader") as rows:
     for turn in range(10**9):
         rows.pull(range(64))
         if turn % 20 == 0:
@@ -22,16 +24,16 @@ with centroid.Rows(sys.argv[2], "count", timeout=120, name="reader") as rows:
 """
 
 
-class RowsWaits(client_test.ClientTest):
-    shard = rows_servers_test.RowsServersTest.shard
-    leader = rows_servers_test.RowsServersTest.leader
-    wait_serving = rows_servers_test.RowsServersTest.wait_serving
+class RowsWaits(ClientTest):
+    shard = RowsServersCluster.shard
+    leader = RowsServersCluster.leader
+    wait_serving = RowsServersCluster.wait_serving
 
     def reader(self, servers):
         program = self.folder / "reader.py"
         program.write_text(PROGRAM)
-        environment = {**os.environ, **self.environment}
-        reader = Process(sys.executable, [program, client_test.SOURCES / "client" / "python", servers], self.folder / "reader.log", environment)
+        environment = {**os.environ, **self.environment, "PYTHONPATH": str(PYTHON)}
+        reader = Process(sys.executable, [program, servers], self.folder / "reader.log", environment)
         self.processes.append(reader)
         self.wait_pulls(reader)
         return reader

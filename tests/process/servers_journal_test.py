@@ -7,11 +7,12 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 
-import ctl
-import fault_points
-import servers_test
-from cluster import DONE, USAGE, Hold, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ctl, fault_points
+from harness.cluster import DONE, USAGE, Hold, Process, main, wait_for
+from harness.servers import CHUNKS, MODEL, ServersTest
 
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
@@ -23,25 +24,25 @@ OF_ROUTE = "servers.route_written"
 OF_VERIFY = {"verify.journal", "verify.rows", "verify.tables"}  # rows_servers_test.py holds the last two up
 
 
-class JournalTest(servers_test.ServersTest):
+class JournalTest(ServersTest):
     """A leader, the shard servers b and c, three workers."""
 
     def start_leader(self, run, *arguments, name, environment=None, rounds=ROUNDS, **places):
         goal = ["--rounds", rounds, "--exit-when-finished", "--checkpoint.every-rounds", CHECKPOINT_EVERY, "--run-id", "r"]
-        common = ["--servers", 3, "--min-workers", 3, "--optimizer", "momentum", "--lr", "0.05", *servers_test.CHUNKS]
+        common = ["--servers", 3, "--min-workers", 3, "--optimizer", "momentum", "--lr", "0.05", *CHUNKS]
         common += ["--journal.mode", "on", "--journal.sync", "0", "--log.level", "debug"]
         return self.launch_server(*goal, *common, *arguments, run=run, name=name, environment=environment, **places)
 
     def start_shard(self, leader, run, which, *arguments, tag="", environment=None, folder=None):
         places = ["--join", leader.data, "--name", which, "--listen", "127.0.0.1:0", "--run-dir", self.folder / (folder or run)]
-        return self._start(servers_test.Process, "centroid-server", f"{which}-{run}{tag}", [*places, *arguments], environment)
+        return self._start(Process, "centroid-server", f"{which}-{run}{tag}", [*places, *arguments], environment)
 
     def start_all(self, run, *arguments, environments=None, rounds=ROUNDS):
         environments = environments or {}
         leader = self.start_leader(run, *arguments, name=f"leader-{run}", environment=environments.get("leader"), rounds=rounds)
         leader.wait_ready()
         shards = {which: self.start_shard(leader, run, which, environment=environments.get(which)) for which in "bc"}
-        workers = [self.worker(leader, f"w{i}-{run}", model=servers_test.MODEL, environment=environments.get(f"w{i}")) for i in range(3)]
+        workers = [self.worker(leader, f"w{i}-{run}", model=MODEL, environment=environments.get(f"w{i}")) for i in range(3)]
         return leader, shards, workers
 
     def whole(self, run, *arguments, environments=None, rounds=ROUNDS):

@@ -1,15 +1,18 @@
 """What a worker must not send to any of several servers: refused by name, and no server's state changes a bit. servers_refusals_test.py BIN_DIR"""
 
 import contextlib
+import pathlib
 import signal
 import struct
+import sys
 import threading
 import types
 
-import refusals_test
-import servers_test
-from cluster import DONE, USAGE, main, wait_for
-from wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, Link, connect, header, hello, read_error, read_exactly, read_frame, text
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, main, wait_for
+from harness.peer import Peer as LeaderPeer
+from harness.servers import MODEL, ServersTest
+from harness.wire import ERROR, GOODBYE, HEADER_BYTES, REQUEST, Link, connect, header, hello, read_error, read_exactly, read_frame, text
 
 NAN, INFINITY = float("nan"), float("inf")
 SIZES = (8, 6, 1)  # by chunk: one on each of three servers
@@ -43,7 +46,7 @@ class Session:
                 return read_error(head)[1]
 
 
-class Peer(refusals_test.Peer):
+class Peer(LeaderPeer):
     """A worker of a model on several servers."""
 
     ROUTE, HEARTBEAT = 124, 26
@@ -170,7 +173,7 @@ CODECS = {
 }
 
 
-class Lies(servers_test.ServersTest):
+class Lies(ServersTest):
     def started(self, *arguments, of_shards=()):
         """Three servers with a chunk each, and one committed round."""
         flags = ["--servers", 3, "--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s"]
@@ -261,7 +264,7 @@ class Lies(servers_test.ServersTest):
         self.shard(leader, "b")
         for number, codec in enumerate(["f32", "bf16:feedback=on", "bf16", "f16", "int8", "int8:rounding=stochastic", "sign", "topk:0.1", "topk:0.1,values=int8", "topk:0.1,scope=global"]):
             with self.subTest(codec=codec):
-                worker = self.worker(leader, f"w{number}", "--codec", codec, model=servers_test.MODEL)
+                worker = self.worker(leader, f"w{number}", "--codec", codec, model=MODEL)
                 leader.wait_event("member.joined", worker=f"w{number}")
                 leader.wait_more_rounds(10)
                 worker.send(signal.SIGTERM)
@@ -523,14 +526,14 @@ class Lies(servers_test.ServersTest):
         for clip, most in ((["--clip-norm", "1"], 114_424), ([], 457_696)):
             with self.subTest(clip=clip):
                 leader = self.launch_server("--servers", 2, *flags, *clip, name=f"leader{most}", run=f"run{most}").wait_ready()
-                peer = refusals_test.Peer(leader.data, "peer", many).join()
+                peer = LeaderPeer(leader.data, "peer", many).join()
                 if clip:
                     self.assertIn(f"the model has 120000 chunks, on several servers with clip_norm at most {most} can be told of: set a larger chunk_bytes, which is 64", peer.refusal())
                 else:
                     self.assertEqual(peer.next()[:2], (peer.JOIN, 2))
                 peer.close()
         one = self.launch_server(*flags, "--clip-norm", "1", name="one", run="one").wait_ready()
-        peer = refusals_test.Peer(one.data, "peer", many).join()
+        peer = LeaderPeer(one.data, "peer", many).join()
         while peer.next()[0] != peer.INIT_REQUEST:
             pass
         self.assert_status(self.shard(one, "late"), USAGE, "server 'late' is refused", "the model has 120000 chunks")

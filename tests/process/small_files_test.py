@@ -8,14 +8,16 @@ import json
 import pathlib
 import signal
 import subprocess
+import sys
 import unittest
 import urllib.error
 import urllib.request
 
-import fault_points
-from cluster import DONE, ClusterTest, Server, free_port, main, wait_for
-from ctl import Altered
-from standby_test import ETCD, Etcd
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT, fault_points
+from harness.cluster import DONE, ClusterTest, Server, free_port, main, wait_for
+from harness.ctl import Altered
+from harness.etcd import ETCD, Etcd
 
 MOST = 12  # times that a point is reached in one of these tests
 OPERATOR = "operator-secret"
@@ -360,7 +362,7 @@ class Adapters(SmallFilesTest):
     """adapter_model.safetensors and adapter_config.json"""
 
     SHAPE = "transformer:layers=1,width=16,heads=2,context=8"
-    TEXT = f"text:{fault_points.SOURCES}/LICENSE"
+    TEXT = f"text:{ROOT}/LICENSE"
 
     def alone(self, name, *arguments, model, environment=None):
         flags = ["--exchange", "local", "--optimizer", "adamw", "--lr", "0.01", "--rounds", 2, "--data", self.TEXT]

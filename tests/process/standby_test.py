@@ -6,9 +6,7 @@ disturbed. Times are printed; the bar is that of docs/how-to/high-availability.m
 
 import array
 import json
-import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,38 +16,14 @@ import unittest
 import urllib.error
 import urllib.request
 
-from cluster import DONE, HALTED, USAGE, ClusterTest, Process, bar, free_port, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, HALTED, USAGE, ClusterTest, Process, bar, free_port, main, wait_for
+from harness.etcd import ETCD, Etcd
+import centroid
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
-import centroid  # noqa: E402
-
-ETCD = shutil.which("etcd") or shutil.which("etcd", path=os.environ.get("OPS_ETCD", ""))
 BAR_SECONDS = 5
 SLEEP_SECONDS = 20
 GOAL = 4000
-
-
-class Etcd(Process):
-    """One etcd on loopback, that can be killed and started again on its data."""
-
-    def __init__(self, folder, client, peer):
-        self.client, self.url = client, f"http://127.0.0.1:{client}"
-        peers = f"http://127.0.0.1:{peer}"
-        arguments = ["--name", "e", "--data-dir", folder / "etcd", "--listen-client-urls", self.url]
-        arguments += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
-        arguments += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"e={peers}"]
-        super().__init__(ETCD, arguments, folder / "etcd.log", None)
-        wait_for(self.is_healthy, "etcd to answer")
-
-    def is_healthy(self):
-        if not self.is_running():
-            raise AssertionError(f"etcd ended with {self.child.returncode}:\n{self.text()[-2000:]}")
-        try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(f"{self.url}/health", timeout=1) as reply:
-                return json.loads(reply.read())["health"] == "true"
-        except OSError:
-            return False
 
 
 @unittest.skipIf(ETCD is None, "etcd is not installed (package etcd-server)")

@@ -8,9 +8,11 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 
-from cluster import DONE, FAILED, USAGE, ClusterTest, free_port, main, wait_for
-from wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, Link, connect, header, hello, is_closed, read_error, read_frame, text
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, FAILED, USAGE, ClusterTest, free_port, main, wait_for
+from harness.wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, Link, connect, header, hello, is_closed, read_error, read_frame, text
 
 
 class Configuration(ClusterTest):

@@ -1,13 +1,16 @@
 """POST /v1/job:stop and a halt hold when the server is started again: for workers that were away, on several servers, until job:resume. stop_test.py BIN_DIR"""
 
 import json
+import pathlib
 import shutil
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
 
-from cluster import DONE, HALTED, ClusterTest, Process, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, HALTED, ClusterTest, Process, main, wait_for
 
 LEASE = ["--lease", 1000]
 

@@ -13,11 +13,10 @@ import urllib.error
 import urllib.request
 import xml.etree.ElementTree
 
-from cluster import DONE, ClusterTest, main, wait_for
-
-PYTHON = pathlib.Path(__file__).resolve().parents[2] / "client" / "python"
-sys.path.insert(0, str(PYTHON))
-import centroid  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import PYTHON
+from harness.cluster import DONE, ClusterTest, main, wait_for
+import centroid
 
 PROGRAM = """
 import array, sys, threading

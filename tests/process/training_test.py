@@ -3,10 +3,13 @@
 import array
 import json
 import math
+import pathlib
 import re
 import struct
+import sys
 
-from cluster import DONE, HALTED, USAGE, ClusterTest, main
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, HALTED, USAGE, ClusterTest, main
 
 
 class Repeating(ClusterTest):

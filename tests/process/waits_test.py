@@ -1,9 +1,12 @@
 """Who is waited for, and who is told. waits_test.py BIN_DIR"""
 
 import contextlib
+import pathlib
 import signal
+import sys
 
-from cluster import DONE, ClusterTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, ClusterTest, main, wait_for
 
 FLAGS = ("--min-workers", 2, "--lease", "300s", "--stall-timeout", "300s", "--chunk-bytes", 4096, "--credit-bytes", 8192)
 

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from harness import ROOT
+
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 BASE = "debian:bookworm-slim"
 CUDA_BASE = re.search(r"^FROM (\S+) AS build-cuda$", DOCKERFILE.read_text(), re.MULTILINE)[1]
@@ -69,7 +70,7 @@ def why_not(with_dockerfile):
 
 def why_not_build():
     """Reason why podman can build nothing here, or None: storage in a container, no rights. Takes the settings of containers.conf."""
-    os.environ.setdefault("CONTAINERS_CONF", str(pathlib.Path(__file__).with_name("containers.conf")))
+    os.environ.setdefault("CONTAINERS_CONF", str(ROOT / "tests" / "ops" / "containers.conf"))
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "Dockerfile").write_text("FROM scratch\nLABEL smallest=yes\n")
         done = run("podman", "build", "-t", f"localhost/{MARK}-smallest", folder, check=False)
@@ -79,7 +80,7 @@ def why_not_build():
 
 def why_not_run():
     """Reason why podman cannot run the images, or None."""
-    for settings in (os.environ.get("CONTAINERS_CONF"), str(pathlib.Path(__file__).with_name("containers.conf"))):
+    for settings in (os.environ.get("CONTAINERS_CONF"), str(ROOT / "tests" / "ops" / "containers.conf")):
         if settings:
             os.environ["CONTAINERS_CONF"] = settings
         done = run("podman", "run", "--rm", "--network", "none", IMAGES["server"], "--version", check=False)

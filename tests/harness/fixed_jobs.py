@@ -13,9 +13,9 @@ import math
 import struct
 import threading
 
-import client_test
-from client_test import centroid
-from cluster import DEADLINE_SECONDS, Process, wait_for
+from harness.client import ClientTest
+from harness.cluster import DEADLINE_SECONDS, Process, wait_for
+import centroid
 
 SHAPES = {"first.bias": (12,), "first.weight": (16, 12), "second.weight": (12, 20)}  # 444 numbers, 1,776 bytes
 SAMPLES, BATCH = 60, 4  # 3 workers: 5 rounds an epoch
@@ -155,7 +155,7 @@ class Gate:
             self.changed.notify_all()
 
 
-class FixedJobs(client_test.ClientTest):
+class FixedJobs(ClientTest):
     """Starts servers and trainers. Workers are named a, b, c; ranks follow names."""
 
     def serve(self, *arguments, run="run", name=None, wait=True, **places):

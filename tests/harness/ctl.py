@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from cluster import DEADLINE_SECONDS, DONE, ClusterTest, wait_for
+from harness.cluster import DEADLINE_SECONDS, DONE, ClusterTest, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143

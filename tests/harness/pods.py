@@ -16,8 +16,8 @@ import unittest
 import urllib.error
 import urllib.request
 
-from cluster import wait_for
-from images import IMAGES, MARK, NEXT, USER, inspect, podman, run
+from harness.cluster import wait_for
+from harness.images import IMAGES, MARK, NEXT, USER, inspect, podman, run
 
 TOKEN = "for-development-only"
 DEADLINE_SECONDS = 300

@@ -1,9 +1,9 @@
 """Points at which tests kill programs (common/checkpoint/fault_point.h): all that the sources have, and which test reaches each."""
 
-import pathlib
 import re
 
-SOURCES = pathlib.Path(__file__).resolve().parents[2]
+from harness import ROOT
+
 FOLDERS = ("common", "transport", "server", "worker", "client")
 POINT = re.compile(r'fault::point\(\s*"([a-z_.]+)"\)')
 STEM = re.compile(r'fault::Stem\(\s*"([a-z_.]+)"\)')
@@ -27,7 +27,7 @@ def owner(name):
 
 def in_sources():
     names = set()
-    for path in (path for folder in FOLDERS for path in (SOURCES / folder).rglob("*.cc")):
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.cc")):
         text = path.read_text()
         names.update(POINT.findall(text))
         names.update(f"{stem}.{what}" for stem in STEM.findall(text) for what in OF_A_STEM)
