@@ -232,6 +232,24 @@ class Server(Process):
 
         return wait_for(find, f"an open round that waits for {names}")
 
+    def wait_rows(self):
+        """Until the tables are loaded on all servers."""
+
+        def is_loaded():
+            return not any(wait["who"] in ("tables", "clients of rows") for wait in self.get("/v1/waits")["waits"])
+
+        wait_for(is_loaded, "the tables on all servers")
+
+    def wait_buckets(self, count):
+        """Until so many servers have rows, and none moves. Their buckets are shown before they are loaded."""
+        self.wait_rows()
+
+        def is_settled():
+            servers = self.get("/v1/servers")["servers"]
+            return len(servers) == count and all(one["buckets"] and not one["bucket_moves"] for one in servers)
+
+        wait_for(is_settled, f"buckets on {count} servers")
+
     def metric(self, name, /, **labels):
         """Value of one series of /metrics."""
         _, text = self.call("GET", "/metrics")

@@ -14,7 +14,7 @@ import struct
 import threading
 
 from harness.client import ClientTest
-from harness.cluster import DEADLINE_SECONDS, Process, wait_for
+from harness.cluster import DEADLINE_SECONDS, Process
 import centroid
 
 SHAPES = {"first.bias": (12,), "first.weight": (16, 12), "second.weight": (12, 20)}  # 444 numbers, 1,776 bytes
@@ -246,15 +246,3 @@ class FixedJobs(ClientTest):
             with centroid.Rows(endpoint, name, timeout=30) as rows:
                 total.update(bytes(rows.pull(range(48)).cast("B")))
         return total.hexdigest()
-
-    def wait_tables(self, leader, servers):
-        """Wait until buckets are on all `servers` servers and none moves."""
-
-        def is_settled():
-            waits = leader.get("/v1/waits")["waits"]
-            if any(wait["who"] in ("tables", "clients of rows", "buckets of tables") for wait in waits):
-                return False
-            there = leader.get("/v1/servers")["servers"]
-            return len(there) == servers and all(one["buckets"] and not one["bucket_moves"] for one in there)
-
-        wait_for(is_settled, f"buckets on {servers} servers")

@@ -88,7 +88,7 @@ class GoldenJobs(FixedJobs):
         leader = self.serve("--tables", TABLES, "--servers", servers, run=run)
         shards = [self.shard(leader, which, run) for which in "xy"[: servers - 1]]
         if shards:
-            self.wait_tables(leader, servers)
+            leader.wait_buckets(servers)
         self.push(leader.data, 1, 90)
         found = self.rows_of(leader.data)
         leader.post("/v1/job:stop")

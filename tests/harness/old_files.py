@@ -75,7 +75,7 @@ class OldFiles(FixedJobs):
     def check_tables(self, expected):
         leader, shards = self.resume(expected, "--tables", TABLES)
         if shards:
-            self.wait_tables(leader, 1 + len(shards))
+            leader.wait_buckets(1 + len(shards))
         self.assertEqual(self.rows_of(leader.data), expected["rows"])
         client = None
         if "newest" in expected:

@@ -3,7 +3,7 @@
 import struct
 import threading
 
-from harness.cluster import ClusterTest, Process, wait_for
+from harness.cluster import ClusterTest, Process
 from harness.rows import UNAVAILABLE, RowsClient
 
 ROUTE = 67
@@ -127,13 +127,6 @@ class RowsServersCluster(ClusterTest):
     def leader(self, servers, *arguments, number=0, **places):
         common = ["--tables", TABLES, "--run-id", "r", "--servers", servers, "--checkpoint.keep", 2, "--lease", "1s"]
         return self.launch_server(*common, *arguments, name=f"leader-{number}", **places).wait_ready()
-
-    def wait_serving(self, leader):
-        def is_serving():
-            waits = leader.get("/v1/waits")["waits"]
-            return not any(wait["who"] in ("tables", "clients of rows") for wait in waits)
-
-        wait_for(is_serving, "the tables on all servers")
 
     def save_fifty(self, leader):
         """Rows 0 to 49, each pushed once, in a checkpoint."""

@@ -88,7 +88,7 @@ class RowsOfServers(ClientTest):
             self.b.kill()
             self.b = self.start_b("-again")
             self.b.wait_event("rows_journal.replayed")
-            wait_for(lambda: not [w for w in self.leader.get("/v1/waits")["waits"] if w["who"] in ("tables", "clients of rows")], "b again")
+            self.leader.wait_rows()
             rows.push_rest()
             self.assert_once(rows)
 

@@ -24,7 +24,7 @@ class RowsServersTest(RowsServersCluster):
         leader = self.leader(3, "--journal.mode", "on", "--journal.sync", 0)
         endpoint, api = leader.data, leader.api
         shards = {name: self.shard(endpoint, name) for name in ("b", "c")}
-        self.wait_serving(leader)
+        leader.wait_rows()
         pushed = [0] * 3
         is_over = threading.Event()
         problems = []
@@ -84,7 +84,7 @@ class RowsServersTest(RowsServersCluster):
         journal = ("--journal.mode", "on", "--journal.sync", 0)
         leader = self.leader(2, *journal)
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         self.save_fifty(leader)
         leader.kill()
         shard.kill()
@@ -99,7 +99,7 @@ class RowsServersTest(RowsServersCluster):
         leader.wait_cluster("the journal to wait", lambda cluster: cluster["state_reason"].startswith(why))
         hold.unlink()
         leader.wait_round(5)
-        self.wait_serving(leader)
+        leader.wait_rows()
         client = SpreadClient(leader.data, 2, bool)
         self.assertEqual(set(client.pull(range(50)).values()), {1.0})
         client.close()
@@ -121,7 +121,7 @@ class RowsServersTest(RowsServersCluster):
                 computes = Hold(self, "worker.share_taken", f"computes-{number}", share).close()
                 leader = self.leader(2, *goal, *journal, number=number, run=run, environment=writes.environment)
                 shard = self.shard(leader.data, "b", number, run=f"shards-{number}")
-                self.wait_serving(leader)
+                leader.wait_rows()
                 self.save_fifty(leader)
                 if journal:
                     writes.close()
@@ -142,7 +142,7 @@ class RowsServersTest(RowsServersCluster):
                 shard = self.shard(leader.data, "b", number + 10, run=f"shards-{number}")
                 self.assertEqual(leader.wait_event("servers.state_restored")["version"], 0)
                 computes.wait_reached()
-                self.wait_serving(leader)
+                leader.wait_rows()
                 client = SpreadClient(leader.data, 2, bool)
                 self.assertEqual(set(client.pull(range(50)).values()), {1.0})
                 client.close()
@@ -157,7 +157,7 @@ class RowsServersTest(RowsServersCluster):
         environment = {"CENTROID_TEST_HOLD": f"servers.rows_put:{hold}", "CENTROID_TEST_FAULT_LOG": str(reached)}
         leader = self.leader(2, *PATIENT, environment=environment)
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         self.save_fifty(leader)
         hold.write_text("")
         self.addCleanup(lambda: hold.unlink(missing_ok=True))
@@ -169,7 +169,7 @@ class RowsServersTest(RowsServersCluster):
         wait_for(lambda: len(leader.events("server.lost")) > before, "the leader to know")
         hold.unlink()
         shard = self.shard(leader.data, "b", 2)
-        self.wait_serving(leader)
+        leader.wait_rows()
         client = SpreadClient(leader.data, 2, bool)
         self.assertEqual(set(client.pull(range(50)).values()), {1.0})
         client.close()
@@ -179,13 +179,13 @@ class RowsServersTest(RowsServersCluster):
     def test_a_leader_that_is_killed_while_it_gives_a_server_its_rows_gives_them_again(self):
         leader = self.leader(2, *PATIENT, environment={"CENTROID_TEST_FAULT": "servers.rows_put:1"})
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         self.save_fifty(leader)
         shard.kill()
         shard = self.shard(leader.data, "b", 1)
         self.assertEqual(leader.exit_status(), -signal.SIGKILL, leader.text())
         leader = self.leader(2, "--resume", number=1, listen=leader.data, api=leader.api)
-        self.wait_serving(leader)
+        leader.wait_rows()
         client = SpreadClient(leader.data, 2, bool)
         self.assertEqual(set(client.pull(range(50)).values()), {1.0})
         client.close()
@@ -252,7 +252,7 @@ class RowsServersTest(RowsServersCluster):
         one = self.leader(1, number=1, run="one")
         leader = self.leader(2, *PATIENT, number=2, run="several")
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         asked = CountClient(leader.data, 9)
         endpoints = {"one": one.data, "leader": leader.data, "shard": asked.route()[0][1][1]}
         asked.close()
@@ -278,7 +278,7 @@ class RowsServersTest(RowsServersCluster):
     def test_a_checkpoint_of_several_servers_is_exported_and_goes_on_with_one(self):
         leader = self.leader(2, *PATIENT)
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         client = SpreadClient(leader.data, 1, bool)
         for _ in range(3):
             client.push(range(50))
@@ -326,7 +326,7 @@ class RowsServersTest(RowsServersCluster):
     def test_a_leader_alone_does_not_go_on_without_the_journals_of_others(self):
         leader = self.leader(2, "--journal.mode", "on")
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         client = SpreadClient(leader.data, 1, bool)
         client.push(range(50))
         client.close()
@@ -338,7 +338,7 @@ class RowsServersTest(RowsServersCluster):
         more = self.leader(3, "--resume", "--journal.mode", "on", number=1)
         wait_for(lambda: any("server 'b'" in wait["what"] for wait in more.get("/v1/waits")["waits"]), "the server that is waited for")
         self.shard(more.data, "b", 1)
-        self.wait_serving(more)
+        more.wait_rows()
         client = SpreadClient(more.data, 2, bool)
         self.assertEqual(set(client.pull(range(50)).values()), {1.0})
         client.close()
@@ -346,7 +346,7 @@ class RowsServersTest(RowsServersCluster):
     def test_a_checkpoint_that_is_complete_while_its_journals_are_looked_at_is_no_damage(self):
         leader = self.leader(2, "--journal.mode", "on", "--checkpoint.keep", 9)
         shard = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         client = SpreadClient(leader.data, 1, bool)
         journals = [self.folder / "run" / "journal", self.folder / "shards" / "journal-b"]
         aside = self.folder / "aside"

@@ -27,7 +27,6 @@ with centroid.Rows(sys.argv[1], "count", timeout=120, name="reader") as rows:
 class RowsWaits(ClientTest):
     shard = RowsServersCluster.shard
     leader = RowsServersCluster.leader
-    wait_serving = RowsServersCluster.wait_serving
 
     def reader(self, servers):
         program = self.folder / "reader.py"
@@ -61,7 +60,7 @@ class RowsWaits(ClientTest):
     def test_a_client_says_for_which_server_it_waits_once_for_each_wait(self):
         leader = self.leader(2, "--lease", "60s")  # who stood still answers at once, and need not join again
         b = self.shard(leader.data, "b")
-        self.wait_serving(leader)
+        leader.wait_rows()
         (of_b,) = [one for one in leader.get("/v1/servers")["servers"] if one["name"] == "b"]
         reader = self.reader(leader.data)
         self.assertEqual(self.told(reader), [])
@@ -73,7 +72,7 @@ class RowsWaits(ClientTest):
             b.send(signal.SIGCONT)
             self.wait_pulls(reader)
             self.assertEqual(len(self.told(reader)), count)
-            self.wait_serving(leader)
+            leader.wait_rows()
         b.kill()
         self.assert_names(self.wait_told(reader, 3), "b", of_b["endpoint"], "no connection: .*refused")
         self.shard(leader.data, "b", 1, listen=of_b["endpoint"])
