@@ -32,7 +32,7 @@ class Training(LocalStepsTest):
             "average": ["--outer", "average", "--weight-by", "steps"],
         }
         for way, flags in ways.items():
-            for codec in ("f32", "int8", "topk:0.1"):
+            for codec in ("f32", "int8", "topk:0.1") if way == "star" else ("topk:0.1",):  # tests/component has them all
                 with self.subTest(way=way, codec=codec):
                     prints = set()
                     for turn in ("a", "b"):

@@ -41,24 +41,24 @@ class Stopped(Policy):
     def hold(self, name, *arguments, policies=POLICIES):
         """One worker is stopped in the middle of training and goes on later: the others do not notice, and it is taken along again."""
         for number, policy in enumerate(policies):
-            for apply in ("server", "worker"):
-                with self.subTest(policy=policy, apply=apply):
-                    tag = f"-{number}-{apply}"
-                    flags = ["--policy", policy, "--apply", apply, "--optimizer", "momentum", "--lease", "30s", *arguments]
-                    computes = Hold(self, "worker.share_taken", "hold" + tag, 5).close()
-                    server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag, environments={name: computes.environment})
-                    held = workers[name]
-                    computes.wait_reached()  # what it then contributes is late
-                    held.send(signal.SIGSTOP)
-                    server.wait_more_rounds(50)
-                    self.assertEqual(server.cluster()["world"], 3, "it is still a member")
-                    before = server.workers(held.name)[0]["rounds"]
-                    held.send(signal.SIGCONT)
-                    computes.open()
-                    wait_for(lambda: server.workers(held.name)[0]["rounds"] > before + 3, f"{held.name} contributes again")
-                    self.assertGreaterEqual(self.late(server), 1)
-                    self.assertEqual(server.cluster()["lost_contributions"], 0)
-                    self.end(server, workers)
+            apply = ("server", "worker")[number % 2]  # tests/simulation has them all
+            with self.subTest(policy=policy, apply=apply):
+                tag = f"-{number}"
+                flags = ["--policy", policy, "--apply", apply, "--optimizer", "momentum", "--lease", "30s", *arguments]
+                computes = Hold(self, "worker.share_taken", "hold" + tag, 5).close()
+                server, workers = self.start(*flags, tag=tag, run="run" + tag, name="server" + tag, environments={name: computes.environment})
+                held = workers[name]
+                computes.wait_reached()  # what it then contributes is late
+                held.send(signal.SIGSTOP)
+                server.wait_more_rounds(50)
+                self.assertEqual(server.cluster()["world"], 3, "it is still a member")
+                before = server.workers(held.name)[0]["rounds"]
+                held.send(signal.SIGCONT)
+                computes.open()
+                wait_for(lambda: server.workers(held.name)[0]["rounds"] > before + 3, f"{held.name} contributes again")
+                self.assertGreaterEqual(self.late(server), 1)
+                self.assertEqual(server.cluster()["lost_contributions"], 0)
+                self.end(server, workers)
 
     def test_the_last_worker_holds_nobody_up(self):
         self.hold("w2")
@@ -278,7 +278,7 @@ class SlowLinks(Policy):
         self.addCleanup(link.close)
         workers = {name: self.worker(server, name + tag, model=self.MODEL) for name in ("w0", "w1")}
         server.wait_round(3)
-        link.down.slow(1_000_000)
+        link.down.slow(2_000_000)
         workers["slow"] = self.worker(link.endpoint, "slow" + tag, model=self.MODEL)
         return server, workers, link
 
@@ -286,7 +286,7 @@ class SlowLinks(Policy):
         return sum(seen["rounds"] for seen in server.workers(worker.name))
 
     def test_a_state_that_takes_longer_than_a_round_is_sent_to_its_end(self):
-        ways = {"asp": ("asp:max=100000",), "ssp": ("ssp:1000",), "quorum": ("quorum:1,grace=0", "--late", "carry:max=100000"), "backup": ("backup:2", "--late", "damp:max=100000")}
+        ways = {"asp": ("asp:max=100000",), "quorum": ("quorum:1,grace=0", "--late", "carry:max=100000")}
         for tag, (policy, *arguments) in ways.items():
             with self.subTest(policy):
                 server, workers, link = self.slow(policy, "-" + tag, *arguments)
@@ -309,7 +309,7 @@ class SlowLinks(Policy):
 class Bits(Policy):
     def test_all_end_with_the_same_bits_whenever_the_job_ends(self):
         for number, policy in enumerate(POLICIES):
-            for rounds in (1, 2, 3, 10, 60):
+            for rounds in (1, 3, 60):
                 with self.subTest(policy=policy, rounds=rounds):
                     tag = f"-{number}-{rounds}"
                     flags = ["--policy", policy, "--rounds", rounds, "--exit-when-finished"]
@@ -319,7 +319,7 @@ class Bits(Policy):
 
     def test_asynchronous_workers_take_the_same_steps_as_the_server(self):
         """States are sent right after results: to load one while the other is being applied would mix them."""
-        for rounds in range(100, 110):
+        for rounds in range(100, 103):
             with self.subTest(rounds=rounds):
                 tag = f"-{rounds}"
                 flags = ["--policy", "asp", "--apply", "worker", "--lr", 0.02, "--rounds", rounds, "--exit-when-finished"]
