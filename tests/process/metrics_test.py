@@ -311,8 +311,12 @@ class ServerMetrics(MetricsTest):
         self.assertEqual(json.loads((self.folder / "s1.json").read_text())["metrics"], endpoint)
         worker = self.worker(server, "w0")
         server.wait_round(20)
-        wait_for(lambda: series(self.get(endpoint)[2])["centroid_server_held_chunks"], "the first report")
-        values = series(self.get(endpoint)[2])
+
+        def reported():  # both are written a few times a second
+            values = series(self.get(endpoint)[2])
+            return values if values["centroid_server_held_chunks"] and values["centroid_server_worker_sessions"] else None
+
+        values = wait_for(reported, "its chunks and its worker")
         view = next(one for one in server.get("/v1/servers")["servers"] if one["name"] == "s1")
         self.assertEqual(values["centroid_server_held_chunks"], view["chunks"])
         self.assertEqual(values["centroid_server_worker_sessions"], 1)
