@@ -11,6 +11,8 @@ CHUNKS = ["--chunk-bytes", 1024]  # enough of them to place evenly
 
 
 class ServersTest(ClusterTest):
+    undisturbed = {}  # bits by number of rounds
+
     def shard(self, leader, name, *arguments, listen="127.0.0.1:0"):
         """A shard server; `leader` a server or an endpoint."""
         endpoint = leader if isinstance(leader, str) else leader.data
@@ -40,6 +42,13 @@ class ServersTest(ClusterTest):
         workers = self.workers(leader, tag)
         self.assert_exit(DONE, *workers, leader, *shards)
         return leader
+
+    def assert_undisturbed(self, rounds):
+        """The job in the folder `run` ended with the bits of one on one server, with which nothing happened."""
+        if rounds not in self.undisturbed:
+            self.train(1, rounds, run="whole")
+            self.undisturbed[rounds] = self.model_bytes("whole")
+        self.assertEqual(self.model_bytes("run"), self.undisturbed[rounds])
 
     @contextlib.contextmanager
     def held(self, worker):

@@ -44,16 +44,16 @@ class Slow(MembershipTest):
         self.assertEqual(1, len(server.events("member.joined")))
 
     def test_an_upload_longer_than_the_lease_is_no_failure(self):
-        server = self.server("--min-workers", 1, "--rounds", 3, "--lease", "2s", "--exit-when-finished")
+        server = self.server("--min-workers", 1, "--rounds", 1, "--lease", "2s", "--exit-when-finished")
         link = self.link_to(server)
         link.up.slow(80_000)
         worker = self.worker(link.endpoint, "slow", model="mlp:64-1024-10")  # 307 kB: 4 s
         self.assert_exit(DONE, worker, server)
-        self.assertGreater(link.up.passed, 900_000)
+        self.assertGreater(link.up.passed, 600_000)
         self.assert_nobody_was_lost(server)
 
     def test_an_upload_to_another_server_longer_than_the_lease_is_no_failure(self):
-        server = self.server("--servers", 2, "--min-workers", 1, "--rounds", 3, "--lease", "2s", "--chunk-bytes", 65536, "--exit-when-finished")
+        server = self.server("--servers", 2, "--min-workers", 1, "--rounds", 1, "--lease", "2s", "--chunk-bytes", 65536, "--exit-when-finished")
         place = f"127.0.0.1:{free_port()}"
         link = Link(place)
         self.addCleanup(link.close)
@@ -61,7 +61,7 @@ class Slow(MembershipTest):
         shard = self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", place, "--advertise", link.endpoint, "--run-dir", self.folder / "b"], None)
         worker = self.worker(server, "slow", model="mlp:64-1024-10")
         self.assert_exit(DONE, worker, server, shard)
-        self.assertGreater(link.up.passed, 400_000)
+        self.assertGreater(link.up.passed, 120_000)
         self.assert_nobody_was_lost(server)
 
 
