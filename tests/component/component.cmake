@@ -2,6 +2,9 @@ add_library(centroid_test_cluster STATIC EXCLUDE_FROM_ALL support/cluster.cc)
 target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::node)
 centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc component/contract_test.cc
   component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 900)
+if(TEST component.cluster_test)
+  set_tests_properties(component.cluster_test PROPERTIES COST 60)  # the longest begins first
+endif()
 centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc component/feedback_contract_test.cc DEPS centroid::exchange TIMEOUT 300)
 centroid_test(coordinator_test LABEL component SOURCES component/coordinator_test.cc component/epochs_test.cc component/repeated_runs_test.cc component/replica_numbers_test.cc
   DEPS centroid_test_cluster TIMEOUT 900)
