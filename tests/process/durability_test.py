@@ -516,9 +516,11 @@ class Damage(DurabilityTest):
         server.wait_round(CHECKPOINT_EVERY + 2)
         server.post("/v1/job:stop")
         self.assert_exit(DONE, *workers, server)
-        more = {"rounds": self.last_committed(server) + 10}  # it may have gone on for a while
-        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again", **more)
-        self.assert_exit(DONE, *self.workers(again.wait_ready(), "again"), again)
+        goal = self.last_committed(server) + 10  # it may have gone on for a while
+        again = self.launch("run", "--resume", *JOURNAL, "--clip-norm", "0.1", name="again", rounds=goal).wait_ready()
+        self.assertEqual(again.post("/v1/job:resume")[0], 202)  # the stop holds over a restart
+        self.assert_exit(DONE, *self.workers(again, "again"), again)
+        self.assertEqual(self.last_committed(again), goal)
 
     def test_used_folder_without_resume(self):
         self.assertTrue(all(path.exists() for path in self.killed()))
