@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import struct
 import subprocess
 
 from harness import ROOT
@@ -16,6 +17,31 @@ GOAL = 12  # rounds
 LAST_PUSH = 90
 CLIENT = 7  # of the pushes
 VIEWER = "viewer-secret"
+RECORD = struct.Struct("<4sBBHQ24x")  # magic, kind, form, reserved, bytes of the payload
+BASE, BASE_NUMBERS = 1, 33  # the first record of a journal of rounds; then run and terms follow
+KNOWN = {"extra.curves", "extra.returned", "operator.stop"}  # beside those of the files: unknown text is skipped, or the old source has it
+
+
+def formats_in(folder):
+    """Formats and fields of the manifests, tensors and journals in this folder."""
+    found = set()
+    for path in folder.rglob("*.json"):
+        if path.name == "manifest.json":
+            manifest = json.loads(path.read_text())
+            found |= {(manifest["format"], manifest["format_version"]), *manifest, *(f"extra.{key}" for key in manifest["extra"])}
+        elif path.name == "operator.json":
+            found |= {f"operator.{key}" for key in json.loads(path.read_text())}
+    for path in folder.rglob("checkpoint-*/*.safetensors"):
+        head = json.loads(path.read_bytes()[8:].split(b"}}")[0] + b"}}")
+        found |= {(path.stem.split("-")[0], head.get("__metadata__", {}).get("format"))}
+    for kind in ("journal", "rows"):
+        for path in folder.rglob(f"{kind}-*.log"):
+            data, at = path.read_bytes(), 0
+            while at < len(data):
+                magic, record, form, _, size = RECORD.unpack_from(data, at)
+                payload, at = data[at + RECORD.size : at + RECORD.size + size], at + RECORD.size + size
+                found.add((magic, record, form, payload[BASE_NUMBERS:] if (kind, record) == ("journal", BASE) else None))
+    return found
 
 
 class Client(RowsClient):
