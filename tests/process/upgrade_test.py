@@ -10,13 +10,15 @@ import pathlib
 import signal
 import socket
 import struct
+import sys
 import threading
 import unittest
 
-from client_test import centroid
-from cluster import DONE, USAGE, main
-from fixed_jobs import TABLES, FixedJobs, state_of
-from wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, connect, header, hello, read_error, read_frame, text
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, main
+from harness.fixed_jobs import TABLES, FixedJobs, state_of
+from harness.wire import ERROR, FAILED_PRECONDITION, HELLO_REPLY, RESPONSE, connect, header, hello, read_error, read_frame, text
+import centroid
 
 OLD = os.environ.get("CENTROID_OLD_PROGRAMS")
 VERSION_MISMATCH = 3
