@@ -65,6 +65,7 @@ class Versions(FixedJobs):
     def test_a_leader_and_a_shard_server_refuse_a_later_peer_by_a_typed_message(self):
         leader = self.serve("--servers", 2)
         shard = self.shard(leader, "x")
+        shard.wait_event("leader.joined")  # before, it closes every connection
         for server, endpoint in ((leader, leader.data), (shard, shard.wait_event("shard.started")["data"])):
             with self.subTest(server.name), connect(endpoint) as peer:
                 peer.sendall(hello(versions=(2, 3)))
