@@ -17,7 +17,7 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import ROOT
-from harness.browser import PACKAGES
+from harness.browser import PACKAGES, missing
 from harness.cluster import DEADLINE_SECONDS, ClusterTest, Process, bar, main, wait_for
 
 SKIPPED = 77
