@@ -5,24 +5,24 @@
 #include "client/online.h"
 #include "common/base/nearest.h"
 
-/// What changes something: workers drain, checkpoints make, job ...; and probe.
+/// Commands that change something: workers drain, checkpoints make, job ...; and probe.
 namespace centroid::client {
 
 namespace {
 
-int act(const Session& session, const std::string& path, const std::string& said) {
+int act(const Session& session, const std::string& path, const std::string& summary) {
   const auto answer = post_json(session, path);
   if (!answer.ok()) return complain(answer.error());
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : said.c_str());
-  if (!answer->value("kept", true))
+  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : summary.c_str());
+  if (!answer->value("saved", true))
     std::fprintf(stderr,
-                 "centroidctl: not on the server's disk yet, which does not answer: a server that "
-                 "is killed now forgets it; say it again then\n");
+                 "centroidctl: the server could not write this to its disk yet. If the server is "
+                 "killed now, the request is lost: repeat it\n");
   return kExitDone;
 }
 
-/// Member number of a worker by its name, of several with that name the newest; or by the number
-/// itself, when no worker is called so.
+/// Member number of a worker by its name (the newest with that name), or by the number itself if no
+/// worker has that name.
 Result<std::string> member_of(const Session& session, const std::string& worker) {
   CENTROID_ASSIGN(const Json workers, get_list(session, "/v1/workers", "workers"));
   std::string named, numbered, other;
@@ -41,7 +41,7 @@ Result<std::string> member_of(const Session& session, const std::string& worker)
   if (!named.empty() && !numbered.empty() && other != worker)
     return Error(ErrorCode::kInvalidArgument,
                  "'" + worker + "' is the name of the worker with member number " + named +
-                     ", and the member number of worker '" + other + "': say " + named + " or '" +
+                     ", and the member number of worker '" + other + "': use " + named + " or '" +
                      other + "'");
   if (named.empty()) named = numbered;
   if (named.empty())
@@ -86,12 +86,12 @@ int make_checkpoint(Session session) {
   return kExitDone;
 }
 
-/// POST or DELETE with a body, and what to say of the answer.
+/// POST or DELETE with a body; `summary` is the text after success.
 int send(const Session& session, const std::string& method, const std::string& path,
-         const Json& body, const std::string& said) {
+         const Json& body, const std::string& summary) {
   const auto answer = send_json(session, method, path, body);
   if (!answer.ok()) return complain(answer.error());
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : said.c_str());
+  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : summary.c_str());
   return kExitDone;
 }
 
@@ -104,16 +104,16 @@ int evict(const Session& session, const std::string& worker, double seconds,
   if (!why.empty()) body["why"] = why;
   return send(session, "POST", "/v1/workers/" + *member + ":evict", body,
               worker + " is no member any more" +
-                  (seconds > 0 ? "" : "; `workers allow` lets it come back"));
+                  (seconds > 0 ? "" : "; `workers allow` permits its return"));
 }
 
-/// What `set` may be given: numbers and switches as they are, all else as text.
+/// A value of `set`: numbers and switches as they are, everything else as text.
 Json value_of(const std::string& text) {
   const Json value = Json::parse(text, nullptr, false);
   return value.is_number() || value.is_boolean() ? value : Json(text);
 }
 
-/// What the server says of a value, without the place in the request that it names: here is none.
+/// The server's error about a value, without the position in the request: there is none here.
 Error without_place(const Error& error) {
   static constexpr std::string_view kPlace = "PATCH /v1/config:1: ";
   std::string message = error.message();
@@ -157,18 +157,18 @@ int show_scale(const Session& session) {
   return kExitDone;
 }
 
-int want_scale(const Session& session, std::uint64_t workers, const std::string& why) {
+int request_scale(const Session& session, std::uint64_t workers, const std::string& why) {
   Json body = Json::object();
   body["workers"] = workers;
   if (!why.empty()) body["why"] = why;
   return send(session, "POST", "/v1/scale", body,
-              workers > 0 ? std::to_string(workers) + " workers are wanted"
-                          : "nobody says any more how many workers are wanted");
+              workers > 0 ? std::to_string(workers) + " workers are requested"
+                          : "the requested number of workers is cleared");
 }
 
 std::string size_of(const Json& part) { return size_text(number_of(part, "bytes")); }
 
-/// One of its servers a line.
+/// Its servers, one a line.
 std::string holders_table(const Json& parameter) {
   std::vector<std::vector<std::string>> rows;
   const auto parts = parameter.find("servers");
@@ -177,9 +177,9 @@ std::string holders_table(const Json& parameter) {
   return table({"server", "size"}, rows);
 }
 
-/// `name`: of one tensor, with all servers that hold it; empty: of all.
+/// `name`: one tensor, with all its servers; empty: all tensors.
 int show_parameters(const Session& session, const std::string& name) {
-  auto answer = name.empty() ? get_whole(session, "/v1/parameters", "parameters")
+  auto answer = name.empty() ? get_all_pages(session, "/v1/parameters", "parameters")
                              : get_json(session, "/v1/parameters/" + path_part(name));
   if (!answer.ok()) return complain(answer.error());
   const Json list = name.empty() ? (*answer)["parameters"] : Json::array({*answer});
@@ -192,7 +192,7 @@ int show_parameters(const Session& session, const std::string& name) {
                     parts_text(one, size_of)});
   std::string text = "version " + text_of(*answer, "version") + "\n" +
                      table({"tensor", "shape", "size", "mean", "deviation", "min", "max", "norm",
-                            "not finite", "lies on"},
+                            "not finite", "servers"},
                            rows);
   if (!name.empty()) text += "\n" + holders_table(*answer);
   if (session.style.is_json) text = answer->dump() + "\n";
@@ -200,8 +200,8 @@ int show_parameters(const Session& session, const std::string& name) {
   return kExitDone;
 }
 
-/// A container asks its own program at an address of loopback, which is in no certificate, and its
-/// image does not know whether REST is HTTPS: so there, and only there, it may be either.
+/// A container probes its own program at a loopback address, which is in no certificate, and its
+/// image does not know whether REST is HTTPS: so there, and only there, either is accepted.
 int probe(const Session& session, const std::string& url) {
   Remote remote = session.remote;
   const auto set = remote.set_address(url);
@@ -211,12 +211,12 @@ int probe(const Session& session, const std::string& url) {
   if (!answer.ok() && !remote.origin.is_secure && remote.origin.endpoint.is_loopback() &&
       answer.error().code() != ErrorCode::kDeadlineExceeded) {
     remote.origin.is_secure = remote.is_unchecked = true;
-    remote.token.clear();  // nobody has proven to be the server
+    remote.token.clear();  // the other side has not proven to be the server
     auto secure = ask(remote, "GET", path);
     if (secure.ok()) answer = std::move(secure);
   }
   if (!answer.ok()) return complain(answer.error());
-  if (answer->is_good()) return kExitDone;
+  if (answer->is_success()) return kExitDone;
   std::fprintf(stderr, "centroidctl: %s: %s\n", url.c_str(), explain(*answer).c_str());
   return kExitFailed;
 }
@@ -236,13 +236,13 @@ void add_worker_actions(CLI::App& app, const std::shared_ptr<Session>& session, 
   evicted->add_option("WORKER", *victim, "its name or member number")->required();
   evicted->add_option("--seconds", *seconds, "how long; 0: until it is allowed")
       ->check(CLI::NonNegativeNumber);
-  evicted->add_option("--why", *why, "told in the log, the events and to the worker");
+  evicted->add_option("--why", *why, "reason for the log, the events and the worker");
   evicted->callback([=, &status] { status = evict(*session, *victim, *seconds, *why); });
   app.get_subcommand("workers")
       ->add_subcommand("evictions", "Names that are refused, since when and until when.")
       ->callback([=, &status] { status = show_evictions(*session); });
   CLI::App* const allowed = app.get_subcommand("workers")->add_subcommand(
-      "allow", "Let the name of an evicted worker join again.");
+      "allow", "Permit the name of an evicted worker to join again.");
   const auto freed = std::make_shared<std::string>();
   allowed->add_option("NAME", *freed, "its name")->required();
   allowed->callback([=, &status] {
@@ -257,19 +257,19 @@ void add_checkpoint_actions(CLI::App& app, const std::shared_ptr<Session>& sessi
       app.get_subcommand("checkpoints")
           ->add_subcommand(
               "restore",
-              "Have the job go back to one (docs/reference/rest.md says what that means).");
+              "Return the job to a checkpoint (docs/reference/rest.md has the consequences).");
   const auto version = std::make_shared<std::uint64_t>(0);
   const auto deletes = std::make_shared<bool>(false);
   restored->add_option("VERSION", *version, "its version")->required();
-  restored->add_flag("--delete-newer", *deletes, "delete the checkpoints behind it");
+  restored->add_flag("--delete-newer", *deletes, "delete the newer checkpoints");
   restored->callback([=, &status] {
     Json body = Json::object();
     body["delete_newer"] = *deletes;
     const std::string number = std::to_string(*version);
-    Session patient = *session;  // it reads all of it, and waits for the workers to come back
+    Session patient = *session;  // the server reads all of it, and waits for the workers to return
     patient.remote.timeout = std::max(patient.remote.timeout, std::chrono::milliseconds(310'000));
     status = send(patient, "POST", "/v1/checkpoints/" + number + ":restore", body,
-                  "the job goes on from version " + number);
+                  "the job continues from version " + number);
   });
   CLI::App* const deleted =
       app.get_subcommand("checkpoints")->add_subcommand("delete", "Delete one.");
@@ -298,28 +298,28 @@ void add_config_set(CLI::App& app, const std::shared_ptr<Session>& session, int&
 /// centroidctl scale, and scale set, clear
 void add_scale(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const scale = app.add_subcommand(
-      "scale", "How many workers would help, what stands in their way, and how many are wanted.");
+      "scale", "Show how many workers would help, what limits them, and how many are requested.");
   scale->callback([=, &status] {
     if (scale->get_subcommands().empty()) status = show_scale(*session);
   });
-  CLI::App* const wanted = scale->add_subcommand(
+  CLI::App* const setter = scale->add_subcommand(
       "set", "Request a number of workers from the program that starts them.");
   const auto number = std::make_shared<std::uint64_t>(0);
   const auto reason = std::make_shared<std::string>();
-  wanted->add_option("WORKERS", *number, "so many")->required()->check(CLI::Range(1, 1'000'000));
-  wanted->add_option("--why", *reason, "kept and told with it");
-  wanted->callback([=, &status] { status = want_scale(*session, *number, *reason); });
-  scale->add_subcommand("clear", "Take that back.")->callback([=, &status] {
-    status = want_scale(*session, 0, "");
+  setter->add_option("WORKERS", *number, "so many")->required()->check(CLI::Range(1, 1'000'000));
+  setter->add_option("--why", *reason, "reason, reported with the number");
+  setter->callback([=, &status] { status = request_scale(*session, *number, *reason); });
+  scale->add_subcommand("clear", "Clear the requested number.")->callback([=, &status] {
+    status = request_scale(*session, 0, "");
   });
 }
 
 /// centroidctl parameters
 void add_parameters(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const parameters = app.add_subcommand(
-      "parameters", "Every tensor with statistics of its values, and the servers that hold it.");
+      "parameters", "List every tensor with statistics of its values and its servers.");
   const auto tensor = std::make_shared<std::string>();
-  parameters->add_option("NAME", *tensor, "only this tensor, with what of it lies on each server");
+  parameters->add_option("NAME", *tensor, "only this tensor, with its part on each server");
   parameters->callback([=, &status] { status = show_parameters(*session, *tensor); });
 }
 
@@ -339,16 +339,16 @@ void add_server_drain(CLI::App& app, const std::shared_ptr<Session>& session, in
 void add_job(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const job = app.add_subcommand("job", "Steers the job.");
   job->require_subcommand(1);
-  const auto verb = [&](const char* name, const char* what, const char* said) {
+  const auto verb = [&](const char* name, const char* what, const char* summary) {
     CLI::App* const one = job->add_subcommand(name, what);
-    one->callback([session, &status, name, said] {
-      status = act(*session, std::string("/v1/job:") + name, said);
+    one->callback([session, &status, name, summary] {
+      status = act(*session, std::string("/v1/job:") + name, summary);
     });
   };
-  verb("pause", "Open no new round.", "pauses after the open round; `job resume` goes on");
-  verb("resume", "Open rounds again, after a pause or a stop.", "goes on");
-  verb("stop", "Finish the round, write a checkpoint, end; holds when the server is started again.",
-       "stops after the open round; `job resume` on a server that was started again goes on");
+  verb("pause", "Open no new round.", "pauses after the open round; `job resume` continues");
+  verb("resume", "Open rounds again, after a pause or a stop.", "continues");
+  verb("stop", "Finish the round, write a checkpoint, end. A restarted server stays stopped.",
+       "stops after the open round; `job resume` on the restarted server continues");
 }
 
 /// centroidctl probe

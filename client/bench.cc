@@ -2,7 +2,7 @@
 
 #include "client/online.h"
 
-/// bench: latency and bandwidth of a way through the network, by the transport that training uses.
+/// bench: latency and bandwidth of a network path, measured with the transport of the training.
 namespace centroid::client {
 
 namespace {
@@ -70,7 +70,7 @@ void add_bench(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       "--listen` runs.");
   const auto options = std::make_shared<Options>();
   bench_app->add_option("HOST:PORT", options->there,
-                        "where to; the server's port of workers when not given");
+                        "target; default: the server's port of workers");
   bench_app->add_option("--listen", options->listen,
                         "answer others at HOST:PORT until Ctrl-C; 0: a free port");
   options->worker = add_worker_options(*bench_app);

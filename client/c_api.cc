@@ -16,7 +16,7 @@
 #include "common/base/log.h"
 #include "common/base/version.h"
 
-/// The C interface: arguments looked at, errors as codes, nothing thrown across.
+/// The C interface: checks arguments, returns errors as codes, throws nothing.
 
 using centroid::Error;
 using centroid::ErrorCode;
@@ -51,7 +51,7 @@ Status given(const void* pointer, const char* name) {
   return {};
 }
 
-/// A struct of a caller who knows at least the fields of the first ABI, `least` bytes.
+/// A struct of a caller with at least the fields of the first ABI, `least` bytes.
 template <class S>
 Status sized(const S* pointer, const char* name, std::size_t least = sizeof(S)) {
   CENTROID_TRY(given(pointer, name));
@@ -61,8 +61,8 @@ Status sized(const S* pointer, const char* name, std::size_t least = sizeof(S)) 
   return {};
 }
 
-/// A struct of a caller, who may know more than this library: what it asks for beyond that is an
-/// error, not forgotten.
+/// A struct of a caller that may be newer than this library: unknown fields that are set are an
+/// error, not ignored.
 template <class S>
 Status asked(const S* pointer, const char* name, std::size_t least = sizeof(S)) {
   constexpr std::size_t kMost = 4096;  // of any version
@@ -81,7 +81,7 @@ Status asked(const S* pointer, const char* name, std::size_t least = sizeof(S)) 
   return {};
 }
 
-/// What the caller knows of it; the fields that came later are 0.
+/// The caller's fields; later ones are 0.
 template <class S>
 S known(const S& given) {
   S out{};
@@ -89,7 +89,7 @@ S known(const S& given) {
   return out;
 }
 
-/// No clock overflows in so long.
+/// Short enough that no clock overflows.
 std::chrono::milliseconds time_of(std::uint64_t milliseconds) {
   constexpr std::uint64_t kTenYears = 315'360'000'000;
   return std::chrono::milliseconds(std::min(milliseconds, kTenYears));
@@ -109,7 +109,7 @@ int guarded(const F& what) noexcept {
   }
 }
 
-/// What a caller with a newer header has behind our fields stays as it is.
+/// Fields of a newer caller, after ours, stay unchanged.
 template <class S>
 void give(S* to, S from) {
   from.size = to->size;
@@ -120,7 +120,7 @@ std::string text(const char* given, const char* otherwise = "") {
   return given != nullptr ? given : otherwise;
 }
 
-/// Logs would mix with the program's own: only what is wrong, until it asks for more.
+/// Logs would mix with the program's own output: only warnings and errors, until it requests more.
 void quiet_logs() {
   static const bool is_set = [] {
     (void)centroid::log::configure(centroid::log::Level::kWarn, centroid::log::Format::kText);
@@ -398,12 +398,12 @@ int centroid_pull(const centroid_server* server, const char* const* names, uint6
     options.name = text(server->name, "reader");
     options.tls = tls_of(*server);
     if (server->timeout_ms > 0) options.timeout = time_of(server->timeout_ms);
-    std::vector<std::string> wanted;
+    std::vector<std::string> requested;
     for (std::uint64_t i = 0; i < count; ++i) {
       if (names[i] == nullptr) return bad("name " + std::to_string(i) + " is NULL");
-      wanted.emplace_back(names[i]);
+      requested.emplace_back(names[i]);
     }
-    CENTROID_ASSIGN(auto made, centroid::client::pull_tensors(options, wanted));
+    CENTROID_ASSIGN(auto made, centroid::client::pull_tensors(options, requested));
     *pulled = new centroid_pulled{std::move(made)};
     return {};
   });

@@ -32,9 +32,9 @@ std::string utc(double unix_seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-/// What somebody means by a folder: one of checkpoints, of a run, or a single checkpoint.
+/// A resolved folder argument: of checkpoints, of a run, or a single checkpoint.
 struct Folder {
-  std::filesystem::path path;  ///< of a run that of its checkpoints
+  std::filesystem::path path;  ///< for a run, the folder of its checkpoints
   bool is_single = false;
 };
 
@@ -47,7 +47,7 @@ Folder meant_by(const std::string& folder) {
   return {folder, false};
 }
 
-/// At least one, newest first. fails not_found: it holds none, which is no all-clear
+/// At least one, newest first. fails not_found: there is none, which is no success
 Result<std::vector<CheckpointEntry>> entries_of(const Folder& folder, bool verify) {
   if (folder.is_single) {
     const auto single = CheckpointDirectory::look_at(folder.path, verify);
@@ -56,15 +56,15 @@ Result<std::vector<CheckpointEntry>> entries_of(const Folder& folder, bool verif
   CENTROID_ASSIGN(const auto directory, CheckpointDirectory::view(folder.path));
   std::vector<CheckpointEntry> entries = directory.list(verify);
   if (entries.empty())
-    return Error(ErrorCode::kNotFound,
-                 folder.path.string() +
-                     ": holds no checkpoint; expected folders checkpoint-VERSION in it, or one of "
-                     "these");
+    return Error(
+        ErrorCode::kNotFound,
+        folder.path.string() +
+            ": contains no checkpoint; expected folders checkpoint-VERSION in it, or one of these");
   return entries;
 }
 
-/// One line per checkpoint, newest first; kExitFailed when one is damaged, or there is none and
-/// nothing else to look at (`may_be_none`). Those that are damaged go to `damaged`.
+/// One line per checkpoint, newest first; kExitFailed if one is damaged, or there is none and
+/// nothing else to check (`may_be_none`). Damaged ones are added to `damaged`.
 int list(const Session& session, const Folder& folder, bool verify, bool may_be_none = false,
          std::set<std::filesystem::path>* damaged = nullptr) {
   auto entries = entries_of(folder, verify);
@@ -119,7 +119,7 @@ std::string server_table(const Json& checkpoints) {
   return table({"version", "round", "size", "written", "path", "problem"}, rows);
 }
 
-/// What the server has.
+/// The checkpoints of the server.
 int list_of_server(const Session& session) {
   Json all = Json::array();
   for (std::string path = "/v1/checkpoints"; !path.empty();) {
@@ -140,14 +140,15 @@ int list_of_server(const Session& session) {
   return is_damaged ? kExitFailed : kExitDone;
 }
 
-/// Have the server read all of one.
+/// Let the server read one completely.
 int verify_on_server(Session session, const std::string& version) {
   session.remote.timeout = std::max(session.remote.timeout, std::chrono::milliseconds(310'000));
   const auto answer = post_json(session, "/v1/checkpoints/" + version + ":verify");
   if (!answer.ok()) return complain(answer.error());
   const std::string problem = text_of(*answer, "problem");
-  const std::string said = "version " + version + (problem.empty() ? " is sound" : ": " + problem);
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : said.c_str());
+  const std::string verdict =
+      "version " + version + (problem.empty() ? " is sound" : ": " + problem);
+  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : verdict.c_str());
   return problem.empty() ? kExitDone : kExitFailed;
 }
 
@@ -185,8 +186,9 @@ int export_model(const std::string& folder, const Export& what) {
                 entry.path.filename().c_str(), what.dtype.c_str());
     return kExitDone;
   }
-  const std::string wanted = std::to_string(what.version);
-  return fail(Error(ErrorCode::kNotFound, folder + ": holds no checkpoint of version " + wanted));
+  const std::string missing = std::to_string(what.version);
+  return fail(
+      Error(ErrorCode::kNotFound, folder + ": contains no checkpoint of version " + missing));
 }
 
 struct Merge {
@@ -232,8 +234,8 @@ void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& statu
   const auto folder = std::make_shared<std::string>();
   CLI::App* const all = group->add_subcommand("list", "One line per checkpoint, newest first.");
   all->add_option("DIR", *folder,
-                  "folder of checkpoints, such as RUN_DIR/checkpoints, of a run, or a single "
-                  "checkpoint, for which no server is asked; else those of the server");
+                  "folder of a run, of checkpoints (such as RUN_DIR/checkpoints) or of one "
+                  "checkpoint, read without a server; default: the checkpoints of the server");
   all->callback([=, &status] {
     status = folder->empty() ? list_of_server(*session) : list(*session, meant_by(*folder), false);
   });

@@ -2,7 +2,7 @@
 
 #include "client/online.h"
 
-/// completion: a text made from the program's own options.
+/// completion: a script generated from the program's own options.
 namespace centroid::client {
 
 namespace {
@@ -78,7 +78,7 @@ void add_completion(CLI::App& app, int& status) {
       app.add_subcommand("completion", "Completion of the shell, for a file that it reads.");
   const auto shell = std::make_shared<std::string>("bash");
   completion->add_option("SHELL", *shell, "which shell")->check(CLI::IsMember({"bash"}));
-  completion->callback([&app, &status, shell] {  // keeps what the option writes into
+  completion->callback([&app, &status, shell] {  // keeps the target of the option alive
     if (*shell == "bash") std::fputs(bash_completion(app).c_str(), stdout);
     status = kExitDone;
   });

@@ -13,7 +13,7 @@
 #include "client/report.h"
 #include "common/base/version.h"
 
-/// doctor: what is wrong with a cluster, and what to do about it.
+/// doctor: finds faults of a cluster and suggests repairs.
 namespace centroid::client {
 
 namespace {
@@ -23,7 +23,8 @@ constexpr double kCheckpointAgeSeconds = 7200;
 constexpr double kStraggler = 2;  ///< times the median
 constexpr double kLongRound = 4;  ///< times the usual one
 constexpr double kTokenSeconds = 7 * 86400;
-constexpr double kSeenSeconds = 15, kSeenLeases = 4;  ///< a standby tells etcd each etcd.lease
+constexpr double kStandbySeconds = 15,
+                 kStandbyLeases = 4;  ///< a standby reports to etcd every etcd.lease
 constexpr std::chrono::milliseconds kNetworkTime{600};
 
 /// Seconds since 1970 of an HTTP date; NaN when it is none.
@@ -56,25 +57,25 @@ void check_version(Report& report, const Json& version) {
     report.add(Verdict::kWarning, "version", found, "take all programs from one release");
 }
 
-/// What the server asks of who connects as a worker does, and was not given: to try without would
-/// only be refused, and is a stranger in its log.
+/// Credentials that the server requires and that are missing: an attempt without them would fail,
+/// and be logged as a stranger's.
 struct Lack {
   std::string what, advice;
 };
 
 Lack lack_of(const Session& session, const Access& access) {
   if (!access.tls && has_tls(session))
-    return {"it is TLS", "give who signs its certificate with --tls.authority"};
+    return {"it is TLS", "pass the authority of its certificate with --tls.authority"};
   const auto config = get_json(session, "/v1/config");
-  const bool asks_token =
+  const bool requires_token =
       config.ok() && config->contains("token") && !text_of((*config)["token"], "value").empty();
-  if (access.token.empty() && asks_token)
-    return {"workers show a token", "give the workers' token with --worker-token-file"};
+  if (access.token.empty() && requires_token)
+    return {"workers show a token", "pass the workers' token with --worker-token-file"};
   return {};
 }
 
-/// A port of workers, and what the way there gives: one round of training moves the model once each
-/// way for each worker, so a way on which that takes longer than a round holds training up.
+/// A port of workers, and the network path to it: a round moves the model once each way for each
+/// worker, so a path that takes longer than a round delays training.
 void check_data_port(Report& report, const Session& session, const std::string& name,
                      const std::string& where, double model_bytes, const Access& access,
                      const Lack& lack) {
@@ -92,7 +93,7 @@ void check_data_port(Report& report, const Session& session, const std::string& 
   const auto network = measure(where, access, kNetworkTime, transport::kMaxEchoBytes);
   if (!network.ok())
     return report.add(Verdict::kWarning, network_name, "not measured: " + network.error().message(),
-                      "give the workers' token with --worker-token-file, with TLS their "
+                      "pass the workers' token with --worker-token-file, and with TLS their "
                       "certificate with --tls.certificate and --tls.key");
   const double slower = std::min(network->bytes_per_second_out, network->bytes_per_second_in);
   const std::string found = duration_text(network->median_seconds) + " a round trip, " +
@@ -106,15 +107,15 @@ void check_data_port(Report& report, const Session& session, const std::string& 
                      : "");
 }
 
-/// How long ago a standby may have told etcd of itself, in seconds.
-double seen_within(const Session& session) {
+/// The oldest plausible report of a standby to etcd, in seconds.
+double max_standby_age(const Session& session) {
   const auto config = get_json(session, "/v1/config");
-  if (!config.ok() || !config->contains("etcd.lease")) return kSeenSeconds;
+  if (!config.ok() || !config->contains("etcd.lease")) return kStandbySeconds;
   const double lease = number_of((*config)["etcd.lease"], "value") / 1000;
-  return lease > 0 ? std::max(kSeenSeconds, kSeenLeases * lease) : kSeenSeconds;
+  return lease > 0 ? std::max(kStandbySeconds, kStandbyLeases * lease) : kStandbySeconds;
 }
 
-/// The servers that the model lies on, beside the one that answers REST.
+/// The servers of the model, except the one that answers REST.
 void check_servers(Report& report, const Session& session, const Json& servers,
                    const Access& access, const Lack& lack) {
   for (const Json& server : servers) {
@@ -123,11 +124,11 @@ void check_servers(Report& report, const Session& session, const Json& servers,
     if (state == "standby") {
       const double ago =
           static_cast<double>(std::time(nullptr)) - number_of(server, "seen_unix_seconds");
-      const bool is_late = !(ago < seen_within(session));
+      const bool is_late = !(ago < max_standby_age(session));
       report.add(is_late ? Verdict::kWarning : Verdict::kGood, name,
-                 "stands by; etcd heard of it " + duration_text(std::max(0.0, ago)) + " ago",
+                 "standby; last report to etcd " + duration_text(std::max(0.0, ago)) + " ago",
                  is_late
-                     ? "look at its log, and at its way to etcd (docs/how-to/high-availability.md)"
+                     ? "check its log and its network to etcd (docs/how-to/high-availability.md)"
                      : "");
       continue;
     }
@@ -140,10 +141,10 @@ void check_servers(Report& report, const Session& session, const Json& servers,
   }
 }
 
-/// Tokens that stop working soon.
+/// Tokens that expire soon.
 void check_tokens(Report& report, const Session& session) {
   const auto tokens = get_list(session, "/v1/tokens", "tokens");
-  if (!tokens.ok()) return;  // not an operator's business who only looks
+  if (!tokens.ok()) return;  // the caller's role may not list them
   const double now = static_cast<double>(std::time(nullptr));
   for (const Json& token : *tokens) {
     const double left = number_of(token, "expires_unix_seconds") - now;
@@ -155,30 +156,30 @@ void check_tokens(Report& report, const Session& session) {
   }
 }
 
-/// How many workers a person wants, and how many there are.
+/// The requested and the present number of workers.
 void check_scale(Report& report, const Session& session, const Json& workers) {
   const auto scale = get_json(session, "/v1/scale");
   if (!scale.ok() || !scale->contains("hint") || (*scale)["hint"].is_null()) return;
   const Json& hint = (*scale)["hint"];
-  const auto wanted = static_cast<long>(number_of(hint, "workers"));
+  const auto hinted = static_cast<long>(number_of(hint, "workers"));
   long present = 0;
   for (const Json& worker : workers)
     if (const std::string state = text_of(worker, "state");
         state == "active" || state == "syncing" || state == "joining")
       ++present;
   const std::string why = text_of(hint, "why");
-  const std::string found = std::to_string(present) + " workers, " + std::to_string(wanted) +
-                            " are wanted" + (why.empty() ? "" : " (" + why + ")");
-  if (present == wanted)
+  const std::string found = std::to_string(present) + " workers, " + std::to_string(hinted) +
+                            " are requested" + (why.empty() ? "" : " (" + why + ")");
+  if (present == hinted)
     report.add(Verdict::kGood, "scale", found);
   else
     report.add(Verdict::kWarning, "scale", found,
-               present < wanted ? "start " + std::to_string(wanted - present) +
+               present < hinted ? "start " + std::to_string(hinted - present) +
                                       " more, or centroidctl scale clear"
                                 : "centroidctl workers drain, or centroidctl scale clear");
 }
 
-/// One worker that computes much longer than the others holds all of them up.
+/// One worker that computes much longer than the others delays all of them.
 void check_speed(Report& report, const Json& workers) {
   std::vector<std::pair<double, std::string>> times;
   for (const Json& worker : workers)
@@ -192,7 +193,7 @@ void check_speed(Report& report, const Json& workers) {
     report.add(Verdict::kWarning, "speed",
                name + " takes " + duration_text(slowest) + " for a step, the median is " +
                    duration_text(median),
-               "look what else runs on its machine; policies backup and ssp wait less "
+               "check what else runs on its machine; policies backup and ssp wait less "
                "(docs/how-to/stragglers.md)");
   else
     report.add(Verdict::kGood, "speed",
@@ -206,10 +207,10 @@ void check_job(Report& report, const Json& cluster) {
   const std::string role = text_of(cluster, "role");
   if (role == "standby")
     report.add(Verdict::kWarning, "role", "this server is a standby",
-               "the leader is at " + text_of(cluster, "leader_api") + ": ask it with --server");
+               "the leader is at " + text_of(cluster, "leader_api") + ": query it with --server");
   if (role == "held")
     report.add(Verdict::kBad, "role", "this leader may not act: " + why,
-               "look at etcd and the network to it");
+               "check etcd and the network to it");
   if (state == "halted")
     report.add(Verdict::kBad, "job", found,
                "correct what the reason names, then centroidctl job resume "
@@ -222,7 +223,7 @@ void check_job(Report& report, const Json& cluster) {
     report.add(Verdict::kGood, "job", found);
 }
 
-/// What a round takes here, in seconds; infinite where none has ended yet.
+/// Usual time of a round, in seconds; infinite before the first one has ended.
 double usual_round(const Session& session) {
   const auto rounds = get_list(session, "/v1/rounds?limit=16", "rounds", 16);
   std::vector<double> times;
@@ -234,7 +235,7 @@ double usual_round(const Session& session) {
   return times[times.size() / 2];
 }
 
-/// Whom rounds wait for. That is usual where a round takes seconds.
+/// The parties that rounds wait for. Waits are usual if a round takes seconds.
 void check_waits(Report& report, const Session& session, const Json& waits) {
   bool is_any = false;
   const double usual = usual_round(session);
@@ -242,17 +243,17 @@ void check_waits(Report& report, const Session& session, const Json& waits) {
     const double seconds = number_of(wait, "seconds");
     if (!(seconds > kWaitSeconds) || !text_of(wait, "who").starts_with("round")) continue;
     is_any = true;
-    const std::string whom = text_of(wait, "for_whom");
+    const std::string awaited = text_of(wait, "for_whom");
     const bool is_long = seconds > kStillSeconds || seconds > kLongRound * usual;
     report.add(is_long ? Verdict::kWarning : Verdict::kGood, "waits",
-               text_of(wait, "who") + " waits for " + whom + ", " + text_of(wait, "what") + ", " +
-                   duration_text(seconds),
-               is_long ? "look at the log of " + whom + "; restart it if it hangs" : "");
+               text_of(wait, "who") + " waits for " + awaited + ", " + text_of(wait, "what") +
+                   ", " + duration_text(seconds),
+               is_long ? "check the log of " + awaited + "; restart it if it hangs" : "");
   }
   if (!is_any) report.add(Verdict::kGood, "waits", "no round waits long");
 }
 
-/// Who was lost and is back, or left in order since, is lost no more.
+/// A worker that has returned or left in order since its loss is not lost any more.
 void check_workers(Report& report, const Json& workers) {
   std::map<std::string, const Json*> newest;
   for (const Json& worker : workers) {
@@ -285,8 +286,8 @@ void check_checkpoints(Report& report, const Json& cluster, const Json& checkpoi
     else
       report.add(Verdict::kBad, "checkpoint",
                  text_of(one, "path") + " is damaged: " + text_of(one, "problem"),
-                 newest > 0 ? "look at the disk; a newer one is not damaged"
-                            : "look at the disk; an older one would be taken: centroidctl "
+                 newest > 0 ? "check the disk; a newer one is not damaged"
+                            : "check the disk; a resume would use an older one: centroidctl "
                               "checkpoints make writes a new one");
   }
   const double age = std::max(0.0, static_cast<double>(std::time(nullptr)) - newest);
@@ -301,7 +302,7 @@ void check_checkpoints(Report& report, const Json& cluster, const Json& checkpoi
     report.add(Verdict::kGood, "checkpoint", "the newest is " + duration_text(age) + " old");
 }
 
-/// What a crash of the server would cost, while it costs nothing to mend.
+/// The cost of a crash of the server, while prevention is cheap.
 void check_durability(Report& report, const Session& session) {
   const auto config = get_json(session, "/v1/config");
   if (!config.ok() || !config->contains("journal.mode")) return;
@@ -309,7 +310,7 @@ void check_durability(Report& report, const Session& session) {
     return config->contains(setting) ? number_of((*config)[setting], "value") : 0.0;
   };
   if (text_of((*config)["journal.mode"], "value") == "on")
-    return report.add(Verdict::kGood, "durability", "a journal keeps every round");
+    return report.add(Verdict::kGood, "durability", "a journal records every round");
   for (const char* const setting :
        {"checkpoint.every_rounds", "checkpoint.every_epochs", "checkpoint.interval"})
     if (value_of(setting) > 0)
@@ -337,7 +338,7 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   const auto version = get_json(session, "/version");
   if (!version.ok()) {
     report.add(Verdict::kBad, "token", version.error().message(),
-               "give the server's api.token with --token-file");
+               "pass the server's api.token with --token-file");
     return report.finish();
   }
   report.add(Verdict::kGood, "token", session.token.empty() ? "none is needed" : "is the server's");
@@ -369,12 +370,12 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
   check_certificates(report, *servers, "server");
   check_disks(report, *servers);
   check_host(report, session, *checkpoints);
-  std::set<std::string> told;
+  std::set<std::string> reported;
   if (!leaves_members) {
-    told = check_members(report, session, *workers);
-    check_ways(report, session, *cluster, *workers, told);
+    reported = check_members(report, session, *workers);
+    check_ways(report, session, *cluster, *workers, reported);
   }
-  // That took seconds, in which somebody may have been lost.
+  // The checks took seconds; workers may be lost by now.
   const auto cluster_now = get_json(session, "/v1/cluster"),
              workers_now = get_list(session, "/v1/workers", "workers"),
              waits = get_list(session, "/v1/waits", "waits");
@@ -385,7 +386,7 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
     }
   check_job(report, *cluster_now);
   check_waits(report, session, *waits);
-  check_silent(report, session, *workers_now, *waits, told);
+  check_silent(report, session, *workers_now, *waits, reported);
   check_workers(report, *workers_now);
   check_speed(report, *workers_now);
   check_scale(report, session, *workers_now);
@@ -399,11 +400,9 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const doctor = app.add_subcommand(
       "doctor",
-      "Look for what is wrong, and say what to mend: ports, clocks, tokens, versions, "
-      "certificates, "
-      "room on the disk, the network to the servers, between the server and each worker and from "
-      "worker to worker, job, waits, workers, their speed and number, checkpoints, what a crash "
-      "would cost.");
+      "Find faults and suggest repairs. Checks ports, clocks, tokens, versions, certificates, disk "
+      "space, the network to the servers, between the server and each worker and between workers, "
+      "the job, waits, workers, their speed and number, checkpoints, and the cost of a crash.");
   const auto worker_options = add_worker_options(*doctor);
   const auto leaves_members = std::make_shared<bool>(false);
   doctor->add_flag(

@@ -6,18 +6,18 @@
 
 #include "client/report.h"
 
-/// doctor: the members of a cluster, the ways between them, and the server's machine.
+/// doctor: the members of a cluster, the paths between them, and the server's machine.
 namespace centroid::client {
 
 namespace {
 
-constexpr double kBehind = 3;  ///< parts of the median that a member's way gives
+constexpr double kBehind = 3;  ///< a slow path has less than the median divided by this
 constexpr std::size_t kMeasuredWorkers = 16, kMeasuredWays = 16, kShownWays = 5, kMostFailed = 3;
-constexpr std::chrono::seconds kWaysTime{30};  ///< nothing new is begun after that
+constexpr std::chrono::seconds kWaysTime{30};  ///< nothing new begins after that
 constexpr double kCertificateSeconds = 14 * 86400;
 constexpr double kLeastFree = 0.05;   ///< of the disk
-constexpr double kCheckpoints = 3;    ///< that should still fit on it
-constexpr double kLeaseSeconds = 10;  ///< where the server does not say
+constexpr double kCheckpoints = 3;    ///< checkpoints that should still fit
+constexpr double kLeaseSeconds = 10;  ///< if the server does not report it
 
 struct Way {
   std::string name;
@@ -36,7 +36,7 @@ std::string text_of_way(const Way& way) {
   return size_text(way.slower) + "/s, " + duration_text(way.trip) + " a round trip";
 }
 
-/// Ordered pairs: all, or of many workers each with its neighbours in the ring.
+/// Ordered pairs: all, or with many workers each with its neighbours in the ring.
 std::vector<std::pair<const Json*, const Json*>> pairs_of(const std::vector<const Json*>& workers) {
   std::vector<std::pair<const Json*, const Json*>> pairs;
   const std::size_t n = workers.size();
@@ -53,14 +53,14 @@ double lease_of(const Session& session) {
   return number_of((*config)["lease"], "value") / 1000;
 }
 
-/// It should have sent two heartbeats, as the server counts it.
+/// Two of its heartbeats are missing, as the server counts.
 bool is_silent(const Json& worker, double lease) {
   const std::string state = text_of(worker, "state");
   const bool is_here = state == "active" || state == "syncing" || state == "draining";
   return is_here && number_of(worker, "silent_seconds") > lease / 2;
 }
 
-void tell_silent(Report& report, const Json& worker, const Json& waits) {
+void report_silent(Report& report, const Json& worker, const Json& waits) {
   const std::string name = text_of(worker, "name");
   const bool is_awaited = std::ranges::any_of(waits, [&](const Json& wait) {
     return text_of(wait, "for_whom") == name && text_of(wait, "who").starts_with("round");
@@ -68,32 +68,32 @@ void tell_silent(Report& report, const Json& worker, const Json& waits) {
   report.add(Verdict::kWarning, "worker " + name,
              "does not answer, silent for " + duration_text(number_of(worker, "silent_seconds")) +
                  (is_awaited ? "; a round waits for it" : ""),
-             "is its process stopped, does its machine swap, is the network to it cut? It is given "
-             "up after `lease`; `centroidctl workers evict " +
+             "check its process, its machine's memory and the network to it. It is removed after "
+             "`lease`; `centroidctl workers evict " +
                  name + "` does so now, and refuses its name until `workers allow`");
 }
 
-/// What a measurement that failed says of its worker: true when it was told, and is silent or lost.
-bool tell_unmeasured(Report& report, const Session& session, const Json& worker, double asked) {
+/// Report a failed measurement of a worker that is silent or lost; false: it is neither.
+bool report_unmeasured(Report& report, const Session& session, const Json& worker, double asked) {
   const auto now = get_json(session, "/v1/workers/" + text_of(worker, "member"));
   if (!now.ok()) return false;
   const std::string state = text_of(*now, "state");
   if (state == "dead" || state == "fenced") {
     report.add(Verdict::kWarning, "worker " + text_of(*now, "name"),
                "was lost while it was measured: " + text_of(*now, "reason"),
-               "look at its log and its machine");
+               "check its log and its machine");
     return true;
   }
-  // It was asked all that time, and nothing came.
+  // It was called all that time, and did not answer.
   const double silent = number_of(*now, "silent_seconds");
   if (!(asked > kWaitSeconds && silent > asked - kWaitSeconds && silent > kWaitSeconds))
     return false;
   const auto waits = get_list(session, "/v1/waits", "waits");
-  tell_silent(report, *now, waits.ok() ? *waits : Json::array());
+  report_silent(report, *now, waits.ok() ? *waits : Json::array());
   return true;
 }
 
-/// Since the list was made: no fault, and nothing to measure any more.
+/// It left since the list was made: no fault, and nothing to measure.
 bool has_left(const Session& session, const Json& worker) {
   const auto now = get_json(session, "/v1/workers/" + text_of(worker, "member"));
   return now.ok() && text_of(*now, "state") != "active";
@@ -109,7 +109,7 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
   std::string last;
   for (const Json& worker : workers) {
     if (text_of(worker, "state") != "active") continue;
-    if (is_silent(worker, lease)) continue;  // check_silent tells it
+    if (is_silent(worker, lease)) continue;  // reported by check_silent
     if (ways.size() == kMeasuredWorkers) {
       ++left;
       continue;
@@ -117,7 +117,7 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
     const auto begin = std::chrono::steady_clock::now();
     const auto answer = post_json(session, "/v1/workers/" + text_of(worker, "member") + ":measure");
     const std::chrono::duration<double> asked = std::chrono::steady_clock::now() - begin;
-    if (!answer.ok() && tell_unmeasured(report, session, worker, asked.count())) {
+    if (!answer.ok() && report_unmeasured(report, session, worker, asked.count())) {
       silent.insert(text_of(worker, "name"));
       continue;
     }
@@ -125,10 +125,9 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
     if (!answer.ok()) {
       const std::string why = answer.error().message();
       if (why != last)
-        report.add(Verdict::kWarning, "members",
-                   text_of(worker, "name") + " was not measured: " + why,
-                   "look at its log; a token of the role admin is needed to measure, or leave it "
-                   "out with --no-members");
+        report.add(
+            Verdict::kWarning, "members", text_of(worker, "name") + " was not measured: " + why,
+            "check its log. Measuring needs a token of the role admin; --no-members skips it");
       last = why;
       if (++failed == kMostFailed) break;
       continue;
@@ -140,21 +139,21 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
   if (ways.empty()) return silent;
   std::ranges::sort(ways, {}, &Way::slower);
   const double median = ways[ways.size() / 2].slower;
-  bool is_good = true;
+  bool is_sound = true;
   for (const Way& way : ways) {
     const bool is_slow = way.slower < kSlowBytes || way.trip > kSlowTrip;
     const bool is_behind = way.slower * kBehind < median;
     if (!is_slow && !is_behind) continue;
-    is_good = false;
+    is_sound = false;
     report.add(Verdict::kWarning, "members",
                way.name + ": " + size_text(way.slower) + "/s between it and the server, " +
                    duration_text(way.trip) + " a round trip; the median is " + size_text(median) +
                    "/s",
-               "look at the network of its machine: the speed of its link, other traffic, Wi-Fi; "
-               "a codec needs less of it (docs/how-to/slow-networks.md)");
+               "check the network of its machine: the speed of its link, other traffic, Wi-Fi; a "
+               "codec reduces the traffic (docs/how-to/slow-networks.md)");
   }
   const std::string more = left > 0 ? "; " + std::to_string(left) + " more were not measured" : "";
-  if (is_good)
+  if (is_sound)
     report.add(Verdict::kGood, "members",
                std::to_string(ways.size()) + " measured from the server: at least " +
                    size_text(ways.front().slower) + "/s (" + ways.front().name + ")" + more);
@@ -162,11 +161,11 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
 }
 
 void check_silent(Report& report, const Session& session, const Json& workers, const Json& waits,
-                  const std::set<std::string>& told) {
+                  const std::set<std::string>& reported) {
   const double lease = lease_of(session);
   for (const Json& worker : workers)
-    if (is_silent(worker, lease) && !told.contains(text_of(worker, "name")))
-      tell_silent(report, worker, waits);
+    if (is_silent(worker, lease) && !reported.contains(text_of(worker, "name")))
+      report_silent(report, worker, waits);
 }
 
 void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers,
@@ -209,8 +208,8 @@ void check_ways(Report& report, const Session& session, const Json& cluster, con
         way.slower < kSlowBytes || way.trip > kSlowTrip || way.slower * kBehind < median;
     report.add(is_slow ? Verdict::kWarning : Verdict::kGood, "way",
                way.name + ": " + text_of_way(way),
-               is_slow ? "look at the network between these two machines; a ring is as fast as its "
-                         "slowest way: ring_by_bandwidth goes round it, a codec needs less of it"
+               is_slow ? "check the network between these two machines. A ring is as fast as its "
+                         "slowest path: ring_by_bandwidth avoids it, a codec reduces the traffic"
                        : "");
   }
   report.add(Verdict::kGood, "ways",
@@ -223,57 +222,57 @@ void check_ways(Report& report, const Session& session, const Json& cluster, con
 
 void check_programs(Report& report, const Json& members, const std::string& kind,
                     const std::string& version) {
-  std::size_t known = 0;
+  std::size_t compared = 0;
   double furthest = 0;
-  bool is_good = true;
+  bool is_sound = true;
   for (const Json& member : members) {
     const std::string theirs = text_of(member, "version"),
                       name = kind + " " + text_of(member, "name");
     const std::string state = text_of(member, "state");
     if (theirs.empty() || state == "dead" || state == "left" || state == "fenced") continue;
-    ++known;
+    ++compared;
     if (theirs != version) {
-      is_good = false;
+      is_sound = false;
       report.add(Verdict::kWarning, "version", name + " is " + theirs + ", the server " + version,
                  "take all programs from one release");
     }
     const double ahead = number_of(member, "clock_ahead_seconds");
     if (std::abs(ahead) > furthest) furthest = std::abs(ahead);
     if (!(std::abs(ahead) > kClockSeconds)) continue;
-    is_good = false;
+    is_sound = false;
     report.add(Verdict::kWarning, "clock",
                name + ": its clock is " + duration_text(std::abs(ahead)) +
                    (ahead > 0 ? " ahead of" : " behind") + " the server's",
                "set the clocks of both machines by NTP");
   }
-  if (known > 0 && is_good)
+  if (compared > 0 && is_sound)
     report.add(Verdict::kGood, kind == "worker" ? "members' programs" : "servers' programs",
-               std::to_string(known) + " of version " + version + ", clocks within " +
+               std::to_string(compared) + " of version " + version + ", clocks within " +
                    duration_text(furthest) + " of the server's");
 }
 
 void check_certificates(Report& report, const Json& members, const std::string& kind) {
   const auto now = static_cast<double>(std::time(nullptr));
-  std::size_t known = 0;
+  std::size_t compared = 0;
   double first = 0;
-  bool is_good = true;
+  bool is_sound = true;
   for (const Json& member : members) {
     const double end = number_of(member, "certificate_expires_unix_seconds");
     if (std::isnan(end)) continue;
-    first = known == 0 ? end : std::min(first, end);
-    ++known;
+    first = compared == 0 ? end : std::min(first, end);
+    ++compared;
     if (end - now >= kCertificateSeconds) continue;
-    is_good = false;
+    is_sound = false;
     report.add(end < now ? Verdict::kBad : Verdict::kWarning, "certificate",
                kind + " " + text_of(member, "name") +
                    (end < now ? ": the one it joined with has expired; it cannot join again"
-                              : ": the one it joined with holds until " + time_text(end, "-")),
+                              : ": the one it joined with is valid until " + time_text(end, "-")),
                "put a new one on its machine: it is shown with the next connection "
                "(docs/how-to/secure.md)");
   }
-  if (known > 0 && is_good)
+  if (compared > 0 && is_sound)
     report.add(Verdict::kGood, "certificate",
-               std::to_string(known) + " " + kind + (known == 1 ? "" : "s") +
+               std::to_string(compared) + " " + kind + (compared == 1 ? "" : "s") +
                    " with one, the first ends " + time_text(first, "-"));
 }
 
@@ -284,8 +283,8 @@ void check_disks(Report& report, const Json& servers) {
                  journal = number_of(server, "journal_bytes");
     if (std::isnan(free)) continue;
     const char* const advice =
-        "make room on that machine, or checkpoint more often "
-        "(`centroidctl config set checkpoint.every_rounds=...`): its journal begins anew then";
+        "free space on that machine, or checkpoint more often (`centroidctl config set "
+        "checkpoint.every_rounds=...`): its journal then starts again";
     const Verdict verdict = free < round                                  ? Verdict::kBad
                             : free < journal || free < kLeastFree * total ? Verdict::kWarning
                                                                           : Verdict::kGood;
@@ -300,9 +299,8 @@ void check_disks(Report& report, const Json& servers) {
 void check_host(Report& report, const Session& session, const Json& checkpoints) {
   const auto host = get_json(session, "/v1/host");
   if (!host.ok())
-    return report.add(
-        Verdict::kBad, "disk", host.error().message(),
-        "look whether the disk of run_dir answers: `ls` in it on the server's machine");
+    return report.add(Verdict::kBad, "disk", host.error().message(),
+                      "check that the disk of run_dir answers: `ls` in it on the server's machine");
   double largest = 0;
   for (const Json& one : checkpoints) {
     const double bytes = number_of(one, "bytes");
@@ -314,7 +312,8 @@ void check_host(Report& report, const Session& session, const Json& checkpoints)
                               text_of(*host, "run_dir") +
                               (largest > 0 ? ", a checkpoint takes " + size_text(largest) : "");
     const char* const advice =
-        "make room, or keep fewer (`centroidctl config set checkpoint.keep=2`), or a larger volume";
+        "free space, retain fewer (`centroidctl config set checkpoint.keep=2`), or use a larger "
+        "volume";
     if (free < largest)
       report.add(Verdict::kBad, "disk", found, advice);
     else if (free < kCheckpoints * largest || free < kLeastFree * total)
@@ -334,7 +333,7 @@ void check_host(Report& report, const Session& session, const Json& checkpoints)
       report.add(Verdict::kBad, "certificate", file + " has expired", advice);
     else
       report.add(left < kCertificateSeconds ? Verdict::kWarning : Verdict::kGood, "certificate",
-                 file + " holds until " + time_text(number_of(one, "expires_unix_seconds"), "-"),
+                 file + " is valid until " + time_text(number_of(one, "expires_unix_seconds"), "-"),
                  left < kCertificateSeconds ? advice : "");
   }
 }

@@ -4,32 +4,32 @@
 
 #include "client/online.h"
 
-/// events: what happened, and what happens.
+/// events: past and new events.
 namespace centroid::client {
 
 namespace {
 
-struct Wanted {
+struct Selection {
   std::string types, since;
   std::uint64_t limit = 50, count = 0;
   bool follows = false;
 };
 
-std::string query_of(const Wanted& wanted, const std::string& since) {
+std::string query_of(const Selection& selection, const std::string& since) {
   std::string query = "?limit=1000";
-  if (!wanted.types.empty()) query += "&type=" + wanted.types;
+  if (!selection.types.empty()) query += "&type=" + selection.types;
   if (!since.empty()) query += "&since=" + since;
   return query;
 }
 
 Colour colour_of(const std::string& type) {
   if (type == "member.lost" || type == "checkpoint.failed" || type == "events.lost" ||
-      type == "job.begun_again")
+      type == "job.restarted")
     return Colour::kBad;
   if (type == "round.committed") return Colour::kFaint;
-  const bool is_trouble = type == "wait.lasted" || type == "round.aborted" ||
+  const bool is_trouble = type == "wait.prolonged" || type == "round.aborted" ||
                           type == "round.skipped" || type == "member.evicted" ||
-                          type == "checkpoint.state_not_kept" || type == "job.short_of_workers";
+                          type == "checkpoint.state_save_failed" || type == "job.blocked";
   return is_trouble ? Colour::kWarning : Colour::kGood;
 }
 
@@ -56,15 +56,15 @@ void print(const Session& session, const Json& event) {
               padding.c_str(), cleaned(line).c_str());
 }
 
-/// The newest that are kept, oldest of them first; the id of the last.
-Result<std::string> show_kept(const Session& session, const Wanted& wanted) {
+/// The newest retained events, oldest first; returns the id of the last.
+Result<std::string> show_retained(const Session& session, const Selection& selection) {
   std::vector<Json> events;
-  std::string path = "/v1/events" + query_of(wanted, wanted.since), last;
+  std::string path = "/v1/events" + query_of(selection, selection.since), last;
   while (!path.empty()) {
     CENTROID_ASSIGN(const Json page, get_json(session, path));
     for (const Json& event : page["events"]) events.push_back(event);
-    if (events.size() > wanted.limit)
-      events.erase(events.begin(), events.end() - static_cast<std::ptrdiff_t>(wanted.limit));
+    if (events.size() > selection.limit)
+      events.erase(events.begin(), events.end() - static_cast<std::ptrdiff_t>(selection.limit));
     last = text_of(page, "last");
     path = text_of(page, "next");
   }
@@ -72,8 +72,8 @@ Result<std::string> show_kept(const Session& session, const Wanted& wanted) {
   return last;
 }
 
-/// As they come. A lost connection is made again, and goes on behind the last event seen.
-int follow(const Session& session, const Wanted& wanted, std::string last) {
+/// New events as they arrive. A lost connection is reopened, and continues after the last event.
+int follow(const Session& session, const Selection& selection, std::string last) {
   std::uint64_t shown = 0;
   std::string text;
   const auto take = [&](std::string_view piece) {
@@ -88,18 +88,18 @@ int follow(const Session& session, const Wanted& wanted, std::string last) {
       last = text_of(event, "id");
       print(session, event);
       std::fflush(stdout);
-      if (++shown == wanted.count) return false;
+      if (++shown == selection.count) return false;
     }
     return true;
   };
   for (;;) {
     text.clear();
-    const auto answer = listen(session.remote, "/v1/events" + query_of(wanted, last), take);
-    if (answer.ok() && !answer->is_good()) {
+    const auto answer = listen(session.remote, "/v1/events" + query_of(selection, last), take);
+    if (answer.ok() && !answer->is_success()) {
       std::fprintf(stderr, "centroidctl: %s\n", explain(*answer).c_str());
       return kExitFailed;
     }
-    if (wanted.count > 0 && shown == wanted.count) return kExitDone;
+    if (selection.count > 0 && shown == selection.count) return kExitDone;
     std::fprintf(stderr, "centroidctl: %s; trying again\n",
                  answer.ok() ? "the server ended the stream" : answer.error().message().c_str());
     std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -110,20 +110,20 @@ int follow(const Session& session, const Wanted& wanted, std::string last) {
 
 void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const events = app.add_subcommand("events", "What happened, oldest first.");
-  const auto wanted = std::make_shared<Wanted>();
-  events->add_flag("-f,--follow", wanted->follows, "go on with what happens, until Ctrl-C");
+  const auto selection = std::make_shared<Selection>();
+  events->add_flag("-f,--follow", selection->follows, "continue with new events, until Ctrl-C");
   events->add_option(
-      "--type", wanted->types,
+      "--type", selection->types,
       "only these, separated by commas; `member` takes all that begin with `member.`");
-  events->add_option("--since", wanted->since, "only those behind this id");
-  events->add_option("-n,--limit", wanted->limit, "the newest so many of what is kept")
+  events->add_option("--since", selection->since, "only events after this id");
+  events->add_option("-n,--limit", selection->limit, "at most this number of retained events")
       ->check(CLI::Range(0, 100'000))
       ->capture_default_str();
-  events->add_option("--count", wanted->count, "with --follow: end after so many");
+  events->add_option("--count", selection->count, "with --follow: end after so many");
   events->callback([=, &status] {
-    const auto last = show_kept(*session, *wanted);
+    const auto last = show_retained(*session, *selection);
     status = last.ok() ? kExitDone : complain(last.error());
-    if (last.ok() && wanted->follows) status = follow(*session, *wanted, *last);
+    if (last.ok() && selection->follows) status = follow(*session, *selection, *last);
   });
 }
 

@@ -16,7 +16,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "common/storage/file.h"
 
-/// `checkpoints get`: a checkpoint of the server's as a folder here, for a backup.
+/// `checkpoints get`: copies a checkpoint of the server into a local folder, for a backup.
 namespace centroid::client {
 
 namespace {
@@ -26,17 +26,17 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kPiece = 8u << 20;
 constexpr int kTries = 5;
 
-struct WantedFile {
+struct RequestedFile {
   std::string name;
   std::uint64_t bytes = 0;
   std::uint32_t crc32c = 0;
 };
 
-Result<std::vector<WantedFile>> files_of(const Session& session, const std::string& url) {
+Result<std::vector<RequestedFile>> files_of(const Session& session, const std::string& url) {
   CENTROID_ASSIGN(const Json listed, get_list(session, url, "files"));
-  std::vector<WantedFile> files;
+  std::vector<RequestedFile> files;
   for (const Json& one : listed) {
-    WantedFile file;
+    RequestedFile file;
     file.name = text_of(one, "name");
     file.bytes = one.value("bytes", std::uint64_t{0});
     const std::string crc = text_of(one, "crc32c");
@@ -47,22 +47,22 @@ Result<std::vector<WantedFile>> files_of(const Session& session, const std::stri
     files.push_back(std::move(file));
   }
   if (files.empty()) return Error(ErrorCode::kDataLoss, url + ": the server lists no files");
-  const auto is_manifest = [](const WantedFile& file) { return file.name == "manifest.json"; };
+  const auto is_manifest = [](const RequestedFile& file) { return file.name == "manifest.json"; };
   if (std::none_of(files.begin(), files.end(), is_manifest))
     return Error(ErrorCode::kUnimplemented,
                  url + ": manifest.json is not listed: the server is older than this centroidctl");
   return files;
 }
 
-/// Of what is there already, cut to `bytes` at most.
+/// Checksum of an existing file, cut to `bytes` at most.
 Result<std::uint32_t> checksum(const fs::path& path, std::uint64_t& bytes) {
   CENTROID_ASSIGN(const auto about, file::attributes_of(path));
   bytes = about ? about->bytes : 0;
   return file_crc32c(path);
 }
 
-/// What an earlier call has left is kept. fails as `ask`; data_loss: it is not what the server has
-Status fetch(const Session& session, const std::string& url, const WantedFile& file,
+/// Continues the file of an earlier call. fails as `ask`; data_loss: it differs from the server's
+Status fetch(const Session& session, const std::string& url, const RequestedFile& file,
              const fs::path& path) {
   std::uint64_t at = 0;
   std::uint32_t crc = 0;
@@ -77,12 +77,12 @@ Status fetch(const Session& session, const std::string& url, const WantedFile& f
   while (at < file.bytes) {
     const std::uint64_t count = std::min(kPiece, file.bytes - at);
     const std::string where = url + "/" + file.name;
-    CENTROID_ASSIGN(const Answer answer, ask_part(session.remote, where, at, count));
-    if (!answer.is_good()) return Error(ErrorCode::kFailedPrecondition, explain(answer));
+    CENTROID_ASSIGN(const Answer answer, request_part(session.remote, where, at, count));
+    if (!answer.is_success()) return Error(ErrorCode::kFailedPrecondition, explain(answer));
     if (answer.body.size() != count)
       return Error(ErrorCode::kDataLoss, where + ": " + std::to_string(answer.body.size()) +
-                                             " bytes came, " + std::to_string(count) +
-                                             " were asked for");
+                                             " bytes received, " + std::to_string(count) +
+                                             " requested");
     const Bytes piece = std::as_bytes(std::span(answer.body)), half = piece.first(count / 2);
     CENTROID_TRY(file::write_all(out, path, half));
     fault::point("fetch.piece_torn");
@@ -98,10 +98,10 @@ Status fetch(const Session& session, const std::string& url, const WantedFile& f
     return {};
   }
   (void)file::remove(path);
-  return Error(ErrorCode::kDataLoss,
-               path.string() +
-                   ": CRC-32C differs from what the server says; it is removed here, "
-                   "get it again");
+  return Error(
+      ErrorCode::kDataLoss,
+      path.string() +
+          ": CRC-32C differs from the server's; the local copy is removed, fetch it again");
 }
 
 Status get(const Session& session, std::uint64_t version, const fs::path& folder,
@@ -117,15 +117,17 @@ Status get(const Session& session, std::uint64_t version, const fs::path& folder
   std::error_code failed;
   file::create_directories(begun, failed);
   if (failed) return Error(ErrorCode::kInvalidArgument, begun.string() + ": " + failed.message());
-  for (const WantedFile& file : files) CENTROID_TRY(fetch(session, url, file, begun / file.name));
-  CENTROID_TRY(file::sync_directory(begun));  // the name says that all of it is on the disk
+  for (const RequestedFile& file : files)
+    CENTROID_TRY(fetch(session, url, file, begun / file.name));
+  CENTROID_TRY(
+      file::sync_directory(begun));  // the final name implies that all of it is on the disk
   fault::point("fetch.all_there");
   CENTROID_TRY(file::rename(begun, target));
   fault::point("fetch.renamed");
   return file::sync_directory(folder);
 }
 
-/// fails not_found: the server has none that is sound
+/// fails not_found: the server has no sound one
 Result<std::uint64_t> newest_version(const Session& session) {
   CENTROID_ASSIGN(const Json answer, get_json(session, "/v1/checkpoints"));
   for (const Json& one : answer.value("checkpoints", Json::array()))  // newest first
@@ -134,7 +136,7 @@ Result<std::uint64_t> newest_version(const Session& session) {
                "the server has no checkpoint yet: centroidctl checkpoints make writes one");
 }
 
-/// Between the look and the first piece it may have been deleted, for a newer one is there.
+/// It may be deleted between the listing and the first piece, because a newer one exists.
 Status get_newest(const Session& session, const fs::path& folder, fs::path& target) {
   Status done;
   for (int tries = 0; tries < kTries; ++tries) {
@@ -148,9 +150,10 @@ Status get_newest(const Session& session, const fs::path& folder, fs::path& targ
 }  // namespace
 
 void add_get(CLI::App& group, const std::shared_ptr<Session>& session, int& status) {
-  CLI::App* const command = group.add_subcommand(
-      "get",
-      "Fetch one from the server, whole or not at all; begun again it goes on where it was.");
+  CLI::App* const command =
+      group.add_subcommand("get",
+                           "Fetch one from the server, completely or not at all. A repeated call "
+                           "continues an interrupted one.");
   const auto version = std::make_shared<std::optional<std::uint64_t>>();
   const auto folder = std::make_shared<std::string>();
   command->add_option("VERSION", *version, "its version; else the newest");

@@ -15,14 +15,14 @@ using transport::HttpRequest;
 
 namespace {
 
-/// `why`: as of HttpClient.
+/// `why`: as in HttpClient.
 Error failure(const std::string& where, const Error& why) {
   const bool is_late = why.code() == ErrorCode::kDeadlineExceeded;
   return Error(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
                where + ": " + why.message());
 }
 
-/// Connected, and secure where that is wanted.
+/// Connected, with TLS if required.
 Task<Status> open(HttpClient& http, const Remote& remote, Deadline deadline) {
   std::shared_ptr<transport::StreamLayer> tls;
   if (remote.origin.is_secure) {
@@ -111,8 +111,8 @@ Result<Answer> ask(const Remote& remote, const std::string& method, const std::s
   return exchange(remote, make_request(remote, method, path, "application/json", json_body));
 }
 
-Result<Answer> ask_part(const Remote& remote, const std::string& path, std::uint64_t begin,
-                        std::uint64_t count) {
+Result<Answer> request_part(const Remote& remote, const std::string& path, std::uint64_t begin,
+                            std::uint64_t count) {
   HttpRequest request = make_request(remote, "GET", path, "application/json", "");
   const std::string end = std::to_string(begin + count - 1);
   request.fields.emplace_back("Range", "bytes=" + std::to_string(begin) + "-" + end);

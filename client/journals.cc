@@ -18,8 +18,8 @@ using journal::Contents;
 using Checkpoints = std::function<std::vector<CheckpointEntry>()>;
 
 constexpr const char* kFolder = "journal";
-/// At what a server that runs has changed meanwhile.
-constexpr int kLooks = 5;
+/// Repeated reads, because a running server changes the files meanwhile.
+constexpr int kReadAttempts = 5;
 
 unsigned long long number(std::uint64_t value) { return value; }
 
@@ -29,13 +29,13 @@ std::string listed(const std::vector<std::string>& names) {
   return out;
 }
 
-/// Where it is one of several "journal-b", else as always.
+/// "journal-b" if it is one of several, else the usual label.
 std::string label_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   return name.starts_with(kFolder) ? name : folder.string();
 }
 
-/// The server whose journal a folder is by its name; empty: the leader's. None: another name.
+/// The server whose journal a folder is, by its name; empty: the leader. None: another name.
 std::optional<std::string> server_of(const fs::path& folder) {
   const std::string name = folder.filename().string(), others = std::string(kFolder) + "-";
   if (name == kFolder) return "";
@@ -66,7 +66,7 @@ bool has_journal(const fs::path& folder) {
   return !journal::segments_of(folder).empty() || !rows_journal::segments_of(folder).empty();
 }
 
-/// What a folder has, read to its end.
+/// The content of a folder, read to its end.
 struct Journal {
   fs::path folder;
   Contents rounds;
@@ -74,8 +74,8 @@ struct Journal {
   Result<rows_journal::Report> rows = rows_journal::Report();
 };
 
-/// Whether what could not be read may only have been taken away meanwhile: a server that runs does
-/// so with segments that a new checkpoint has made needless.
+/// Whether an unreadable file may only have been removed meanwhile: a running server removes
+/// segments that a new checkpoint has made needless.
 bool has_gone(const std::vector<LogSegment>& listed) {
   return std::ranges::any_of(listed,
                              [](const LogSegment& segment) { return !file::exists(segment.path); });
@@ -85,7 +85,7 @@ Contents read_rounds(const fs::path& folder) {
   for (int look = 1;; ++look) {
     const auto listed = journal::segments_of(folder);
     Contents out = journal::read_contents(folder);
-    if (out.damage.empty() || look == kLooks || !has_gone(listed)) return out;
+    if (out.damage.empty() || look == kReadAttempts || !has_gone(listed)) return out;
   }
 }
 
@@ -93,12 +93,12 @@ Result<rows_journal::Report> read_rows(const fs::path& folder) {
   for (int look = 1;; ++look) {
     const auto listed = rows_journal::segments_of(folder);
     auto out = rows_journal::verify(folder);
-    if (out.ok() || look == kLooks || !has_gone(listed)) return out;
+    if (out.ok() || look == kReadAttempts || !has_gone(listed)) return out;
   }
 }
 
 /// Of tables of sparse rows.
-bool tell_rows(std::FILE* out, const Journal& journal) {
+bool report_rows(std::FILE* out, const Journal& journal) {
   if (!journal.has_rows) return true;
   const std::string label = label_of(journal.folder) + " of tables";
   const auto& report = journal.rows;
@@ -115,7 +115,7 @@ bool tell_rows(std::FILE* out, const Journal& journal) {
   return true;
 }
 
-bool tell_rounds(std::FILE* out, const Contents& of) {
+bool report_rounds(std::FILE* out, const Contents& of) {
   if (of.bases.empty() && of.damage.empty() && of.report.segments == 0) return true;
   const std::string label = label_of(of.folder);
   if (!of.damage.empty()) {
@@ -134,8 +134,9 @@ bool tell_rounds(std::FILE* out, const Contents& of) {
   return true;
 }
 
-/// Leftovers of earlier runs beside this one's.
-void tell_others(std::FILE* out, const std::vector<Journal>& journals, const std::string& run_id) {
+/// Report the shards of earlier runs beside this one's.
+void report_shards(std::FILE* out, const std::vector<Journal>& journals,
+                   const std::string& run_id) {
   const auto tell = [&](const std::string& label, const std::set<std::string>& runs) {
     if (run_id.empty() || runs.empty() || runs.contains(run_id)) return;
     std::fprintf(out, "%s  has nothing of run '%s', only of %s: it counts as not there\n",
@@ -147,8 +148,7 @@ void tell_others(std::FILE* out, const std::vector<Journal>& journals, const std
   }
 }
 
-/// The rounds behind the newest checkpoint, as the leader's journal and those of the others have
-/// them.
+/// Compare the rounds after the newest checkpoint in the leader's journal with the others'.
 bool check_parts(std::FILE* out, const std::vector<Journal>& journals, const std::string& run_id,
                  Round over) {
   std::vector<Contents> others;
@@ -160,8 +160,8 @@ bool check_parts(std::FILE* out, const std::vector<Journal>& journals, const std
   }
   if (leaders.empty() && !others.empty())
     std::fprintf(out,
-                 "parts  the leader's journal, which says what is committed, was not there to look "
-                 "at; --journal names its folder\n");
+                 "parts  the leader's journal, which records the commits, is missing; --journal "
+                 "names its folder\n");
   bool is_sound = true;
   for (const Contents* leader : leaders) {
     const journal::Match match = journal::match(*leader, others, over);
@@ -170,20 +170,20 @@ bool check_parts(std::FILE* out, const std::vector<Journal>& journals, const std
     is_sound = is_sound && match.problems.empty();
     const std::string rounds = "rounds " + to_string(match.first) + " to " + to_string(match.last) +
                                ", " + std::to_string(match.rounds) +
-                               " committed behind the newest checkpoint";
+                               " committed after the newest checkpoint";
     if (!match.sound.empty())
-      std::fprintf(out, "parts  %s  those of %s are whole\n", rounds.c_str(),
+      std::fprintf(out, "parts  %s  those of %s are complete\n", rounds.c_str(),
                    listed(match.sound).c_str());
     if (!match.absent.empty())
       std::fprintf(out,
-                   "parts  %s  those of %s were not there to look at, and a resume needs them; "
-                   "--journal names a folder, once for each journal\n",
+                   "parts  %s  those of %s are missing, and a resume needs them; --journal names a "
+                   "folder, once for each journal\n",
                    rounds.c_str(), listed(match.absent).c_str());
   }
   return is_sound;
 }
 
-/// Its own of the tables of a run, as far as is known.
+/// Whether it has its part of the tables of a run, if known.
 bool has_tables_of(const Journal& one, const std::string& server, const std::string& run_id) {
   const bool is_known = !one.rounds.bases.empty();
   if ((is_known ? one.rounds.server() : server_of(one.folder)) != server) return false;
@@ -192,8 +192,8 @@ bool has_tables_of(const Journal& one, const std::string& server, const std::str
   return runs.contains(run_id) || (runs.empty() && has_journal(one.folder));
 }
 
-/// What is wrong with the segments there are, where the tables go on with `first`; empty: nothing.
-/// That one may be yet to be begun.
+/// The fault of the present segments, if the tables continue with `first`; empty: none. That
+/// segment may not exist yet.
 std::string trouble_of(const std::vector<LogSegment>& segments, std::uint64_t first) {
   if (segments.empty()) return "has no rows-*.log";
   if (segments.front().number > first)
@@ -205,12 +205,12 @@ std::string trouble_of(const std::vector<LogSegment>& segments, std::uint64_t fi
 
 struct Tables {
   std::vector<std::string> problems, absent;
-  bool is_read = true;  ///< all of what the checkpoint says
+  bool is_read = true;  ///< all that the checkpoint records
 };
 
-/// Where tables lie on several servers a checkpoint says with which segment each server's journal
-/// goes on.
-Tables look_at_tables(const CheckpointEntry& newest, const std::vector<Journal>& journals) {
+/// With tables on several servers, a checkpoint records the segment with which each server's
+/// journal continues.
+Tables inspect_tables(const CheckpointEntry& newest, const std::vector<Journal>& journals) {
   Tables out;
   const auto directory = CheckpointDirectory::view(newest.path);
   const auto files = directory.ok() ? directory->parts_of(newest) : directory.error();
@@ -244,7 +244,7 @@ Tables look_at_tables(const CheckpointEntry& newest, const std::vector<Journal>&
   return out;
 }
 
-/// The newest that one can go on from.
+/// The newest sound one.
 std::optional<CheckpointEntry> newest_of(const Checkpoints& checkpoints,
                                          const std::set<fs::path>& damaged) {
   for (CheckpointEntry& entry : checkpoints())
@@ -258,18 +258,16 @@ bool check_tables(std::FILE* out, const Checkpoints& checkpoints, const std::set
   Tables tables;
   for (int look = 1; newest; ++look) {
     fault::point("verify.tables");
-    tables = look_at_tables(*newest, journals);
-    if ((tables.problems.empty() && tables.is_read) || look == kLooks) break;
-    // With a newer one a server that runs takes away what only those before it need.
+    tables = inspect_tables(*newest, journals);
+    if ((tables.problems.empty() && tables.is_read) || look == kReadAttempts) break;
+    // With a newer one, a running server removes what only earlier ones need.
     auto later = newest_of(checkpoints, damaged);
     if (!later || later->path == newest->path) break;
     newest = std::move(later);
   }
   for (const std::string& problem : tables.problems) std::fprintf(out, "%s\n", problem.c_str());
   if (!tables.absent.empty())
-    std::fprintf(out,
-                 "tables  journals of %s were not there to look at: they may have pushes behind "
-                 "%s\n",
+    std::fprintf(out, "tables  journals of %s are missing: they may have pushes after %s\n",
                  listed(tables.absent).c_str(), newest->path.filename().c_str());
   return tables.problems.empty();
 }
@@ -293,7 +291,7 @@ std::vector<fs::path> journals_of(const fs::path& checkpoints,
   }
   if (named.empty())
     std::erase_if(all, [](const fs::path& folder) { return !has_journal(folder); });
-  // The leader's before the others': what it has they had before.
+  // The leader's first: the others had its content before.
   std::ranges::sort(all, {},
                     [](const fs::path& folder) { return std::pair(!is_leaders(folder), folder); });
   return all;
@@ -305,26 +303,25 @@ bool check_journals(std::FILE* out, const Checkpoints& checkpoints,
   std::vector<Journal> journals;
   for (const fs::path& folder : folders) {
     if (!has_journal(folder)) {
-      std::fprintf(out,
-                   "%s  holds no journal: expected files journal-NUMBER.log or "
-                   "rows-NUMBER.log\n",
-                   folder.c_str());
+      std::fprintf(
+          out, "%s  contains no journal: expected files journal-NUMBER.log or rows-NUMBER.log\n",
+          folder.c_str());
       is_sound = false;
     }
     Journal& one = journals.emplace_back();
     one.folder = folder;
     one.has_rows = !rows_journal::segments_of(folder).empty();
     if (one.has_rows) one.rows = read_rows(folder);
-    is_sound = tell_rows(out, one) && is_sound;
+    is_sound = report_rows(out, one) && is_sound;
     one.rounds = read_rounds(folder);
-    is_sound = tell_rounds(out, one.rounds) && is_sound;
+    is_sound = report_rounds(out, one.rounds) && is_sound;
   }
-  // Looked at behind the journals: a server that runs drops rounds once they are in a checkpoint.
+  // Read after the journals: a running server drops rounds that are in a checkpoint.
   const auto newest = newest_of(checkpoints, damaged);
   std::string run_id = newest ? newest->info.run_id : "";
   for (const Journal& one : journals)
     if (run_id.empty() && one.rounds.is_leader()) run_id = one.rounds.bases.back().run_id;
-  tell_others(out, journals, run_id);
+  report_shards(out, journals, run_id);
   is_sound = check_parts(out, journals, run_id, newest ? newest->info.round : Round()) && is_sound;
   return check_tables(out, checkpoints, damaged, journals) && is_sound;
 }

@@ -7,14 +7,14 @@
 
 int main(int argc, char** argv) {
   using namespace centroid;
-  // What libraries have to say must not mix with the answer.
+  // Messages of libraries must not mix with the answer.
   if (!log::configure(log::Level::kOff, log::Format::kText).ok()) return client::kExitFailed;
-  CLI::App app("Looks at and steers clusters, and works on their files.", "centroidctl");
+  CLI::App app("Inspects and controls clusters, and works on their files.", "centroidctl");
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(1);
   int status = client::kExitDone;
   const auto session = client::add_session(app);
-  client::add_views(app, session, status);  // first, as in --help: what is going on
+  client::add_views(app, session, status);  // first, as in --help: the state
   client::add_checkpoints(app, session, status);
   client::add_actions(app, session, status);
   client::add_events(app, session, status);

@@ -8,7 +8,7 @@ namespace centroid::client {
 
 namespace {
 
-/// The command that was recognised last: what follows it was not.
+/// The command that was recognised last: the words after it were not.
 const CLI::App* innermost(const CLI::App* app) {
   for (;;) {
     const auto chosen = app->get_subcommands();
@@ -24,7 +24,7 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
-/// Of a command and of those around it, whose flags may stand behind it too.
+/// Flags of a command and of its parents, which are valid after it too.
 std::vector<std::string> flag_names(const CLI::App* app) {
   std::vector<std::string> names;
   const auto is_shown = [](const CLI::Option* one) { return !one->get_group().empty(); };
@@ -46,7 +46,7 @@ std::string joined(const std::vector<std::string>& names) {
   return list;
 }
 
-/// What was meant, or what there is, where that is little.
+/// A suggestion, or the possible words if they are few.
 std::string hint(const CLI::App& at, const std::string& word,
                  const std::vector<std::string>& commands) {
   const std::string meant = did_you_mean(word, commands);

@@ -6,8 +6,8 @@
 
 namespace centroid::client {
 
-/// What is wrong with a command line that `app` has refused with `why`, and what was likely meant:
-/// `unknown command "chekpoints"; did you mean "checkpoints"?`.
+/// Explain why `app` has refused a command line with `why`, with a suggestion: `unknown command
+/// "chekpoints"; did you mean "checkpoints"?`.
 std::string explain_misuse(const CLI::App& app, const CLI::Error& why);
 
 }  // namespace centroid::client

@@ -11,13 +11,13 @@
 
 namespace centroid::client {
 
-/// How connections of workers are opened.
+/// Credentials of workers' connections.
 struct Access {
   std::string token;
   std::shared_ptr<transport::StreamLayer> tls;  ///< none: plain
 };
 
-/// Connect to a server's port of workers, or to serve_echo, and measure the way there. Blocks.
+/// Connect to a server's port of workers, or to serve_echo, and measure the path there. Blocks.
 ///
 /// where  "HOST:PORT"
 /// fails  as transport::Endpoint::parse, transport::connect_session (unreachable, wrong token) and
@@ -25,7 +25,7 @@ struct Access {
 Result<transport::EchoReport> measure(const std::string& where, const Access& access,
                                       std::chrono::milliseconds time, std::uint32_t bytes);
 
-/// Let others measure the way to this machine until SIGINT or SIGTERM; prints where it listens.
+/// Let others measure the path to this machine until SIGINT or SIGTERM; prints its address.
 ///
 /// fails  as transport::Transport::listen
 Status serve_echo(const std::string& where, const Access& access);

@@ -17,7 +17,7 @@ namespace centroid::client {
 
 namespace {
 
-/// The first line of a file with a secret, which `flag` names.
+/// The first line of a file with a secret, for the flag `flag`.
 Result<std::string> read_token(const char* flag, const std::string& path) {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, std::string(flag) + " " + path + why);
@@ -41,7 +41,7 @@ Status Session::open() {
   CENTROID_ASSIGN(const std::string path, remote.set_address(address));
   if (!path.empty() && path != "/")
     return Error(ErrorCode::kInvalidArgument,
-                 "--server " + address + ": expected no path behind the port");
+                 "--server " + address + ": expected no path after the port");
   if (!token_file.empty()) {
     CENTROID_ASSIGN(token, read_token("--token-file", token_file));
   }
@@ -65,7 +65,7 @@ std::string explain(const Answer& answer) {
 namespace {
 
 Result<Json> take_apart(const Session& session, const Answer& answer) {
-  if (!answer.is_good())
+  if (!answer.is_success())
     return Error(answer.status == 404   ? ErrorCode::kNotFound
                  : answer.status >= 500 ? ErrorCode::kInternal
                                         : ErrorCode::kFailedPrecondition,
@@ -100,7 +100,7 @@ Result<Json> get_list(const Session& session, std::string path, const char* name
   return all;
 }
 
-Result<Json> get_whole(const Session& session, const std::string& path, const char* name) {
+Result<Json> get_all_pages(const Session& session, const std::string& path, const char* name) {
   CENTROID_ASSIGN(Json all, get_json(session, path));
   if (!all.contains(name) || !all[name].is_array())
     return Error(ErrorCode::kDataLoss, session.remote.origin.to_string() + path +
@@ -195,10 +195,9 @@ std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command) {
                   "file with the token of workers, where the server has one")
       ->envname("CENTROIDCTL_WORKER_TOKEN_FILE");
   command
-      .add_option(
-          "--tls.authority", options->tls.authority,
-          "data connections are TLS: PEM file of who signs the other side's certificate, or "
-          "system")
+      .add_option("--tls.authority", options->tls.authority,
+                  "data connections use TLS: PEM file of the authority of the other side's "
+                  "certificate, or system")
       ->envname("CENTROIDCTL_TLS_AUTHORITY");
   command
       .add_option("--tls.certificate", options->tls.certificate,
@@ -207,7 +206,7 @@ std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command) {
   command.add_option("--tls.key", options->tls.key, "PEM file with its key")
       ->envname("CENTROIDCTL_TLS_KEY");
   command.add_option("--tls.server-name", options->tls.server_name,
-                     "what the server's certificate must be for; the host when not given");
+                     "name that the server's certificate must have; default: the host");
   return options;
 }
 
@@ -220,8 +219,8 @@ Result<Access> open_access(WorkerOptions options, bool is_accepting) {
   if (is_plain) return access;
   if (!is_accepting && options.tls.authority.empty())
     return Error(ErrorCode::kInvalidArgument,
-                 "--tls.certificate is shown to a server whose own is checked: give "
-                 "--tls.authority too");
+                 "--tls.certificate needs --tls.authority too: a client shows its certificate only "
+                 "to a server that it verifies");
   options.tls.is_server = is_accepting;
   CENTROID_ASSIGN(access.tls, transport::make_tls(std::move(options.tls)));
   return access;
@@ -243,12 +242,12 @@ std::shared_ptr<Session> add_session(CLI::App& app) {
   app.add_option("--token-file", session->token_file, "file with the token of REST")
       ->envname("CENTROIDCTL_TOKEN_FILE");
   app.add_option("--authority", session->authority,
-                 "https: PEM file of who signs the server's certificate, or system")
+                 "https: PEM file of the authority of the server's certificate, or system")
       ->envname("CENTROIDCTL_AUTHORITY")
       ->capture_default_str();
   app.add_option("--server-name", session->server_name,
-                 "https: what the server's certificate must be for; the host of --server when not "
-                 "given. Behind a port-forward the name is another one")
+                 "https: name that the server's certificate must have; default: the host of "
+                 "--server. A port-forward needs another name")
       ->envname("CENTROIDCTL_SERVER_NAME");
   app.add_option("--output", session->output, "form of answers")
       ->check(CLI::IsMember({"table", "json"}))

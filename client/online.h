@@ -16,7 +16,7 @@ namespace centroid::client {
 
 using Json = nlohmann::ordered_json;
 
-/// What every subcommand that talks to a server needs; filled by the program's options.
+/// Options of every subcommand that calls a server.
 struct Session {
   std::string address = "http://127.0.0.1:8080", token, token_file, authority = "system",
               server_name, output = "table", no_color;
@@ -29,36 +29,35 @@ struct Session {
   Status open();
 };
 
-/// Ask and take an answer apart. An answer that is a problem document comes back as its error:
-/// not_found, internal (the server's: 5xx), else failed_precondition.
+/// GET and parse an answer. A problem document is returned as its error: not_found, internal (the
+/// server's: 5xx), else failed_precondition.
 Result<Json> get_json(const Session& session, const std::string& path);
 /// As get_json, with all pages of the list `name` in it; `next` is null.
-Result<Json> get_whole(const Session& session, const std::string& path, const char* name);
-/// All pages of the list `name` that begin at `path`, as one array of at most `most` items.
+Result<Json> get_all_pages(const Session& session, const std::string& path, const char* name);
+/// All pages of the list `name` from `path` on, as one array of at most `most` items.
 Result<Json> get_list(const Session& session, std::string path, const char* name,
                       std::size_t most = 1'000'000);
 Result<Json> post_json(const Session& session, const std::string& path);
 /// Any method, with a JSON body unless it is null.
 Result<Json> send_json(const Session& session, const std::string& method, const std::string& path,
                        const Json& body);
-/// A name as one part of a path: whatever is not plain goes as %XX.
+/// A name as one part of a path: other than plain characters become %XX.
 /// source  RFC 3986, section 2.3
 std::string path_part(const std::string& name);
 /// The problem document of an answer as one line.
 std::string explain(const Answer& answer);
 
-/// Print an error to stderr. kExitUnreachable when there was no answer, else kExitFailed.
+/// Print an error to stderr. kExitUnreachable without an answer, else kExitFailed.
 int complain(const Error& error);
 
-/// Print what `make` says; with `every_seconds` over 0 again and again, `count` times (0: until
-/// Ctrl-C). A terminal is drawn anew, another output gets one block after the other. Ends when the
-/// first `make` fails; later a server that does not answer, or has a failure of its own, is asked
-/// again.
+/// Print the result of `make`; with `every_seconds` over 0 repeatedly, `count` times (0: until
+/// Ctrl-C). A terminal is redrawn, another output receives one block after the other. Ends if the
+/// first `make` fails; later failures of the server are retried.
 int show_again(const Session& session, double every_seconds, std::uint64_t count,
                const std::function<Result<std::string>()>& make);
 
-/// Where workers reach the server that REST speaks for, "HOST:PORT"; a wildcard address is taken
-/// for REST's host.
+/// Where workers reach the server of this REST interface, "HOST:PORT"; a wildcard address becomes
+/// REST's host.
 Result<std::string> data_endpoint(const Session& session, const Json& cluster);
 /// Options of a command that opens connections as workers do.
 struct WorkerOptions {
@@ -68,22 +67,21 @@ struct WorkerOptions {
 std::shared_ptr<WorkerOptions> add_worker_options(CLI::App& command);
 /// fails  invalid_argument, not_found: a file
 Result<Access> open_access(WorkerOptions options, bool is_accepting = false);
-/// Whether the server's data connections are TLS; false where it does not say.
+/// Whether the server's data connections use TLS; false if it does not report it.
 bool has_tls(const Session& session);
 
-/// Local time, or `otherwise` where there is none.
+/// Local time, or `otherwise` if there is none.
 std::string time_text(double unix_seconds, const char* otherwise);
-/// A field of an object as text ("" when absent or null), as a number (NaN), as a flag.
+/// A field of an object as text ("" if absent or null), as a number (NaN), as a flag.
 std::string text_of(const Json& object, const char* name);
 double number_of(const Json& object, const char* name);
-/// Its `servers` as a cell of a table: "leader 12, b 9"; of many the first three. One has no
-/// amount.
+/// Its `servers` as a cell of a table: "leader 12, b 9"; at most three. A single one has no amount.
 std::string parts_text(const Json& object, std::string (*amount)(const Json& part));
 
 /// Options of the program itself: --server, --token-file, --output and so on.
 std::shared_ptr<Session> add_session(CLI::App& app);
-/// `checkpoints list|verify|export|merge`: of the server, or of folders, which need none. `status`
-/// becomes the program's exit status when one of them was run.
+/// `checkpoints list|verify|export|merge`: of the server, or of folders without a server. `status`
+/// becomes the program's exit status.
 void add_checkpoints(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status);
@@ -93,7 +91,7 @@ void add_bench(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status);
-/// Made from the options of `app`. After all others.
+/// Generated from the options of `app`. Call last.
 void add_completion(CLI::App& app, int& status);
 
 }  // namespace centroid::client

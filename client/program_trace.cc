@@ -16,12 +16,12 @@ namespace {
 
 constexpr std::size_t kMaxName = 64, kMaxDepth = 256;
 
-struct Begun {
+struct OpenSpan {
   std::string name;
   TimePoint at;
 };
 
-thread_local std::vector<Begun> open_spans;
+thread_local std::vector<OpenSpan> open_spans;
 thread_local std::optional<trace::EventLane> own_lane;
 
 const trace::EventLane& lane_here() {
@@ -47,7 +47,7 @@ Status open(const std::string& path, std::string process, std::uint64_t limit_by
   trace::set_process(std::move(process));
   CENTROID_TRY(trace::write_to(path, limit_bytes));
   static const pid_t opener = ::getpid();
-  // A child of a fork has no thread that writes.
+  // The child of a fork does not have the writing thread.
   (void)std::atexit([] {
     if (::getpid() == opener) trace::finish();
   });
@@ -69,7 +69,7 @@ Status begin(std::string_view name) {
 Status end() {
   if (open_spans.empty())
     return Error(ErrorCode::kFailedPrecondition, "no span of this thread has begun");
-  const Begun begun = std::move(open_spans.back());
+  const OpenSpan begun = std::move(open_spans.back());
   open_spans.pop_back();
   lane_here().span(begun.name, begun.at, std::chrono::steady_clock::now());
   return {};

@@ -22,14 +22,14 @@ using transport::Session;
 namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{400};
-/// Where another server may lead: without a byte of the values; and while it copies them.
+/// If another server may lead: time without a byte of the values; and while it copies them.
 constexpr std::chrono::milliseconds kSilence{transport::kPulseOfSeveral.silence}, kCopy{30'000};
-constexpr std::chrono::milliseconds kLook{500};
+constexpr std::chrono::milliseconds kCheckInterval{500};
 constexpr std::uint64_t kWindow = 16u << 20;
 
 TimePoint in(std::chrono::milliseconds time) { return centroid::now() + time; }
 
-/// Takes what comes after the answer.
+/// Receives the frames after the answer.
 class Receiver final : public transport::FrameSink {
  public:
   explicit Receiver(Executor executor) : changed(executor) {}
@@ -37,7 +37,7 @@ class Receiver final : public transport::FrameSink {
   Task<Status> on_frame(Session& session, transport::InFrame frame) override {
     if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kWait)) {
       CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
-      log::info("pull.waits", {{"ms", wait.ms}, {"why", wait.what}});
+      log::info("pull.stalled", {{"ms", wait.ms}, {"why", wait.what}});
       co_return Status();
     }
     if (frame.header.kind != static_cast<std::uint16_t>(PullKind::kValues))
@@ -64,7 +64,7 @@ class Receiver final : public transport::FrameSink {
     co_return Status();
   }
 
-  bool is_whole() const { return is_open && received == into.size(); }
+  bool is_complete() const { return is_open && received == into.size(); }
 
   Event changed;
   std::span<float> into;
@@ -119,7 +119,7 @@ struct Puller {
   /// From one server, over one session.
   static Task<Status> ask(Puller* self, Session* session, Receiver* receiver) {
     const auto kind = static_cast<std::uint16_t>(PullKind::kPull);
-    // It says nothing while it copies: another may lead by then.
+    // It is silent while it copies: another may lead by then.
     TimePoint limit = self->deadline;
     if (self->connector->is_several()) limit = std::min(limit, in(kCopy));
     const auto answer = co_await session->request(kind, self->request, Bytes(), limit);
@@ -128,16 +128,16 @@ struct Puller {
     receiver->into = self->out.values.as<float>();
     receiver->is_open = true;
     receiver->changed.notify_all();
-    while (!receiver->is_whole()) {
+    while (!receiver->is_complete()) {
       if (receiver->ended) co_return *receiver->ended;
       if (in(std::chrono::milliseconds(0)) >= self->deadline)
         co_return Error(ErrorCode::kDeadlineExceeded, std::to_string(receiver->received) + " of " +
                                                           std::to_string(receiver->into.size()) +
-                                                          " values came in time");
+                                                          " values arrived in time");
       const bool is_silent = session->connection().last_received() < in(-kSilence);
       if (is_silent && self->connector->is_several())
         co_return Error(ErrorCode::kDeadlineExceeded, "the server fell silent");
-      (void)co_await receiver->changed.wait(std::min(self->deadline, in(kLook)));
+      (void)co_await receiver->changed.wait(std::min(self->deadline, in(kCheckInterval)));
     }
     co_return Status();
   }
@@ -157,7 +157,7 @@ struct Puller {
     TaskGroup tasks(self->context.get_executor());
     tasks.spawn(read(session.get(), &receiver));
     const Status asked = co_await ask(self, session.get(), &receiver);
-    session->close(Error(ErrorCode::kCancelled, "the client has what it wanted"));
+    session->close(Error(ErrorCode::kCancelled, "the client has all values"));
     tasks.cancel();
     co_await tasks.join();
     co_return asked;
@@ -181,11 +181,11 @@ struct Puller {
 
 Result<PulledTensors> pull_tensors(const PullOptions& options,
                                    const std::vector<std::string>& names) {
-  proto::Pull wanted;
-  for (const std::string& name : names) wanted.names.push_back({name});
+  proto::Pull requested;
+  for (const std::string& name : names) requested.names.push_back({name});
   CENTROID_ASSIGN(auto servers, transport::ServerList::parse(options.servers));
   Puller puller{.options = options,
-                .request = proto::encode(wanted),
+                .request = proto::encode(requested),
                 .deadline = in(options.timeout),
                 .transport = nullptr,
                 .out = {}};

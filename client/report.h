@@ -10,10 +10,10 @@
 
 namespace centroid::client {
 
-/// What doctor thinks of what it looked at.
+/// Result of a check.
 enum class Verdict { kGood, kWarning, kBad };
 
-/// Findings, each with what to do: printed as they come, or as one JSON array at the end.
+/// Findings with advice: printed one by one, or as one JSON array at the end.
 class Report {
  public:
   explicit Report(const Style& style) : style_(style) {}
@@ -50,31 +50,31 @@ class Report {
   bool is_bad_ = false;
 };
 
-/// From here on a way is slow: bytes a second, and seconds of a round trip.
+/// Limits of a slow path: bytes a second, and seconds of a round trip.
 inline constexpr double kSlowBytes = 10e6, kSlowTrip = 0.05;
-/// A wait that is shorter is no news.
+/// Shorter waits are not reported.
 inline constexpr double kWaitSeconds = 2;
 inline constexpr double kClockSeconds = 5;  ///< between two machines; more confuses logs and graphs
 
 // doctor_members.cc
-/// The way between the server and each worker, as the server measures it while they train. Names
-/// who did not answer, or was lost meanwhile.
+// The path between the server and each worker, measured by the server during training. Returns the
+// workers that did not answer or were lost meanwhile.
 std::set<std::string> check_members(Report& report, const Session& session, const Json& workers);
-/// The ways from worker to worker, where their exchange uses them: the slowest as a table. Not of
+/// The paths from worker to worker, if their exchange uses them: the slowest as a table. Without
 /// those in `silent`.
 void check_ways(Report& report, const Session& session, const Json& cluster, const Json& workers,
                 const std::set<std::string>& silent);
-/// Workers that should have sent two heartbeats and did not; `told` were named before.
+/// Workers without their last two heartbeats; `reported` were named before.
 void check_silent(Report& report, const Session& session, const Json& workers, const Json& waits,
-                  const std::set<std::string>& told);
-/// Clocks and versions of workers and shard servers, as they tell the server.
+                  const std::set<std::string>& reported);
+/// Clocks and versions of workers and shard servers, by their reports to the server.
 void check_programs(Report& report, const Json& members, const std::string& kind,
                     const std::string& version);
-/// How long the certificates hold that workers and shard servers have shown.
+/// Expiry of the certificates that workers and shard servers have shown.
 void check_certificates(Report& report, const Json& members, const std::string& kind);
-/// Room on the disks of shard servers, for their journals.
+/// Space on the disks of shard servers, for their journals.
 void check_disks(Report& report, const Json& servers);
-/// Room on the server's disk, and how long its certificates hold.
+/// Space on the server's disk, and expiry of its certificates.
 void check_host(Report& report, const Session& session, const Json& checkpoints);
 
 }  // namespace centroid::client

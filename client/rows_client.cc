@@ -12,7 +12,7 @@ using transport::Reply;
 
 // ---- calls
 
-/// Of the rows that are left, those that go into one message to each server.
+/// Of the remaining rows, those of one message to each server.
 std::vector<std::unique_ptr<Part>> RowsClient::Impl::split(const Call& call,
                                                            const std::vector<std::uint32_t>& left) {
   const std::size_t servers = std::max<std::size_t>(route->servers.size(), 1);
@@ -31,7 +31,7 @@ std::vector<std::unique_ptr<Part>> RowsClient::Impl::split(const Call& call,
 }
 
 void RowsClient::Impl::fill(Part& part, const Call& call) {
-  // What is over goes with the next turn.
+  // The excess goes with the next turn.
   if (part.rows.size() > part.lane->opened->max_rows) part.rows.resize(part.lane->opened->max_rows);
   const std::size_t n = part.rows.size(), floats = call.gradients.empty() ? 0 : dim;
   part.payload.resize(n * (sizeof(std::uint64_t) + floats * sizeof(float)));
@@ -61,8 +61,8 @@ Status RowsClient::Impl::take(const Part& part, const Reply& reply, const Call& 
   const std::size_t bytes = dim * sizeof(float);
   if (reply.payload.size() != part.rows.size() * bytes)
     return Error(ErrorCode::kDataLoss,
-                 "table '" + table + "': " + std::to_string(part.rows.size()) + " rows came as " +
-                     std::to_string(reply.payload.size()) + " bytes");
+                 "table '" + table + "': " + std::to_string(part.rows.size()) +
+                     " rows arrived as " + std::to_string(reply.payload.size()) + " bytes");
   if (part.rows.size() == call.keys.size()) {  // in their order
     std::memcpy(call.out.data(), reply.payload.data(), reply.payload.size());
     return {};
@@ -82,13 +82,13 @@ Task<void> RowsClient::Impl::send(Impl* self, const Call* call, Part* part) {
   std::chrono::milliseconds pause = kFirstPause;
   const bool is_push = call->kind == proto::RowsKind::kPush;
   Lane* const lane = part->lane;
-  const Hold hold(*lane, name_of(call->kind), part->rows.size());
+  const StalledScope hold(*lane, name_of(call->kind), part->rows.size());
   for (;;) {
     part->is_refused = false;
     part->status = co_await ensure(self, lane, call->deadline);
     if (!part->status.ok() && part->status.error().code() == ErrorCode::kAborted) {
       if (is_push && part->is_sent) {
-        part->status = co_await ask_leader_for(self, lane, call->deadline);
+        part->status = co_await refresh_route(self, lane, call->deadline);
         if (!part->status.ok()) co_return;
         if (lane->opened->newest >= part->sequence) {
           lane->answered = part->sequence;
@@ -148,25 +148,25 @@ std::string human(const Lane& lane) {
   return lane.name.empty() ? "the leader" : "server '" + lane.name + "'";
 }
 
-/// All rows of the call that are left, wherever they are.
+/// All remaining rows of the call, on any server.
 Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
   std::vector<std::uint32_t>& left = call->left;
   std::chrono::milliseconds pause = kFirstPause;
-  std::optional<Hold> disagreement;  // until the next try
+  std::optional<StalledScope> disagreement;  // until the next try
   std::optional<TimePoint> disagree_since;
-  bool is_told = false;
+  bool is_reported = false;
   while (!left.empty()) {
     if (!self->leader().is_open() || !self->route)
-      CENTROID_CO_TRY(co_await ask_route(self, call->deadline));
-    CENTROID_CO_TRY(co_await settle_gone(self, call->deadline));
-    if (disagreement) is_told = self->leader().held.is_told;
+      CENTROID_CO_TRY(co_await request_route(self, call->deadline));
+    CENTROID_CO_TRY(co_await settle_lost(self, call->deadline));
+    if (disagreement) is_reported = self->leader().stalled.is_reported;
     disagreement.reset();
     const bool is_again = !call->open.empty();
     auto parts = is_again ? std::exchange(call->open, {}) : self->split(*call, left);
     bool is_moved = false;
-    for (const auto& part : parts) {  // all are here before anything is sent
+    for (const auto& part : parts) {  // all are built before anything is sent
       if (is_again) break;
-      const Hold hold(*part->lane, name_of(call->kind), part->rows.size());
+      const StalledScope hold(*part->lane, name_of(call->kind), part->rows.size());
       const Status here = co_await ensure(self, part->lane, call->deadline);
       is_moved = is_moved || (!here.ok() && here.error().code() == ErrorCode::kAborted);
       if (!here.ok() && !is_moved) co_return here;
@@ -206,10 +206,10 @@ Task<Status> RowsClient::Impl::serve(Impl* self, Call* call) {
     std::erase_if(left, [&](std::uint32_t row) { return is_done[row]; });
     CENTROID_CO_TRY(failed);
     if (!is_moved) continue;
-    // The servers know of a route that the leader has told them.
+    // The servers have a route that the leader has sent them.
     if (!disagree_since) disagree_since = in(std::chrono::milliseconds(0));
     disagreement.emplace(self->leader(), "a route that its servers go by", 0u, *disagree_since,
-                         is_told);
+                         is_reported);
     const TimePoint again = in(pause);
     if (again >= call->deadline)
       co_return Error(ErrorCode::kDeadlineExceeded,
@@ -230,7 +230,7 @@ Status RowsClient::Impl::make(Call& call) {
   }
   const std::lock_guard lock(turn);
   if (context.stopped()) context.restart();
-  context.poll();  // of a server that has gone since the last call it is known then
+  context.poll();  // a departed server's loss is known then
   return run(serve(this, &call));
 }
 
@@ -249,12 +249,12 @@ RowsClient::~RowsClient() {
     impl_->is_ending = true;
   }
   impl_->ended.notify_all();
-  impl_->keeper.join();
+  impl_->beats.join();
   for (const auto& [name, lane] : impl_->lanes) (void)impl_->run(Impl::drop(lane.get()));
 }
 
 Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, std::string table) {
-  if (options.timeout >= proto::kRowsClientKept)
+  if (options.timeout >= proto::kRowsClientRetention)
     return Error(ErrorCode::kInvalidArgument,
                  "timeout is " + std::to_string(options.timeout.count()) +
                      " ms, it must be below 10 minutes: the server forgets then what was pushed");
@@ -277,9 +277,9 @@ Result<std::unique_ptr<RowsClient>> RowsClient::open(RowsClientOptions options, 
   std::unique_ptr<RowsClient> client(new RowsClient(std::move(impl)));
   Impl& self = *client->impl_;
   self.lanes[""] = std::make_unique<Lane>();
-  CENTROID_TRY(self.run(Impl::ask_route(&self, deadline)));
+  CENTROID_TRY(self.run(Impl::request_route(&self, deadline)));
   const std::chrono::milliseconds every(std::max(self.leader().opened->lease_ms / 4, 10u));
-  self.keeper = Thread("rows-keeper", [&self, every] { self.keep(every); });
+  self.beats = Thread("rows-keeper", [&self, every] { self.keep(every); });
   return client;
 }
 

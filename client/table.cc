@@ -77,9 +77,9 @@ std::string duration_text(double seconds) {
   if (seconds < 1e-3) return format("%.0f us", 1e6 * seconds);
   if (seconds < 1) return format("%.1f ms", 1000 * seconds);
   if (seconds < 60) return format("%.1f s", seconds);
-  const auto whole = static_cast<long long>(seconds);
-  if (whole < 3600) return format("%lld min %02lld s", whole / 60, whole % 60);
-  return format("%lld h %02lld min", whole / 3600, whole / 60 % 60);
+  const auto total = static_cast<long long>(seconds);
+  if (total < 3600) return format("%lld min %02lld s", total / 60, total % 60);
+  return format("%lld h %02lld min", total / 3600, total / 60 % 60);
 }
 
 std::string number_text(double value) {

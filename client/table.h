@@ -5,7 +5,7 @@
 
 namespace centroid::client {
 
-/// How answers look.
+/// Format of answers.
 struct Style {
   bool is_json = false;
   bool has_colour = false;  ///< only on a terminal
@@ -13,14 +13,14 @@ struct Style {
 
 enum class Colour { kPlain, kGood, kWarning, kBad, kFaint };
 
-/// The text in that colour, where there are colours.
+/// The text in that colour, if colours are on.
 std::string paint(const Style& style, Colour colour, const std::string& text);
 
 /// The text with control characters replaced.
 std::string cleaned(std::string text);
 
 /// Rows under a header; columns as wide as their widest cell, numbers to the right. Control
-/// characters are replaced, so that a name from elsewhere cannot steer the terminal.
+/// characters are replaced, so that a foreign name cannot control the terminal.
 std::string table(const std::vector<std::string>& header,
                   const std::vector<std::vector<std::string>>& rows);
 

@@ -3,7 +3,7 @@
 
 #include "client/online.h"
 
-/// tokens and audit: who may do what, and who did.
+/// tokens and audit: permissions, and who used them.
 namespace centroid::client {
 
 namespace {
@@ -24,15 +24,15 @@ int list_tokens(const Session& session) {
   return kExitDone;
 }
 
-/// Shard servers that are to be told of a change yet.
+/// Shard servers that do not have a change yet.
 void warn_of_unaware(const Json& answer) {
   std::string names;
   for (const Json& one : answer.value("not_yet_on", Json::array()))
     names.append(names.empty() ? "" : ", ").append(one.get<std::string>());
   if (!names.empty())
     std::fprintf(stderr,
-                 "not known yet on %s, which did not answer; they are told again: `centroidctl "
-                 "servers --json`, knows_tokens\n",
+                 "not effective yet on %s, which did not answer; the leader sends it again: "
+                 "`centroidctl servers --json`, has_tokens\n",
                  names.c_str());
 }
 
@@ -85,7 +85,7 @@ int show_audit(const Session& session, std::size_t limit) {
 }  // namespace
 
 void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status) {
-  CLI::App* const tokens = app.add_subcommand("tokens", "Named tokens: who may do what.");
+  CLI::App* const tokens = app.add_subcommand("tokens", "Manage named tokens and their roles.");
   tokens->require_subcommand(1);
   tokens->add_subcommand("list", "Every token, without its secret.")->callback([=, &status] {
     status = list_tokens(*session);
@@ -98,15 +98,16 @@ void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   create->add_option("--role", *role, "viewer reads, worker joins too, admin may everything")
       ->check(CLI::IsMember({"viewer", "worker", "admin"}))
       ->capture_default_str();
-  create->add_option("--hours", *hours, "how long it is good; 0: until it is revoked")
+  create->add_option("--hours", *hours, "how long it is valid; 0: until it is revoked")
       ->check(CLI::NonNegativeNumber);
   create->callback([=, &status] { status = create_token(*session, *name, *role, *hours); });
-  CLI::App* const revoke = tokens->add_subcommand("revoke", "From now on it is good for nothing.");
+  CLI::App* const revoke = tokens->add_subcommand("revoke", "Revoke a token.");
   const auto revoked = std::make_shared<std::string>();
   revoke->add_option("NAME", *revoked, "its name")->required();
   revoke->callback([=, &status] { status = revoke_token(*session, *revoked); });
 
-  CLI::App* const audit = app.add_subcommand("audit", "Who asked for which change, newest first.");
+  CLI::App* const audit =
+      app.add_subcommand("audit", "List the requested changes and their callers, newest first.");
   const auto limit = std::make_shared<std::size_t>(50);
   audit->add_option("-n,--limit", *limit, "how many")->capture_default_str();
   audit->callback([=, &status] { status = show_audit(*session, *limit); });

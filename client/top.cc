@@ -7,7 +7,7 @@
 
 #include "client/online.h"
 
-/// top: what every worker does now, from the difference of two looks at the server.
+/// top: what every worker does now, from the difference of two refreshes.
 namespace centroid::client {
 
 namespace {
@@ -20,7 +20,7 @@ struct Sums {
   double joined = 0;  ///< when that was
 };
 
-/// What one worker did between two looks; per second, and seconds per round.
+/// A worker's activity between two refreshes; per second, and seconds per round.
 struct Line {
   std::string name, state;
   double samples = 0, rounds = 0, compute = 0, wait = 0, in = 0, out = 0;
@@ -56,7 +56,7 @@ class Top {
   }
 
  private:
-  /// Only workers that are there; sums of those that left are forgotten.
+  /// Only present workers; sums of others are dropped.
   std::vector<Line> lines_of(const Json& workers, const Json& rounds, double seconds) {
     std::map<std::string, double> waited;
     for (const Json& round : rounds)
@@ -70,7 +70,7 @@ class Top {
       if (state == "left" || state == "dead" || state == "fenced") continue;
       const Sums now = sums_of(worker);
       const auto before = sums_.find(member);
-      // Another life of the server counts from 0, and may have given this number to another one.
+      // A restarted server counts from 0, and may have given this number to another worker.
       const bool is_other = before == sums_.end() || before->second.joined != now.joined;
       const Sums then = is_other ? now : before->second;
       seen[member] = now;
@@ -99,7 +99,7 @@ class Top {
     return lines;
   }
 
-  /// Seconds per second of each stage of the server, out of its metrics.
+  /// Seconds per second of each stage of the server, from its metrics.
   std::map<std::string, double> stages_of(const std::string& metrics, double seconds) {
     static constexpr std::string_view kPrefix = "centroid_server_stage_seconds_sum{stage=\"";
     std::map<std::string, double> now, rates;
@@ -132,7 +132,7 @@ class Top {
                       text_of(cluster, "world") + " workers in generation " +
                       text_of(cluster, "generation") + "\nserver ";
     for (const auto& [stage, share] : stages) out += " " + stage + " " + percent(share);
-    out += stages.empty() ? " (times from the second look on)\n\n" : "\n\n";
+    out += stages.empty() ? "(times follow with the second refresh)\n\n" : "\n\n";
     std::vector<std::vector<std::string>> rows;
     for (const Line& line : lines) {
       const double round = line.compute + line.wait;
@@ -184,10 +184,10 @@ void add_top(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   const auto every = std::make_shared<double>(1);
   const auto count = std::make_shared<std::uint64_t>(0);
   const auto order = std::make_shared<std::string>("rate");
-  top->add_option("--every", *every, "seconds between two looks")
+  top->add_option("--every", *every, "seconds between two refreshes")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
-  top->add_option("--count", *count, "end after so many looks; 0: Ctrl-C ends");
+  top->add_option("--count", *count, "number of refreshes; 0: until Ctrl-C");
   top->add_option("--sort", *order, "order of the workers")
       ->check(CLI::IsMember({"rate", "name", "compute", "wait"}))
       ->capture_default_str();

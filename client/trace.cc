@@ -10,7 +10,7 @@
 #include "client/online.h"
 #include "common/base/trace_report.h"
 
-/// trace: what the processes did in the last seconds, and what their devices waited for.
+/// trace: the processes' work in the last seconds, and what their devices waited for.
 namespace centroid::client {
 
 namespace {
@@ -21,7 +21,7 @@ std::string percent(double part, double whole) {
   return text;
 }
 
-/// What a process wrote, read back.
+/// Parse a process's trace.
 trace::Capture capture_of(const Json& document) {
   trace::Capture out;
   std::map<std::string, std::uint32_t> lanes;  // by thread number
@@ -64,7 +64,7 @@ trace::Capture capture_of(const Json& document) {
   return out;
 }
 
-/// One row a lane; of a device also what the rest of its process did while it was idle.
+/// One row a lane; for a device also the other stages of its process while it was idle.
 Json to_json(const std::vector<trace::LaneSummary>& lanes) {
   Json rows = Json::array();
   for (const trace::LaneSummary& lane : lanes) {
@@ -106,7 +106,7 @@ std::string summary_table(const std::vector<trace::LaneSummary>& lanes) {
                cells);
 }
 
-/// The spans of one process: of the server, or of a worker at its metrics port.
+/// The spans of one process: the server, or a worker at its metrics port.
 Result<Json> fetch(const Session& session, const std::string& where, double seconds) {
   Json document;
   if (where.empty()) {
@@ -124,11 +124,11 @@ Result<Json> fetch(const Session& session, const std::string& where, double seco
   return document["traceEvents"];
 }
 
-/// A list that a program is still writing, or that was killed over it, may end in half a line: the
-/// lines before are whole.
-Json whole_lines(const std::string& text) {
+/// A list that a program is still writing, or that was killed meanwhile, may end in an incomplete
+/// line: the lines before are complete.
+Json complete_lines(const std::string& text) {
   if (!text.starts_with('[')) return {};
-  const Json all = Json::parse(text + "]", nullptr, false);  // it is the tail that is missing
+  const Json all = Json::parse(text + "]", nullptr, false);  // only the tail is missing
   const std::size_t end = text.rfind(",\n");
   if (!all.is_discarded() || end == std::string::npos) return all;
   return Json::parse(text.substr(0, end) + "]", nullptr, false);
@@ -141,11 +141,11 @@ Result<std::vector<Json>> read_file(const std::string& path) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   Json document = Json::parse(text, nullptr, false);
   if (document.is_discarded()) {
-    document = whole_lines(text);
+    document = complete_lines(text);
     if (document.is_array())
       std::fprintf(stderr,
-                   "centroidctl: %s ends in half a line, as a file that is being written may: what "
-                   "is whole before it was read\n",
+                   "centroidctl: %s ends in an incomplete line, as a file does while it is "
+                   "written: the lines before it were read\n",
                    path.c_str());
   }
   const Json list = document.is_object() ? document.value("traceEvents", Json()) : document;
@@ -165,14 +165,14 @@ struct Options {
   double seconds = 10, idle_ms = 1;
 };
 
-/// All processes in one document of the form that is asked for.
+/// All processes in one document of the requested format.
 std::string exported(const std::vector<trace::Capture>& captures, const std::string& format,
                      const trace::GapOptions& gaps) {
   if (format == "csv") return trace::to_csv(captures, gaps);
   if (format == "html") return trace::to_html(captures, gaps);
   std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   for (std::size_t i = 0; i < captures.size(); ++i) {
-    // Processes of several machines may have one number.
+    // Processes of several machines may have the same number.
     std::string events;
     trace::append_events(events, captures[i], static_cast<long>(i + 1));
     if (i > 0 && !events.empty()) out += ",\n";
@@ -247,7 +247,7 @@ void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status) {
                    "of what is written, to --out or else to standard output in the place of the "
                    "summary: json, csv, or html (a page that needs nothing else)")
       ->check(CLI::IsMember({"json", "csv", "html"}));
-  tracing->add_option("--idle-ms", options->idle_ms, "how long a gap of a device is to be told")
+  tracing->add_option("--idle-ms", options->idle_ms, "least length of a reported gap of a device")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   tracing->callback([=, &status] { status = run_trace(*session, *options); });

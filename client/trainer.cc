@@ -114,7 +114,7 @@ worker::ExchangeMemory Trainer::Impl::exchange_memory() {
     return contribution;
   };
   if (options.on_keep)
-    memory.keep_local = [this](Round round) -> Status {
+    memory.save_local = [this](Round round) -> Status {
       if (rounds.after() != round)
         return state_error("the program's parameters are not those after round " +
                            to_string(round));

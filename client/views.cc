@@ -7,7 +7,7 @@
 
 #include "client/online.h"
 
-/// What only looks: status, workers, rounds, waits, tables, config.
+/// Commands that only read: status, workers, rounds, waits, tables, config.
 namespace centroid::client {
 
 namespace {
@@ -34,10 +34,10 @@ bool is_gone(const Json& worker) {
   return state == "left" || state == "dead" || state == "fenced";
 }
 
-std::string workers_table(const Json& workers, bool with_gone) {
+std::string workers_table(const Json& workers, bool with_departed) {
   Rows rows;
   for (const Json& worker : workers) {
-    if (!with_gone && is_gone(worker)) continue;
+    if (!with_departed && is_gone(worker)) continue;
     const std::string state = text_of(worker, "state");
     const double rank = number_of(worker, "rank");
     rows.push_back({text_of(worker, "member"), text_of(worker, "name"), state,
@@ -53,15 +53,15 @@ std::string workers_table(const Json& workers, bool with_gone) {
                rows);
 }
 
-/// Where the time of a round goes, on average over all rounds of each worker.
-std::string stages_table(const Json& workers, bool with_gone) {
+/// Time of a round by stage, on average over all rounds of each worker.
+std::string stages_table(const Json& workers, bool with_departed) {
   static constexpr std::array kStages = {"compute",  "wait",   "encode", "send",
                                          "exchange", "decode", "apply",  "receive"};
   std::vector<std::string> titles = {"member", "name", "state", "rounds"};
   titles.insert(titles.end(), kStages.begin(), kStages.end());
   Rows rows;
   for (const Json& worker : workers) {
-    if (!with_gone && is_gone(worker)) continue;
+    if (!with_departed && is_gone(worker)) continue;
     const double rounds = number_of(worker, "rounds");
     std::vector<std::string> row = {text_of(worker, "member"), text_of(worker, "name"),
                                     text_of(worker, "state"), text_of(worker, "rounds")};
@@ -74,8 +74,8 @@ std::string stages_table(const Json& workers, bool with_gone) {
   return table(titles, rows);
 }
 
-/// How long ago that was.
-std::string seen_text(double unix_seconds) {
+/// Age of a time.
+std::string age_text(double unix_seconds) {
   if (std::isnan(unix_seconds)) return "-";
   const double now = static_cast<double>(std::time(nullptr));
   return duration_text(std::max(0.0, now - unix_seconds)) + " ago";
@@ -90,7 +90,7 @@ std::string servers_table(const Json& answer) {
                     text_of(server, "rows"), size_text(number_of(server, "row_bytes")),
                     size_text(number_of(server, "memory_bytes")),
                     duration_text(number_of(server, "merge_seconds")), text_of(server, "endpoint"),
-                    text_of(server, "api"), seen_text(number_of(server, "seen_unix_seconds"))});
+                    text_of(server, "api"), age_text(number_of(server, "seen_unix_seconds"))});
   const std::string text =
       table({"name", "state", "chunks", "bytes", "moves", "buckets", "bucket moves", "rows",
              "memory of rows", "memory", "merge", "endpoint", "api", "seen"},
@@ -105,7 +105,7 @@ std::string waits_table(const Json& waits) {
   for (const Json& wait : waits)
     rows.push_back({text_of(wait, "who"), text_of(wait, "for_whom"), text_of(wait, "what"),
                     duration_text(number_of(wait, "seconds"))});
-  return rows.empty() ? "nobody waits\n" : table({"who", "for", "what", "since"}, rows);
+  return rows.empty() ? "no waits\n" : table({"who", "for", "what", "since"}, rows);
 }
 
 std::string status_text(const Style& style, const Json& cluster, const Json& workers,
@@ -117,14 +117,14 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
   for (const auto& [word, name] : {std::pair("", "exchange"),
                                    {"policy ", "policy"},
                                    {"", "optimizer"},
-                                   {"", "model"}})  // until workers joined not all is known
+                                   {"", "model"}})  // unknown until workers have joined
     if (!text(name).empty()) out += std::string(", ") + word + text(name);
   out += "\n";
-  const bool says_state = reason.starts_with(state + " ");  // "paused by an operator at ..."
+  const bool repeats_state = reason.starts_with(state + " ");  // "paused by an operator at ..."
   out += "state      " + paint(style, colour_of(state), state) +
-         (reason.empty() ? ""
-          : says_state   ? reason.substr(state.size())
-                         : ": " + reason) +
+         (reason.empty()  ? ""
+          : repeats_state ? reason.substr(state.size())
+                          : ": " + reason) +
          "\n";
   if (const std::string role = text("role"); role != "alone" && !role.empty()) {
     const bool leads = role == "leader";
@@ -133,7 +133,7 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
     if (!leads)
       out += text("leader").empty() ? "; no leader is known"
                                     : "; the leader is " + text("leader") + ", --server " +
-                                          text("leader_api") + " asks it";
+                                          text("leader_api") + " queries it";
     out += "\n";
   }
   const bool has_goal = text("epochs") != "0";  // in epochs
@@ -152,7 +152,7 @@ std::string status_text(const Style& style, const Json& cluster, const Json& wor
   return out + workers_table(workers, false) + "\n" + waits_table(waits);
 }
 
-/// One picture of the cluster; in JSON one object with all three.
+/// One snapshot of the cluster; in JSON one object with all three.
 Result<std::string> status_once(const Session& session) {
   CENTROID_ASSIGN(const Json cluster, get_json(session, "/v1/cluster"));
   CENTROID_ASSIGN(const Json workers, get_list(session, "/v1/workers", "workers"));
@@ -165,10 +165,10 @@ Result<std::string> status_once(const Session& session) {
   return all.dump() + "\n";
 }
 
-/// Print a list with all its pages, as the server told it or as a table.
+/// Print a list with all its pages, as JSON or as a table.
 int show_list(const Session& session, const std::string& path, const char* name,
               const std::function<std::string(const Json&)>& as_table) {
-  auto got = get_whole(session, path, name);
+  auto got = get_all_pages(session, path, name);
   if (!got.ok()) return complain(got.error());
   const Json all = std::move(*got);
   const std::string text = session.style.is_json ? all.dump() + "\n" : as_table(all);
@@ -176,7 +176,7 @@ int show_list(const Session& session, const std::string& path, const char* name,
   return kExitDone;
 }
 
-/// Print what a path answers: as it is, or as a table.
+/// Print an answer, as JSON or as a table.
 int show(const Session& session, const std::string& path,
          const std::function<std::string(const Json&)>& as_table) {
   const auto answer = get_json(session, path);
@@ -262,7 +262,7 @@ std::string config_table(const Json& answer, const std::string& prefix) {
   return table({"setting", "value", "unit", "from", "live"}, rows);
 }
 
-/// As when the server is started again.
+/// As when the server restarts.
 bool may_pass(const Error& error) {
   return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kDeadlineExceeded ||
          error.code() == ErrorCode::kInternal;
@@ -293,7 +293,7 @@ namespace {
 /// centroidctl status
 void add_status(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const overview =
-      app.add_subcommand("status", "The cluster, its workers, and who waits for whom.");
+      app.add_subcommand("status", "Show the cluster, its workers and its waits.");
   const auto every = std::make_shared<double>(0);
   const auto count = std::make_shared<std::uint64_t>(0);
   overview->add_option("--watch", *every, "show it again every so many seconds, until Ctrl-C")
@@ -311,8 +311,8 @@ void add_status(CLI::App& app, const std::shared_ptr<Session>& session, int& sta
 /// centroidctl workers
 void add_workers(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const workers = app.add_subcommand("workers", "Every worker with what it has done.");
-  const auto with_gone = std::make_shared<bool>(false);
-  workers->add_flag("--all", *with_gone, "those that left or died too");
+  const auto with_departed = std::make_shared<bool>(false);
+  workers->add_flag("--all", *with_departed, "those that left or died too");
   const auto with_stages = std::make_shared<bool>(false);
   workers->add_flag("--stages", *with_stages,
                     "where the time of a round goes, on average over all rounds of each; stages "
@@ -321,8 +321,8 @@ void add_workers(CLI::App& app, const std::shared_ptr<Session>& session, int& st
   workers->callback([=, &status] {
     if (!workers->get_subcommands().empty()) return;
     status = show_list(*session, "/v1/workers", "workers", [&](const Json& a) {
-      return *with_stages ? stages_table(a["workers"], *with_gone)
-                          : workers_table(a["workers"], *with_gone);
+      return *with_stages ? stages_table(a["workers"], *with_departed)
+                          : workers_table(a["workers"], *with_departed);
     });
   });
 }
@@ -330,7 +330,7 @@ void add_workers(CLI::App& app, const std::shared_ptr<Session>& session, int& st
 /// centroidctl servers
 void add_servers(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const servers =
-      app.add_subcommand("servers", "The servers that the model lies on, and what is on each.");
+      app.add_subcommand("servers", "List the servers of the model and the contents of each.");
   servers->callback([=, &status] {
     if (!servers->get_subcommands().empty()) return;
     status = show_list(*session, "/v1/servers", "servers", servers_table);
@@ -365,7 +365,7 @@ void add_epochs(CLI::App& app, const std::shared_ptr<Session>& session, int& sta
 /// centroidctl waits
 void add_waits(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
   CLI::App* const waits =
-      app.add_subcommand("waits", "Who waits for whom, for what, and how long.");
+      app.add_subcommand("waits", "List the waits: who waits, for whom, for what, and how long.");
   waits->callback([=, &status] {
     status = show_list(*session, "/v1/waits", "waits",
                        [](const Json& answer) { return waits_table(answer["waits"]); });
@@ -382,12 +382,12 @@ void add_tables(CLI::App& app, const std::shared_ptr<Session>& session, int& sta
 
 /// centroidctl config, and config get
 void add_config(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
-  CLI::App* const config =
-      app.add_subcommand("config", "Effective settings of the server, and where each came from.");
+  CLI::App* const config = app.add_subcommand(
+      "config", "List the effective settings of the server and the source of each.");
   const auto prefix = std::make_shared<std::string>();
-  config->add_option("PREFIX", *prefix, "only settings whose names begin so, e.g. checkpoint.");
+  config->add_option("PREFIX", *prefix, "only settings with this prefix, e.g. checkpoint.");
   CLI::App* const got = config->add_subcommand("get", "The same.");
-  got->add_option("PREFIX", *prefix, "only settings whose names begin so");
+  got->add_option("PREFIX", *prefix, "only settings with this prefix");
   config->callback([=, &status] {
     const auto chosen = config->get_subcommands();
     if (!chosen.empty() && chosen.front() != got) return;

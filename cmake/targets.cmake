@@ -4,6 +4,8 @@ include_guard()
 add_library(centroid_flags INTERFACE)
 target_compile_features(centroid_flags INTERFACE cxx_std_20)
 target_include_directories(centroid_flags INTERFACE ${PROJECT_SOURCE_DIR})
+# Asio's functions are compiled once (common/async/asio.cc), and no source reads Boost's calendar.
+target_compile_definitions(centroid_flags INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_DISABLE_BOOST_DATE_TIME)
 target_compile_options(centroid_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion>
   # Same bits on every path: no fused multiply-add behind our back.

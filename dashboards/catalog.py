@@ -372,7 +372,7 @@ CLUSTER = Dashboard(
                 Panel("REST connections", "Open connections, of api.max_connections at most, and streams (events, files), of api.max_streams at most.", "short",
                       (("sum(centroid_api_connections{SELECT})", "open"), ("sum(centroid_api_streams{SELECT})", "streams")), width=6),
                 Panel("REST answers held", "Bytes of answers that clients have not taken yet; near the bound further ones are refused.", "bytes",
-                      (("sum(centroid_api_held_bytes{SELECT})", "held"),), width=6),
+                      (("sum(centroid_api_pending_bytes{SELECT})", "pending"),), width=6),
                 Panel("REST trouble", "Connections that the server closed, by reason: too slow, too far behind, too many. Requests that were not let in. Audit: entries "
                       "that could not be written, of which any is too many.", "ops",
                       ((rate("centroid_api_dropped_connections_total", "reason"), "closed, {{reason}}"),

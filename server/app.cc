@@ -231,7 +231,7 @@ Status claim_folders(const ServerConfig& config, FolderClaim& claim) {
   CENTROID_TRY(claim.take("run_dir", config.run_dir));
   CENTROID_TRY(claim.take("checkpoint.dir", config.checkpoint.dir));
   // One of before is replayed, and removed, also by who keeps none.
-  const bool has_journal = config.keeps_journal() || file::exists(config.journal.dir);
+  const bool has_journal = config.writes_journal() || file::exists(config.journal.dir);
   return has_journal ? claim.take("journal.dir", config.journal.dir) : Status();
 }
 
@@ -384,10 +384,10 @@ Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
   const auto ask = [&service](Pulse::Answered answered) {
     boost::asio::post(service.context(), std::move(answered));
   };
-  options.is_live = [pulse = std::make_shared<Pulse>(ask, kHangAfter)] { return pulse->look(); };
+  options.is_live = [pulse = std::make_shared<Pulse>(ask, kHangAfter)] { return pulse->check(); };
   options.is_ready = [&shard] { return shard.is_ready(); };
   CENTROID_ASSIGN(auto listener, transport::MetricsListener::start(std::move(options), registry));
-  log::info("shard.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
+  log::info("shard.metrics_opened", {{"endpoint", listener->endpoint().to_string()}});
   return listener;
 }
 
@@ -524,7 +524,7 @@ int run_server(ServerConfig& config, config::Schema& schema) {
   while (config.join.empty()) {
     ending = {};
     result = start_and_run(config, schema, ending);
-    if (ending.is_deposed) log::warn("server.becomes_standby", {});
+    if (ending.is_deposed) log::warn("server.demoted", {});
     if (!ending.is_deposed) break;
     // What was changed live is with the leader of now, and comes back with the lead.
     schema.take_back_changes();

@@ -60,7 +60,7 @@ Status FolderClaim::take(const std::string& setting, const std::string& folder) 
   const fs::path path = fs::path(folder) / kFile;
   auto lock = FileLock::try_take(path.string());
   if (!lock.ok() && lock.error().code() == ErrorCode::kUnimplemented) {
-    log::warn("server.folder_not_locked",
+    log::warn("server.lock_failed",
               {{"folder", folder},
                {"why", lock.error()},
                {"note", "see to it that no second server is started on this folder"}});

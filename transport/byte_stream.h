@@ -13,7 +13,7 @@
 
 namespace centroid::transport {
 
-/// Bytes moved (at least one), or why none were.
+/// Bytes moved (at least one), or the reason why none were.
 struct Moved {
   std::size_t bytes = 0;
   boost::system::error_code
@@ -26,29 +26,28 @@ struct Moved {
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  /// Move what can be moved now, else would_block.
+  /// Move the bytes that can be moved now, else would_block.
   virtual Moved try_read(MutableBytes into) = 0;
   virtual Moved try_write(std::span<const Bytes> parts) = 0;
-  /// Wait until something moved. operation_aborted after `close` and when the calling task is
+  /// Wait until bytes moved. operation_aborted after `close` and when the calling task is
   /// cancelled.
   virtual Task<Moved> read_some(MutableBytes into) = 0;
   virtual Task<Moved> write_some(std::span<const Bytes> parts) = 0;
-  /// Whether what has come lies in memory that can be read in place: then `try_view` gives at least
-  /// `least` bytes of it or would_block, `wait_view` waits until it would, and what was `consume`d
-  /// must not be looked at any more. `end_frame` says that a frame of the peer's is over, so that
-  /// the next one begins aligned.
+  /// Whether received bytes can be read in place: then `try_view` returns at least `least` of them
+  /// or would_block, `wait_view` waits until it would, and `consume`d bytes are invalid.
+  /// `end_frame` marks the end of a frame of the peer, so that the next one begins aligned.
   virtual bool has_view() const { return false; }
   virtual Moved try_view(std::size_t /*least*/, Bytes& /*view*/) { return {}; }
   virtual Task<Moved> wait_view(std::size_t /*least*/) { co_return Moved(); }
   virtual void consume(std::size_t /*bytes*/) {}
   virtual void end_frame() {}
-  /// The peer reads what was sent, then the end; this side may still read. Where a stream has no
-  /// such half, nothing happens.
+  /// The peer reads the sent bytes, then the end; this side may still read. No effect on a stream
+  /// without half-close.
   virtual void end() noexcept {}
-  /// Ends what is pending (not inline); the peer reads what was sent, then the end.
+  /// Ends pending calls (not inline); the peer reads the sent bytes, then the end.
   virtual void close() noexcept = 0;
   virtual std::string peer() const = 0;
-  /// As of Connection.
+  /// As in Connection.
   virtual std::optional<double> peer_certificate_end() const { return std::nullopt; }
   virtual Executor executor() const = 0;
 };

@@ -15,10 +15,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kCall{10'000}, kCallOfSeveral{1500};
 constexpr milliseconds kLongestPauseOfSeveral{400}, kLongestPauseNotReady{1000};
-/// A server that refuses only after so long has waited in our place: the pause begins short again.
+/// A server that takes this long to refuse has already waited for us: the pause starts short again.
 constexpr milliseconds kWaitedForUs{300};
 
-/// Errors that another try cannot mend.
+/// Errors that another try cannot repair.
 bool is_final(const Error& error) {
   switch (error.code()) {
     case ErrorCode::kFailedPrecondition:
@@ -58,7 +58,7 @@ Pulse Connector::pulse(milliseconds lease) const {
 
 Task<Result<std::unique_ptr<Session>>> Connector::connect(Transport& transport, Greeting greeting,
                                                           Deadline deadline) {
-  const TimePoint limit = call_limit(std::min(deadline, gives_up_at()));
+  const TimePoint limit = call_limit(std::min(deadline, time_limit()));
   try_begins();
   co_return co_await connect_session(transport, present(), std::move(greeting), limit);
 }
@@ -85,12 +85,12 @@ Task<Status> Connector::retry(Error why, Deadline deadline) {
   if (is_final(why) || now() >= deadline) co_return why;
   const Endpoint called = present();
   if (servers_.failed(why)) {
-    log::info("server.next",
+    log::info("server.switched",
               {{"server", called.to_string()}, {"why", why}, {"next", present().to_string()}});
     co_return Status();
   }
-  if (!is_not_ready && now() + pause_ >= gives_up_at())
-    co_return Error(ErrorCode::kUnavailable, "gave up joining " + called.to_string() + " after " +
+  if (!is_not_ready && now() + pause_ >= time_limit())
+    co_return Error(ErrorCode::kUnavailable, "could not join " + called.to_string() + " after " +
                                                  std::to_string(options_.timeout.count()) +
                                                  " ms (" + options_.timeout_name +
                                                  "): " + why.message());
@@ -98,7 +98,7 @@ Task<Status> Connector::retry(Error why, Deadline deadline) {
   const TimePoint again = now() + pause;
   if (again >= deadline) co_return why;
   if (options_.logs_pauses)
-    log::warn("server.unreachable",
+    log::warn("server.connection_failed",
               {{"server", called.to_string()}, {"why", why}, {"retry_ms", pause.count()}});
   bool is_over = false;
   while (!is_stopped_ && !is_over) is_over = !co_await stopped_.wait(again);

@@ -12,31 +12,31 @@
 
 namespace centroid::transport {
 
-/// How often a side sends a heartbeat, and for how long it accepts silence of the other.
+/// How often a side sends a heartbeat, and how long it accepts silence of the other.
 struct Pulse {
   std::chrono::milliseconds beat, silence;
   /// fails  deadline_exceeded: the peer, `who`, was silent for too long
   Status check(Connection& connection, const std::string& who) const;
 };
 
-/// Where several servers may lead: half of what docs/how-to/high-availability.md allows for a
-/// takeover is the lease in etcd.
+/// If several servers may lead: half of a takeover in docs/how-to/high-availability.md is the lease
+/// in etcd.
 inline constexpr Pulse kPulseOfSeveral{std::chrono::milliseconds(500),
                                        std::chrono::milliseconds(3000)};
 
-/// Connects to the server that leads: follows what standbys say, tries the others of the list in
-/// turn, pauses longer and longer when all have been tried, and gives up in the end. The owner
-/// loops: `connect`, use the session, `retry` with the error that ended it.
+/// Connects to the leader: follows standbys' answers, tries the others of the list in turn, pauses
+/// longer and longer after all have been tried, and finally fails. The owner loops: `connect`, use
+/// the session, `retry` with the error that ended it.
 ///
-/// log     server.next, server.unreachable
+/// log     server.switched, server.connection_failed
 /// thread  one executor
 class Connector {
  public:
   struct Options {
     std::vector<Endpoint> servers;
-    /// Give up when no server has answered for so long. One that is not ready answers.
+    /// Fail after this time without an answer from any server. "Not ready" is an answer.
     std::chrono::milliseconds timeout = std::chrono::hours(24 * 365);
-    std::string timeout_name;  ///< the setting
+    std::string timeout_name;  ///< name of the setting
     std::chrono::milliseconds first_pause{100}, longest_pause{2000};
     bool logs_pauses = true;
   };
@@ -45,15 +45,15 @@ class Connector {
   /// The server to call now.
   const Endpoint& present() const { return servers_.present(); }
   bool is_several() const { return servers_.is_several(); }
-  /// When one call of it has to be over.
+  /// Deadline of one call.
   TimePoint call_limit(Deadline deadline = TimePoint::max()) const;
-  TimePoint gives_up_at() const { return answered_ + options_.timeout; }
-  /// Where several servers may lead, a dead one is noticed soon.
+  TimePoint time_limit() const { return answered_ + options_.timeout; }
+  /// If several servers may lead, a dead one is noticed soon.
   Pulse pulse(std::chrono::milliseconds lease) const;
 
-  /// A new call of the owner: its pauses begin short.
+  /// A new call of the owner: its pauses start short.
   void begin() { pause_ = options_.first_pause; }
-  /// A try of the present server begins; `connect` says so itself.
+  /// A try of the present server begins; `connect` calls it itself.
   void try_begins() { called_ = now(); }
   /// fails  as connect_session
   Task<Result<std::unique_ptr<Session>>> connect(Transport& transport, Greeting greeting,
@@ -62,9 +62,9 @@ class Connector {
   void joined();
   /// The server does not answer: call another one next.
   void pass_over(const Error& why) { (void)servers_.failed(why); }
-  /// Choose the server to call next, and wait until it is time to. `why`: what ended the last call.
-  /// fails  cancelled: stopped; unavailable: no server answered until the timeout; `why` where
-  ///        another try cannot help or would be after the deadline
+  /// Choose the server to call next, and wait until then. `why`: the error of the last call.
+  /// fails  cancelled: stopped; unavailable: no server answered until the timeout; `why` if another
+  ///        try cannot help or would be after the deadline
   Task<Status> retry(Error why, Deadline deadline = TimePoint::max());
   /// End a pause, now and later.
   void stop();

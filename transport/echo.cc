@@ -14,7 +14,7 @@ double seconds_since(TimePoint begin) {
   return std::chrono::duration<double>(centroid::now() - begin).count();
 }
 
-/// One direction: requests by several tasks until the time is over.
+/// One direction: requests by several tasks until the deadline.
 struct Stream {
   Session& session;
   TimePoint until;
@@ -30,7 +30,7 @@ std::vector<std::byte> head_of(std::uint32_t reply_bytes) {
   return writer.take();
 }
 
-Task<void> ask_again_and_again(Stream* stream) {
+Task<void> exchange_echoes(Stream* stream) {
   while (stream->failed.ok() && centroid::now() < stream->until) {
     const TimePoint late = centroid::now() + kSilence;
     const auto reply = co_await stream->session.request(kEcho, stream->head, stream->payload, late);
@@ -52,18 +52,18 @@ Task<Result<double>> rate_of(Session& session, std::chrono::milliseconds time,
                 .moved = 0,
                 .failed = {}};
   TaskGroup tasks(session.connection().executor());
-  for (std::size_t i = 0; i < kUnderWay; ++i) tasks.spawn(ask_again_and_again(&stream));
+  for (std::size_t i = 0; i < kUnderWay; ++i) tasks.spawn(exchange_echoes(&stream));
   co_await tasks.join();
   if (!stream.failed.ok()) co_return stream.failed.error();
   co_return static_cast<double>(stream.moved) / seconds_since(begin);
 }
 
-/// Answers nothing: whoever measures is asked nothing.
+/// Answers nothing: a measuring caller receives no requests.
 struct NoFrames final : FrameSink {
   Task<Status> on_frame(Session&, InFrame frame) override {
-    co_return Error(
-        ErrorCode::kInvalidArgument,
-        "a frame of kind " + std::to_string(frame.header.kind) + " came to who only measures");
+    co_return Error(ErrorCode::kInvalidArgument, "a frame of kind " +
+                                                     std::to_string(frame.header.kind) +
+                                                     " arrived on a connection that only measures");
   }
 };
 

@@ -11,7 +11,7 @@ using Action = FaultPlan::Action;
 
 namespace {
 
-/// Counts an operation; gives the plan's action when it is the planned one.
+/// Counts an operation; returns the plan's action if it is the planned one.
 Action next_action(const FaultPlan& plan) {
   return (*plan.operations)++ == plan.at_operation ? plan.action : Action::kNone;
 }
@@ -107,11 +107,11 @@ class FaultyConnection final : public Connection {
     const std::uint64_t size = kFrameHeaderBytes + frame.head.size() + frame.payload.size();
     Damage damage;
     if (action == Action::kCorrupt) {
-      // The payload's or, without one, the head's middle; a bare header breaks in itself.
+      // The middle of the payload or, without one, of the head; a bare header breaks in itself.
       const std::uint64_t bytes = frame.payload.empty() ? frame.head.size() : frame.payload.size();
       damage.flip_byte = bytes == 0 ? size / 2 : size - bytes + bytes / 2;
     } else {
-      damage.keep_bytes = size / 2;
+      damage.truncate_to = size / 2;
     }
     Status status = co_await framed->write_damaged(frame, damage);
     co_return status;

@@ -80,7 +80,7 @@ Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits) {
   const auto sent_crc = take<std::uint32_t>(at);
   if (const auto crc = crc32c(bytes.first(kCrcOffset)); crc != sent_crc) {
     return Error(ErrorCode::kDataLoss,
-                 "frame header checksum is " + hex(crc) + ", the header says " + hex(sent_crc));
+                 "frame header checksum is " + hex(crc) + ", the header has " + hex(sent_crc));
   }
   if (header.version != kWireVersion) {
     return Error(ErrorCode::kFailedPrecondition,
@@ -91,7 +91,8 @@ Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits) {
     return Error(ErrorCode::kDataLoss,
                  "frame header has reserved field " + hex(reserved) + ", expected 0");
   }
-  if ((header.flags & kFlagUnsummed) != 0 && (!limits.takes_unsummed || header.payload_crc != 0)) {
+  if ((header.flags & kFlagNoPayloadCrc) != 0 &&
+      (!limits.accepts_without_crc || header.payload_crc != 0)) {
     return Error(ErrorCode::kDataLoss,
                  "frame without a checksum of its payload, which was not agreed");
   }

@@ -18,7 +18,7 @@ constexpr std::size_t kShortBytes = 2 * kFrameHeaderBytes;  // a header and the 
 // Bytes received at once, so that they are still in cache when they are summed
 // (tests/bench/pingpong_bench.cc).
 constexpr std::size_t kPieceBytes = 256 << 10;
-// Looked at in the stream's own memory at once; then the peer gets the room back.
+// Bytes viewed in the stream's own memory at once; then the peer gets the space back.
 constexpr std::size_t kViewBytes = 64 << 10;
 constexpr std::size_t kViewAlignment = 64;
 
@@ -29,7 +29,7 @@ std::string seconds(std::chrono::milliseconds time) {
 
 }  // namespace
 
-/// Marks the one reader for as long as its call lasts.
+/// Marks the one reader during its call.
 class FramedConnection::ReadGuard {
  public:
   explicit ReadGuard(FramedConnection& connection) : connection_(connection) {
@@ -79,14 +79,15 @@ Error FramedConnection::cancelled(std::string_view doing) const {
 
 // ---- reading
 
-Result<FramedConnection::Reading> FramedConnection::begin_read(Reading wanted, std::size_t size) {
+Result<FramedConnection::Reading> FramedConnection::begin_read(Reading requested,
+                                                               std::size_t size) {
   if (cause_) return *cause_;
   if (refused_) return *refused_;
   if (is_reading_)
     return Error(ErrorCode::kFailedPrecondition, "two readers on the connection to " + peer_);
   consume_view();
-  if (wanted == Reading::kHeader) {
-    if (!has_payload_) return wanted;
+  if (requested == Reading::kHeader) {
+    if (!has_payload_) return requested;
     return Error(ErrorCode::kFailedPrecondition,
                  "the last frame's payload from " + peer_ + " was neither read nor skipped");
   }
@@ -94,7 +95,7 @@ Result<FramedConnection::Reading> FramedConnection::begin_read(Reading wanted, s
     if (size == 0) return Reading::kNothing;
     return Error(ErrorCode::kFailedPrecondition, "no payload waits on the connection to " + peer_);
   }
-  return wanted;
+  return requested;
 }
 
 Task<Result<InFrame>> FramedConnection::read_header() {
@@ -105,15 +106,15 @@ Task<Result<InFrame>> FramedConnection::read_header() {
   (void)reading;
   const ReadGuard guard(*this);
   if (frame_bytes_ != 0) stream_->end_frame();
-  frame_got_ = std::min(end_ - begin_, kFrameHeaderBytes);
+  frame_read_ = std::min(end_ - begin_, kFrameHeaderBytes);
   frame_bytes_ = kFrameHeaderBytes;
   while (end_ - begin_ < kFrameHeaderBytes) {
     if (begin_ != 0) {
       std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
       end_ -= std::exchange(begin_, 0);
     }
-    // What can be read in place is not read ahead; after a long payload another one is likely,
-    // and what is read ahead of it would be copied twice.
+    // Bytes that can be read in place are not read ahead. After a long payload another one is
+    // likely, and bytes read ahead of it would be copied twice.
     std::size_t most = kBufferBytes - end_;
     if (stream_->has_view()) {
       most = kFrameHeaderBytes - end_;
@@ -123,14 +124,14 @@ Task<Result<InFrame>> FramedConnection::read_header() {
     const MutableBytes space(buffer_.get() + end_, most);
     CENTROID_CO_ASSIGN(const std::size_t got, co_await read_some(space));
     end_ += got;
-    frame_got_ = std::min(end_, kFrameHeaderBytes);
+    frame_read_ = std::min(end_, kFrameHeaderBytes);
   }
   const Bytes raw(buffer_.get() + begin_, kFrameHeaderBytes);
   auto header = decode_header(raw, limits_);
   if (!header.ok()) {
     Error why = std::move(header).error().with_context("from " + peer_);
     if (why.code() != ErrorCode::kResourceExhausted) co_return fail(std::move(why));
-    refused_ = std::move(why);  // out of step from here on, but the peer can be told
+    refused_ = std::move(why);  // out of step from here on, but the peer can be notified
     co_return Error(*refused_);
   }
   begin_ += kFrameHeaderBytes;
@@ -143,7 +144,7 @@ Task<Result<InFrame>> FramedConnection::read_header() {
     std::size_t got = take_buffered(rest);
     while (!(rest = rest.subspan(got)).empty()) {
       CENTROID_CO_ASSIGN(got, co_await read_some(rest));
-      frame_got_ += got;
+      frame_read_ += got;
     }
   }
   if (crc32c(frame.head) != frame.header.head_crc) {
@@ -168,7 +169,7 @@ Task<Status> FramedConnection::read_payload(MutableBytes into) {
   if (reading == Reading::kNothing) co_return Status();
   if (into.size() != payload_left_) {
     co_return Error(ErrorCode::kInvalidArgument, "read_payload: " + std::to_string(into.size()) +
-                                                     " bytes given for a payload of " +
+                                                     " bytes passed for a payload of " +
                                                      std::to_string(payload_left_));
   }
   co_return co_await fill(into);
@@ -215,7 +216,7 @@ Task<Result<Bytes>> FramedConnection::view_piece() {
   streak_ += 1 + viewed_ / kStreakBytes;
   last_received_ = now();
   traffic_.bytes_in += viewed_;
-  frame_got_ += viewed_;
+  frame_read_ += viewed_;
   sum(view);
   if (payload_left_ == 0) CENTROID_CO_TRY(end_payload());
   co_return view;
@@ -225,7 +226,7 @@ void FramedConnection::consume_view() {
   if (viewed_ != 0) stream_->consume(std::exchange(viewed_, 0));
 }
 
-/// Reads the next bytes of the payload; with its last ones the checksum is looked at.
+/// Reads the next bytes of the payload; with its last ones it checks the checksum.
 Task<Status> FramedConnection::fill(MutableBytes into) {
   const ReadGuard guard(*this);
   std::size_t got = take_buffered(into);
@@ -233,7 +234,7 @@ Task<Status> FramedConnection::fill(MutableBytes into) {
   while (!(into = into.subspan(got)).empty()) {
     const MutableBytes piece = into.first(std::min(into.size(), kPieceBytes));
     CENTROID_CO_ASSIGN(got, co_await read_some(piece));
-    frame_got_ += got;
+    frame_read_ += got;
     sum(into.first(got));
   }
   co_return payload_left_ == 0 ? end_payload() : Status();
@@ -254,21 +255,21 @@ Task<Status> FramedConnection::skip_payload() {
     const auto n = std::min<std::uint64_t>(payload_left_, end_ - begin_);
     sum({buffer_.get() + begin_, n});
     begin_ += n;
-    frame_got_ += n;
+    frame_read_ += n;
   }
   co_return end_payload();
 }
 
 void FramedConnection::sum(Bytes piece) {
   payload_left_ -= piece.size();
-  if ((header_.flags & kFlagUnsummed) == 0) payload_crc_ = crc32c(piece, payload_crc_);
+  if ((header_.flags & kFlagNoPayloadCrc) == 0) payload_crc_ = crc32c(piece, payload_crc_);
 }
 
 std::size_t FramedConnection::take_buffered(MutableBytes into) {
   const std::size_t n = std::min(into.size(), end_ - begin_);
   if (n != 0) std::memcpy(into.data(), buffer_.get() + begin_, n);
   begin_ += n;
-  frame_got_ += n;
+  frame_read_ += n;
   return n;
 }
 
@@ -290,7 +291,7 @@ Task<Result<std::size_t>> FramedConnection::read_some(MutableBytes into) {
   if (moved.is_blocked()) {
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (state.cancelled() == asio::cancellation_type::none) {
-      if (frame_got_ != 0) {
+      if (frame_read_ != 0) {
         reading_since_ = now();
         watch();
       }
@@ -310,7 +311,7 @@ Task<Result<std::size_t>> FramedConnection::read_some(MutableBytes into) {
 
 Error FramedConnection::read_error(const boost::system::error_code& error) {
   if (cause_) return *cause_;
-  const bool is_begun = frame_got_ != 0;
+  const bool is_begun = frame_read_ != 0;
   if (error == asio::error::operation_aborted) {
     Error stopped = cancelled("reading from");
     return is_begun ? fail(std::move(stopped)) : stopped;
@@ -322,7 +323,7 @@ Error FramedConnection::read_error(const boost::system::error_code& error) {
     text += ": " + error.message();
   }
   if (is_begun) {
-    text += " in the middle of a frame (got " + std::to_string(frame_got_) + " of " +
+    text += " in the middle of a frame (got " + std::to_string(frame_read_) + " of " +
             std::to_string(frame_bytes_) + " bytes)";
   }
   return fail(Error(ErrorCode::kUnavailable, std::move(text)));
@@ -351,7 +352,7 @@ void FramedConnection::on_watch() {
   close(Error(ErrorCode::kUnavailable,
               peer_ + (is_read ? " sent nothing for " : " took nothing for ") +
                   seconds(stall_timeout_) + " in the middle of a frame" +
-                  (is_read ? " (got " + std::to_string(frame_got_) + " of " +
+                  (is_read ? " (got " + std::to_string(frame_read_) + " of " +
                                  std::to_string(frame_bytes_) + " bytes)"
                            : "")));
 }

@@ -12,10 +12,10 @@
 
 namespace centroid::transport {
 
-/// How `FramedConnection::write_damaged` spoils a frame after its checksums were made.
+/// How `FramedConnection::write_damaged` damages a frame after its checksums were made.
 struct Damage {
-  std::optional<std::uint64_t> flip_byte;   ///< flip a bit of this byte of the frame
-  std::optional<std::uint64_t> keep_bytes;  ///< send so many bytes, then close
+  std::optional<std::uint64_t> flip_byte;    ///< flip a bit of this byte of the frame
+  std::optional<std::uint64_t> truncate_to;  ///< send this many bytes, then close
 };
 
 /// The rules of Connection over any ByteStream: framing, checksums, limits, the queue of writers
@@ -24,7 +24,7 @@ struct Damage {
 /// owns      the stream and one receive buffer; payloads go straight into the caller's memory
 /// lifetime  the owner closes and joins its tasks before it destroys the connection
 /// cost      a small frame arrives with one read; no timer is touched unless a begun frame has to
-/// wait
+///           wait
 class FramedConnection final : public Connection {
  public:
   FramedConnection(std::unique_ptr<ByteStream> stream, const TransportOptions& options);
@@ -35,7 +35,7 @@ class FramedConnection final : public Connection {
   Task<Result<Bytes>> read_piece(MutableBytes scratch) override;
   Task<Status> skip_payload() override;
   Task<Status> write(const OutFrame& frame) override;
-  /// What a bad wire or a dying peer does to a frame; for make_faulty.
+  /// The effect of a bad wire or a dying peer on a frame; for make_faulty.
   Task<Status> write_damaged(const OutFrame& frame, Damage damage);
   void close(Error cause) noexcept override;
   void set_limits(const FrameLimits& limits) override { limits_ = limits; }
@@ -49,8 +49,8 @@ class FramedConnection final : public Connection {
   Executor executor() const override { return stream_->executor(); }
 
  private:
-  // What one connection may move without a wait before others on its executor get their turn: so
-  // many operations, each counted once more per kStreakBytes.
+  // What one connection may move without a wait before others on its executor run: this many
+  // operations, each counted once more per kStreakBytes.
   static constexpr std::size_t kStreak = 64;
   static constexpr std::size_t kStreakBytes = 16 << 10;
 
@@ -61,7 +61,7 @@ class FramedConnection final : public Connection {
   Error cancelled(std::string_view doing) const;
   Error read_error(const boost::system::error_code& error);
   Error write_error(const boost::system::error_code& error, std::size_t sent, std::size_t size);
-  Result<Reading> begin_read(Reading wanted, std::size_t size);
+  Result<Reading> begin_read(Reading requested, std::size_t size);
   Task<Result<std::size_t>> read_some(MutableBytes into);
   Task<Status> fill(MutableBytes into);
   void sum(Bytes piece);
@@ -87,14 +87,14 @@ class FramedConnection final : public Connection {
   TimePoint last_received_;
 
   std::unique_ptr<std::byte[]> buffer_;
-  std::size_t begin_ = 0, end_ = 0;  ///< bytes received and not yet taken
-  FrameHeader header_;               ///< of the frame whose payload waits
+  std::size_t begin_ = 0, end_ = 0;  ///< bytes received and not yet consumed
+  FrameHeader header_;               ///< of the frame with the waiting payload
   bool is_reading_ = false;
   bool has_payload_ = false;  ///< a payload waits on the connection
   std::uint64_t payload_left_ = 0;
   std::size_t viewed_ = 0;         ///< of the stream's memory, given out and not yet consumed
-  std::uint32_t payload_crc_ = 0;  ///< of what has been read of it
-  std::uint64_t frame_got_ = 0, frame_bytes_ = 0;  ///< of the frame being received
+  std::uint32_t payload_crc_ = 0;  ///< of the payload read so far
+  std::uint64_t frame_read_ = 0, frame_bytes_ = 0;  ///< of the frame being received
 
   bool is_writing_ = false;
   std::deque<Parking*> writers_;  ///< in order, behind the one that writes
@@ -105,7 +105,8 @@ class FramedConnection final : public Connection {
   std::optional<Timer> watchdog_;
   bool is_watching_ = false;
   TimePoint reading_since_ = TimePoint::max(), writing_since_ = TimePoint::max();
-  std::shared_ptr<FramedConnection*> self_;  ///< lets a late timer see that the connection is gone
+  std::shared_ptr<FramedConnection*>
+      self_;  ///< shows a late timer that the connection is destroyed
 };
 
 }  // namespace centroid::transport

@@ -38,7 +38,7 @@ Result<FrameHeader> FramedConnection::header_for(const OutFrame& frame) const {
   header.head_bytes = static_cast<std::uint32_t>(frame.head.size());
   header.payload_bytes = frame.payload.size();
   header.head_crc = crc32c(frame.head);
-  if ((frame.flags & kFlagUnsummed) == 0)
+  if ((frame.flags & kFlagNoPayloadCrc) == 0)
     header.payload_crc = frame.payload_crc ? *frame.payload_crc : crc32c(frame.payload);
   return header;
 }
@@ -61,10 +61,10 @@ Task<Status> FramedConnection::write_damaged(const OutFrame& frame, Damage damag
   bytes.insert(bytes.end(), frame.head.begin(), frame.head.end());
   bytes.insert(bytes.end(), frame.payload.begin(), frame.payload.end());
   if (damage.flip_byte) bytes.at(*damage.flip_byte) ^= std::byte{1};
-  if (damage.keep_bytes) bytes.resize(std::min<std::size_t>(bytes.size(), *damage.keep_bytes));
+  if (damage.truncate_to) bytes.resize(std::min<std::size_t>(bytes.size(), *damage.truncate_to));
   const std::array<Bytes, 3> parts{Bytes(bytes), Bytes(), Bytes()};
   Status sent = co_await send_in_turn(parts);
-  if (damage.keep_bytes && sent.ok()) {
+  if (damage.truncate_to && sent.ok()) {
     co_return fail(
         Error(ErrorCode::kUnavailable, peer_ + ": connection cut in the middle of a frame"));
   }
@@ -107,7 +107,7 @@ void FramedConnection::pass_turn() {
   }
   Parking* const next = writers_.front();
   writers_.pop_front();
-  next->resume(true);  // is_writing_ stays set: nobody gets in between
+  next->resume(true);  // is_writing_ stays set: no other writer gets in between
 }
 
 Task<Status> FramedConnection::send(std::array<Bytes, 3> parts) {

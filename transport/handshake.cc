@@ -64,7 +64,7 @@ Status check_text(std::string_view field, std::size_t size, std::size_t limit) {
                                                 std::to_string(limit) + " are sent");
 }
 
-/// Whether a frame may be the handshake's `name`: kind, flags and id must be these.
+/// Whether a frame may be the handshake's `name`, by kind, flags and id.
 Status check_frame(const FrameHeader& header, std::string_view name, std::uint16_t kind,
                    std::uint32_t flags, const std::string& from) {
   const auto wrong = [&](std::string_view field, std::uint64_t is, std::uint64_t expected) {
@@ -119,7 +119,7 @@ std::optional<Refusal> decode_refusal(ByteReader& in) {
   return std::nullopt;
 }
 
-/// Send the refusal; the caller closes. What the peer is told is what our own log will say.
+/// Send the refusal; the caller closes. The peer receives the text of our own log.
 Task<Error> refuse(Connection& connection, std::uint64_t id, Error why) {
   const std::vector<std::byte> head = encode_error(why);
   OutFrame frame;
@@ -346,7 +346,7 @@ Task<Result<Peer>> answer_hello(Connection& connection, Greeting greeting) {
   peer.limits = welcome->limits;
   peer.credit_bytes = theirs->credit_bytes;
   peer.manifest_hash = theirs->manifest_hash;
-  // Before the reply leaves: the next frame may already be as large as was agreed.
+  // Before the reply leaves: the next frame may already have the agreed size.
   connection.set_limits(peer.limits);
   const std::vector<std::byte> head = encode_welcome(*welcome);
   OutFrame reply;

@@ -7,7 +7,7 @@
 
 namespace centroid::transport {
 
-/// Largest frame (48 bytes of header included) taken before the peer is authenticated, and for how
+/// Largest frame (48 bytes of header included) accepted before the peer is authenticated, and how
 /// long we wait for it.
 inline constexpr std::uint32_t kMaxGreetingBytes = 4096;
 inline constexpr std::chrono::seconds kGreetingTimeout{5};
@@ -21,11 +21,12 @@ inline constexpr std::uint32_t kMinHeadLimit = 256;
 inline constexpr std::size_t kMaxErrorBytes = 4096;
 inline constexpr std::size_t kMaxEndpointBytes = 300;
 
-/// Head of a HelloReply: what the server agreed to.
+/// Head of a HelloReply: the server's terms.
 struct Welcome {
   std::uint16_t version = kWireVersion;
-  FrameLimits limits;              ///< the smaller of both sides'
-  std::uint64_t credit_bytes = 0;  ///< what the client may have outstanding towards the server
+  FrameLimits limits;  ///< the smaller of both sides'
+  std::uint64_t credit_bytes =
+      0;  ///< payload bytes that the client may have outstanding towards the server
   std::string role, name, run_id;
 };
 
@@ -34,8 +35,8 @@ struct Welcome {
 Status check_greeting(const Greeting& greeting);
 
 std::vector<std::byte> encode_hello(const Greeting& greeting);
-/// Never reads past the end; needs no more memory than the head. The version range stands first in
-/// every version of the protocol; fields that a later version appends are skipped.
+/// Never reads past the end; needs no more memory than the head. The version range is first in
+/// every version of the protocol; fields of later versions are skipped.
 /// fails  invalid_argument: truncated, too long a text, limits too small, bytes left over.
 Result<Greeting> decode_hello(Bytes head);
 std::vector<std::byte> encode_welcome(const Welcome& welcome);
@@ -51,7 +52,7 @@ Result<std::uint64_t> decode_credit(Bytes head);  ///< fails invalid_argument: n
 Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                             const std::string& address);
 
-/// True when equal; takes the same time wherever `offered` differs.
+/// True if equal; takes the same time wherever `offered` differs.
 bool is_same_secret(std::string_view expected, std::string_view offered);
 
 /// Client side on a fresh connection: Hello out, HelloReply in. The caller bounds the time by

@@ -61,7 +61,7 @@ struct Half {
   std::string peer;
 };
 
-// As deep as the backlog Linux gives a socket by default (net.core.somaxconn).
+// The default backlog of a socket in Linux (net.core.somaxconn).
 constexpr std::size_t kBacklog = 4096;
 
 }  // namespace
@@ -230,7 +230,7 @@ class InProcessTransport final : public Transport {
     half.out = back;
     half.peer = hub_->name_client();
     if (!backlog || !backlog->add(std::move(half))) {
-      co_return Error(ErrorCode::kUnavailable, where + ": refused, nobody listens there");
+      co_return Error(ErrorCode::kUnavailable, where + ": refused, no listener");
     }
     auto stream = std::make_unique<PipeStream>(executor_, std::move(back), std::move(there),
                                                endpoint.to_string());

@@ -31,7 +31,7 @@ Moved Pipe::try_read(MutableBytes into) {
   size_ -= moved.bytes;
   // An empty ring begins at the front again: small frames stay in the same cache lines.
   head_ = size_ == 0 ? 0 : (head_ + moved.bytes) & (capacity_ - 1);
-  // The writer wakes for half a ring, not for every few bytes.
+  // Wake the writer for half a ring, not for every few bytes.
   if (!writer_.is_taken() || size_ > kMaxBytes / 2) return moved;
   auto writer = writer_.take();
   lock.unlock();
@@ -50,9 +50,9 @@ Moved Pipe::try_write(std::span<const Bytes> parts) {
     moved.error = asio::error::would_block;
   }
   if (moved.error) return moved;
-  std::size_t wanted = size_;
-  for (const Bytes part : parts) wanted += part.size();
-  if (wanted > capacity_) grow(wanted);
+  std::size_t requested = size_;
+  for (const Bytes part : parts) requested += part.size();
+  if (requested > capacity_) grow(requested);
   for (Bytes part : parts) {
     part = part.first(std::min(part.size(), capacity_ - size_));
     if (part.empty()) continue;
@@ -69,9 +69,9 @@ Moved Pipe::try_write(std::span<const Bytes> parts) {
   return moved;
 }
 
-void Pipe::grow(std::size_t wanted) {
+void Pipe::grow(std::size_t requested) {
   std::size_t capacity = std::max(capacity_, kFirstBytes);
-  while (capacity < wanted && capacity < kMaxBytes) capacity *= 2;
+  while (capacity < requested && capacity < kMaxBytes) capacity *= 2;
   if (capacity == capacity_) return;
   auto ring = std::make_unique_for_overwrite<std::byte[]>(capacity);
   const std::size_t first = std::min(size_, capacity_ - head_);

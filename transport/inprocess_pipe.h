@@ -10,7 +10,7 @@ namespace centroid::transport {
 
 /// Bounded bytes from one writer to one reader, which may live on different executors.
 ///
-/// owns      a ring that grows with what is in flight, up to `kMaxBytes`; then the writer waits
+/// owns      a ring that grows with the bytes in flight, up to `kMaxBytes`; then the writer waits
 /// thread    reader's calls on the reader's executor, writer's on the writer's
 class Pipe {
  public:
@@ -19,20 +19,20 @@ class Pipe {
 
   Moved try_read(MutableBytes into);
   Moved try_write(std::span<const Bytes> parts);
-  /// Wait until a try may give something else than would_block; false when the calling task was
+  /// Wait until a try may return something else than would_block; false if the calling task was
   /// cancelled.
   Task<bool> readable();
   Task<bool> writable();
   /// The reader's end closed: both sides' pending and later calls end.
   void end_reads() noexcept;
-  /// The writer's end closed: the reader gets what is left, then eof.
+  /// The writer's end closed: the reader reads the rest, then eof.
   void end_writes() noexcept;
 
  private:
   enum class Side : std::uint8_t { kReader, kWriter };
   Task<bool> wait(Side side);
   bool is_blocked(Side side) const;
-  void grow(std::size_t wanted);
+  void grow(std::size_t requested);
 
   std::mutex mutex_;
   std::unique_ptr<std::byte[]> ring_;

@@ -6,7 +6,7 @@
 
 namespace centroid::transport {
 
-// The name of this boot of the kernel: containers share it, virtual machines do not.
+// The id of this boot of the kernel: containers share it, virtual machines do not.
 std::string this_node() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;

@@ -25,11 +25,11 @@ class Parking {
   bool is_taken() const { return handler_.has_value(); }
   void put(Handler handler) { handler_.emplace(std::move(handler)); }
 
-  /// Resume with `value` as the result of the await; nothing when nobody is parked.
+  /// Resume with `value` as the result of the await; no effect if none is parked.
   void resume(bool value) { resume(take(), value); }
 
   /// For an owner with a mutex: take the coroutine under it and resume it outside, so that the
-  /// woken thread does not run into the lock.
+  /// woken thread does not wait for the lock.
   std::optional<Handler> take() { return std::exchange(handler_, std::nullopt); }
   static void resume(std::optional<Handler> taken, bool value) {
     if (!taken) return;

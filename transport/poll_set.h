@@ -5,18 +5,17 @@
 
 namespace centroid::transport {
 
-/// Streams in shared memory, for the thread that runs their executor: it may look whether something
-/// has come without a system call, and before it sleeps it lets their peers know, so that only then
-/// they wake it.
+/// Streams in shared memory, for the thread that runs their executor: it can poll them without a
+/// system call, and before it sleeps it arms them, so that peers ring its bell only then.
 ///
 /// thread  the executor's
 class PollSet {
  public:
   class Member {
    public:
-    /// Resume who waits for what has come; false: nobody.
+    /// Resume waiters with received bytes; false: none.
     virtual bool poll() = 0;
-    /// From now on peers wake us. False: something has come already, and was polled.
+    /// Peers ring from now on. False: something has arrived already, and was polled.
     virtual bool arm() = 0;
     virtual void disarm() = 0;
 
@@ -29,9 +28,9 @@ class PollSet {
   bool empty() const { return members_.empty(); }
 
   bool poll() {
-    bool has_come = false;
-    for (Member* const member : members_) has_come |= member->poll();
-    return has_come;
+    bool found_work = false;
+    for (Member* const member : members_) found_work |= member->poll();
+    return found_work;
   }
   /// False: do not sleep.
   bool arm() {

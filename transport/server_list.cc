@@ -18,8 +18,7 @@ Result<std::vector<Endpoint>> ServerList::parse(const std::string& list) {
 }
 
 namespace {
-/// Calls for which a server that did not answer in time is passed over: each would cost as long
-/// again.
+/// Number of calls that skip a server which did not answer in time: each would take as long again.
 constexpr std::size_t kPassOver = 8;
 }  // namespace
 
@@ -29,8 +28,8 @@ bool ServerList::failed(const Error& why) {
   const auto* const refusal = refusal_of<NotLeader>(why);
   if (refusal != nullptr && !named_ && !has_followed_) {
     const auto endpoint = Endpoint::parse(refusal->endpoint);
-    // One step: a standby that names a standby is behind, and a leader that is dead is named on
-    // until its lease has run out.
+    // One step: a standby that names a standby is behind, and a dead leader is named until its
+    // lease expires.
     if (endpoint.ok() && *endpoint != last && !(passes_ > 0 && *endpoint == silent_)) {
       is_several_ = has_followed_ = true;
       named_ = *endpoint;

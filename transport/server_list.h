@@ -20,12 +20,12 @@ class ServerList {
   static Result<std::vector<Endpoint>> parse(const std::string& list);
 
   const Endpoint& present() const { return named_ ? *named_ : servers_[next_]; }
-  /// Its call failed like this. True when another is worth a call at once; false when all have been
-  /// tried since the last pause.
+  /// Its call failed with `why`. True if another server should be called at once; false if all have
+  /// been tried since the last pause.
   bool failed(const Error& why);
-  /// It took us: the next failure is of another series.
+  /// It accepted us: the next failure begins a new series.
   void joined();
-  /// Some server may lead in place of another.
+  /// Another server may become the leader.
   bool is_several() const { return servers_.size() > 1 || is_several_; }
 
  private:
@@ -34,7 +34,7 @@ class ServerList {
   bool is_several_ = false, has_followed_ = false;  // the second: since the last pause
   std::optional<Endpoint> named_;                   // by a standby
   Endpoint silent_;                                 // did not answer in time
-  std::size_t passes_ = 0;                          // for which it is passed over
+  std::size_t passes_ = 0;                          // calls that still skip it
 };
 
 }  // namespace centroid::transport

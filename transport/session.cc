@@ -117,7 +117,7 @@ Task<Error> Session::run(FrameSink& sink) {
     if (!frame.ok()) {
       const std::string& name = impl->peer.name;  // the connection's errors have the address
       const Error why = name.empty() ? frame.error() : frame.error().with_context(name);
-      // A frame over the limits is not read, so the peer is given the time to hear of it.
+      // A frame over the limits is not read, so the peer gets time to read the Goodbye.
       if (why.code() == ErrorCode::kResourceExhausted && impl->leave(why)) {
         co_await impl->write_goodbye();
         if (!impl->is_connection_closed) co_await impl->drained.park();
@@ -129,7 +129,7 @@ Task<Error> Session::run(FrameSink& sink) {
     if (impl->is_connection_closed) break;
     if (status.ok()) continue;
     if (impl->leave(status.error())) co_await impl->write_goodbye();
-    // What was refused is still to be read: bytes that are left when a socket closes drop the text.
+    // Refused bytes must still be read: bytes that are left when a socket closes drop the text.
     (void)co_await impl->drop_payload();
   }
   co_await children.join();
@@ -196,9 +196,9 @@ Task<Result<Reply>> Session::request(std::uint16_t kind, Bytes head, Bytes paylo
   co_return std::move(pending.reply);
 }
 
-void Session::take_unsummed() {
+void Session::accept_without_crc() {
   FrameLimits limits = impl_->connection->limits();
-  limits.takes_unsummed = true;
+  limits.accepts_without_crc = true;
   impl_->connection->set_limits(limits);
 }
 
@@ -213,7 +213,7 @@ Task<Status> Session::send(std::uint16_t kind, Bytes head, Bytes payload, Deadli
   frame.head = head;
   frame.payload = payload;
   if (sends_unsummed_ && !payload.empty()) {
-    frame.flags = kFlagUnsummed;
+    frame.flags = kFlagNoPayloadCrc;
   } else {
     frame.payload_crc = payload_crc;
   }

@@ -16,10 +16,10 @@ bool SendCredit::try_take(std::uint64_t bytes) {
 Status SendCredit::add(std::uint64_t bytes) {
   if (window_ == kUnlimitedCredit)
     return Error(ErrorCode::kInvalidArgument,
-                 "a Credit frame came, but the window is unlimited and never used up");
+                 "received a Credit frame, but the window is unlimited");
   if (bytes > window_ - available_)
     return Error(ErrorCode::kInvalidArgument,
-                 "a Credit frame gives " + std::to_string(bytes) + " bytes back, but only " +
+                 "a Credit frame returns " + std::to_string(bytes) + " bytes, but only " +
                      std::to_string(window_ - available_) + " of the window of " +
                      std::to_string(window_) + " were taken");
   available_ += bytes;
@@ -30,21 +30,21 @@ Status ReceiveCredit::take(std::uint64_t bytes) {
   if (window_ == kUnlimitedCredit) return {};
   if (bytes > left())
     return Error(ErrorCode::kResourceExhausted, "a payload of " + std::to_string(bytes) +
-                                                    " bytes came, but the sender's credit is " +
+                                                    " bytes arrived, but the sender's credit is " +
                                                     std::to_string(left()) + " of " +
                                                     std::to_string(window_));
-  held_ += bytes;
+  in_use_ += bytes;
   return {};
 }
 
 void ReceiveCredit::release(std::uint64_t bytes) {
-  const std::uint64_t freed = std::min(bytes, held_);
-  held_ -= freed;
+  const std::uint64_t freed = std::min(bytes, in_use_);
+  in_use_ -= freed;
   gathered_ += freed;
 }
 
 bool ReceiveCredit::is_grant_due() const {
-  return gathered_ != 0 && (held_ == 0 || gathered_ >= std::max<std::uint64_t>(1, window_ / 4));
+  return gathered_ != 0 && (in_use_ == 0 || gathered_ >= std::max<std::uint64_t>(1, window_ / 4));
 }
 
 std::uint64_t ReceiveCredit::take_grant() { return std::exchange(gathered_, 0); }

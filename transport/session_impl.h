@@ -16,11 +16,11 @@ namespace centroid::transport {
 
 /// Private state of a Session. Pending calls share it, so it outlives each of them.
 struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
-  /// How long a session that said Goodbye goes on reading, so that the peer's system does not drop
-  /// the text unread.
+  /// How long a session continues to read after its Goodbye, so that the peer's system does not
+  /// drop the text unread.
   static constexpr std::chrono::seconds kLinger{1};
 
-  /// A call that waits, on its coroutine's frame.
+  /// A waiting call, on its coroutine's frame.
   struct Wait {
     TimePoint since;
     Deadline deadline = Deadline::max();
@@ -67,7 +67,7 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
   std::string label() const;
   Error cause_or(Error found) const { return cause ? *cause : std::move(found); }
   bool leave(
-      Error why);  ///< ends what waits; the connection stays open. False when it was over already.
+      Error why);  ///< ends all waits; the connection stays open. False: it was over already.
   void close(Error why);  ///< leave, and close the connection
   std::vector<std::byte> encode_fitting(const Error& error) const;  ///< cut to the agreed head
   Task<void> write_goodbye();
@@ -75,7 +75,7 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
   // Deadlines (session_wait.cc).
   void watch(TimePoint when);
   void on_watch();
-  void abandon(std::uint64_t id);           ///< given up; its answer may still come
+  void abandon(std::uint64_t id);           ///< cancelled; its answer may still arrive
   void forget(std::uint64_t id);            ///< never sent
   void return_credit(std::uint64_t bytes);  ///< taken, but not used
   void grant_waiting();
@@ -102,15 +102,15 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
 
   std::uint64_t next_id = 1;  ///< 0 is the handshake's
   std::unordered_map<std::uint64_t, PendingRequest*> requests;
-  std::unordered_set<std::uint64_t> abandoned;   ///< sent, given up, answer still to come
+  std::unordered_set<std::uint64_t> abandoned;   ///< sent, cancelled, answer still to come
   std::unordered_set<std::uint64_t> unanswered;  ///< the peer's requests
-  std::uint64_t last_asked = 0;                  ///< highest id of a request of the peer
+  std::uint64_t last_request = 0;                ///< highest id of a request of the peer
 
   SendCredit send_credit{0};
   ReceiveCredit receive_credit{0};
   std::list<CreditWait*> credit_waits;  ///< first come, first served
   Waiter grants;                        ///< wakes write_grants
-  std::uint64_t unread_payload = 0;     ///< of the frame the sink has
+  std::uint64_t unread_payload = 0;     ///< of the sink's frame
   bool is_unread_credited = false;      ///< that payload counts against the peer's credit
   SessionCounters counters;
 

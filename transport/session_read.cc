@@ -20,7 +20,7 @@ Task<Status> Session::Impl::on_frame(Session& session, FrameSink& sink, InFrame 
     co_return Status();
   }
   if (cause)
-    co_return co_await drop_payload();  // we said Goodbye and only wait for the peer to close
+    co_return co_await drop_payload();  // we sent Goodbye and only wait for the peer to close
   if (header.kind == kCredit) co_return on_credit(frame);
   if (header.kind < kFirstMessageKind)
     co_return protocol_error(
@@ -46,7 +46,7 @@ Task<Status> Session::Impl::on_response(InFrame frame) {
     Status read = co_await connection->read_payload(payload);
     if (!read.ok()) co_return read;
   }
-  // Looked up again: the request may have been given up while its payload came.
+  // Looked up again: the request may have been cancelled while its payload arrived.
   const auto found = requests.find(id);
   if (found == requests.end()) {
     if (abandoned.erase(id) != 0) ++counters.late_replies;
@@ -71,13 +71,14 @@ Task<Status> Session::Impl::deliver(Session& session, FrameSink& sink, InFrame f
           ErrorCode::kResourceExhausted,
           "more than " + std::to_string(kMaxOutstandingRequests) + " requests without an answer",
           label());
-    if (frame.header.id <= last_asked)
-      co_return protocol_error(ErrorCode::kInvalidArgument,
-                               "request id " + std::to_string(frame.header.id) +
-                                   (last_asked == 0 ? "" : " after " + std::to_string(last_asked)) +
-                                   ": ids begin at 1, and each is higher than the last",
-                               label());
-    last_asked = frame.header.id;
+    if (frame.header.id <= last_request)
+      co_return protocol_error(
+          ErrorCode::kInvalidArgument,
+          "request id " + std::to_string(frame.header.id) +
+              (last_request == 0 ? "" : " after " + std::to_string(last_request)) +
+              ": ids begin at 1, and each is higher than the last",
+          label());
+    last_request = frame.header.id;
     unanswered.insert(frame.header.id);
   } else if (unread_payload != 0) {
     Status taken = receive_credit.take(unread_payload);

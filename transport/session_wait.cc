@@ -16,9 +16,8 @@ std::string seconds(Duration duration) {
 
 }  // namespace
 
-// One timer for all deadlines. It is moved only towards an earlier one; when it fires early it
-// finds nothing and is set again, so that requests with the usual deadline cost no timer operation
-// each.
+// One timer for all deadlines. It is moved only towards an earlier one; if it fires early it finds
+// nothing and is set again, so that requests with the usual deadline cost no timer operation each.
 void Session::Impl::watch(TimePoint when) {
   if (when >= armed || is_connection_closed) return;
   armed = when;
@@ -91,9 +90,9 @@ void Session::Impl::grant_waiting() {
 Task<Status> Session::Impl::take_credit(std::uint64_t bytes, Deadline deadline) {
   if (bytes > send_credit.window())
     co_return Error(ErrorCode::kInvalidArgument, "payload of " + std::to_string(bytes) +
-                                                     " bytes is larger than the whole credit of " +
+                                                     " bytes is larger than the total credit of " +
                                                      std::to_string(send_credit.window()) +
-                                                     " that " + label() + " gives");
+                                                     " that " + label() + " grants");
   if (credit_waits.empty() && send_credit.try_take(bytes)) co_return Status();
   CreditWait wait(*this, bytes);
   wait.since = centroid::now();

@@ -7,8 +7,8 @@
 
 namespace centroid::transport {
 
-/// What a transport puts between a socket's bytes and the frames, e.g. encryption. Calls come from
-/// the transport's executor; the streams made live there too.
+/// A layer between a socket's bytes and the frames, e.g. encryption. Calls are on the transport's
+/// executor; its streams live there too.
 class StreamLayer {
  public:
   virtual ~StreamLayer() = default;

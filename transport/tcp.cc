@@ -48,7 +48,7 @@ class TcpListener final : public Listener {
       }
       auto [error, socket] = co_await acceptor_.async_accept(kAwait);
       if (!error) co_return accepted_connection(std::move(socket), options_);
-      // The peer gave up before we took it, or we stop: the loop's head tells.
+      // The peer cancelled before we accepted it, or we stop: the loop's condition decides.
       if (error == asio::error::connection_aborted || error == asio::error::operation_aborted)
         continue;
       const bool is_full = error == asio::error::no_descriptors ||
@@ -71,7 +71,7 @@ class TcpListener final : public Listener {
   const TransportOptions options_;
 };
 
-/// One try to connect: what its deadline must stop.
+/// One connection attempt: what its deadline must stop.
 struct Attempt {
   explicit Attempt(const Executor& executor)
       : resolver(executor), socket(executor), timer(executor) {}

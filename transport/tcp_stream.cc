@@ -24,17 +24,17 @@ bool use_congestion_control(tcp::socket& socket, const std::string& name) {
 
 // "auto": on one machine loss-based control moves 1.5 to 1.8 times what bbr does (64 MiB ring of 2
 // ranks over loopback, 12.7 ms against 22.9). cubic may need a privilege, reno never does.
-void set_congestion_control(tcp::socket& socket, const std::string& wanted, bool is_loopback) {
-  if (wanted.empty()) return;
-  if (wanted != "auto") {
-    use_congestion_control(socket, wanted);
+void set_congestion_control(tcp::socket& socket, const std::string& requested, bool is_loopback) {
+  if (requested.empty()) return;
+  if (requested != "auto") {
+    use_congestion_control(socket, requested);
   } else if (is_loopback && !use_congestion_control(socket, "cubic")) {
     use_congestion_control(socket, "reno");
   }
 }
 
-/// A peer whose machine or network is gone does not close the connection. Have the system end it
-/// when nothing was acknowledged for `time`: neither data nor the probes of an idle connection.
+/// A peer whose machine or network has failed does not close the connection. Have the system end it
+/// if nothing was acknowledged for `time`: neither data nor the probes of an idle connection.
 ///
 /// source  RFC 5482 (user timeout), RFC 9293 section 3.8.4 (keep-alives)
 void bound_silence(tcp::socket& socket, std::chrono::milliseconds time) {

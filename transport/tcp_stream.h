@@ -10,7 +10,7 @@ namespace centroid::transport {
 /// A connected socket as ByteStream.
 class TcpStream final : public ByteStream {
  public:
-  /// Sets the socket's options; an option the system refuses is left as it is.
+  /// Sets the socket's options; ignores options that the system refuses.
   TcpStream(boost::asio::ip::tcp::socket socket, const TransportOptions& options);
 
   Moved try_read(MutableBytes into) override;

@@ -18,7 +18,7 @@
 
 namespace centroid::transport {
 
-/// "host:port" for TCP (IPv6 hosts in brackets), any name for in-process. Port 0 asks for a free
+/// "host:port" for TCP (IPv6 hosts in brackets), any name for in-process. Port 0 selects a free
 /// one.
 struct Endpoint {
   std::string host = "127.0.0.1";
@@ -30,8 +30,8 @@ struct Endpoint {
   bool is_loopback() const;  ///< only this machine reaches it
 };
 
-/// A frame to send. The payload CRC is computed unless given or, by kFlagUnsummed, left out (one
-/// buffer sent to many peers is summed once).
+/// A frame to send. The payload CRC is computed unless passed or, by kFlagNoPayloadCrc, omitted (so
+/// one buffer for many peers is summed once).
 struct OutFrame {
   std::uint16_t kind = 0;
   std::uint32_t flags = 0;
@@ -41,7 +41,7 @@ struct OutFrame {
   std::optional<std::uint32_t> payload_crc;
 };
 
-/// A received header with its head; the payload, if any, still waits on the connection.
+/// A received header with its head; a payload still waits on the connection.
 struct InFrame {
   FrameHeader header;
   std::vector<std::byte> head;
@@ -51,8 +51,8 @@ struct TrafficCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0, frames_in = 0, frames_out = 0;
 };
 
-/// One peer. Moves frames and knows no meaning. All calls on the connection's executor (one thread
-/// or strand).
+/// The connection with one peer. Moves frames without interpreting them. All calls on the
+/// connection's executor (one thread or strand).
 ///
 /// order     frames arrive in the order of the `write` calls; concurrent writers never interleave
 /// ends      pending and later calls end exactly once with the cause given to `close` or found by
@@ -68,30 +68,28 @@ class Connection {
   /// legal, leases decide.
   virtual Task<Result<InFrame>> read_header() = 0;
   /// Read exactly the current frame's payload into `into` (same size) and check its CRC. Call once
-  /// per frame with payload. A peer that sends nothing for `stall_timeout` in mid-frame ends the
+  /// per frame with payload. A peer that sends nothing for `stall_timeout` within a frame ends the
   /// connection.
   virtual Task<Status> read_payload(MutableBytes into) = 0;
-  /// The next bytes of the current frame's payload, for who can work on pieces: where they lie, or
-  /// read into `scratch`, whose size is a multiple of 64. Valid until the next call that reads or
-  /// closes. A multiple of 64 bytes but for the last piece; empty after it. The CRC is looked at
-  /// before the last piece is given, so what was made of earlier ones counts only when that came.
+  /// The next bytes of the current frame's payload, for processing in pieces: in place, or read
+  /// into `scratch`, whose size is a multiple of 64. Valid until the next call that reads or
+  /// closes. A multiple of 64 bytes except the last piece; empty after it. The CRC is checked
+  /// before the last piece is returned, so results of earlier pieces are valid only after that.
   virtual Task<Result<Bytes>> read_piece(MutableBytes scratch) = 0;
   /// Read and drop the rest of the current frame's payload (CRC still checked), with bounded
   /// memory.
   virtual Task<Status> skip_payload() = 0;
-  /// Queue and send one frame; returns when the bytes have been handed to the peer's system. Head
-  /// and payload must stay valid. A peer that takes nothing for `stall_timeout` ends the
-  /// connection.
+  /// Queue and send one frame; returns when the peer's system has the bytes. Head and payload must
+  /// stay valid. A peer that accepts nothing for `stall_timeout` ends the connection.
   virtual Task<Status> write(const OutFrame& frame) = 0;
   virtual void close(Error cause) noexcept = 0;
   virtual void set_limits(const FrameLimits& limits) = 0;
   virtual FrameLimits limits() const = 0;
   virtual std::string peer() const = 0;  ///< "127.0.0.1:40312"
   virtual TimePoint last_received()
-      const = 0;  ///< when bytes last came in: renews leases in mid-frame too
+      const = 0;  ///< arrival of the last bytes: renews leases within a frame too
   virtual TrafficCounters traffic() const = 0;
-  /// When the first of the certificates ends that the peer showed, as Unix time; none: it showed
-  /// none.
+  /// Earliest expiry of the peer's certificates, as Unix time; none: it showed none.
   virtual std::optional<double> peer_certificate_end() const { return std::nullopt; }
   virtual Executor executor() const = 0;
 };
@@ -100,7 +98,7 @@ class Listener {
  public:
   virtual ~Listener() = default;
   virtual Task<Result<std::unique_ptr<Connection>>> accept() = 0;  ///< cancelled after `close`
-  virtual Endpoint endpoint() const = 0;                           ///< with the real port
+  virtual Endpoint endpoint() const = 0;                           ///< with the actual port
   virtual void close() noexcept = 0;
 };
 
@@ -120,7 +118,7 @@ class StreamLayer;
 struct TransportOptions {
   FrameLimits limits;
   std::chrono::milliseconds stall_timeout{
-      30'000};                     ///< no byte of a begun frame for so long: the connection ends
+      30'000};                     ///< no byte of a begun frame for this long: the connection ends
   std::string congestion_control;  ///< per-socket TCP_CONGESTION; empty: the system's; "auto":
                                    ///< cubic on loopback, else the system's
   std::size_t socket_buffer_bytes = 0;  ///< SO_SNDBUF/SO_RCVBUF; 0: the system's autotuning.
@@ -131,21 +129,20 @@ struct TransportOptions {
 
 /// TCP on Asio sockets. Connections made or accepted live on `executor`.
 std::unique_ptr<Transport> make_tcp(Executor executor, TransportOptions options = {});
-/// Makes the transport of a program that may have another network than TCP.
+/// Makes the transport of a program that may use another network than TCP.
 using Factory = std::function<std::unique_ptr<Transport>(Executor, TransportOptions)>;
-/// The address of this machine that a connection to `there` would leave from. Sends nothing; a name
-/// is looked up.
+/// The local address of a connection to `there`. Sends nothing; a name is looked up.
 ///
 /// fails  unavailable: unknown name, no route
 Result<std::string> local_address_towards(const Endpoint& there);
 
-/// Names the running system, the same text in all its processes and containers; empty when it
-/// cannot be told. Whether two of them can share memory shows only when they try.
+/// Names the running system, the same text in all its processes and containers; empty if unknown.
+/// Whether two of them can share memory shows only when they try.
 std::string this_node();
 
 class PollSet;
 /// Shared memory between processes of one machine and one network namespace; the host of an
-/// endpoint is any name. `polls`: of the thread that runs the executor, when it polls.
+/// endpoint is any name. `polls`: of the thread that runs the executor, if it polls.
 std::unique_ptr<Transport> make_shm(Executor executor, TransportOptions options = {},
                                     PollSet* polls = nullptr);
 
@@ -156,7 +153,7 @@ std::shared_ptr<InProcessHub> make_inprocess_hub();
 std::unique_ptr<Transport> make_inprocess(Executor executor, std::shared_ptr<InProcessHub> hub,
                                           TransportOptions options = {});
 
-/// What `make_faulty` does to the operations of all its connections, counted in order from 0.
+/// The effect of `make_faulty` on the operations of all its connections, counted in order from 0.
 struct FaultPlan {
   enum class Action { kNone, kFail, kCut, kCorrupt, kTruncate, kDelay };
   Action action = Action::kNone;
@@ -165,9 +162,9 @@ struct FaultPlan {
   std::shared_ptr<std::atomic<std::uint64_t>> operations =
       std::make_shared<std::atomic<std::uint64_t>>(0);  ///< counts; read it after a run
 };
-/// Decorator: at the planned operation it fails the call (kFail), closes the connection when the
-/// call is done (kCut), flips a bit of the payload or head (kCorrupt), sends a part and closes
-/// (kTruncate) or waits (kDelay).
+/// Decorator: at the planned operation it fails the call (kFail), closes the connection after the
+/// call (kCut), flips a bit of the payload or head (kCorrupt), sends a part and closes (kTruncate)
+/// or waits (kDelay).
 std::unique_ptr<Transport> make_faulty(std::unique_ptr<Transport> inner, FaultPlan plan);
 
 }  // namespace centroid::transport

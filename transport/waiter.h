@@ -10,14 +10,13 @@
 
 namespace centroid::transport {
 
-/// Place where one coroutine parks until somebody wakes it or its task is cancelled; costs no
-/// timer.
+/// Place where one coroutine parks until it is woken or its task is cancelled; costs no timer.
 ///
 /// thread  one executor; the woken coroutine runs in a later turn, never inside `wake`
-/// owns    the parked coroutine: wake it before the waiter goes
+/// owns    the parked coroutine: wake it before the waiter is destroyed
 class Waiter {
  public:
-  /// True when woken, false when the coroutine's own task was cancelled. A wake before the park is
+  /// True if woken, false if the coroutine's own task was cancelled. A wake before the park is
   /// remembered.
   Task<bool> park() {
     auto start = [this](Parking::Handler handler) { begin(std::move(handler)); };

@@ -73,7 +73,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   if (!listen.is_loopback() && config.token.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "--peer.listen " + listen.to_string() +
-                     " is reachable from other machines: give --token-file FILE");
+                     " is reachable from other machines: set --token-file FILE");
   transport::TransportOptions transport_options;
   transport_options.congestion_control = config.congestion_control;
   CENTROID_ASSIGN(transport_options.layer, tls_layer(config, true));
@@ -86,12 +86,13 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   auto opened = PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh);
   if (!opened.ok()) return std::move(opened).error().with_context("--peer.listen");
   const std::shared_ptr<PeerReducer> peers = std::move(opened).value();
-  transport::Endpoint told = peers->endpoint();
-  if (told.host == "0.0.0.0" || told.host == "::") {  // no address that others could call
-    CENTROID_ASSIGN(told.host, transport::local_address_towards(options.servers.front()));
+  transport::Endpoint advertised = peers->endpoint();
+  if (advertised.host == "0.0.0.0" ||
+      advertised.host == "::") {  // no address that others could call
+    CENTROID_ASSIGN(advertised.host, transport::local_address_towards(options.servers.front()));
   }
   options.join.peer_endpoint =
-      config.peer.advertise.empty() ? told.to_string() : config.peer.advertise;
+      config.peer.advertise.empty() ? advertised.to_string() : config.peer.advertise;
   CENTROID_TRY(transport::Endpoint::parse(options.join.peer_endpoint));
   return peers;
 }
@@ -241,7 +242,7 @@ void measure_memory(ReplicaGroup& group, const GroupMemory& need, const MemoryLi
                            {"limit_by", limit.source},
                            {"load_ahead", ahead}};
   if (peak > limit.bytes)
-    log::warn("worker.memory_over_limit", fields);
+    log::warn("worker.memory_limit_exceeded", fields);
   else
     log::info("worker.memory_measured", fields);
 }
@@ -363,7 +364,7 @@ Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
     return Error(ErrorCode::kUnavailable, "not a member of a cluster now");
   };
   CENTROID_ASSIGN(auto listener, transport::MetricsListener::start(std::move(options), registry));
-  log::info("worker.metrics_listening", {{"endpoint", listener->endpoint().to_string()}});
+  log::info("worker.metrics_opened", {{"endpoint", listener->endpoint().to_string()}});
   return listener;
 }
 
@@ -395,7 +396,7 @@ ExchangeMemory exchange_memory(const WorkerConfig& config, const Model& model, R
       std::ranges::copy(adapters, params.begin());
   };
   if (!config.state_dir.empty())
-    memory.keep_local = [&local](Round round) { return local.keep(round); };
+    memory.save_local = [&local](Round round) { return local.keep(round); };
   memory.begin_local = [&local](const LocalTerms& terms, const ChunkPlan& plan) {
     return local.begin(terms, plan);
   };
@@ -423,7 +424,7 @@ class Progress {
   Probe& probe_;
   const bool has_tokens_;  ///< the data: it has a perplexity
   std::uint64_t epoch_ = 0;
-  TimePoint epoch_begun_ = std::chrono::steady_clock::now();
+  TimePoint epoch_start_ = std::chrono::steady_clock::now();
   const trace::EventLane lane_{"periods"};
 };
 
@@ -440,7 +441,7 @@ void Progress::tell(const Share& share, const RoundReport& report, const Trainin
   if (report.outcome != RoundReport::Outcome::kCommitted)
     lane_.mark("round.not_counted", report.reason);
   if (share.epoch == epoch_) return;
-  lane_.period(trace::Period::kEpoch, std::exchange(epoch_begun_, end), end, epoch_);
+  lane_.period(trace::Period::kEpoch, std::exchange(epoch_start_, end), end, epoch_);
   epoch_ = share.epoch;
   // Of this worker's last share; the server's event of that name is of the epoch and all workers.
   const log::Field at{"epoch", epoch_}, version{"version", report.version.value},

@@ -57,8 +57,8 @@ void register_membership(config::Schema& s, WorkerConfig& c) {
                    "checkpoint of the server and on exit, for the next start; empty: not saved",
            .basic = true});
   s.field("seed", &c.seed,
-          {.text = "seed of the held-out split, the same on every worker; with exchange local of "
-                   "everything"});
+          {.text = "seed of the held-out split, the same on every worker; with exchange local, "
+                   "seed of all random numbers"});
   s.field("join_timeout", &c.join_timeout,
           {.text = "exit when there is no server for this long",
            .unit = "ms",
@@ -129,7 +129,7 @@ void register_data(config::Schema& s, WorkerConfig& c) {
 }
 
 /// Alone, without a server.
-void register_alone(config::Schema& s, WorkerConfig& c) {
+void register_local(config::Schema& s, WorkerConfig& c) {
   s.section("Without a server (exchange local)");
   s.field("epochs", &c.epochs,
           {.text = "exchange local: train for this many passes over the data; 0: no limit",
@@ -165,8 +165,8 @@ void register_local_steps(config::Schema& s, WorkerConfig& c) {
   s.field("inner.lr_schedule", &c.inner.schedule,
           {.text = "local steps: factor on the learning rate by steps, as lr_schedule"});
   s.field("inner.lr_schedule_by", &c.inner_schedule_by,
-          {.text = "local steps: the schedule counts the steps of this worker, or of the whole "
-                   "cluster, so that unequal workers have one learning rate",
+          {.text = "local steps: the schedule counts the steps of this worker or of the cluster "
+                   "(then unequal workers have one learning rate)",
            .choices = {"worker", "cluster"}});
   s.field("inner.clip_norm", &c.inner.clip_norm,
           {.text = "local steps: maximum norm of the gradient; 0: no clipping", .min = 0.0});
@@ -250,7 +250,7 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   register_reports(s, c);
   register_tls(s, c);
   register_data(s, c);
-  register_alone(s, c);
+  register_local(s, c);
   register_local_steps(s, c);
   register_peers(s, c);
   register_resources(s, c);

@@ -57,10 +57,10 @@ std::size_t add_gpus(metrics::Registry& registry, const std::string& library) {
   if (!opened.ok()) return 0;
   Nvml nvml;
   unsigned count = 0;
-  const bool is_whole = nvml.load(*opened);
+  const bool is_complete = nvml.load(*opened);
   opened->keep();  // a driver's library may have threads
-  if (!is_whole || nvml.init() != 0 || nvml.count(&count) != 0) {
-    log::warn("gpu.not_measured", {{"library", library}});
+  if (!is_complete || nvml.init() != 0 || nvml.count(&count) != 0) {
+    log::warn("gpu.measurement_failed", {{"library", library}});
     return 0;
   }
   std::vector<Gpu> gpus;
@@ -81,12 +81,12 @@ std::size_t add_gpus(metrics::Registry& registry, const std::string& library) {
         registry.gauge("centroid_worker_gpu_power_watts", "Power that the GPU draws.", labels);
     gpus.push_back(gpu);
   }
-  trace::add_source([nvml, gpus](const trace::Tell& tell) {
+  trace::add_source([nvml, gpus](const trace::RecordSample& record) {
     for (const Gpu& gpu : gpus) {
       if (Utilization now{}; nvml.utilization(gpu.device, &now) == 0)
-        tell(gpu.name + " utilization", "ratio", now.gpu / 100.0);
+        record(gpu.name + " utilization", "ratio", now.gpu / 100.0);
       if (Memory memory{}; nvml.memory(gpu.device, &memory) == 0)
-        tell(gpu.name + " memory", "used_bytes", static_cast<double>(memory.used));
+        record(gpu.name + " memory", "used_bytes", static_cast<double>(memory.used));
     }
   });
   registry.on_collect([nvml, gpus] {

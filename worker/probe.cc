@@ -106,12 +106,12 @@ void Probe::diverged(double cosine, double shift) {
 }
 
 void Probe::traffic(const ExchangeTraffic& total) {
-  if (total.bytes_in > told_.bytes_in)
-    bytes_in_.add(static_cast<double>(total.bytes_in - told_.bytes_in));
-  if (total.bytes_out > told_.bytes_out)
-    bytes_out_.add(static_cast<double>(total.bytes_out - told_.bytes_out));
+  if (total.bytes_in > is_reported_.bytes_in)
+    bytes_in_.add(static_cast<double>(total.bytes_in - is_reported_.bytes_in));
+  if (total.bytes_out > is_reported_.bytes_out)
+    bytes_out_.add(static_cast<double>(total.bytes_out - is_reported_.bytes_out));
   residual_.set(total.codecs.residual_norm);
-  told_ = total;
+  is_reported_ = total;
 }
 
 void Probe::evaluated(double accuracy, double loss) const {

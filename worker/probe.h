@@ -26,7 +26,7 @@ class Probe {
   metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_, idle_,
       exchange_seconds_, divergence_, gradient_norm_, cosine_, shift_;
   metrics::Histogram compute_seconds_, round_seconds_;
-  ExchangeTraffic told_;
+  ExchangeTraffic is_reported_;
 };
 
 }  // namespace centroid::worker

@@ -24,13 +24,13 @@
 #include "transport/connector.h"
 #include "transport/session.h"
 
-/// The inside of RowsClient: lanes.cc has connections and the route, pushes.cc what of a push is
-/// yet to be applied, ../rows_client.cc the calls.
+/// The inside of RowsClient: lanes.cc has connections and the route, pushes.cc the unapplied rest
+/// of a push, ../rows_client.cc the calls.
 namespace centroid::client {
 
 inline constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
-/// From which on a wait is told in the log, and how often that is looked for.
-inline constexpr std::chrono::milliseconds kHeldUp{2000}, kLook{250};
+/// A wait of this length is logged, and the interval of that check.
+inline constexpr std::chrono::milliseconds kStalled{2000}, kCheckInterval{250};
 
 /// Largest magnitude in a push, and of the sum of a key's gradients in one message
 /// (docs/reference/wire.md).
@@ -38,12 +38,12 @@ inline constexpr float kMaxGradient = 1e18f;
 
 inline TimePoint in(std::chrono::milliseconds time) { return centroid::now() + time; }
 
-/// Not 0, which is nobody.
+/// Never 0, which means no client.
 std::uint64_t draw_client();
 
-/// One of the servers on which rows of the table lie. To it this is a client of its own, whose
-/// pushes have numbers of their own and go one at a time: so the newest that a server has says of
-/// every one whether it was applied.
+/// One of the servers with rows of the table. To it this is a separate client, whose pushes have
+/// numbers of their own and go one at a time: so the server's newest number decides for every push
+/// whether it was applied.
 struct Lane {
   std::string name;  ///< of the server; empty: the leader, which has the route
   transport::Endpoint endpoint;
@@ -51,52 +51,51 @@ struct Lane {
   std::uint64_t sequence = 0;                  ///< of the last push
   std::uint64_t answered = 0;                  ///< highest that was answered as applied
   std::optional<proto::RowsOpenReply> opened;  ///< the last
-  TimePoint used{};                            ///< when something was sent last
+  TimePoint used{};                            ///< time of the last frame sent
   std::size_t waiting = 0;                     ///< requests without an answer
-  bool is_asked = false;                       ///< a part of `Rest` has no answer from it
-  bool is_gone = false;                        ///< it holds no rows any more
+  bool has_open_part = false;                  ///< a part of `Rest` has no answer from it
+  bool is_gone = false;                        ///< it has no rows any more
   bool is_connecting = false, is_beating = false;
   std::unique_ptr<TaskGroup> tasks;
   std::unique_ptr<transport::Session> session;
 
-  /// What a call waits for here, for whoever reads the log. One wait may lie within another: then
-  /// the outer one counts.
-  struct Held {
+  /// The wait of a call here, for the log. Of nested waits the outer one counts.
+  struct StalledCall {
     std::size_t depth = 0;
     const char* asked = "";
     std::size_t rows = 0;
     TimePoint since{};
-    bool is_told = false;
-  } held;
-  std::string trouble;  ///< why there is no connection, or what the server says that it waits for
+    bool is_reported = false;
+  } stalled;
+  std::string trouble;  ///< why there is no connection, or what the server waits for
 
   bool is_open() const { return session && !session->is_closed(); }
 };
 
-/// While it lives a call waits for `asked` of this server.
-class Hold {
+/// During its lifetime a call waits for `asked` of this server.
+class StalledScope {
  public:
-  Hold(Lane& lane, const char* asked, std::size_t rows = 0)
-      : Hold(lane, asked, rows, in(std::chrono::milliseconds(0)), false) {}
-  /// Of a wait that goes on.
-  Hold(Lane& lane, const char* asked, std::size_t rows, TimePoint since, bool is_told)
-      : held_(lane.held) {
-    if (held_.depth++ > 0) return;
-    held_.asked = asked;
-    held_.rows = rows;
-    held_.since = since;
-    held_.is_told = is_told;
+  StalledScope(Lane& lane, const char* asked, std::size_t rows = 0)
+      : StalledScope(lane, asked, rows, in(std::chrono::milliseconds(0)), false) {}
+  /// For a wait that continues.
+  StalledScope(Lane& lane, const char* asked, std::size_t rows, TimePoint since, bool is_reported)
+      : call_(lane.stalled) {
+    if (call_.depth++ > 0) return;
+    call_.asked = asked;
+    call_.rows = rows;
+    call_.since = since;
+    call_.is_reported = is_reported;
     lane.trouble.clear();
   }
-  ~Hold() { --held_.depth; }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  ~StalledScope() { --call_.depth; }
+  StalledScope(const StalledScope&) = delete;
+  StalledScope& operator=(const StalledScope&) = delete;
 
  private:
-  Lane::Held& held_;
+  Lane::StalledCall& call_;
 };
 
-/// The part of a call that goes to one server.
+/// The part of a call for one server.
 struct Part {
   Lane* lane = nullptr;
   std::vector<std::uint32_t> rows;  ///< of the call's keys
@@ -109,10 +108,10 @@ struct Part {
 
 std::string human(const Lane& lane);
 
-/// Keys by server, as it is named to humans.
+/// Keys by server, by its displayed name.
 using Tally = std::map<std::string, std::size_t>;
 
-/// A call of one message's rows.
+/// A call with one message's rows.
 struct Call {
   proto::RowsKind kind;
   std::span<const std::uint64_t> keys;
@@ -122,12 +121,12 @@ struct Call {
   std::uint64_t step = 0;                ///< of a push
   bool has_done = false;                 ///< a part of it
   std::vector<std::uint32_t> left = {};  ///< rows that are not done
-  /// Of `left`, parts that a server may have applied: they go again as they went.
+  /// Parts of `left` that a server may have applied: they are sent again unchanged.
   std::vector<std::unique_ptr<Part>> open = {};
   Tally done = {}, refused = {};
 };
 
-/// What of a push that failed is not known to be applied.
+/// The part of a failed push that may not be applied.
 struct Rest {
   std::vector<std::uint64_t> keys;
   std::vector<float> gradients;
@@ -143,38 +142,38 @@ struct Rest {
 struct RowsClient::Impl final : transport::FrameSink {
   RowsClientOptions options;
   std::string table;
-  std::string run_id;                 ///< of the first server: no rows of another run are trained
-  std::uint64_t answered_before = 0;  ///< of lanes that are gone
-  std::uint64_t lost = 0;             ///< of those that were answered: not in the rows
+  std::string run_id;  ///< of the first server: rows of another run are never trained
+  std::uint64_t answered_before = 0;  ///< of departed lanes
+  std::uint64_t lost = 0;             ///< answered pushes that are not in the rows
   std::optional<Error> notice;        ///< of a loss, for the call that found it or the next
   std::map<std::string, std::unique_ptr<Lane>> lanes;  ///< by name
   std::optional<proto::Route> route;
   std::uint32_t dim = 0;
   std::optional<Rest> rest;
 
-  // Run by whoever calls: a thread of its own would cost each call two wake-ups.
+  // Run by the caller: a thread of its own would cost each call two wake-ups.
   boost::asio::io_context context{1};
   std::optional<transport::Connector> connector;  ///< to the server that leads
-  Mutex turn;                                     ///< who runs the context
+  Mutex turn;                                     ///< of running the context
   std::unique_ptr<transport::Transport> transport;
 
-  // Says that this client lives, while nobody calls.
-  Thread keeper;
+  // Sends heartbeats between calls.
+  Thread beats;
   Condition ended;
   bool is_ending = false;
 
   Lane& leader() { return *lanes.at(""); }
 
-  /// Run a coroutine to its end; the turn is the caller's.
+  /// Run a coroutine to its end; the caller has the turn.
   template <class T>
   T run(Task<T> task) {
     Pending<T> result(context.get_executor(), std::move(task));
-    TimePoint look = in(kHeldUp);
+    TimePoint look = in(kStalled);
     while (!result.is_done()) {
       run_one_until(context, look);
       if (now() < look) continue;
-      tell_held();
-      look = in(kLook);
+      report_stalled();
+      look = in(kCheckInterval);
     }
     return result.get();
   }
@@ -183,7 +182,7 @@ struct RowsClient::Impl final : transport::FrameSink {
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
   static Task<void> read(Impl* self, transport::Session* session);
   static Task<void> watch(Impl* self, Lane* lane, transport::Session* session);
-  void tell_held();
+  void report_stalled();
   void tell(Lane& lane, TimePoint since) const;
   void keep(std::chrono::milliseconds every);
   static Task<void> beat(Lane* lane, transport::Session* session, TimePoint deadline);
@@ -195,10 +194,10 @@ struct RowsClient::Impl final : transport::FrameSink {
   void compare(Lane& lane, const proto::RowsOpenReply& reply);
   static Task<Status> ensure(Impl* self, Lane* lane, TimePoint deadline);
   Error named(const Lane& lane, const Error& why) const;
-  static Task<Status> ask_route(Impl* self, TimePoint deadline);
+  static Task<Status> request_route(Impl* self, TimePoint deadline);
   Status adopt(proto::Route found);
-  static Task<Status> ask_leader_for(Impl* self, Lane* lane, TimePoint deadline);
-  static Task<Status> settle_gone(Impl* self, TimePoint deadline);
+  static Task<Status> refresh_route(Impl* self, Lane* lane, TimePoint deadline);
+  static Task<Status> settle_lost(Impl* self, TimePoint deadline);
 
   // ../rows_client.cc: calls
   std::vector<std::unique_ptr<Part>> split(const Call& call,
@@ -216,7 +215,7 @@ struct RowsClient::Impl final : transport::FrameSink {
   Status check_sums(std::span<const std::uint64_t> keys, std::span<const float> gradients) const;
   Status push_all(std::span<const std::uint64_t> keys, std::span<const float> gradients,
                   std::uint64_t step, std::optional<Rest> begun);
-  void forget_rest();
+  void discard_rest();
 };
 
 }  // namespace centroid::client

@@ -11,7 +11,7 @@ using transport::Session;
 
 namespace {
 
-/// To connect to a server that the route names: it may be another one since.
+/// Time to connect to a server of the route: the route may have changed since.
 constexpr std::chrono::seconds kOneTry{3};
 
 bool is_worth_another(const Error& why) {
@@ -26,11 +26,11 @@ Task<Status> RowsClient::Impl::on_frame(Session& session, transport::InFrame fra
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) co_return Status();
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kWait)) {
     CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
-    const std::chrono::milliseconds held{wait.ms};
+    const std::chrono::milliseconds stalled{wait.ms};
     for (const auto& [name, lane] : lanes) {
       if (lane->session.get() != &session) continue;
       lane->trouble = wait.what;
-      tell(*lane, in(-held));
+      tell(*lane, in(-stalled));
     }
     co_return Status();
   }
@@ -43,32 +43,33 @@ Task<void> RowsClient::Impl::read(Impl* self, Session* session) {
   (void)co_await session->run(*self);
 }
 
-/// Of each wait that lasts, once; where the server says itself why, that is told instead.
-void RowsClient::Impl::tell_held() {
+/// Logs each long wait once; if the server reports its reason, that is logged instead.
+void RowsClient::Impl::report_stalled() {
   for (const auto& [name, lane] : lanes)
-    if (lane->held.depth > 0 && !lane->held.is_told && lane->held.since <= in(-kHeldUp))
-      tell(*lane, lane->held.since);
+    if (lane->stalled.depth > 0 && !lane->stalled.is_reported &&
+        lane->stalled.since <= in(-kStalled))
+      tell(*lane, lane->stalled.since);
 }
 
 void RowsClient::Impl::tell(Lane& lane, TimePoint since) const {
   const auto ms = [](TimePoint from) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(centroid::now() - from).count();
   };
-  std::string asked = lane.held.asked, why = "no connection";
-  if (lane.held.rows > 0) asked += " of " + std::to_string(lane.held.rows) + " rows";
+  std::string asked = lane.stalled.asked, why = "no connection";
+  if (lane.stalled.rows > 0) asked += " of " + std::to_string(lane.stalled.rows) + " rows";
   if (lane.is_open())
-    why = "no answer, last heard " +
+    why = "no answer, last frame received " +
           std::to_string(ms(lane.session->connection().last_received())) + " ms ago";
   if (!lane.trouble.empty()) (why += ": ") += lane.trouble;
-  lane.held.is_told = true;
-  log::warn("rows.waits", {{"table", table},
-                           {"server", lane.name.empty() ? std::string("the leader") : lane.name},
-                           {"endpoint", lane.endpoint.to_string()},
-                           {"asked", asked},
-                           {"ms", ms(since)},
-                           {"since_unix_seconds",
-                            SystemClock().unix_seconds() - static_cast<double>(ms(since)) / 1000},
-                           {"why", why}});
+  lane.stalled.is_reported = true;
+  log::warn("rows.stalled", {{"table", table},
+                             {"server", lane.name.empty() ? std::string("the leader") : lane.name},
+                             {"endpoint", lane.endpoint.to_string()},
+                             {"asked", asked},
+                             {"ms", ms(since)},
+                             {"since_unix_seconds",
+                              SystemClock().unix_seconds() - static_cast<double>(ms(since)) / 1000},
+                             {"why", why}});
 }
 
 void RowsClient::Impl::keep(std::chrono::milliseconds every) {
@@ -79,7 +80,7 @@ void RowsClient::Impl::keep(std::chrono::milliseconds every) {
     for (const auto& [name, lane] : lanes)
       if (lane->is_open() && lane->used <= in(-every) && !std::exchange(lane->is_beating, true))
         lane->tasks->spawn(beat(lane.get(), lane->session.get(), in(every)));
-    context.poll();  // what has come meanwhile
+    context.poll();  // received meanwhile
   }
 }
 
@@ -89,15 +90,15 @@ Task<void> RowsClient::Impl::beat(Lane* lane, Session* session, TimePoint deadli
   lane->is_beating = false;
 }
 
-/// Where several servers may lead: give up one that is silent while an answer is waited for. What
-/// makes an answer late, a server says every two seconds.
+/// If several servers may lead: disconnect one that is silent while an answer is awaited. A server
+/// reports the reason of a late answer every two seconds.
 Task<void> RowsClient::Impl::watch(Impl* self, Lane* lane, Session* session) {
   constexpr transport::Pulse pulse = transport::kPulseOfSeveral;
   while (!session->is_closed()) {
     if (!co_await sleep_until(in(pulse.beat))) co_return;
     if (lane->waiting == 0 || !self->connector->is_several()) continue;
-    const TimePoint heard = std::max(session->connection().last_received(), lane->used);
-    if (heard < in(-pulse.silence)) {
+    const TimePoint last_frame = std::max(session->connection().last_received(), lane->used);
+    if (last_frame < in(-pulse.silence)) {
       const Error silent(ErrorCode::kDeadlineExceeded, "silent");
       if (lane->name.empty()) self->connector->pass_over(silent);
       session->close(
@@ -139,7 +140,7 @@ Task<Status> RowsClient::Impl::connect(Impl* self, Lane* lane, TimePoint deadlin
   lane->tasks->spawn(read(self, lane->session.get()));
   lane->tasks->spawn(watch(self, lane, lane->session.get()));
   const Status opened = co_await open_table(self, lane, deadline);
-  // Else it would count as connected.
+  // Otherwise it would count as connected.
   if (!opened.ok()) CENTROID_CO_TRY(co_await drop(lane));
   if (opened.ok() && self->run_id.empty()) self->run_id = lane->session->peer().run_id;
   co_return opened;
@@ -170,28 +171,28 @@ Task<Status> RowsClient::Impl::open_table(Impl* self, Lane* lane, TimePoint dead
   self->dim = reply.dim;
   if (lane->opened && lane->opened->incarnation != reply.incarnation) self->compare(*lane, reply);
   lane->opened = reply;
-  if (lane->name.empty()) self->route.reset();  // it may have begun anew, elsewhere too
+  if (lane->name.empty()) self->route.reset();  // it may have restarted, elsewhere too
   co_return Status();
 }
 
-/// With a server that began anew: what it has of our pushes.
+/// After a restart of a server: compare its record of our pushes.
 void RowsClient::Impl::compare(Lane& lane, const proto::RowsOpenReply& reply) {
   if (reply.newest >= lane.answered) return;
   lost += lane.answered - reply.newest;
   const std::string who = lane.name.empty() ? "the server" : "server '" + lane.name + "'";
   notice = Error(
       ErrorCode::kAborted,
-      who + " of table '" + table + "' began anew " +
+      who + " of table '" + table + "' restarted " +
           (reply.restored_from.empty() ? std::string("with empty tables")
                                        : "from " + reply.restored_from) +
-          ": its rows hold the pushes of this client up to number " + std::to_string(reply.newest) +
-          " of the " + std::to_string(lane.answered) +
-          " that were answered. Nothing of this call was done; the next one goes on from there");
+          ": its rows contain the pushes of this client up to number " +
+          std::to_string(reply.newest) + " of the " + std::to_string(lane.answered) +
+          " that were answered. This call changed nothing; the next one continues from there");
   lane.answered = reply.newest;
 }
 
-/// Connect unless connected, again and again until the deadline. fails aborted: the server holds
-/// no rows any more.
+/// Connect unless connected, repeatedly until the deadline. fails aborted: the server has no rows
+/// any more.
 Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline) {
   const bool is_leader = lane->name.empty();
   transport::Connector& connector = *self->connector;
@@ -226,10 +227,10 @@ Task<Status> RowsClient::Impl::ensure(Impl* self, Lane* lane, TimePoint deadline
     if (again >= deadline) co_return self->named(*lane, why);
     if (!co_await sleep_until(again)) co_return self->named(*lane, why);
     pause = std::min(2 * pause, kLongestPause);
-    const Status asked = co_await ask_route(self, deadline);
+    const Status asked = co_await request_route(self, deadline);
     if (!asked.ok()) co_return self->named(*lane, why);
     if (lane->is_gone)
-      co_return Error(ErrorCode::kAborted, "server '" + lane->name + "' holds no rows any more");
+      co_return Error(ErrorCode::kAborted, "server '" + lane->name + "' has no rows any more");
   }
 }
 
@@ -238,9 +239,9 @@ Error RowsClient::Impl::named(const Lane& lane, const Error& why) const {
   return why.with_context("server '" + lane.name + "' of table '" + table + "'");
 }
 
-/// Ask the leader where the rows are.
-Task<Status> RowsClient::Impl::ask_route(Impl* self, TimePoint deadline) {
-  const Hold hold(self->leader(), "where the rows are");
+/// Request the route of the rows from the leader.
+Task<Status> RowsClient::Impl::request_route(Impl* self, TimePoint deadline) {
+  const StalledScope hold(self->leader(), "where the rows are");
   for (;;) {
     CENTROID_CO_TRY(co_await ensure(self, &self->leader(), deadline));
     const auto answer =
@@ -281,8 +282,8 @@ Status RowsClient::Impl::adopt(proto::Route found) {
   return {};
 }
 
-/// A server that holds no rows any more: the leader has what it knew of our pushes.
-Task<Status> RowsClient::Impl::ask_leader_for(Impl* self, Lane* lane, TimePoint deadline) {
+/// For a server without rows any more: the leader has its record of our pushes.
+Task<Status> RowsClient::Impl::refresh_route(Impl* self, Lane* lane, TimePoint deadline) {
   for (;;) {
     CENTROID_CO_TRY(co_await ensure(self, &self->leader(), deadline));
     lane->endpoint = self->leader().endpoint;
@@ -294,14 +295,14 @@ Task<Status> RowsClient::Impl::ask_leader_for(Impl* self, Lane* lane, TimePoint 
   }
 }
 
-Task<Status> RowsClient::Impl::settle_gone(Impl* self, TimePoint deadline) {
+Task<Status> RowsClient::Impl::settle_lost(Impl* self, TimePoint deadline) {
   for (auto at = self->lanes.begin(); at != self->lanes.end();) {
     Lane* const lane = at->second.get();
-    if (!lane->is_gone || lane->is_asked) {
+    if (!lane->is_gone || lane->has_open_part) {
       ++at;
       continue;
     }
-    if (lane->answered > 0) CENTROID_CO_TRY(co_await ask_leader_for(self, lane, deadline));
+    if (lane->answered > 0) CENTROID_CO_TRY(co_await refresh_route(self, lane, deadline));
     CENTROID_CO_TRY(co_await drop(lane));
     self->answered_before += lane->answered;
     at = self->lanes.erase(at);

@@ -5,8 +5,8 @@
 
 #include "client/rows_client/impl.h"
 
-/// Pushes of any number of messages to any number of servers: what would be refused is refused
-/// before anything is sent, and what was sent and not applied is kept.
+/// Pushes of any number of messages to any number of servers: refusals come before anything is
+/// sent, and sent parts that were not applied are retained.
 namespace centroid::client {
 
 namespace {
@@ -24,9 +24,9 @@ std::string listed(const Tally& tally) {
   return out.empty() ? out : out + ")";
 }
 
-/// `why` a push failed, with what has become of its keys. Where nothing may have been applied `why`
-/// says it all.
-Error told(const Error& why, const Tally& done, const Tally& refused, const Rest& rest) {
+/// The error of a failed push, with the state of its keys; unchanged if nothing can have been
+/// applied.
+Error with_tally(const Error& why, const Tally& done, const Tally& refused, const Rest& rest) {
   Tally open;
   for (const auto& part : rest.open) open[human(*part->lane)] += part->rows.size();
   const std::size_t applied = sum_of(done), unknown = sum_of(open);
@@ -42,7 +42,7 @@ Error told(const Error& why, const Tally& done, const Tally& refused, const Rest
 
 }  // namespace
 
-/// As a server looks at them (server/rows/row_table.cc), with the same words.
+/// The server's checks (server/rows/row_table.cc), with the same texts.
 Status RowsClient::Impl::check_gradients(std::span<const std::uint64_t> keys,
                                          std::span<const float> gradients,
                                          std::string_view what) const {
@@ -61,7 +61,7 @@ Status RowsClient::Impl::check_gradients(std::span<const std::uint64_t> keys,
                    "; it must be finite and at most 1e18. Nothing of the push was applied");
 }
 
-/// Gradients of a key that comes twice in a message are added, in their order.
+/// Gradients of a duplicate key in a message are added, in their order.
 Status RowsClient::Impl::check_sums(std::span<const std::uint64_t> keys,
                                     std::span<const float> gradients) const {
   float largest = 0;
@@ -83,17 +83,17 @@ Status RowsClient::Impl::check_sums(std::span<const std::uint64_t> keys,
   return check_gradients(distinct, sums, "the sum of gradients");
 }
 
-void RowsClient::Impl::forget_rest() {
+void RowsClient::Impl::discard_rest() {
   rest.reset();
-  for (const auto& [name, lane] : lanes) lane->is_asked = false;
+  for (const auto& [name, lane] : lanes) lane->has_open_part = false;
 }
 
-/// Message by message. `begun`: what has become of the first.
+/// Message by message. `begun`: the state of the first.
 Status RowsClient::Impl::push_all(std::span<const std::uint64_t> keys,
                                   std::span<const float> gradients, std::uint64_t step,
                                   std::optional<Rest> begun) {
   const TimePoint start = in(std::chrono::milliseconds(0)), deadline = start + options.timeout;
-  // What has no answer yet may have been applied from then on, however often it is repeated.
+  // Parts without an answer may have been applied from then on, however often they are repeated.
   TimePoint since = begun && !begun->open.empty() ? begun->since : start;
   Tally done;
   while (!keys.empty()) {
@@ -113,15 +113,15 @@ Status RowsClient::Impl::push_all(std::span<const std::uint64_t> keys,
       rest->left = std::move(call.left);
       rest->open = std::move(call.open);
       rest->since = since;
-      for (const auto& [name, lane] : lanes) lane->is_asked = false;
-      for (const auto& part : rest->open) part->lane->is_asked = true;
-      return told(made.error(), done, call.refused, *rest);
+      for (const auto& [name, lane] : lanes) lane->has_open_part = false;
+      for (const auto& part : rest->open) part->lane->has_open_part = true;
+      return with_tally(made.error(), done, call.refused, *rest);
     }
     keys = keys.subspan(n);
     gradients = gradients.subspan(n * dim);
     since = start;
   }
-  forget_rest();
+  discard_rest();
   return {};
 }
 
@@ -129,7 +129,7 @@ std::uint64_t RowsClient::rest() const { return impl_->rest ? impl_->rest->size(
 
 Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const float> gradients,
                         std::uint64_t step) {
-  impl_->forget_rest();  // of the push before, also where this one is refused here
+  impl_->discard_rest();  // of the push before, also if this one is refused here
   CENTROID_TRY(impl_->check_size(keys.size(), gradients.size()));
   CENTROID_TRY(impl_->check_gradients(keys, gradients, "the gradient"));
   for (std::size_t at = 0; at < keys.size(); at += max_rows()) {
@@ -141,16 +141,17 @@ Status RowsClient::push(std::span<const std::uint64_t> keys, std::span<const flo
 
 Status RowsClient::push_rest() {
   if (!impl_->rest) return {};
-  // Who has no connection is known for so long.
-  const Duration kept = std::min<Duration>(impl_->options.repeat_within, proto::kRowsClientKept);
-  if (!impl_->rest->open.empty() && in(impl_->options.timeout) - impl_->rest->since >= kept)
+  // How long a client without a connection is remembered.
+  const Duration retention =
+      std::min<Duration>(impl_->options.repeat_within, proto::kRowsClientRetention);
+  if (!impl_->rest->open.empty() && in(impl_->options.timeout) - impl_->rest->since >= retention)
     return Error(ErrorCode::kFailedPrecondition,
                  "table '" + impl_->table + "': a try may go on until more than " +
-                     std::to_string(std::chrono::ceil<std::chrono::seconds>(kept).count()) +
-                     " seconds after the push was begun, and a server that did not answer may not "
-                     "know any more then whether it had applied its part; nothing is repeated");
+                     std::to_string(std::chrono::ceil<std::chrono::seconds>(retention).count()) +
+                     " seconds after the push began. By then a server that did not answer may have "
+                     "discarded its record of the push, so nothing is repeated");
   Rest begun = std::move(*impl_->rest);
-  impl_->rest.reset();  // lanes stay asked until their parts are settled
+  impl_->rest.reset();  // lanes stay marked until their parts are resolved
   const std::vector<std::uint64_t> keys = std::move(begun.keys);
   const std::vector<float> gradients = std::move(begun.gradients);
   const std::uint64_t step = begun.step;

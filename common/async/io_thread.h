@@ -15,7 +15,7 @@ namespace centroid {
 class IoThread {
  public:
   explicit IoThread(const std::string& name);
-  ~IoThread();  ///< stops and joins; no other thread may be leaving a run_on called from here
+  ~IoThread();  ///< stops and joins; no other thread may be in a run_on called from here
 
   Executor executor() { return context_.get_executor(); }
   boost::asio::io_context& context() { return context_; }

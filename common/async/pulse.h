@@ -12,38 +12,37 @@
 
 namespace centroid {
 
-/// Whether the thread on which all of training runs still answers: each look asks it, unless it has
-/// not answered the last time.
+/// Watches whether the training thread answers. Each check sends a probe, unless the last one is
+/// still unanswered.
 ///
-/// thread  the looks: one; the answer: any
+/// thread  check: one; the answer: any
 class Pulse {
  public:
-  /// To be called on the thread that is watched, also when the Pulse is gone.
+  /// Called on the watched thread, also after the Pulse is gone.
   using Answered = std::function<void()>;
 
-  /// `ask` does not wait.
-  Pulse(std::function<void(Answered)> ask, std::chrono::milliseconds patience)
-      : ask_(std::move(ask)), patience_(patience) {}
+  /// `probe` does not block.
+  Pulse(std::function<void(Answered)> probe, std::chrono::milliseconds patience)
+      : probe_(std::move(probe)), patience_(patience) {}
 
-  /// fails unavailable: it has not answered for longer than `patience`
-  Status look() {
+  /// fails unavailable: no answer for longer than `patience`
+  Status check() {
     const TimePoint now = centroid::now();
-    if (!is_asked_->exchange(true)) {
+    if (!is_probed_->exchange(true)) {
       since_ = now;
-      ask_([is_asked = is_asked_] { *is_asked = false; });
+      probe_([is_probed = is_probed_] { *is_probed = false; });
     }
     if (now - since_ <= patience_) return {};
     const auto silent = std::chrono::duration_cast<std::chrono::seconds>(now - since_);
-    return Error(ErrorCode::kUnavailable, "the service thread has not answered for " +
-                                              std::to_string(silent.count()) +
-                                              " s: rounds stand still; whoever watches over the "
-                                              "process may start it again");
+    return Error(ErrorCode::kUnavailable,
+                 "the service thread has not answered for " + std::to_string(silent.count()) +
+                     " s: rounds make no progress; a supervisor may restart the process");
   }
 
  private:
-  const std::function<void(Answered)> ask_;
+  const std::function<void(Answered)> probe_;
   const std::chrono::milliseconds patience_;
-  const std::shared_ptr<std::atomic<bool>> is_asked_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<bool>> is_probed_ = std::make_shared<std::atomic<bool>>(false);
   TimePoint since_;
 };
 

@@ -13,7 +13,7 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr auto kAskAgain = std::chrono::milliseconds(20);
+constexpr auto kRetryInterval = std::chrono::milliseconds(20);
 
 // A cancelled child gets errors as values, not an exception at its next await: it must be able to
 // join its own children.
@@ -49,7 +49,7 @@ TaskGroup::~TaskGroup() { CENTROID_CHECK(children_.empty()); }
 void TaskGroup::spawn(Task<void> task) {
   const auto child = children_.emplace(children_.end());
   auto ended = [this, child](std::exception_ptr failure) {
-    // A child cancelled before its first line ends with operation_aborted: as asked.
+    // A child that is cancelled before its first line ends with operation_aborted, as requested.
     if (failure && !first_ && !(is_cancelled_ && is_abort(failure))) first_ = failure;
     children_.erase(child);
     if (children_.empty()) wake_joiners();
@@ -64,7 +64,7 @@ void TaskGroup::cancel() {
     const auto child = it++;
     child->emit(asio::cancellation_type::terminal);
   }
-  if (!was_cancelled) wake_joiners();  // a join under way begins to ask again
+  if (!was_cancelled) wake_joiners();  // a running join sends cancellations again
 }
 
 void TaskGroup::wake_joiners() {
@@ -75,7 +75,7 @@ Task<void> TaskGroup::join() {
   const bool throws = co_await asio::this_coro::throw_if_cancelled();
   co_await asio::this_coro::throw_if_cancelled(false);
   while (!children_.empty()) {
-    Timer timer(executor_, is_cancelled_ ? now() + kAskAgain : TimePoint::max());
+    Timer timer(executor_, is_cancelled_ ? now() + kRetryInterval : TimePoint::max());
     const auto joiner = joiners_.insert(joiners_.end(), &timer);
     // The wait has no slot: it ends when the children have, whatever happens to the caller.
     auto token = asio::bind_cancellation_slot(asio::cancellation_slot(), kAwait);
@@ -102,7 +102,7 @@ struct Event::Waiting {
 
   const std::shared_ptr<std::list<Waiting*>> all;
   Timer timer;
-  bool is_notified = false;  ///< and out of the list
+  bool is_notified = false;  ///< and removed from the list
   const std::list<Waiting*>::iterator place;
 };
 

@@ -19,7 +19,7 @@ namespace centroid {
 /// A coroutine. Rules (each has a lint or a reason in ARCHITECTURE.md, "Coroutines"):
 ///  1. no braces and no lambda in a statement that contains co_await: name it on the line above
 ///  (g++ 12 destroys it twice)
-///  2. parameters by value, or references to what the caller's frame keeps; a coroutine lambda
+///  2. parameters by value, or references to what the caller's frame owns; a coroutine lambda
 ///  captures nothing
 ///  3. no thread_local and no thread id on both sides of an await; 4. no lock held across an await
 ///  5. children belong to a TaskGroup that is joined; 6. work elsewhere through `run_on`, never a
@@ -35,7 +35,7 @@ inline constexpr auto kAwait = boost::asio::as_tuple(boost::asio::use_awaitable)
 /// Sleep until `when`. Returns false when cancelled, also before the call.
 Task<bool> sleep_until(TimePoint when);
 
-/// What a coroutine of T hands to Asio, which makes a T() beside an exception: Result has none.
+/// Result of a coroutine as Asio needs it: default-constructible, which Result is not.
 template <class T>
 using Optional = std::conditional_t<std::is_void_v<T>, std::monostate, std::optional<T>>;
 
@@ -59,11 +59,11 @@ Task<Optional<std::invoke_result_t<F>>> call(F function) {
   }
 }
 
-/// Run a plain function on another executor and resume here. A function that runs cannot be
+/// Run a plain function on another executor and resume here. A running function cannot be
 /// cancelled: a cancelled caller still gets its result.
 template <class F>
 Task<std::invoke_result_t<F>> run_on(Executor executor, F function) {
-  // No slot: else a cancellation before the function began would throw.
+  // No slot: otherwise a cancellation before the function began would throw.
   auto token = boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
                                                    boost::asio::use_awaitable);
   auto result =

@@ -13,12 +13,12 @@
 namespace centroid {
 
 /// Children of one owner on one executor (single thread or strand): spawn, cancel all, join. Aborts
-/// when destroyed unjoined.
+/// if destroyed unjoined.
 ///
-/// Cancelling makes what a child awaits end with operation_aborted, as a value: no await throws, so
-/// a cancelled child can still cancel and join its own group. A child that was between two awaits
-/// is asked again while it is joined, every 20 ms, so clean-up that must not be cut short shields
-/// itself: `co_await this_coro::reset_cancellation_state(disable_cancellation())`.
+/// Cancelling ends what a child awaits with operation_aborted, as a value: no await throws, so a
+/// cancelled child can still cancel and join its own group. While a group is joined, it repeats the
+/// cancellation every 20 ms for children that were between two awaits. So clean-up that must
+/// complete shields itself: `co_await this_coro::reset_cancellation_state(disable_cancellation())`.
 class TaskGroup {
  public:
   explicit TaskGroup(Executor executor);
@@ -27,10 +27,10 @@ class TaskGroup {
   TaskGroup& operator=(const TaskGroup&) = delete;
 
   void spawn(Task<void> task);
-  /// Ask every child to end (terminal cancellation of what it awaits).
+  /// Cancel what every child awaits (terminal cancellation).
   void cancel();
-  /// Wait until no child is left, also when the caller is cancelled; rethrows the first exception
-  /// (a bug: our code returns errors as values). After it the group may be used again.
+  /// Wait until no child is left, also if the caller is cancelled. Rethrows the first exception (a
+  /// bug: our code returns errors as values). The group can then be used again.
   Task<void> join();
   bool is_cancelled() const { return is_cancelled_; }
   std::size_t size() const { return children_.size(); }
@@ -48,7 +48,7 @@ class TaskGroup {
 /// Wakes every waiter; on one executor. `wait` returns false when the deadline passed first or the
 /// waiter is cancelled.
 ///
-/// cost    constant for each wait, however many wait
+/// cost    constant for each wait, however many waiters there are
 class Event {
  public:
   explicit Event(Executor executor);
@@ -58,7 +58,8 @@ class Event {
  private:
   Executor executor_;
   struct Waiting;
-  std::shared_ptr<std::list<Waiting*>> waiters_;  ///< a frame that is destroyed later leaves it
+  std::shared_ptr<std::list<Waiting*>>
+      waiters_;  ///< a frame that is destroyed later removes itself
 };
 
 }  // namespace centroid

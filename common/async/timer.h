@@ -19,8 +19,8 @@ namespace centroid {
 /// One-shot timer by the time of the thread that makes it: Asio's, or a simulation's.
 ///
 /// thread  its executor's
-/// ends    a wait completes with success when the time has come, and with operation_aborted when
-///         the timer is cancelled, moved or destroyed; never inside the call that causes it
+/// ends    a wait completes with success at its time, and with operation_aborted when the timer is
+///         cancelled, moved or destroyed; never inside the call that causes it
 class Timer {
  public:
   explicit Timer(Executor executor, TimePoint when = TimePoint::max());
@@ -29,7 +29,7 @@ class Timer {
   Timer& operator=(const Timer&) = delete;
 
   TimePoint expiry() const { return real_ ? real_->expiry() : when_; }
-  void expires_at(TimePoint when);  ///< cancels what waits
+  void expires_at(TimePoint when);  ///< cancels all waits
   void cancel();
 
   template <class Token>

@@ -42,7 +42,7 @@ class Pending {
     const std::lock_guard lock(state_->mutex);
     return state_->is_done;
   }
-  /// Block until it has ended; rethrows its exception. Once.
+  /// Block until the coroutine has ended; rethrows its exception. Call once.
   T get() {
     const auto state = std::exchange(state_, nullptr);
     std::unique_lock lock(state->mutex);

@@ -45,7 +45,7 @@ class ByteWriter {
 };
 
 /// Read little-endian fields; never reads past the end. After any failed read `ok()` is false and
-/// reads give zeros.
+/// reads return zeros.
 class ByteReader {
  public:
   explicit ByteReader(Bytes in) : in_(in) {}
@@ -67,7 +67,7 @@ class ByteReader {
     in_ = in_.subspan(n);
     return out;
   }
-  /// u32 length, then the bytes; longer than `limit` is a failure.
+  /// u32 length, then the bytes; a length above `limit` is a failure.
   std::string get_string(std::size_t limit) {
     const auto n = get<std::uint32_t>();
     if (n > limit) ok_ = false;

@@ -16,7 +16,7 @@ TimePoint now();
 /// Seconds since 1970, for humans and files; never compared between machines.
 double unix_seconds();
 
-/// Source of monotonic time. Decisions take a TimePoint; only drivers hold a Clock.
+/// Source of monotonic time. Decisions take a TimePoint; only drivers have a Clock.
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -30,7 +30,7 @@ class SystemClock final : public Clock {
   double unix_seconds() const override { return centroid::unix_seconds(); }
 };
 
-/// Time that moves only when told to. Thread-safe.
+/// Time that moves only when set. Thread-safe.
 class ManualClock final : public Clock {
  public:
   TimePoint now() const override { return TimePoint(Duration(ticks_.load())); }

@@ -8,12 +8,11 @@
 
 namespace centroid {
 
-/// How far another machine's clock is ahead of ours, from what its heartbeats say. What is seen is
-/// too small by the time that a heartbeat was under way, so of the last ones the largest is the
-/// truest. Pure.
+/// Estimates how far another machine's clock is ahead, from its heartbeats. Each observation is too
+/// small by the transfer time, so the largest of the last ones is the best. Pure.
 class ClockWatch {
  public:
-  /// A heartbeat came at `ours`, sent when the other clock was at `theirs`; seconds.
+  /// A heartbeat arrived at `ours`, sent when the other clock was at `theirs`; seconds.
   void heard(double theirs, double ours) { seen_[count_++ % seen_.size()] = theirs - ours; }
   /// Seconds; NaN before the first heartbeat.
   double ahead() const {

@@ -108,9 +108,9 @@ Result<Schema::Outcome> Schema::load(int argc, const char* const* argv) {
   std::optional<std::string> config_path;
   impl_->begin();
   impl_->read_flags(argc, argv, flag_path);
-  if (impl_->wants_help || impl_->wants_version) {
+  if (impl_->shows_help || impl_->shows_version) {
     const std::string text =
-        impl_->wants_help ? help(impl_->wants_all) : impl_->program + " " + kVersion + "\n";
+        impl_->shows_help ? help(impl_->shows_all) : impl_->program + " " + kVersion + "\n";
     std::fputs(text.c_str(), stdout);
     return Outcome::kPrinted;
   }
@@ -130,7 +130,7 @@ Result<Schema::Outcome> Schema::load(int argc, const char* const* argv) {
   move_all(environment_problems, impl_->problems);
   move_all(flag_problems, impl_->problems);
   CENTROID_TRY(impl_->finish());
-  if (!impl_->wants_print) return Outcome::kRun;
+  if (!impl_->prints_config) return Outcome::kRun;
   std::fputs((effective_json() + "\n").c_str(), stdout);
   return Outcome::kPrinted;
 }
@@ -148,17 +148,17 @@ Result<std::vector<Schema::Change>> Schema::change(const std::string& json_text,
   impl_->read_json(json_text, source_name);
   std::vector<Impl::Assignment> before;
   std::vector<Change> changes;
-  for (Impl::Assignment& wanted : impl_->assignments) {
-    const Setting& setting = impl_->settings[wanted.setting];
+  for (Impl::Assignment& requested : impl_->assignments) {
+    const Setting& setting = impl_->settings[requested.setting];
     if (!setting.is_live)
       return Error(ErrorCode::kFailedPrecondition,
                    setting.name + " cannot be changed while the program runs: set it and restart");
-    wanted.origin = Origin::kRest;
-    before.push_back({wanted.setting, detail::current(setting), setting.origin, setting.source});
+    requested.origin = Origin::kRest;
+    before.push_back({requested.setting, detail::current(setting), setting.origin, setting.source});
     Change change;
     change.name = setting.name;
     change.from = detail::to_text(setting.rule, before.back().value);
-    change.to = detail::to_text(setting.rule, wanted.value);
+    change.to = detail::to_text(setting.rule, requested.value);
     changes.push_back(std::move(change));
   }
   CENTROID_TRY(impl_->finish());

@@ -12,7 +12,7 @@
 
 namespace centroid::config {
 
-/// What a field says of itself.
+/// Description of a field.
 template <class T>
 struct Doc {
   std::string text;       ///< one sentence
@@ -25,7 +25,7 @@ struct Doc {
   bool basic = false;                     ///< `--help` lists it, not only `--help-all`
 };
 
-/// Where an effective value came from.
+/// Source of an effective value.
 enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag, kRest };
 
 /// Fields of one process bound to struct members. A field has one name, a path such as
@@ -35,7 +35,7 @@ enum class Origin : std::uint8_t { kDefault, kFile, kEnvironment, kFlag, kRest }
 ///
 /// units   a field in ms takes 250, "250ms", "30s", "5m", "1h"; one in bytes takes 4096, "64KiB",
 ///         "1MiB", "2GB"
-/// secrets `<name>_file` (key, flag or variable) names a file that holds the value
+/// secrets `<name>_file` (key, flag or variable) names a file with the value
 /// flags   `--name value`, `--name=value`; `--flag` and `--no-flag` for bool
 /// fails   aborts when two fields share a name or a variable
 class Schema {
@@ -55,42 +55,42 @@ class Schema {
   void field(const std::string& name, std::string* target, Doc<std::string> doc);
   void field(const std::string& name, std::chrono::milliseconds* target, Doc<std::int64_t> doc);
 
-  /// Leave environment variables with this prefix ("CENTROID_TEST_") to others; any other unknown
-  /// CENTROID_* is an error.
+  /// Ignore environment variables with this prefix ("CENTROID_TEST_"). Any other unknown CENTROID_*
+  /// is an error.
   void ignore_environment(const std::string& prefix);
 
   enum class Outcome : std::uint8_t {
-    kRun,      ///< go on
+    kRun,      ///< continue
     kPrinted,  ///< --help, --version, --print-config were answered on stdout: exit 0
   };
-  /// Read everything.
-  /// fails  invalid_argument: names key, value, source (file:line where known), bounds, and for an
-  ///        unknown key the nearest known one; every problem found is listed, not only the first.
+  /// Read all sources.
+  /// fails  invalid_argument: names key, value, source (file:line if known), bounds, and for an
+  ///        unknown key the nearest known one; lists every problem, not only the first.
   Result<Outcome> load(int argc, const char* const* argv);
   /// The same from a JSON text alone, without argv and environment; origin is the file. Nothing
   /// changes when it fails.
   Status load_text(const std::string& json_text, const std::string& source_name);
 
-  /// One field that `change` gave another value; values as text.
+  /// A field that `change` set to another value; values as text.
   struct Change {
     std::string name, from, to;
   };
   using Check = std::function<Status(const std::vector<Change>&)>;
-  /// Change fields that are live, from a JSON object as in a file. All of them or none: `check`
-  /// sees the new values in their targets, and what it refuses is taken back. Origin is kRest.
-  /// fails invalid_argument (as `load_text`); failed_precondition: a field that is not live; as
-  /// `check` says
+  /// Change live fields, from a JSON object as in a file. All of them or none: `check` sees the new
+  /// values in their targets, and its error reverts them. Origin is kRest.
+  /// fails invalid_argument (as `load_text`); failed_precondition: a field that is not live; the
+  /// error of `check`
   Result<std::vector<Change>> change(const std::string& json_text, const std::string& source_name,
                                      const Check& check);
 
-  /// A field that holds another value than the configured one, which `change` gave it; as JSON.
+  /// A field that `change` set to another value than the configured one; as JSON.
   struct Live {
     std::string name, value, configured;
   };
   std::vector<Live> live_changes() const;
-  /// What file, environment and flags gave a live field, as JSON; empty: there is no such field.
+  /// The value of a live field from file, environment and flags, as JSON; empty: no such field.
   std::string configured(const std::string& name) const;
-  /// Give every field the configured value and origin again.
+  /// Reset every field to its configured value and origin.
   void take_back_changes();
 
   /// Effective values as a JSON object of {name: {value, default, origin, unit, text, min, max}};

@@ -24,7 +24,7 @@ struct Schema::Impl {
   std::map<std::string, std::size_t> variables;
   std::vector<std::string> ignored;  // prefixes of variables
 
-  // One value found somewhere; kept back until everything was found valid.
+  // A value from one source; applied only after all values are valid.
   struct Assignment {
     std::size_t setting;
     detail::Value value;
@@ -33,15 +33,15 @@ struct Schema::Impl {
   };
   std::vector<Assignment> assignments;
   std::vector<std::string> problems;
-  bool wants_help = false;
-  bool wants_all = false;
-  bool wants_version = false;
-  bool wants_print = false;
+  bool shows_help = false;
+  bool shows_all = false;
+  bool shows_version = false;
+  bool prints_config = false;
 
   template <class T, class Bound>
   void add(const std::string& name, T* target, Doc<Bound> doc);
 
-  // A name in one of the maps: the field, or the file that holds its secret.
+  // A name in one of the maps: the field, or the file with its secret.
   struct Match {
     std::size_t setting;
     bool is_file;
@@ -65,7 +65,7 @@ struct Schema::Impl {
   void begin() {
     assignments.clear();
     problems.clear();
-    wants_help = wants_all = wants_version = wants_print = false;
+    shows_help = shows_all = shows_version = prints_config = false;
   }
   Status finish();
 };

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Iterator over the text that tells how far the parser has come, so that a key knows its line.
+// Iterator that counts how far the parser has read, so that a key has its line.
 class TrackingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -38,7 +38,7 @@ class TrackingIterator {
   const char** reached_;
 };
 
-// Receives the parser's events and keeps leaves; the first problem stops it.
+// Receives the parser's events and collects leaves; stops at the first problem.
 class Flattener {
  public:
   Flattener(std::string_view text, const char** reached, const std::string& source)
@@ -71,7 +71,7 @@ class Flattener {
     levels_.pop_back();
     return !is_empty || levels_.empty() || leaf(Compound{false});
   }
-  // No field is an array: one leaf says so, what is inside does not matter.
+  // No field is an array: one leaf reports it, its content does not matter.
   bool start_array(std::size_t) {
     if (arrays_++ > 0) return true;
     --arrays_;
@@ -129,7 +129,7 @@ class Flattener {
     const auto [earlier, is_new] = lines_.emplace(path(), level.line);
     if (!is_new) {
       problem_ = source_ + ":" + std::to_string(level.line) + ": " + path() +
-                 " is given twice, first in line " + std::to_string(earlier->second);
+                 " is set twice, first in line " + std::to_string(earlier->second);
       return false;
     }
     leaves_.push_back({path(), std::move(value), level.line});

@@ -84,7 +84,7 @@ std::string help(const std::string& program, const std::string& summary,
                                                [](const Setting& one) { return one.is_basic; });
   std::string out = summary + "\n\nusage: " + program + " [--config FILE] [--name value ...]\n\n";
   out += "  --config FILE       read a JSON file (also CENTROID_CONFIG)\n";
-  out += "  --print-config      print the effective values and where each came from\n";
+  out += "  --print-config      print the effective values and the source of each\n";
   out += is_short ? "  --help-all          list all settings, not only those below\n" : "";
   out += "  --help, --version\n";
   std::optional<std::size_t> section;

@@ -14,7 +14,7 @@
 // Fields as people and tools see them. Private to config.
 namespace centroid::config::detail {
 
-/// One field: what was said of it, where its value lives and came from.
+/// One field: its description, its target and the source of its value.
 struct Setting {
   std::string name;
   std::string text;
@@ -41,7 +41,7 @@ std::string flag_of(std::string_view name);
 /// The environment variable of a field.
 std::string environment_name(std::string_view name);
 
-/// What its target holds now.
+/// The present value of its target.
 Value current(const Setting& setting);
 
 /// As in a file, in one line.

@@ -79,7 +79,7 @@ void Schema::Impl::accept_text(Match match, std::string text, Origin origin,
     }
     text = std::move(content).value();
     while (text.ends_with('\n') || text.ends_with('\r')) text.pop_back();
-    if (text.empty()) {  // as no secret: whoever names a file means to have one
+    if (text.empty()) {  // an empty file is not taken for "no secret"
       problems.push_back(label + ": file \"" + path + "\" is empty: write the secret into it, or " +
                          "leave this setting away");
       return;
@@ -102,10 +102,10 @@ std::vector<std::string> Schema::Impl::known_flags() const {
 }
 
 bool Schema::Impl::read_own_flag(std::string_view name) {
-  wants_help |= name == "help" || name == "help-all";
-  wants_all |= name == "help-all";
-  wants_version |= name == "version";
-  wants_print |= name == "print-config";
+  shows_help |= name == "help" || name == "help-all";
+  shows_all |= name == "help-all";
+  shows_version |= name == "version";
+  prints_config |= name == "print-config";
   return name == "config" || name == "help" || name == "help-all" || name == "version" ||
          name == "print-config";
 }
@@ -181,12 +181,12 @@ void Schema::Impl::read_flags(int argc, const char* const* argv,
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument(argv[i]);
     if (argument == "-h") {
-      wants_help = true;
+      shows_help = true;
       continue;
     }
     if (!argument.starts_with("--") || argument == "--") {
       problems.push_back("positional argument \"" + std::string(argument) +
-                         "\"; everything is given as --name value" +
+                         "\"; every setting has the form --name value" +
                          did_you_mean(argument, known_flags()));
       continue;
     }
@@ -208,7 +208,7 @@ void Schema::Impl::read_flags(int argc, const char* const* argv,
       }
       if (!match) {
         problems.push_back("unknown flag " + written + did_you_mean(written, known_flags()));
-        // What follows is most likely its value: one complaint is enough.
+        // The next argument is most likely its value: one complaint is enough.
         if (!value && i + 1 < argc && !std::string_view(argv[i + 1]).starts_with("--")) ++i;
         continue;
       }
@@ -224,7 +224,7 @@ void Schema::Impl::read_flags(int argc, const char* const* argv,
       value = argv[++i];
     }
     if (key == "config") {
-      if (config_path) problems.push_back("--config is given twice");
+      if (config_path) problems.push_back("--config is set twice");
       config_path = *value;
     } else if (is_own && value) {
       problems.push_back(written + " takes no value");

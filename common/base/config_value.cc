@@ -36,16 +36,16 @@ std::string number_text(T value) {
   return {digits.data(), end};
 }
 
-// The whole of `text` as a number, or nothing.
+// All of `text` as a number, or nothing.
 template <class T>
-std::optional<T> whole_number(std::string_view text) {
+std::optional<T> parse_integer(std::string_view text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
 
-// How many of the base unit one `suffix` is; 0 when the field knows no such suffix.
+// The suffix as a multiple of the base unit; 0: the field has no such suffix.
 std::uint64_t scale_of(const Rule& rule, std::string_view suffix) {
   if (suffix.empty()) return 1;
   if (rule.unit == "ms")
@@ -57,7 +57,7 @@ std::uint64_t scale_of(const Rule& rule, std::string_view suffix) {
   return 0;
 }
 
-// A double as an integer type, when it is exactly one. Beyond 2^53 a double no longer says which.
+// A double as an integer type, if it is one exactly. Beyond 2^53 a double is no longer exact.
 template <class T>
 std::optional<T> exact(double value) {
   constexpr double kLimit = 9007199254740992.0;
@@ -66,19 +66,19 @@ std::optional<T> exact(double value) {
   return static_cast<T>(value);
 }
 
-// "1.5s" -> 1500 for a field in ms. Whole numbers stay exact up to the type's end.
+// "1.5s" -> 1500 for a field in ms. Integers stay exact up to the type's end.
 template <class T>
 std::optional<T> scaled_integer(const Rule& rule, std::string_view text) {
   const auto digits = std::min(text.find_first_not_of("+-.0123456789"), text.size());
   const std::uint64_t scale = scale_of(rule, text.substr(digits));
   const std::string_view number = text.substr(0, digits);
   if (scale == 0 || number.empty()) return std::nullopt;
-  if (const auto whole = whole_number<T>(number)) {
+  if (const auto count = parse_integer<T>(number)) {
     T product{};
-    if (__builtin_mul_overflow(*whole, scale, &product)) return std::nullopt;
+    if (__builtin_mul_overflow(*count, scale, &product)) return std::nullopt;
     return product;
   }
-  const auto real = whole_number<double>(number);
+  const auto real = parse_integer<double>(number);
   if (!real) return std::nullopt;
   return exact<T>(std::round(*real * static_cast<double>(scale) * 1e6) / 1e6);
 }
@@ -129,7 +129,7 @@ std::optional<Value> parse(const Rule& rule, std::string_view text) {
     const auto count = scaled_integer<std::int64_t>(rule, text);
     return count ? std::optional<Value>(milliseconds(*count)) : std::nullopt;
   }
-  const auto real = whole_number<double>(text);
+  const auto real = parse_integer<double>(text);
   return real && std::isfinite(*real) ? std::optional<Value>(*real) : std::nullopt;
 }
 
@@ -204,7 +204,7 @@ Result<Value> from_scalar(const Rule& rule, const Scalar& scalar) {
                          std::holds_alternative<std::uint64_t>(scalar) ||
                          std::holds_alternative<double>(scalar);
   if (!is_number || wants_text || wants_bool) return refused(rule, got);
-  if (const auto* real = std::get_if<double>(&scalar)) {  // 1e6 is a fine integer
+  if (const auto* real = std::get_if<double>(&scalar)) {  // 1e6 is a valid integer
     std::optional<Value> value;
     if (std::holds_alternative<std::int64_t>(rule.initial))
       value = lift(exact<std::int64_t>(*real));

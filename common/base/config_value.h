@@ -17,18 +17,18 @@ namespace centroid::config::detail {
 using Value =
     std::variant<bool, std::int64_t, std::uint64_t, double, std::string, std::chrono::milliseconds>;
 
-/// An object or array where a plain value belongs.
+/// An object or array in the place of a plain value.
 struct Compound {
   bool is_array = false;
 };
 
-/// A leaf of the JSON file, before it is known which field it is for.
+/// A leaf of the JSON file, before its field is known.
 using Scalar =
     std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double, std::string, Compound>;
 
 /// What a field accepts.
 struct Rule {
-  Value initial;  ///< also says the type
+  Value initial;  ///< also defines the type
   std::string unit;
   std::optional<Value> min;
   std::optional<Value> max;
@@ -39,11 +39,11 @@ struct Rule {
 /// "an integer from 1 to 100", "one of bsp, asp"
 std::string expected(const Rule& rule);
 
-/// Read a value as it stands on a command line or in a variable. The message says what came and
-/// what was expected.
+/// Read a value as on a command line or in a variable. The message names the received and the
+/// expected value.
 Result<Value> from_text(const Rule& rule, std::string_view text);
 
-/// Read a value as it stands in JSON.
+/// Read a value as in JSON.
 Result<Value> from_scalar(const Rule& rule, const Scalar& scalar);
 
 /// For people; secrets are "***".

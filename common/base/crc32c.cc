@@ -58,9 +58,9 @@ std::uint32_t update_portable(std::uint32_t crc, const std::byte* at, std::size_
 
 #if defined(__x86_64__) || defined(__aarch64__)
 
-// The instruction takes 3 cycles but starts one per cycle: three parts of the input go side by
-// side, and "what would this register be after n zero bytes" joins them. That is linear in the
-// register, so four tables of 256 hold it.
+// The instruction takes 3 cycles but starts one per cycle: three parts of the input run side by
+// side, and "this register after n zero bytes" joins them. That is linear in the register, so four
+// tables of 256 represent it.
 class ZeroBytes {
  public:
   constexpr explicit ZeroBytes(std::size_t n) {

@@ -10,7 +10,8 @@ namespace centroid {
 /// crc32c(a+b).
 ///
 /// thread  any; pure
-/// cost    one pass; uses the SSE4.2 or ARMv8 instruction where there is one, found at run time
+/// cost    one pass; uses the SSE4.2 or ARMv8 instruction if the machine has it (checked at run
+///         time)
 /// source  RFC 3720, appendix B.4 (polynomial 0x1EDC6F41, reflected, inverted in and out)
 std::uint32_t crc32c(Bytes bytes, std::uint32_t crc = 0);
 

@@ -77,12 +77,12 @@ CENTROID_FOLD_TARGET std::uint32_t fold_crc32c(std::uint32_t crc, const std::byt
   // The four 16-byte lanes onto the last one, which stays.
   const __m512i lanes = _mm512_set_epi64(0, 0, kHigh16, kLow16, kHigh32, kLow32, kHigh48, kLow48);
   const __m512i moved = fold(x3, lanes, _mm512_setzero_si512());
-  alignas(64) std::uint64_t kept[8];
+  alignas(64) std::uint64_t folded[8];
   alignas(64) std::uint64_t parts[8];
-  _mm512_store_si512(kept, x3);
+  _mm512_store_si512(folded, x3);
   _mm512_store_si512(parts, moved);
-  const std::uint64_t low = kept[6] ^ parts[0] ^ parts[2] ^ parts[4];
-  const std::uint64_t high = kept[7] ^ parts[1] ^ parts[3] ^ parts[5];
+  const std::uint64_t low = folded[6] ^ parts[0] ^ parts[2] ^ parts[4];
+  const std::uint64_t high = folded[7] ^ parts[1] ^ parts[3] ^ parts[5];
   return static_cast<std::uint32_t>(_mm_crc32_u64(_mm_crc32_u64(0, low), high));
 }
 

@@ -88,7 +88,7 @@ bool Condition::wait_until(std::unique_lock<Mutex>& lock, TimePoint deadline) {
   }
   std::unique_lock inner(lock.mutex()->real_, std::adopt_lock);
   bool is_woken = true;
-  if (deadline == TimePoint::max())  // of which the system's call makes a time that has passed
+  if (deadline == TimePoint::max())  // which the system call takes for a past time
     real_.wait(inner);
   else
     is_woken = real_.wait_until(inner, deadline) == std::cv_status::no_timeout;

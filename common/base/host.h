@@ -8,10 +8,10 @@
 
 namespace centroid {
 
-/// The machine under a program where it is not the operating system: a simulation supplies time,
+/// The machine under a program if it is not the operating system: a simulation supplies time,
 /// timers, threads and random numbers. Product code does not call this interface: it uses `now`,
-/// `Timer`, `Thread`, `Condition`, `IoThread` and `random_seed`, which ask the host of the calling
-/// thread and otherwise the operating system.
+/// `Timer`, `Thread`, `Condition`, `IoThread` and `random_seed`, which use the host of the calling
+/// thread or else the operating system.
 ///
 /// thread  all threads of a simulation are fibers of one operating-system thread
 class Host {
@@ -24,7 +24,7 @@ class Host {
   virtual std::uint64_t random() = 0;
   virtual unsigned cores() const = 0;
 
-  /// Call `act` once `when` has come; it does not block and runs on no thread.
+  /// Call `act` at `when`; it does not block and runs on no thread.
   virtual Number schedule(TimePoint when, std::function<void()> act) = 0;
   virtual void unschedule(Number timer) = 0;
 
@@ -33,8 +33,8 @@ class Host {
   /// Block the calling thread until `wake(on)` or the deadline; false: the deadline passed.
   virtual bool block(const void* on, TimePoint deadline) = 0;
   virtual void wake(const void* on) = 0;
-  /// The calling thread polls for work, of which it found some or none; returns when others have
-  /// run. Where nobody finds any, time moves on.
+  /// The calling thread polls for work; `found_work`: it had some. Returns after other threads have
+  /// run. If no thread finds any, time advances.
   virtual void yield(bool found_work) = 0;
 
   /// Of the calling thread; nullptr: the operating system.

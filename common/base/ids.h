@@ -28,7 +28,7 @@ using MemberId =
 using Rank = StrongId<struct RankTag, std::uint32_t>;  ///< 0..world-1 in the present generation
 using Generation =
     StrongId<struct GenerationTag, std::uint64_t>;       ///< number of the membership: the fence
-using Round = StrongId<struct RoundTag, std::uint64_t>;  ///< one synchronisation
+using Round = StrongId<struct RoundTag, std::uint64_t>;  ///< one synchronization
 using Version = StrongId<struct VersionTag, std::uint64_t>;  ///< number of the committed parameters
 using ChunkId = StrongId<struct ChunkTag, std::uint32_t>;    ///< index in the chunk plan
 using TensorId = StrongId<struct TensorTag, std::uint32_t>;  ///< index in the manifest

@@ -21,7 +21,7 @@ namespace {
 constexpr std::array<std::string_view, 6> kLevelNames = {"trace", "debug", "info",
                                                          "warn",  "error", "off"};
 
-// What `configure` sets; atomics, so that a late change is no race.
+// Set by `configure`; atomics, so that a late change is no race.
 std::atomic<Level> g_level{Level::kInfo};
 std::atomic<Format> g_format{Format::kText};
 std::atomic<int> g_file{STDERR_FILENO};
@@ -51,8 +51,8 @@ void append_escape(std::string& out, unsigned code_point) {
   out += kHex[code_point & 15];
 }
 
-// Body of a JSON string: also what text lines use between quotes, so that no value can forge a
-// line or drive a terminal.
+// Body of a JSON string. Text lines use it between quotes too, so that no value can forge a line or
+// control a terminal.
 void append_escaped(std::string& out, std::string_view text) {
   while (!text.empty()) {
     const std::size_t n = utf8_length(text);

@@ -4,7 +4,7 @@
 
 namespace centroid::log {
 
-/// The least level that is written, at any time and from any thread (what `configure` set first).
+/// Set the least level that is written; at any time, from any thread.
 void set_level(Level level);
 
 }  // namespace centroid::log

@@ -7,7 +7,7 @@
 namespace centroid {
 namespace {
 
-// cgroups without a limit say a number near 2^63.
+// cgroups without a limit report a number near 2^63.
 constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 62;
 
 std::uint64_t number_in(const std::string& path) {
@@ -31,7 +31,7 @@ void climb(const std::string& mount, std::string path, const std::string& file,
   }
 }
 
-/// Bytes in a line "MemTotal:  123 kB" of a file; 0 when it is not there.
+/// Bytes in a line "MemTotal:  123 kB" of a file; 0 if there is none.
 std::uint64_t bytes_in(const std::string& path, const std::string& line) {
   std::ifstream file(path);
   for (std::string name; file >> name;) {

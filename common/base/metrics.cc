@@ -23,7 +23,7 @@ using FamilyPointer =
     std::variant<prometheus::Family<prometheus::Counter>*, prometheus::Family<prometheus::Gauge>*,
                  prometheus::Family<prometheus::Histogram>*>;
 
-// Names as the exposition format allows them; ours have no colon.
+// Names that the exposition format allows; ours have no colon.
 bool is_name(std::string_view name) {
   const auto is_word = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
@@ -61,10 +61,9 @@ void append_escaped(std::string& out, std::string_view text, bool is_label) {
   }
 }
 
-/// What stands before the numbers of one series, line by line. Made once: most of a scrape's time
-/// went into writing names and labels anew, and before that into the library's own serializer,
-/// which goes through a stream with a locale. source  Prometheus text exposition format 0.0.4,
-/// "Text format details"
+/// The text before the numbers of one series, line by line. Built once: otherwise names and labels
+/// take most of a scrape's time, and the library's serializer uses a stream with a locale. source
+/// Prometheus text exposition format 0.0.4, "Text format details"
 std::vector<std::string> line_heads(const std::string& name, const Labels& labels,
                                     const std::vector<double>* bounds) {
   std::string inner;
@@ -157,8 +156,8 @@ struct Registry::Impl {
         .append("\n");
   }
 
-  // Find or make one series. A name used for two types, or a histogram with two sets of bounds, is
-  // a mistake in our own code.
+  // Find or make one series. A name with two types, or a histogram with two sets of bounds, is a
+  // bug in our code.
   template <class Metric, class Build, class... Args>
   void* series(const std::string& name, const std::string& help, const Labels& labels,
                const std::vector<double>& bounds, Build build, const Args&... args) {
@@ -235,7 +234,7 @@ std::string Registry::serialize() const {
     refreshers = impl_->refreshers;
   }
   for (const auto& refresh : refreshers) refresh();  // unlocked: they may make series
-  const std::scoped_lock lock(impl_->mutex);  // whoever counts has a handle and does not wait
+  const std::scoped_lock lock(impl_->mutex);         // counting uses handles and does not wait
   std::string out;
   out.reserve(impl_->text_bytes + impl_->text_bytes / 8);
   for (const auto& [name, family] : impl_->families) {

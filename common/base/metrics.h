@@ -11,8 +11,8 @@ namespace centroid::metrics {
 
 using Labels = std::map<std::string, std::string>;
 
-/// Handles are cheap to copy, look-up happens once at start; every verb is thread-safe. A default
-/// handle does nothing.
+/// Handles are cheap to copy. Look-up happens once at start; every operation is thread-safe. A
+/// default handle does nothing.
 class Counter {
  public:
   Counter() = default;
@@ -48,8 +48,8 @@ class Histogram {
   void* impl_ = nullptr;
 };
 
-/// Owner of all series of one process; must outlive the handles. The only place that knows the
-/// metrics library is metrics.cc.
+/// Owner of all series of one process; must outlive the handles. Only metrics.cc includes the
+/// metrics library.
 class Registry {
  public:
   Registry();
@@ -63,8 +63,8 @@ class Registry {
   Gauge gauge(const std::string& name, const std::string& help, const Labels& labels = {});
   Histogram histogram(const std::string& name, const std::string& help,
                       const std::vector<double>& bounds, const Labels& labels = {});
-  /// Drop one series (a worker that left), so that the number of series stays bounded. Its handles
-  /// must not be used any more.
+  /// Remove one series (a worker that left), so that the number of series stays bounded. Its
+  /// handles must not be used any more.
   void remove(const std::string& name, const Labels& labels);
 
   /// Called before each serialisation, to refresh gauges that are read on demand.

@@ -9,12 +9,13 @@ namespace {
 
 constexpr std::size_t kEditsShare = 3;  // at most length / 3: one of "list", three of "checkpoint"
 constexpr std::size_t kLeastBeginning = 3;  // "che" begins a word, "c" is a guess
-constexpr std::size_t kTypo = 2;            // edits; beyond them a beginning is likelier
+constexpr std::size_t kTypo = 2;            // edits; beyond them a prefix is likelier
 constexpr std::size_t kListed = 3;
 
 constexpr std::string_view kVariable = "centroid_";
 
-/// As it is compared: dashes before a flag and CENTROID_ before a variable are no likeness.
+/// As it is compared: without dashes of a flag and CENTROID_ of a variable, which are no
+/// similarity.
 std::string folded(std::string_view name) {
   name.remove_prefix(std::min(name.find_first_not_of('-'), name.size()));
   std::string out(name);
@@ -47,19 +48,19 @@ std::size_t edits(const std::string& a, const std::string& b) {
   return last.back();
 }
 
-/// The one that is near, or all that `name` begins.
+/// The near name, or all names with the prefix `name`.
 std::vector<std::string> candidates(std::string_view name, const std::vector<std::string>& known) {
-  const std::string wanted = without_dots(folded(name));
+  const std::string sought = without_dots(folded(name));
   const std::string last = folded(name).insert(0, 1, '.');
   std::string best;
-  std::pair<std::size_t, std::size_t> fewest;  // then by what counts for nothing else: "--run-id"
+  std::pair<std::size_t, std::size_t> fewest;  // then by the distance without dots: "--run-id"
   std::vector<std::string> begun;
   for (const std::string& one : known) {
-    if (!wanted.empty() && folded(one).ends_with(last)) return {one};
+    if (!sought.empty() && folded(one).ends_with(last)) return {one};
     const std::string other = without_dots(folded(one));
-    if (wanted.size() >= kLeastBeginning && other.starts_with(wanted)) begun.push_back(one);
-    const std::size_t count = edits(wanted, other);
-    if (kEditsShare * count > std::max(wanted.size(), other.size())) continue;
+    if (sought.size() >= kLeastBeginning && other.starts_with(sought)) begun.push_back(one);
+    const std::size_t count = edits(sought, other);
+    if (kEditsShare * count > std::max(sought.size(), other.size())) continue;
     const std::pair both(count, edits(std::string(name), one));
     if (best.empty() || both < fewest) {
       fewest = both;

@@ -6,13 +6,13 @@
 
 namespace centroid {
 
-/// Of `known`, the name that was most likely meant by `name`: by the fewest edits (insert, delete,
-/// replace, swap neighbours), of which a third of the longer name are too many; or the only one
-/// that `name` begins, or the one whose last part it is ("every_rounds"). Empty where none is near.
-/// Capitals, '-' and '.' for '_' count for nothing.
+/// The name among `known` that was most likely meant: with the fewest edits (insert, delete,
+/// replace, swap neighbours; at most a third of the longer name), or the only one with the prefix
+/// `name`, or the only one with that last part ("every_rounds"). Empty if none is near. Case is
+/// ignored, and '-' and '.' equal '_'.
 std::string nearest(std::string_view name, const std::vector<std::string>& known);
 
-/// `; did you mean "checkpoints"?`, or nothing. Of several that `name` begins it lists three.
+/// `; did you mean "checkpoints"?`, or nothing. Lists up to three names with the prefix `name`.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace centroid

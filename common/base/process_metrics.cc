@@ -16,7 +16,8 @@
 namespace centroid::metrics {
 namespace {
 
-/// Text of a small file of /proc; "" where it cannot be read. No stream: a scrape reads two.
+/// Text of a small file of
+/// proc; "" if it is unreadable. Without a stream: a scrape reads two.
 std::string read_proc(const char* path) {
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return {};
@@ -26,8 +27,9 @@ std::string read_proc(const char* path) {
   return {text, got > 0 ? static_cast<std::size_t>(got) : 0};
 }
 
-/// Fields of /proc/self/stat by their number in proc(5), from 3 on. The second one is a name in
-/// parentheses that may hold anything.
+/// Fields of
+/// proc/self/stat by their number in proc(5), from 3 on. The second one is a name in parentheses
+/// with any characters.
 class Stat {
  public:
   Stat() : text_(read_proc("/proc/self/stat")) {
@@ -83,12 +85,12 @@ double open_descriptors() {
 
 void add_process(Registry& registry, const std::string& program) {
   registry
-      .gauge("centroid_build_info", "1; the labels say which program and version this is.",
+      .gauge("centroid_build_info", "1; the labels name the program and its version.",
              {{"program", program}, {"version", kVersion}})
       .set(1);
   const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
   const auto page = static_cast<double>(::sysconf(_SC_PAGESIZE));
-  // Names that Prometheus' own client libraries use, so that common dashboards find them.
+  // The names of Prometheus' client libraries, so that common dashboards find them.
   registry.gauge("process_start_time_seconds", "Start of the process since the epoch, in seconds.")
       .set(boot_unix_seconds() + Stat()[kStartTime] / ticks);
   const Counter cpu =

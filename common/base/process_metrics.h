@@ -6,9 +6,10 @@
 
 namespace centroid::metrics {
 
-/// Add `centroid_build_info` and what the process costs: processor time, resident memory, open
-/// descriptors, threads, start time. Read when scraped, from /proc; where that is missing the
-/// gauges stay 0.
+/// Add `centroid_build_info` and the use of the process: processor time, resident memory, open
+/// descriptors, threads, start time. Read from
+/// proc at each scrape; without
+/// proc the gauges stay 0.
 void add_process(Registry& registry, const std::string& program);
 
 }  // namespace centroid::metrics

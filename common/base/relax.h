@@ -2,7 +2,7 @@
 
 namespace centroid {
 
-/// Tell the core that this thread polls.
+/// Hint to the core that this thread polls.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

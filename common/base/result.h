@@ -11,7 +11,7 @@
 
 namespace centroid {
 
-/// What the caller should do about a failure; the message says what happened.
+/// How the caller should react to a failure; the message describes it.
 enum class ErrorCode : std::uint8_t {
   kUnavailable = 1,         ///< peer gone, refused or reset: reconnect with back-off
   kDeadlineExceeded = 2,    ///< too slow: the caller decides
@@ -27,12 +27,12 @@ enum class ErrorCode : std::uint8_t {
   kInternal = 12,
 };
 
-/// The code's name as it stands in logs, metrics and REST ("deadline_exceeded").
+/// The code's name in logs, metrics and REST ("deadline_exceeded").
 std::string_view to_string(ErrorCode code);
 
 struct Refusal;
 
-/// A failure as a value: what to do (code), what happened (message), where in the code, and the
+/// A failure as a value: how to react (code), what happened (message), where in the code, and the
 /// path of callers; for some refusals of another program also their reason as a value.
 class Error {
  public:
@@ -47,7 +47,7 @@ class Error {
 
   Error with_refusal(Refusal refusal) &&;
 
-  /// Put what the caller was doing in front: "push chunk 17 to server: <message>".
+  /// Prefix what the caller was doing: "push chunk 17 to server: <message>".
   Error with_context(std::string_view doing) const& { return Error(*this).with_context(doing); }
   Error with_context(std::string_view doing) && {
     message_ = std::string(doing) + ": " + message_;
@@ -106,7 +106,7 @@ class [[nodiscard]] Result<void> {
 
 using Status = Result<void>;
 
-/// Stop the process: an invariant of our own code is broken (never for bad input).
+/// Abort the process: an invariant of our own code is broken (never for bad input).
 [[noreturn]] void check_failed(std::string_view expression, std::source_location where);
 
 }  // namespace centroid

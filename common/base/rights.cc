@@ -11,7 +11,7 @@
 namespace centroid {
 namespace {
 
-/// " (nobody)"; nothing where the system has no name, as in containers.
+/// " (nobody)"; nothing if the system has no name, as in containers.
 std::string name_of(uid_t user) {
   passwd entry{};
   passwd* found = nullptr;

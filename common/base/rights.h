@@ -4,9 +4,10 @@
 
 namespace centroid {
 
-/// Whose a file is, and who we are, for the message of a call that was not permitted: "this process
-/// is user 65534 (nobody), /srv/run is user 0's (root), mode 0755". Of a path that does not exist
-/// yet the folder that it would be made in; "" where nothing can be found out.
+/// The owner of a file and the user of this process, for the message of a denied call: "this
+/// process is user 65534 (nobody),
+/// srv/run is user 0's (root), mode 0755". For a missing path, its folder; "" if nothing can be
+/// determined.
 std::string rights_text(const std::string& path);
 
 }  // namespace centroid

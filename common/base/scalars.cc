@@ -24,7 +24,7 @@ Status Scalars::record(std::string_view name, double value) {
   if (!is_scalar_name(name))
     return Error(ErrorCode::kInvalidArgument,
                  "a scalar's name has 1 to 64 letters, digits, _ . / or -, and begins with a "
-                 "letter or _; this one has " +
+                 "letter or _; this name has " +
                      std::to_string(name.size()) + " bytes");
   if (!(std::abs(value) <= kMaxSum))
     return Error(ErrorCode::kInvalidArgument,

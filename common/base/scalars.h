@@ -11,8 +11,8 @@
 namespace centroid {
 
 /// Means of numbers that a training program names itself (perplexity, reward, ...), as sums and
-/// counts, so that those of several contributions and workers can be added. Bounded: at most
-/// kMaxNames names. thread: one
+/// counts, so that contributions and workers can be added. Bounded: at most kMaxNames names.
+/// thread: one
 class Scalars {
  public:
   static constexpr std::size_t kMaxNames = 16, kMaxNameBytes = 64;
@@ -21,19 +21,19 @@ class Scalars {
   struct Sum {
     double sum = 0;
     std::uint64_t count = 0;
-    /// 0 of none.
+    /// 0 if there are none.
     double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
     bool operator==(const Sum&) const = default;
   };
   using Map = std::map<std::string, Sum, std::less<>>;
 
-  /// One more number under this name.
-  /// fails  invalid_argument: no name for it, or a number that is not finite or beyond 1e300;
+  /// Add one number under this name.
+  /// fails  invalid_argument: not a valid name, or a number that is not finite or beyond 1e300;
   ///        resource_exhausted: a seventeenth name
   Status record(std::string_view name, double value);
-  /// One more sum under this name. False: there are kMaxNames others, and it is left out.
+  /// Add one sum under this name. False: there are kMaxNames others, and it is left out.
   bool add(std::string_view name, const Sum& more);
-  /// All for which there is room.
+  /// All that fit.
   void add(const Scalars& more);
 
   const Map& all() const { return sums_; }

@@ -15,8 +15,8 @@ Result<SharedLibrary> SharedLibrary::open(std::span<const std::string> names) {
     library.handle_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     library.name_ = name;
     if (library.handle_ != nullptr) return library;
-    const char* const said = ::dlerror();
-    if (why.empty()) why = said != nullptr ? said : name;
+    const char* const verdict = ::dlerror();
+    if (why.empty()) why = verdict != nullptr ? verdict : name;
   }
   return Error(ErrorCode::kFailedPrecondition, why);
 }

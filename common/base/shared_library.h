@@ -9,8 +9,8 @@
 
 namespace centroid {
 
-/// A library that is looked up when the program runs, so that one program serves machines with and
-/// without it. Closed with the object: what was found lives no longer.
+/// A library that is loaded when the program runs, so that one program works on machines with and
+/// without it. Closed with the object: found functions are invalid then.
 /// thread  one at a time
 class SharedLibrary {
  public:
@@ -22,18 +22,18 @@ class SharedLibrary {
     return *this;
   }
 
-  /// The first of `names` that there is.
-  /// fails  failed_precondition: none (why the first was not to be loaded, as the linker says it)
+  /// Open the first of `names` that exists.
+  /// fails  failed_precondition: none (the linker's reason for the first)
   static Result<SharedLibrary> open(std::span<const std::string> names);
 
-  /// Null where it has none of this name; the first such is `missing`.
+  /// Null if the library has no such function; `missing` names the first one.
   template <class Function>
   void find(Function*& function, const char* symbol) {
     function = reinterpret_cast<Function*>(address_of(symbol));
   }
   const std::string& name() const { return name_; }
   const std::string& missing() const { return missing_; }
-  /// It stays loaded when the object goes.
+  /// Leave it loaded when the object is destroyed.
   void keep() { handle_ = nullptr; }
 
  private:

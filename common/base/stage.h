@@ -18,14 +18,14 @@ class StageProbe {
                                       metrics::latency_bounds(), {{"stage", to_string(stage)}})),
         stage_(stage) {}
 
-  /// Seconds from `begin` to `end`.
+  /// Record a span from `begin` to `end`; returns its seconds.
   double ended(const Lane& lane, TimePoint begin, TimePoint end, std::uint64_t round) const {
     const double seconds = std::chrono::duration<double>(end - begin).count();
     histogram_.observe(seconds);
     lane.span(stage_, begin, end, round);
     return seconds;
   }
-  /// Of work in pieces that lie apart, which is no span.
+  /// Record work in separate pieces, which is no span.
   void took(double seconds) const { histogram_.observe(seconds); }
 
  private:

@@ -7,21 +7,21 @@
 
 namespace centroid {
 
-/// Whether this process stood still, stopped or with its machine: what others sent meanwhile is yet
-/// to be read, so nobody was silent before it went on. Pure.
+/// Detects that this process stood still, stopped or with its machine. Messages of that time are
+/// still unread, so no peer was silent before it continued. Pure.
 class Standstill {
  public:
-  /// Looked at `now`, and again before `longest` has passed if it runs.
+  /// Call at least once every `longest`: a longer gap is a standstill.
   void look(TimePoint now, Duration longest) {
-    if (looked_ && now - *looked_ > longest) end_ = now;
-    looked_ = now;
+    if (last_check_ && now - *last_check_ > longest) end_ = now;
+    last_check_ = now;
   }
-  /// Of something that was last seen `then`: since when its silence counts.
+  /// For a peer that was last seen `then`: since when its silence counts.
   TimePoint since(TimePoint then) const { return std::max(then, end_); }
 
  private:
-  std::optional<TimePoint> looked_;
-  TimePoint end_ = TimePoint::min();  ///< when it went on; never yet
+  std::optional<TimePoint> last_check_;
+  TimePoint end_ = TimePoint::min();  ///< when it continued; never yet
 };
 
 }  // namespace centroid

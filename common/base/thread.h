@@ -23,14 +23,14 @@ class Thread {
       : real_(std::move(other.real_)), simulated_(std::exchange(other.simulated_, 0)) {}
   Thread& operator=(Thread&& other) noexcept;
   bool joinable() const;
-  void join();  ///< nothing where there is none
+  void join();  ///< no effect without a thread
 
  private:
   std::thread real_;
   Host::Number simulated_ = 0;
 };
 
-/// A mutex of the calling thread's host. A std::mutex will do where no wait happens under it.
+/// A mutex of the calling thread's host. A std::mutex suffices if no wait happens under it.
 class Mutex {
  public:
   void lock();
@@ -42,7 +42,7 @@ class Mutex {
   bool is_locked_ = false;  ///< in a simulation
 };
 
-/// A condition variable of the calling thread's host. A wait may end without a reason.
+/// A condition variable of the calling thread's host. A wait may end spuriously.
 class Condition {
  public:
   void wait(std::unique_lock<Mutex>& lock);
@@ -51,19 +51,19 @@ class Condition {
   void notify_all();
 
   template <class Predicate>
-  void wait(std::unique_lock<Mutex>& lock, Predicate is_met) {
-    while (!is_met()) wait(lock);
+  void wait(std::unique_lock<Mutex>& lock, Predicate is_true) {
+    while (!is_true()) wait(lock);
   }
-  /// Whether it is met at the end.
+  /// Returns whether the predicate is true at the end.
   template <class Predicate>
-  bool wait_until(std::unique_lock<Mutex>& lock, TimePoint deadline, Predicate is_met) {
-    while (!is_met())
-      if (!wait_until(lock, deadline)) return is_met();
+  bool wait_until(std::unique_lock<Mutex>& lock, TimePoint deadline, Predicate is_true) {
+    while (!is_true())
+      if (!wait_until(lock, deadline)) return is_true();
     return true;
   }
   template <class Predicate>
-  bool wait_for(std::unique_lock<Mutex>& lock, Duration time, Predicate is_met) {
-    return wait_until(lock, now() + time, std::move(is_met));
+  bool wait_for(std::unique_lock<Mutex>& lock, Duration time, Predicate is_true) {
+    return wait_until(lock, now() + time, std::move(is_true));
   }
 
  private:

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kSpans = 1u << 16, kMarks = 4096, kSamples = 1u << 14;
 constexpr std::size_t kMaxLanes = 256, kMaxText = 200;
-constexpr std::chrono::milliseconds kTurn{500};  // between two samples, and two writes
+constexpr std::chrono::milliseconds kTurn{500};  // between two samples, and between two writes
 constexpr std::string_view kHead = "[", kTail = "\n]\n";
 
 enum class Kind : std::uint8_t { kStage, kPeriod, kNamed };
@@ -54,7 +54,7 @@ std::int64_t ns_of(TimePoint time) {
 }
 std::int64_t now_ns() { return ns_of(std::chrono::steady_clock::now()); }
 
-/// From the steady clock to microseconds since 1970, as found at the start: a clock that is set
+/// From the steady clock to microseconds since 1970, determined at the start: setting the clock
 /// later moves nothing within one file.
 std::int64_t unix_offset_ns() {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
@@ -79,33 +79,33 @@ std::uint64_t resident_bytes() {
   return pages * static_cast<unsigned long long>(::sysconf(_SC_PAGESIZE));
 }
 
-/// The newest `most` of what was added, numbered from 0.
+/// The newest `most` of the added items, numbered from 0.
 template <class One>
 class Newest {
  public:
   explicit Newest(std::size_t most) : most_(most) {}
   void add(One one) {
-    if (kept_.size() < most_)
-      kept_.push_back(std::move(one));
+    if (ring_.size() < most_)
+      ring_.push_back(std::move(one));
     else
-      kept_[next_ % most_] = std::move(one);
+      ring_[next_ % most_] = std::move(one);
     ++next_;
   }
   std::uint64_t next() const { return next_; }
   /// Each of those from number `first` on that ended at `since` or later.
   template <class Take>
   void each(std::uint64_t first, std::int64_t since, const Take& take) const {
-    for (std::uint64_t at = std::max(first, next_ - kept_.size()); at < next_; ++at)
-      if (const One& one = kept_[at % most_]; one.end_ns() >= since) take(one);
+    for (std::uint64_t at = std::max(first, next_ - ring_.size()); at < next_; ++at)
+      if (const One& one = ring_[at % most_]; one.end_ns() >= since) take(one);
   }
 
  private:
   std::size_t most_;
-  std::deque<One> kept_;  // number n is at n % most_
+  std::deque<One> ring_;  // number n is at n % most_
   std::uint64_t next_ = 0;
 };
 
-/// How far somebody has read.
+/// Position of a reader.
 struct Place {
   std::uint64_t span = 0, mark = 0, sample = 0;
 };
@@ -141,7 +141,7 @@ class Recorder {
     const std::lock_guard lock(mutex_);
     process_ = std::move(name);
   }
-  void add_source(std::function<void(const Tell&)> source) {
+  void add_source(std::function<void(const RecordSample&)> source) {
     const std::lock_guard lock(sources_mutex_);
     sources_.push_back(std::move(source));
   }
@@ -210,7 +210,7 @@ class Recorder {
   double us_of(std::int64_t ns) const { return static_cast<double>(ns + offset_ns_) / 1000; }
   Place end() const { return {spans_.next(), marks_.next(), samples_.next()}; }
 
-  /// Under the mutex.
+  /// Requires the mutex.
   Capture from(const Place& place, std::int64_t since) const {
     Capture out;
     out.process = process_;
@@ -235,22 +235,22 @@ class Recorder {
 
   void sample() {
     const std::int64_t now = now_ns();
-    std::vector<std::pair<std::pair<std::string, std::string>, double>> told;
-    const Tell tell = [&](std::string_view name, std::string_view what, double value) {
-      told.push_back({{std::string(name), std::string(what)}, value});
+    std::vector<std::pair<std::pair<std::string, std::string>, double>> numbers;
+    const RecordSample record = [&](std::string_view name, std::string_view what, double value) {
+      numbers.push_back({{std::string(name), std::string(what)}, value});
     };
     const double spent = processor_seconds();
     const double passed = 1e-9 * static_cast<double>(now - measured_ns_);
-    tell("processors", "busy", passed > 0 ? (spent - spent_) / passed : 0);
-    tell("memory", "resident_bytes", static_cast<double>(resident_bytes()));
+    record("processors", "busy", passed > 0 ? (spent - spent_) / passed : 0);
+    record("memory", "resident_bytes", static_cast<double>(resident_bytes()));
     measured_ns_ = now;
     spent_ = spent;
     {
       const std::lock_guard lock(sources_mutex_);
-      for (const auto& source : sources_) source(tell);
+      for (const auto& source : sources_) source(record);
     }
     const std::lock_guard lock(mutex_);
-    for (const auto& [track, value] : told)
+    for (const auto& [track, value] : numbers)
       samples_.add({now, value, number_of(tracks_, track, {"others", "value"})});
   }
 
@@ -265,7 +265,7 @@ class Recorder {
     }
   }
 
-  /// What has come since the last time.
+  /// Write what was added since the last time.
   void write() {
     Capture fresh;
     {
@@ -274,19 +274,19 @@ class Recorder {
       fresh = from(std::exchange(written_, end()), INT64_MIN);
     }
     std::string out;
-    const std::size_t before = told_lanes_;
-    told_lanes_ = fresh.lanes.size();
-    fresh.process.clear();  // was told at the beginning
+    const std::size_t before = written_lanes_;
+    written_lanes_ = fresh.lanes.size();
+    fresh.process.clear();  // was written at the beginning
     append_events(out, fresh, process_id_, before);
     if (!out.empty()) append(",\n" + out);
   }
 
-  /// One write over the tail of the one before: whole JSON before and after it.
+  /// One write over the tail of the one before: complete JSON before and after it.
   void append(const std::string& text) {
     if (text.empty() || is_full_) return;
     if (size_ + text.size() > limit_) {
       is_full_ = true;
-      log::warn("trace.full", {{"file", path_}, {"bytes", size_}});
+      log::warn("trace.limit_reached", {{"file", path_}, {"bytes", size_}});
       return;
     }
     const std::string block = text + std::string(kTail);
@@ -312,8 +312,8 @@ class Recorder {
   const std::int64_t offset_ns_ = unix_offset_ns();
   const long process_id_ = ::getpid();
   std::mutex sources_mutex_;
-  std::vector<std::function<void(const Tell&)>> sources_;
-  // Of the thread: when it sampled last, and the processor time then.
+  std::vector<std::function<void(const RecordSample&)>> sources_;
+  // Of the thread: the last sample's time, and the processor time then.
   std::int64_t measured_ns_ = 0;
   double spent_ = 0;
   // Of the file.
@@ -321,7 +321,7 @@ class Recorder {
   std::string path_;
   std::uint64_t limit_ = 0, size_ = 0;
   Place written_;
-  std::size_t told_lanes_ = 0;
+  std::size_t written_lanes_ = 0;
   bool is_full_ = false, is_finishing_ = false;
   std::thread thread_;
 };
@@ -374,7 +374,7 @@ void EventLane::mark(std::string_view name, std::string_view text) const {
 void set_process(std::string name) { Recorder::instance().set_process(std::move(name)); }
 
 void start_sampling() { Recorder::instance().start(); }
-void add_source(std::function<void(const Tell&)> source) {
+void add_source(std::function<void(const RecordSample&)> source) {
   Recorder::instance().add_source(std::move(source));
 }
 

@@ -9,29 +9,29 @@
 #include "common/base/clock.h"
 #include "common/base/result.h"
 
-/// What this process did when: the stages of the gradient path, kept for a while in memory, and in
-/// a file where one is asked for.
+/// Records when this process did what: the stages of the gradient path, in memory for a while, and
+/// on request in a file.
 ///
 /// form    trace-event JSON, as chrome://tracing and Perfetto read it: one complete event a span, a
 ///         thread per lane; microseconds since 1970, so that files of several processes fit
 ///         together
-/// bounds  the newest 65,536 spans, 2 MiB; 255 lanes, further ones are one; the file's limit
+/// bounds  the newest 65,536 spans, 2 MiB; 255 lanes, further ones share one; the file's limit
 /// thread  any; a span costs a lock that is hardly ever contended, ~50 ns
 namespace centroid::trace {
 
-/// Stages of the gradient path; metrics `..._stage_seconds` bear the same names.
+/// Stages of the gradient path; metrics `..._stage_seconds` have the same names.
 enum class Stage : std::uint8_t {
   kCompute,     ///< worker, per device: forward and backward
   kEvaluate,    ///< worker, per device: held-out data
   kEncode,      ///< a chunk through the codec: a worker's gradients, the server's results
-  kSend,        ///< a chunk to the server, or of the result to a worker, with waiting for credit
+  kSend,        ///< a chunk to the server, or a result to a worker, with waiting for credit
   kExchange,    ///< worker: additions with its peers
   kWait,        ///< worker: from the end of backward to new parameters
   kReceive,     ///< server: a chunk's payload
   kAggregate,   ///< server: a chunk decoded and added, in one pass
   kApply,       ///< the optimizer step, or results becoming the parameters
   kCheckpoint,  ///< server: writing one
-  kDecode,      ///< worker: results out of their codec, of a round; part of apply
+  kDecode,      ///< worker: decoding the results of a round; part of apply
   kJournal,     ///< server: a round's end until the journal has it
 };
 inline constexpr std::array kStageNames = {"compute",  "evaluate",   "encode",  "send",
@@ -45,7 +45,7 @@ constexpr const char* to_string(Stage stage) {
 class Lane {
  public:
   Lane() = default;
-  /// The lane of this name; the same name gives the same lane.
+  /// The lane of this name; the same name returns the same lane.
   explicit Lane(std::string_view name);
   void span(Stage stage, TimePoint begin, TimePoint end, std::uint64_t round = 0) const;
 
@@ -53,20 +53,20 @@ class Lane {
   std::uint16_t number_ = 0;
 };
 
-/// Name of the process in what is written; before the first span.
+/// Set the name of the process in the output; before the first span.
 void set_process(std::string name);
 
 /// Spans that ended within the last `seconds`, oldest first, as one JSON document.
 std::string to_json(double seconds);
 
-/// Spans from now on go to a file too, twice a second, until the process ends. The file is whole
-/// JSON after each write, so also when the process is killed.
+/// Write spans from now on to a file too, twice a second, until the process ends. The file is
+/// complete JSON after each write, also when the process is killed.
 ///
-/// limit_bytes  spans beyond it are left out, with one warning in the log
+/// limit_bytes  further spans are left out, with one warning in the log
 /// fails        invalid_argument (the file cannot be made); already_exists (a second file)
 Status write_to(const std::string& path, std::uint64_t limit_bytes);
 
-/// Write what is left and close the file.
+/// Write the rest and close the file.
 void finish();
 
 }  // namespace centroid::trace

@@ -45,17 +45,17 @@ std::string seconds(double value) {
   return number(value, "%.4g") + " s";
 }
 
-/// How long after the beginning.
+/// Time after the beginning.
 std::string after(double at_us, const Window& window) {
   std::string text(1, '+');
   return text.append(seconds(1e-6 * (at_us - window.begin_us)));
 }
 
-std::string percent(double part, double whole) {
-  return number(whole > 0 ? 100 * part / whole : 0, "%.1f") + " %";
+std::string percent(double part, double total) {
+  return number(total > 0 ? 100 * part / total : 0, "%.1f") + " %";
 }
 
-/// The page's colour of a stage; those that it does not know are grey.
+/// The page's colour of a stage; unknown stages are grey.
 std::string class_of(const std::string& stage) {
   constexpr std::string_view kKnown =
       " compute evaluate encode send exchange wait receive aggregate apply checkpoint decode "

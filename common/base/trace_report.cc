@@ -14,7 +14,7 @@ namespace {
 struct Interval {
   double begin = 0, end = 0;
 };
-/// Sorted, and apart from each other.
+/// Sorted and disjoint.
 using Intervals = std::vector<Interval>;
 
 void merge(Intervals& intervals) {
@@ -35,7 +35,7 @@ double length(const Intervals& intervals) {
   return sum;
 }
 
-/// What of `window` none of the intervals covers.
+/// The parts of `window` that no interval covers.
 Intervals gaps(const Intervals& busy, Interval window) {
   Intervals out;
   double at = window.begin;
@@ -95,7 +95,7 @@ Gap gap_of(std::size_t process, const std::string& lane, const Interval& of) {
   return {.process_number = process, .lane = lane, .begin_us = of.begin, .end_us = of.end};
 }
 
-/// How busy a GPU was, as it was sampled: each sample holds since the one before.
+/// GPU use by samples: each sample covers the time since the one before.
 struct GpuUse {
   Interval window;
   double busy_us = 0;
@@ -123,7 +123,7 @@ GpuUse use_of(const Capture& capture, std::uint32_t track, const GapOptions& opt
 
 constexpr std::string_view kUtilization = " utilization";
 
-/// "gpu 0" of the track "gpu 0 utilization"; "" of others.
+/// "gpu 0" for the track "gpu 0 utilization"; else "".
 std::string gpu_of(const std::string& track) {
   if (!track.starts_with("gpu ") || !track.ends_with(kUtilization)) return {};
   return track.substr(0, track.size() - kUtilization.size());
@@ -182,12 +182,12 @@ std::string csv_field(std::string_view text) {
     out = "'";
   out += text;
   if (out.find_first_of(",\"\r\n") == std::string::npos) return out;
-  std::string whole = "\"";
+  std::string cell = "\"";
   for (const char c : out) {
-    if (c == '"') whole += '"';
-    whole += c;
+    if (c == '"') cell += '"';
+    cell += c;
   }
-  return whole + '"';
+  return cell + '"';
 }
 
 std::string seconds_text(double us) {
@@ -211,8 +211,8 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
     return is_long && !is_half && follows(1) && follows(2) ? 3 : 0;
   }
   if (lead >= 0xF0 && lead < 0xF5) {
-    const bool is_good = (lead != 0xF0 || byte(1) >= 0x90) && (lead != 0xF4 || byte(1) < 0x90);
-    return is_good && follows(1) && follows(2) && follows(3) ? 4 : 0;
+    const bool is_valid = (lead != 0xF0 || byte(1) >= 0x90) && (lead != 0xF4 || byte(1) < 0x90);
+    return is_valid && follows(1) && follows(2) && follows(3) ? 4 : 0;
   }
   return 0;
 }

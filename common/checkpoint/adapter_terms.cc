@@ -40,16 +40,16 @@ Result<AdapterTerms> read_adapter_terms(const fs::path& file) {
     return found != json.end() && (found->is_boolean() ? found->get<bool>() : !found->empty());
   };
   if (json.value("peft_type", nlohmann::json()) != "LORA")
-    return bad(file, "peft_type is not LORA: other adapters are not known");
+    return bad(file, "peft_type is not LORA: other adapters are not supported");
   for (const char* unknown :
        {"fan_in_fan_out", "use_dora", "lora_bias", "rank_pattern", "alpha_pattern"})
-    if (is_set(unknown)) return bad(file, std::string(unknown) + " is set, which is not known");
+    if (is_set(unknown)) return bad(file, std::string(unknown) + " is set, which is not supported");
   AdapterTerms terms;
   const double rank = number("r");
   terms.alpha = number("lora_alpha");
   if (!(rank >= 1 && rank <= 1e6) || !(terms.alpha > 0) || !std::isfinite(terms.alpha))
     return bad(file, "r and lora_alpha must be numbers above 0");
-  if (rank != std::floor(rank)) return bad(file, "r must be a whole number");
+  if (rank != std::floor(rank)) return bad(file, "r must be an integer");
   terms.rank = static_cast<std::uint64_t>(rank);
   terms.is_by_root = is_set("use_rslora");
   terms.scale = terms.alpha / (terms.is_by_root ? std::sqrt(rank) : rank);

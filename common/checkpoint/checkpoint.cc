@@ -62,7 +62,7 @@ Status check_input(const CheckpointInfo& info, const Manifest& manifest) {
   for (const TensorInfo& tensor : manifest)
     if (tensor.dtype != DType::kF32)
       return Error(ErrorCode::kInvalidArgument, "tensor \"" + printable(tensor.name) +
-                                                    "\": a checkpoint holds f32, not " +
+                                                    "\": a checkpoint stores f32, not " +
                                                     std::string(to_string(tensor.dtype)));
   std::set<std::string> slots;
   for (const std::string& slot : info.slot_names)
@@ -92,7 +92,7 @@ Status write_planes(const fs::path& folder, const std::string& stem, const Manif
   return {};
 }
 
-/// It was read while somebody deleted it, which looks as if files were missing.
+/// A reader of a checkpoint that is being deleted sees missing files.
 bool is_deleted(const CheckpointEntry& entry) {
   return !entry.problem.empty() && !file::exists(entry.path);
 }
@@ -107,13 +107,13 @@ Result<Manifest> manifest_in(const fs::path& folder, const std::vector<std::stri
   return all;
 }
 
-/// Gives the elements of planes in order, in pieces that end with a file or a plane.
+/// Returns the elements of planes in order, in pieces that end with a file or a plane.
 class PlaneFeed {
  public:
   PlaneFeed(std::size_t first_plane, std::uint64_t plane_elements, const PlaneWriter& write)
       : plane_(first_plane), plane_elements_(plane_elements), write_(write) {}
 
-  std::uint64_t left_in_plane() const { return plane_elements_ - at_; }
+  std::uint64_t rest_of_plane() const { return plane_elements_ - at_; }
   Status give(std::span<const float> piece) {
     CENTROID_TRY(write_(plane_, at_, piece));
     at_ += piece.size();
@@ -149,7 +149,7 @@ Status read_file(const fs::path& path, const FileRecord& record, PlaneFeed& feed
   const Buffer buffer(kPieceElements * sizeof(float));
   while (position < bytes) {
     const std::uint64_t elements = std::min(
-        {std::uint64_t{kPieceElements}, feed.left_in_plane(), (bytes - position) / sizeof(float)});
+        {std::uint64_t{kPieceElements}, feed.rest_of_plane(), (bytes - position) / sizeof(float)});
     const std::span<float> piece = buffer.as<float>().first(static_cast<std::size_t>(elements));
     CENTROID_TRY(file::read_at(file, path, position, std::as_writable_bytes(piece)));
     crc = crc32c(std::as_bytes(piece), crc);
@@ -171,7 +171,7 @@ Status read_planes(const fs::path& folder, const CheckpointManifest& content,
   if (!difference.empty())
     return Error(
         ErrorCode::kFailedPrecondition,
-        (folder / files.front()).string() + " holds another model (theirs): " + difference);
+        (folder / files.front()).string() + " contains another model (theirs): " + difference);
   PlaneFeed feed(first_plane, elements_of(expected) / planes, write);
   for (const std::string& name : files)
     CENTROID_TRY(read_file(folder / name, content.files.at(name), feed));
@@ -259,8 +259,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   const fs::path temporary = temporary_path(root_, directory_name(place));
   const std::string doing = "write checkpoint " + target.string();
   Status status = file::create_directory(temporary);
-  file::Descriptor
-      lock;  // held until the name is final: others leave the temporary directory alone
+  file::Descriptor lock;  // held until the name is final: others then leave the temporary directory
   if (status.ok()) {
     auto locked = file::lock_directory(temporary);
     if (locked.ok())
@@ -287,7 +286,7 @@ Status CheckpointDirectory::write_files(const fs::path& directory, const Checkpo
   const std::uint64_t elements = elements_of(manifest);
   CheckpointManifest content;
   content.info = info;
-  for (const CheckpointPart& part : parts) {  // first: what was kept for them is free soon
+  for (const CheckpointPart& part : parts) {  // first: their copies are released early
     CENTROID_ASSIGN(content.files[part.name], part.write(directory / part.name));
     fault::point("checkpoint.part_written");
   }
@@ -313,7 +312,7 @@ Status CheckpointDirectory::publish(const fs::path& temporary, const fs::path& t
   fault::point("checkpoint.renamed");
   if (status.ok()) {
     status = file::sync_directory(root_);
-    // Not known to last: take it back, so that failure always means "not there".
+    // The name may not be durable: take it back, so that failure always means "not there".
     if (!status.ok()) (void)file::rename(target, temporary);
   }
   if (is_replaced) (void)(status.ok() ? file::remove_all(damaged) : file::rename(damaged, target));
@@ -346,7 +345,7 @@ void CheckpointDirectory::prune() const {
 }
 
 Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
-  // Renamed first: a crash while its files go leaves no half checkpoint.
+  // Renamed first, so that a crash leaves no incomplete checkpoint.
   const fs::path doomed = temporary_path(root_, "old");
   CENTROID_TRY(file::rename(entry.path, doomed));
   fault::point("checkpoint.old_renamed");
@@ -365,7 +364,7 @@ Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) 
   }
   return Error(ErrorCode::kNotFound,
                "there is no checkpoint of version " + to_string(version) + " in " + root_.string() +
-                   ": it was deleted, to keep as many as checkpoint.keep says, or never written; " +
+                   ": checkpoint.keep deleted it, or it was never written; " +
                    (newest ? "the newest is of version " + to_string(*newest) : "there is none"));
 }
 
@@ -405,7 +404,7 @@ std::optional<CheckpointEntry> CheckpointDirectory::look_at(const fs::path& fold
   auto place = place_of(path);
   if (!file::is_directory(path)) return std::nullopt;
   if (!place && !file::exists(path / kManifestFile)) return std::nullopt;
-  if (!place) {  // a copy under a name of its own: what it says counts, where it can be read
+  if (!place) {  // a renamed copy: its manifest counts, if it is readable
     const auto manifest = read_manifest(path);
     place.emplace();
     if (manifest.ok()) place->version = manifest->info.version;

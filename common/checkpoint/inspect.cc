@@ -41,7 +41,7 @@ Status check_size(const fs::path& path, const FileRecord& record, std::uint64_t&
   CENTROID_ASSIGN(const std::uint64_t bytes, file::size_of(file, path));
   if (bytes != record.bytes)
     return Error(ErrorCode::kDataLoss, path.filename().string() + ": " + std::to_string(bytes) +
-                                           " bytes, manifest.json says " +
+                                           " bytes, manifest.json expects " +
                                            std::to_string(record.bytes));
   CENTROID_ASSIGN(const std::uint64_t own, file::stamp_of(file, path));
   stamp = mix64(stamp, own);
@@ -58,7 +58,7 @@ Status check_bytes(const fs::path& path, const FileRecord& record) {
 }
 
 Status check_entry(CheckpointEntry& entry, bool verify) {
-  // Before anything is read: what is found never counts for bytes that came later.
+  // Before anything is read, so that the result never counts for later bytes.
   CENTROID_ASSIGN(std::uint64_t stamp, stamp_at(entry.path / kManifestFile));
   CENTROID_ASSIGN(const CheckpointManifest manifest, read_manifest(entry.path));
   entry.info = manifest.info;
@@ -122,7 +122,7 @@ CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
       if (file.about.kind == file::Kind::kFile) entry.bytes += file.about.bytes;
   if (const Status status = check_entry(entry, verify); !status.ok()) {
     entry.problem = status.error().message();
-    // Too many open files, say: nothing that is wrong with these bytes.
+    // For example too many open files: no fault of these bytes.
     if (status.error().code() != ErrorCode::kDataLoss) entry.stamp = 0;
   }
   return entry;

@@ -9,9 +9,8 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 
-/// Bytes of a journal, the table of which stands in docs/internals/journal-formats.md. A segment is
-/// a file of records: a base, then chunks and commits. Every record is a head of 40 bytes and its
-/// payload.
+/// Bytes of a journal; docs/internals/journal-formats.md has the table. A segment is a file of
+/// records: a base, then chunks and commits. Every record is a head of 40 bytes and its payload.
 namespace centroid::journal {
 
 constexpr std::size_t kHeadBytes = 40;
@@ -76,12 +75,12 @@ struct Commit {
 /// A model on several servers: whose journal has the numbers of which chunk, from here on. A
 /// journal without one has all chunks.
 struct Route {
-  std::vector<std::string> servers;   ///< names; the first is the one whose journal this is
+  std::vector<std::string> servers;   ///< names; the first is the owner of this journal
   std::vector<std::uint16_t> owners;  ///< by chunk: index of a server
 };
 
 std::vector<std::byte> encode(const Head& head);
-/// fails data_loss: no head of ours, or altered; unimplemented: of a later format.
+/// fails data_loss: not one of our heads, or altered; unimplemented: of a later format.
 Result<Head> decode_head(Bytes bytes);
 
 std::vector<std::byte> encode(const Base& base);

@@ -13,7 +13,7 @@ constexpr std::string_view kServer = "server=", kFragments = " fragments=";
 
 using Ended = Contents::Ended;
 
-/// Of rounds one after the other each trains another of so many parts of the model.
+/// Consecutive rounds train this many parts of the model in turn.
 std::uint64_t fragments_of(const std::string& terms) {
   std::uint64_t fragments = 1;
   if (const std::size_t at = terms.find(kFragments); at != std::string::npos)
@@ -22,7 +22,7 @@ std::uint64_t fragments_of(const std::string& terms) {
 }
 
 bool is_of(const Contents& one, const std::string& server, const std::string& run_id) {
-  // What stands behind the damage nobody knows.
+  // What follows the damage is unknown.
   return one.server() == server && (!one.damage.empty() || one.has_run(run_id));
 }
 
@@ -30,22 +30,22 @@ std::size_t owned_by(const Route& route, std::size_t server) {
   return static_cast<std::size_t>(std::ranges::count(route.owners, server));
 }
 
-/// What one server has of the rounds of a run.
+/// The rounds of a run in one server's journal.
 class Prepared {
  public:
   Prepared(const Contents& of, const std::string& run_id, std::uint64_t fragments)
       : fragments_(fragments) {
     for (const Ended& one : of.ended) {
       if (of.bases[one.base].run_id != run_id || !one.is_commit) continue;
-      // One that was prepared again replaces what was never committed.
+      // A part that was prepared again replaces one that was never committed.
       parts_[{one.round.value, one.attempt}] = &one;
-      if (one.wanted > 0) turns_.insert(one.optimizer_step % fragments);
+      if (one.needed > 0) turns_.insert(one.optimizer_step % fragments);
       last_ = one.round;
     }
   }
 
-  /// Why a part of `owned` chunks is not there; empty: it is. Which chunks a fragment has stands
-  /// in no journal, so a round that a server was not asked about is told by others of its turn.
+  /// Why a part of `owned` chunks is missing; empty: it is there. No journal records the chunks of
+  /// a fragment, so other rounds of its turn decide about a round that a server took no part in.
   std::string trouble(const Ended& committed, std::size_t owned) const {
     const auto found = parts_.find({committed.round.value, committed.attempt});
     if (found == parts_.end()) {
@@ -56,9 +56,9 @@ class Prepared {
       return std::string("does not have it, and ends with round ").append(to_string(*last_));
     }
     const Ended& part = *found->second;
-    const std::size_t wanted = fragments_ > 1 ? part.wanted : owned;
-    if (part.has == wanted && part.has == part.wanted) return "";
-    return "has " + std::to_string(part.has) + " of " + std::to_string(wanted) + " chunks of it";
+    const std::size_t needed = fragments_ > 1 ? part.needed : owned;
+    if (part.has == needed && part.has == part.needed) return "";
+    return "has " + std::to_string(part.has) + " of " + std::to_string(needed) + " chunks of it";
   }
 
  private:
@@ -90,7 +90,7 @@ Contents read_contents(const std::filesystem::path& folder) {
   out.folder = folder;
   std::set<std::uint32_t> chunks;  // of the attempt that has not ended yet
   Head open;
-  std::size_t present = 0;  // route; it stands behind the base anew
+  std::size_t present = 0;  // route; after the base they start again
   const auto each = [&](const Reader::Record& record) {
     if (const auto* base = std::get_if<Base>(&record)) {
       out.bases.push_back(*base);
@@ -111,7 +111,7 @@ Contents read_contents(const std::filesystem::path& folder) {
       ended.optimizer_step = end->commit.optimizer_step;
       ended.is_commit = end->head.kind == Kind::kCommit;
       ended.has = is_same ? static_cast<std::uint32_t>(chunks.size()) : 0;
-      ended.wanted = end->commit.chunks;
+      ended.needed = end->commit.chunks;
       ended.base = out.bases.size() - 1;
       ended.route = present;
       out.ended.push_back(ended);
@@ -130,7 +130,8 @@ Match match(const Contents& leader, const std::vector<Contents>& others, Round o
   Match out;
   using ServerAndFolder = std::pair<std::string, std::filesystem::path>;
   std::set<std::string> sound, absent, unsound;
-  std::map<ServerAndFolder, std::pair<std::string, std::uint64_t>> troubles;  // with how many more
+  std::map<ServerAndFolder, std::pair<std::string, std::uint64_t>>
+      troubles;  // with the number of further ones
   std::map<std::pair<std::string, std::string>, std::vector<Copy>> prepared;  // by server and run
   const auto note = [&](const ServerAndFolder& whose, const std::string& trouble) {
     const auto [at, is_first] = troubles.try_emplace(whose, trouble, 0);
@@ -150,9 +151,9 @@ Match match(const Contents& leader, const std::vector<Contents>& others, Round o
     const Base& base = leader.bases[one.base];
     const Route& route = leader.routes[one.route];
     const std::string round = "round " + to_string(one.round) + " is committed, and ";
-    if (one.has != one.wanted)
+    if (one.has != one.needed)
       note({"", leader.folder}, round + "the leader's journal has " + std::to_string(one.has) +
-                                    " of its own " + std::to_string(one.wanted) + " chunks of it");
+                                    " of its own " + std::to_string(one.needed) + " chunks of it");
     bool is_spread = false;
     for (std::size_t i = 1; i < route.servers.size(); ++i) {
       const std::string& server = route.servers[i];
@@ -162,7 +163,7 @@ Match match(const Contents& leader, const std::vector<Contents>& others, Round o
       const std::vector<Copy>& copies = copies_of(server, base);
       (copies.empty() ? absent : sound).insert(server);
       for (const Copy& copy : copies) {
-        if (!copy.of->damage.empty()) {  // said already
+        if (!copy.of->damage.empty()) {  // reported already
           unsound.insert(server);
           continue;
         }

@@ -10,15 +10,15 @@
 
 namespace centroid::journal {
 
-/// The chunks of a journal by round and attempt, for whoever asks for single ones: what a shard
-/// server has prepared, some of which its leader has committed. Blocking I/O; one thread.
+/// The chunks of a journal by round and attempt, for reading single ones: what a shard server has
+/// prepared, some of which its leader has committed. Blocking I/O; one thread.
 ///
-/// twice   a round that was prepared again with the same attempt number, behind one that was never
-///         committed, replaces it: nobody prepares a round that is committed
+/// twice   a round that was prepared again with the same attempt number replaces an earlier one
+/// that was never committed; a committed round is never prepared again
 class Parts {
  public:
   /// Read the heads of all records of this run with these terms, and cut off what a crash left at
-  /// the end. Nobody may be writing there.
+  /// the end. Nothing may write there meanwhile.
   /// fails  data_loss: as Reader::next
   static Result<Parts> scan(const std::filesystem::path& folder, const std::string& run_id,
                             const std::string& terms);
@@ -27,11 +27,11 @@ class Parts {
     Form form = Form::kNone;
     std::vector<std::byte> bytes;
   };
-  /// fails not_found: this journal has not that part of that round; data_loss: it is altered
+  /// fails not_found: this journal does not have that part of that round; data_loss: it is altered
   Result<Numbers> read(Round round, std::uint32_t attempt, ChunkId chunk) const;
-  /// The run and the terms of segments that are not ours; empty: there are none.
+  /// The run and the terms of other segments; empty: there are none.
   const std::string& others() const { return others_; }
-  /// The last round of the run that was prepared here; none: no round was.
+  /// The last round of the run that was prepared here, if any.
   std::optional<Round> last() const { return last_; }
 
  private:

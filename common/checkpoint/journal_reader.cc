@@ -4,7 +4,6 @@
 
 #include "common/base/crc32c.h"
 #include "common/checkpoint/fault_point.h"
-#include "common/tensor/buffer.h"
 
 namespace centroid::journal {
 
@@ -31,8 +30,8 @@ Status Reader::open_segment() {
   return {};
 }
 
-/// A later record of the segment says that more than `offset` bytes were on the disk by then.
-bool Reader::is_known_durable(std::uint64_t offset) const {
+/// A later record of the segment states that more than `offset` bytes were on the disk then.
+bool Reader::is_durable(std::uint64_t offset) const {
   const LogSegment& segment = segments_[index_];
   std::vector<std::byte> payload;
   const auto knows = [&](Bytes bytes, std::uint64_t at) {
@@ -46,14 +45,13 @@ bool Reader::is_known_durable(std::uint64_t offset) const {
   return any_record(open_->file, segment, offset, kHeadBytes, knows);
 }
 
-/// All rounds before the next segment have been read. What stands behind them was written by a
-/// server that had been deposed when the other one began that segment.
+/// All rounds before the next segment have been read. Records after them were written by a server
+/// that had been deposed when the other one began that segment.
 bool Reader::is_superseded() const {
   return index_ + 1 < segments_.size() && ended_ && ended_->value >= segments_[index_ + 1].number;
 }
 
-/// The next segment was begun behind a write that had failed: whatever that left stands at the end
-/// of this one.
+/// The next segment was begun after a failed write, whose leftovers are at the end of this one.
 bool Reader::precedes_gap() const {
   const LogSegment& next = segments_[index_ + 1];
   const auto file = file::open_regular(next.path);
@@ -72,17 +70,18 @@ Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
   const std::string where =
       segments_[index_].path.string() + ", byte " + std::to_string(position_) + ": " + why;
   const bool has_next = index_ + 1 < segments_.size();
-  // A segment begins when all before it is on the disk, unless the writing of that had failed.
-  const bool is_torn = !is_known_durable(position_) && (!has_next || precedes_gap());
+  // A segment begins when everything before it is on the disk, unless its write had failed.
+  const bool is_torn = !is_durable(position_) && (!has_next || precedes_gap());
   if (is_torn && has_next) {
     ++index_;
     is_open_ = false;
     return next();
   }
   if (!is_torn)
-    return Error(ErrorCode::kDataLoss,
-                 "journal " + where +
-                     "; this was on the disk and is altered, and committed rounds stand behind it");
+    return Error(
+        ErrorCode::kDataLoss,
+        "journal " + where +
+            "; these bytes were on the disk and are altered, and committed rounds follow them");
   torn_ = where;
   index_ = segments_.size() - 1;
   is_open_ = false;
@@ -139,12 +138,6 @@ Result<std::optional<Reader::Record>> Reader::next() {
   return record;
 }
 
-Result<bool> Reader::read(MutableBytes into) {
-  CENTROID_CHECK(into.size() == head_.payload_bytes);
-  CENTROID_TRY(file::read_at(open_->file, open_->path, payload_at_, into));
-  return accept(crc32c(into));
-}
-
 Result<bool> Reader::check() {
   constexpr std::uint64_t kPieceBytes = 128 * 1024;  // stays in the cache for the checksum
   pieces_.resize(static_cast<std::size_t>(kPieceBytes));
@@ -155,13 +148,8 @@ Result<bool> Reader::check() {
     CENTROID_TRY(file::read_at(open_->file, open_->path, payload_at_ + done, piece));
     crc = crc32c(piece, crc);
   }
-  return accept(crc);
-}
-
-/// The present chunk's payload has this checksum.
-Result<bool> Reader::accept(std::uint32_t crc) {
   if (crc != head_.payload_crc) {
-    if (index_ + 1 < segments_.size()) {  // its length is right: no write that failed left it
+    if (index_ + 1 < segments_.size()) {  // its length is right: not from a failed write
       return Error(ErrorCode::kDataLoss, "journal " + segments_[index_].path.string() + ", byte " +
                                              std::to_string(position_) +
                                              ": the record is altered: its CRC-32C differs");
@@ -196,14 +184,11 @@ Result<Report> verify(const fs::path& folder,
   report.segments = reader.segments().size();
   for (const LogSegment& segment : reader.segments()) report.bytes += segment.bytes;
   fault::point("verify.journal");
-  Buffer scratch;
   for (;;) {
     CENTROID_ASSIGN(const auto record, reader.next());
     if (!record) break;
-    if (const auto* chunk = std::get_if<Reader::Chunk>(&*record)) {
-      const auto bytes = static_cast<std::size_t>(chunk->head.payload_bytes);
-      if (scratch.size() < bytes) scratch = Buffer(bytes);
-      CENTROID_ASSIGN(const bool is_sound, reader.read(scratch.bytes().first(bytes)));
+    if (std::get_if<Reader::Chunk>(&*record) != nullptr) {
+      CENTROID_ASSIGN(const bool is_sound, reader.check());
       if (!is_sound) break;
     } else if (const auto* end = std::get_if<Reader::End>(&*record)) {
       ++(end->head.kind == Kind::kCommit ? report.commits : report.skips);

@@ -5,11 +5,11 @@
 namespace centroid {
 
 void KnownProblems::note(const CheckpointEntry& read) {
-  if (read.stamp == 0) return;  // who looks sees it
+  if (read.stamp == 0) return;  // a reader sees it itself
   const std::lock_guard lock(mutex_);
   if (read.problem.empty()) {
-    const auto known = found_.find(read.path);
-    if (known != found_.end() && known->second.stamp == read.stamp) found_.erase(known);
+    const auto entry = found_.find(read.path);
+    if (entry != found_.end() && entry->second.stamp == read.stamp) found_.erase(entry);
     return;
   }
   std::erase_if(found_, [](const auto& one) { return !file::exists(one.first); });
@@ -19,9 +19,9 @@ void KnownProblems::note(const CheckpointEntry& read) {
 void KnownProblems::apply(CheckpointEntry& seen) const {
   if (seen.stamp == 0 || !seen.problem.empty()) return;
   const std::lock_guard lock(mutex_);
-  const auto known = found_.find(seen.path);
-  if (known != found_.end() && known->second.stamp == seen.stamp)
-    seen.problem = known->second.problem;
+  const auto entry = found_.find(seen.path);
+  if (entry != found_.end() && entry->second.stamp == seen.stamp)
+    seen.problem = entry->second.problem;
 }
 
 std::size_t KnownProblems::size() const {

@@ -10,17 +10,16 @@
 
 namespace centroid {
 
-/// What reading checkpoints has shown to be wrong with their bytes, for those who look at names and
-/// sizes only. It counts for the files that were read: with another stamp they may be mended.
+/// Damage that reading checkpoints has found, for callers that check names and sizes only. It
+/// counts for the files that were read: another stamp means other files.
 ///
 /// thread  any
-/// bounds  one text for each damaged checkpoint that is in the folder
+/// bounds  one text for each damaged checkpoint in the folder
 class KnownProblems {
  public:
-  /// After all its files were read: damaged, or sound, which takes back what was noted of the same
-  /// files.
+  /// Call after all its files were read: records damage, or removes it if the same files are sound.
   void note(const CheckpointEntry& read);
-  /// Give an entry that only was looked at the problem that is known of it.
+  /// Set the known problem of an entry whose files were not read.
   void apply(CheckpointEntry& seen) const;
   std::size_t size() const;
 

@@ -51,17 +51,17 @@ bool is_too_deep(std::string_view text) {
   return false;
 }
 
-/// Typed look-ups; the first failure is kept, so that a list of fields reads as a list.
+/// Typed look-ups; the first failure is stored, so that fields are read as a list.
 class Fields {
  public:
   explicit Fields(const Json& json, std::string prefix = {})
       : json_(json), prefix_(std::move(prefix)) {}
 
   std::uint64_t number(const char* name) {
-    const Json* value = find(name, "a whole number");
+    const Json* value = find(name, "an integer");
     if (value == nullptr) return 0;
     if (value->is_number_unsigned()) return value->get<std::uint64_t>();
-    fail(name, "a whole number");
+    fail(name, "an integer");
     return 0;
   }
   double real(const char* name) {
@@ -207,7 +207,7 @@ Result<CheckpointManifest> parse_checkpoint_manifest(std::string_view text) {
     if (version != kFormatVersion)
       return Error(ErrorCode::kUnimplemented,
                    "manifest.json: field \"format_version\": " + std::to_string(version) +
-                       " came, this program reads " + std::to_string(kFormatVersion));
+                       " received, this program reads " + std::to_string(kFormatVersion));
     json.erase(kChecksum);
     if (crc32c(as_bytes(json.dump())) != checksum)
       return refused("field \"crc32c\": does not fit the other fields: altered");

@@ -16,11 +16,11 @@ struct CheckpointManifest {
   std::map<std::string, FileRecord> files;  ///< by file name
 };
 
-/// As JSON text; the last field is a CRC-32C of the rest, so that an altered value is seen.
+/// As JSON text; the last field is a CRC-32C of the rest, which detects altered values.
 /// fails invalid_argument: text that is not UTF-8, a time that is not finite.
 Result<std::string> to_json(const CheckpointManifest& manifest);
 
-/// fails data_loss: not such a text, or altered; unimplemented: written by a later format. The
+/// fails data_loss: not such a text, or altered; unimplemented: written in a later format. The
 /// message names the field.
 Result<CheckpointManifest> parse_checkpoint_manifest(std::string_view text);
 

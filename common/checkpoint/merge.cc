@@ -29,7 +29,7 @@ struct Adapters {
     const TensorInfo *a = nullptr, *b = nullptr;
   };
   std::map<std::string, Pair> pairs;  ///< by name of the matrix
-  std::map<std::string, const TensorInfo*> whole;
+  std::map<std::string, const TensorInfo*> rest;
 };
 
 Result<Adapters> sort(const SafetensorsReader& reader, const fs::path& file, std::uint64_t rank) {
@@ -44,7 +44,7 @@ Result<Adapters> sort(const SafetensorsReader& reader, const fs::path& file, std
     } else if (name.find("lora_") != std::string::npos) {
       return bad(file, "tensor " + printable(tensor.name, 200) + " is no adapter of a matrix");
     } else {
-      out.whole[name] = &tensor;
+      out.rest[name] = &tensor;
     }
   }
   for (const auto& [name, pair] : out.pairs) {
@@ -67,11 +67,11 @@ Status check(const Adapters& adapters, const Manifest& base, const fs::path& fil
   for (const auto& [name, pair] : adapters.pairs) {
     const auto found = std::ranges::find(base, name, &TensorInfo::name);
     if (found == base.end())
-      return bad(file, "holds no matrix " + printable(name, 200) + " for the adapters of it");
-    const Shape wanted{pair.b->shape[0], pair.a->shape[1]};
-    if (found->shape != wanted)
+      return bad(file, "contains no matrix " + printable(name, 200) + " for the adapters of it");
+    const Shape expected{pair.b->shape[0], pair.a->shape[1]};
+    if (found->shape != expected)
       return bad(file, "matrix " + printable(name, 200) + " has shape " + to_string(found->shape) +
-                           ", its adapters are for " + to_string(wanted));
+                           ", its adapters are for " + to_string(expected));
   }
   return {};
 }
@@ -82,7 +82,7 @@ Result<std::vector<float>> read(const SafetensorsReader& reader, const TensorInf
   return out;
 }
 
-/// The fingerprint of the numbers of a file, in its order, as if they were one tensor.
+/// The fingerprint of the numbers of a file, in its order, as of one tensor.
 Result<std::uint64_t> fingerprint_of(const SafetensorsReader& reader) {
   std::vector<float> all;
   for (const TensorInfo& tensor : reader.manifest()) {
@@ -94,15 +94,15 @@ Result<std::uint64_t> fingerprint_of(const SafetensorsReader& reader) {
 
 Status check_base(const SafetensorsReader& base, const fs::path& base_file,
                   const SafetensorsReader& adapters, const fs::path& adapter_file) {
-  const auto said = adapters.metadata().find("base_fingerprint");
-  if (said == adapters.metadata().end()) return {};  // another program's, which says nothing
+  const auto recorded = adapters.metadata().find("base_fingerprint");
+  if (recorded == adapters.metadata().end()) return {};  // another program's, without a fingerprint
   CENTROID_ASSIGN(const std::uint64_t found, fingerprint_of(base));
-  if (said->second == std::to_string(found)) return {};
-  return bad(adapter_file, "was trained beside base weights with fingerprint " +
-                               printable(said->second) + ", " + base_file.string() + " has " +
-                               std::to_string(found) +
-                               ": take that file, or --any-base where it holds the same numbers in "
-                               "another order");
+  if (recorded->second == std::to_string(found)) return {};
+  return bad(
+      adapter_file,
+      "was trained beside base weights with fingerprint " + printable(recorded->second) + ", " +
+          base_file.string() + " has " + std::to_string(found) +
+          ": use that file, or --any-base if this one contains the same numbers in another order");
 }
 
 class Output {
@@ -174,14 +174,14 @@ Status merge_adapters(const fs::path& base, const fs::path& adapters, const fs::
   Manifest out;
   for (const TensorInfo& tensor : from.manifest()) {
     const auto pair = sorted.pairs.find(tensor.name);
-    const auto whole = sorted.whole.find(tensor.name);
-    if (whole != sorted.whole.end())
-      parts.push_back({&added, whole->second, nullptr});
+    const auto rest = sorted.rest.find(tensor.name);
+    if (rest != sorted.rest.end())
+      parts.push_back({&added, rest->second, nullptr});
     else
       parts.push_back({&from, &tensor, pair == sorted.pairs.end() ? nullptr : &pair->second});
     out.push_back({tensor.name, options.dtype, parts.back().tensor->shape});
   }
-  for (const auto& [name, tensor] : sorted.whole) {
+  for (const auto& [name, tensor] : sorted.rest) {
     if (std::ranges::find(from.manifest(), name, &TensorInfo::name) != from.manifest().end())
       continue;
     parts.push_back({&added, tensor, nullptr});

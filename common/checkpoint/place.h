@@ -9,14 +9,14 @@
 
 namespace centroid {
 
-/// What the name of a checkpoint's directory says.
+/// The content of a checkpoint directory's name.
 struct Place {
   Version version;
   std::uint64_t number = 0;
 };
 
 std::string directory_name(const Place& place);
-/// Nothing when it is no name of a checkpoint's directory.
+/// Nothing if it is not the name of a checkpoint's directory.
 std::optional<Place> place_of(const std::filesystem::path& path);
 
 }  // namespace centroid

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 Status write_draft(const fs::path& draft, std::string_view text, const Replacement& how) {
-  // A new file: one that is there may have other rights, or be a link.
+  // A new file: an existing one may have other permissions, or be a link.
   CENTROID_TRY(file::remove(draft));
   CENTROID_ASSIGN(file::Descriptor file, file::create(draft, how.mode));
   const Bytes bytes = std::as_bytes(std::span(text)), half = bytes.first(bytes.size() / 2);
@@ -42,7 +42,7 @@ Status replace_file(const fs::path& path, std::string_view text, const Replaceme
   }
   if (written.ok()) written = file::rename(draft, path);
   if (!written.ok()) {
-    (void)file::remove(draft);  // of a full disk it would keep some
+    (void)file::remove(draft);  // it would occupy a full disk
     return written;
   }
   fault::point(how.stem, "renamed");

@@ -10,31 +10,30 @@
 
 namespace centroid {
 
-/// How a small file gets a new content.
+/// How to replace the content of a small file.
 struct Replacement {
   fault::Stem stem;                  ///< of its fault points
   unsigned mode = 0644;              ///< less the umask
   std::filesystem::path draft = {};  ///< empty: the file's name and ".tmp"; two writers need two
-  std::function<Status()> may = {};  ///< asked last, when only the name is missing
-  bool lasts = true;                 ///< false: a power cut may take the new name
-  bool is_undone_if_unsure = false;  ///< no file at all where the new one may not last (below)
+  std::function<Status()> may = {};  ///< called last, before the rename
+  bool lasts = true;                 ///< false: a power cut may remove the new name
+  bool is_undone_if_unsure = false;  ///< no file at all if the new name may not be durable (below)
 };
 
-/// Give the file this content, wholly or not at all, also when the process is killed or the power
-/// goes: written under another name, brought to the disk, renamed, and the name brought to the
-/// disk.
+/// Replace the content atomically, also if the process is killed or the power fails: write it under
+/// another name, sync it, rename it, and sync the name.
 ///
-/// fails   as file.h, and as `may`. What was there before is still there then; but where only the
-///         last step failed the new content is there, and may be the old one after a power cut.
-/// leaves  a draft where the process is killed, which the next call takes away; and the common one
-///         where `may` refuses, for another writer may have taken it by then
+/// fails   as file.h, and as `may`. The earlier content is then still there. If only the last step
+///         failed, the new content is there, and may be the old one after a power cut.
+/// leaves  a draft if the process is killed, which the next call removes; and the common draft if
+/// `may` refuses, because another writer may use it by then
 /// thread  blocks; one at a time for each draft
 Status replace_file(const std::filesystem::path& path, std::string_view text,
                     const Replacement& how);
 
-/// A draft for one of several servers that write this file, one after the other: who is stopped in
-/// the middle of it and wakes up beside its successor has another. Removes what earlier lives of
-/// the `writer` were killed over; others' stay, they may be writing. No writer: the only one.
+/// A draft for one of several servers that write this file in turn: one that is stopped in the
+/// middle and wakes beside its successor then has its own. Removes drafts of earlier processes of
+/// the `writer`, never those of others. No writer: the only one.
 std::filesystem::path draft_of(const std::filesystem::path& path, const std::string& writer);
 
 }  // namespace centroid

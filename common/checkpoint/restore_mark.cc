@@ -54,11 +54,11 @@ Result<std::optional<RestoreMark>> RestoreMark::read(const fs::path& journal) {
   const auto text = file::read_text(path);
   const auto json = text.ok() ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
   const auto bad = [&] {
-    return Error(ErrorCode::kDataLoss,
-                 path.string() +
-                     " does not say which checkpoint a job went back to, and is altered or "
-                     "cannot be read: move it away to go on from the newest checkpoint and the "
-                     "journal");
+    return Error(
+        ErrorCode::kDataLoss,
+        path.string() +
+            " should name the checkpoint that the job returned to, but is altered or unreadable: "
+            "move it away to continue from the newest checkpoint and the journal");
   };
   if (!json.is_object()) return bad();
   RestoreMark mark;
@@ -87,9 +87,9 @@ std::string RestoreMark::why_stale(const fs::path& journal,
                                    const CheckpointDirectory& checkpoints) const {
   for (const LogSegment& there : journal::segments_of(journal)) {
     const std::string name = there.path.filename().string();
-    const auto known = std::ranges::find(segments, name, &Segment::name);
-    if (known == segments.end()) return "it does not name " + there.path.string();
-    if (there.bytes > known->bytes) return there.path.string() + " has grown since";
+    const auto recorded = std::ranges::find(segments, name, &Segment::name);
+    if (recorded == segments.end()) return "it does not name " + there.path.string();
+    if (there.bytes > recorded->bytes) return there.path.string() + " has grown since";
   }
   for (const CheckpointEntry& there : checkpoints.list(false)) {
     const std::string name = there.path.filename().string();
@@ -109,7 +109,7 @@ Status RestoreMark::complete(const fs::path& journal, const CheckpointDirectory&
   }
   CENTROID_TRY(file::sync_directory(checkpoints.root()));
   auto left = journal::segments_of(journal);
-  std::ranges::reverse(left);  // what is left always fits together
+  std::ranges::reverse(left);  // so that the rest always fits together
   for (const LogSegment& segment : left) {
     CENTROID_TRY(may(may_write));
     CENTROID_TRY(remove_file(segment.path));
@@ -129,18 +129,18 @@ Status complete_restore(const fs::path& journal, const CheckpointDirectory& chec
   if (!mark) return {};
   const std::string path = (journal / RestoreMark::kFile).string();
   if (const std::string why = mark->why_stale(journal, checkpoints); !why.empty()) {
-    log::warn("checkpoint.restore_stale",
+    log::warn("checkpoint.restore_discarded",
               {{"path", path}, {"version", mark->version.value}, {"why", why}});
     CENTROID_TRY(may(may_write));
     return RestoreMark::remove(journal);
   }
   const auto entry = checkpoints.find(mark->version, true);
-  const std::string wanted =
+  const std::string expected =
       path + ": the job was going back to the checkpoint of version " + to_string(mark->version);
-  if (!entry.ok()) return Error(ErrorCode::kDataLoss, wanted + ": " + entry.error().message());
+  if (!entry.ok()) return Error(ErrorCode::kDataLoss, expected + ": " + entry.error().message());
   if (!entry->problem.empty() || entry->info.run_id != mark->run_id)
     return Error(ErrorCode::kDataLoss,
-                 wanted + ", " + entry->path.string() + " is " +
+                 expected + ", " + entry->path.string() + " is " +
                      (entry->problem.empty() ? "of run '" + entry->info.run_id + "'"
                                              : "damaged: " + entry->problem) +
                      ". Move the file away to go on from the newest checkpoint and the journal");

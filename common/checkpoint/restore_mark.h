@@ -14,45 +14,45 @@
 namespace centroid {
 
 /// "From here on the state is this checkpoint": a file in the folder of the journal of rounds. It
-/// is what decides that a job which keeps a journal goes back: before it is there nothing has
-/// changed, from then on newer checkpoints and all segments are of no account, and are removed by
-/// who wrote it or by who starts next; it goes last. Blocking I/O; one writer at a time.
+/// commits the return of a job with a journal: before it exists nothing has changed. From then on
+/// newer checkpoints and all segments are void, and are removed by its writer or by the next start;
+/// the mark goes last. Blocking I/O; one writer at a time.
 ///
-/// stale   a mark counts while no segment and no newer checkpoint is there that it does not name,
-///         and none of the segments has grown: where the job has gone on since, it is one of an
-///         earlier restore, or of a server that had been deposed when it wrote it
+/// stale   a mark counts while there is no segment and no newer checkpoint that it does not name,
+/// and no segment has grown. Otherwise the job has continued since: the mark is of an earlier
+/// restore, or of a server that was deposed when it wrote it
 struct RestoreMark {
   static constexpr const char* kFile = "restore.json";
   struct Segment {
     std::string name;
     std::uint64_t bytes = 0;
   };
-  using MayWrite = std::function<Status()>;  ///< asked before each change; may be empty
+  using MayWrite = std::function<Status()>;  ///< called before each change; may be empty
 
   std::string run_id;
   Version version;
   std::vector<std::string> newer;  ///< folders of newer checkpoints, by name
-  std::vector<Segment> segments;   ///< of the journal, when nothing was written to it any more
+  std::vector<Segment> segments;   ///< of the journal, after the last write
 
-  /// Atomically, and on the disk. When it fails there is none. `writer`: of several servers that
-  /// may lead, by name.
+  /// Atomically, and synced. If it fails there is no mark. `writer`: name of the server, if several
+  /// may lead.
   Status write(const std::filesystem::path& journal, const MayWrite& may_write,
                const std::string& writer = {}) const;
-  /// fails data_loss: it is no such file
+  /// fails data_loss: not such a file
   static Result<std::optional<RestoreMark>> read(const std::filesystem::path& journal);
   static Status remove(const std::filesystem::path& journal);
 
-  /// Why it does not count; empty: it does.
+  /// Why it does not count; empty: it counts.
   std::string why_stale(const std::filesystem::path& journal,
                         const CheckpointDirectory& checkpoints) const;
-  /// Remove what it says is of no account, then itself. Whoever is killed in between does it again.
+  /// Remove what it voids, then the mark. Repeatable after a kill.
   Status complete(const std::filesystem::path& journal, const CheckpointDirectory& checkpoints,
                   const MayWrite& may_write) const;
 };
 
-/// Before the newest checkpoint is looked for: a restore that was decided is completed, a stale
-/// mark removed.
-/// fails  data_loss: the checkpoint to go back to is damaged or gone; nothing is removed then
+/// Call before looking for the newest checkpoint: completes a restore that was committed, and
+/// removes a stale mark.
+/// fails  data_loss: the target checkpoint is damaged or missing; nothing is removed then
 Status complete_restore(const std::filesystem::path& journal,
                         const CheckpointDirectory& checkpoints,
                         const RestoreMark::MayWrite& may_write);

@@ -161,9 +161,9 @@ Status Reader::open_segment() {
   return {};
 }
 
-/// A later record of the segment says that more than `offset` bytes were on the disk by then, or
-/// there is a later segment, which begins when all of this one is.
-bool Reader::is_known_durable(std::uint64_t offset) const {
+/// A later record of the segment states that more than `offset` bytes were on the disk then, or
+/// there is a later segment, which begins after all of this one is synced.
+bool Reader::is_durable(std::uint64_t offset) const {
   if (index_ + 1 < segments_.size()) return true;
   const auto knows = [offset](Bytes bytes, std::uint64_t at) {
     const auto head = decode_head(bytes);
@@ -172,7 +172,7 @@ bool Reader::is_known_durable(std::uint64_t offset) const {
   return any_record(file_, segments_[index_], offset, kHeadBytes, knows);
 }
 
-/// How many batches came before the next segment, as its base says.
+/// How many batches precede the next segment, by its base.
 std::optional<std::uint64_t> Reader::batches_before_next() const {
   if (index_ + 1 >= segments_.size()) return std::nullopt;
   const fs::path& path = segments_[index_ + 1].path;
@@ -192,18 +192,18 @@ std::optional<std::uint64_t> Reader::batches_before_next() const {
 Result<Reader::Found> Reader::damaged(const std::string& why) {
   const std::string where =
       segments_[index_].path.string() + ", byte " + std::to_string(position_) + ": " + why;
-  if (is_known_durable(position_))
-    return Error(ErrorCode::kDataLoss, "journal " + where +
-                                           "; this was on the disk and is altered, and pushes "
-                                           "stand behind it");
+  if (is_durable(position_))
+    return Error(ErrorCode::kDataLoss,
+                 "journal " + where +
+                     "; these bytes were on the disk and are altered, and pushes follow them");
   torn_ = where;
   return Found::kEnd;
 }
 
 Result<Reader::Found> Reader::next() {
   if (!torn_.empty()) return Found::kEnd;
-  // Behind the last batch that the next segment knows of: what a write left that failed, or a
-  // server wrote that had been deposed.
+  // After the last batch that the next segment counts: leftovers of a failed write, or of a deposed
+  // server.
   const bool is_over = position_ > 0 && limit_ && batches_ == *limit_;
   if (is_open_ && (is_over || position_ == segments_[index_].bytes)) {
     if (index_ + 1 == segments_.size()) return Found::kEnd;
@@ -235,7 +235,7 @@ Result<Reader::Found> Reader::next() {
     return damaged("the record is altered: its CRC-32C differs");
   const auto missing = [&](std::uint64_t number) {
     return Error(ErrorCode::kDataLoss, "journal " + segment.path.string() +
-                                           ": goes on with batch " + std::to_string(number) +
+                                           ": continues with batch " + std::to_string(number) +
                                            ", but batch " + std::to_string(batches_ + 1) +
                                            " was expected: a segment before it is missing");
   };

@@ -12,10 +12,9 @@
 #include "common/checkpoint/log_segments.h"
 #include "common/storage/file.h"
 
-/// Bytes of the journal of tables of sparse rows, the table of which stands in
-/// docs/internals/journal-formats.md, and how to read it. A segment is a file of records: a base,
-/// then batches of entries. A batch is what one write brought to the disk: all of it counts, or
-/// none.
+/// Bytes of the journal of tables of sparse rows; docs/internals/journal-formats.md has the table,
+/// and how to read it. A segment is a file of records: a base, then batches of entries. A batch is
+/// what one write brought to the disk: all of it counts, or none.
 namespace centroid::rows_journal {
 
 constexpr std::size_t kHeadBytes = 40;
@@ -31,8 +30,8 @@ struct Head {
   std::uint64_t payload_bytes = 0;
   /// Base: of the segment. Batch: of the batch, from 1, counted over all segments.
   std::uint64_t number = 0;
-  /// Of the segment, when this was written: bytes known to be on the disk. Damage before them is
-  /// damage, behind them it may be a write that power loss cut short.
+  /// Of the segment at the time of this record: durable bytes. Damage before them is an error;
+  /// after them it may be a write that a power cut interrupted.
   std::uint64_t durable_bytes = 0;
   std::uint32_t payload_crc = 0;
 };
@@ -41,15 +40,15 @@ struct Base {
   std::string run_id;
   std::uint64_t batches = 0;        ///< of the segments before
   bool follows_gap = false;         ///< entries before it are in no segment: the journal had failed
-  std::vector<std::string> tables;  ///< as the setting has them; entries give a table's place here
+  std::vector<std::string> tables;  ///< as in the setting; entries refer to them by index
 };
 
-/// What a table or a client did.
+/// An operation of a table or a client.
 struct Entry {
   enum class Kind : std::uint8_t {
     kPush = 1,    ///< data: keys (u64), then gradients (f32)
     kPull = 2,    ///< data: keys; it counts as a use of their rows
-    kForget = 3,  ///< nobody of this name comes again
+    kForget = 3,  ///< no client of this name returns
     // of tables on several servers: rows that come from another server, and go to one
     kRows =
         4,  ///< data: `rows` of RowsBlock (docs/reference/wire.md), for the Take that follows; client 1:
@@ -64,12 +63,12 @@ struct Entry {
   std::uint32_t rows = 0;
   std::uint64_t now = 0;                   ///< of the tables' clock, seconds
   std::uint64_t client = 0, sequence = 0;  ///< of a push; client: of a forget
-  std::uint64_t step = 0;                  ///< that a push belongs to; 0: it did not say
+  std::uint64_t step = 0;                  ///< that a push belongs to; 0: unknown
   Bytes data;
 };
 
 std::vector<std::byte> encode(const Head& head);
-/// fails data_loss: no head of ours, or altered; unimplemented: of a later format.
+/// fails data_loss: not one of our heads, or altered; unimplemented: of a later format.
 Result<Head> decode_head(Bytes bytes);
 std::vector<std::byte> encode(const Base& base);
 Result<Base> decode_base(Bytes payload);
@@ -83,7 +82,7 @@ Result<std::vector<Entry>> decode_batch(Bytes payload);
 /// "rows-000000000042.log".
 std::string segment_name(std::uint64_t number);
 
-/// The segments of a folder, oldest first; none when there is no such folder.
+/// The segments of a folder, oldest first; none if the folder is missing.
 std::vector<LogSegment> segments_of(const std::filesystem::path& folder);
 
 /// Reads record by record through the segments of a folder from number `from` on. Blocking I/O; one
@@ -92,30 +91,30 @@ class Reader {
  public:
   Reader(const std::filesystem::path& folder, std::uint64_t from);
 
-  /// What `next` came to; the others' contents are below, until the next call.
+  /// Kind of the record that `next` read; its content is below, until the next call.
   enum class Found : std::uint8_t { kEnd, kBase, kBatch };
-  /// A tail that no completed write left is the end too (`torn` says so).
-  /// fails data_loss: damage before what was known to be on the disk, with path and offset, or
-  /// batches are missing between two segments
+  /// An incompletely written tail is the end too (reported by `torn`).
+  /// fails data_loss: damage before the durable end, with path and offset, or batches are missing
+  /// between two segments
   Result<Found> next();
   const Base& base() const { return base_; }
   const std::vector<Entry>& entries() const { return entries_; }
-  /// Of the segment that is being read.
+  /// Of the present segment.
   std::uint64_t segment() const { return segments_[index_].number; }
-  /// Batches so far, of earlier segments too.
+  /// Batches so far, including earlier segments.
   std::uint64_t batches() const { return batches_; }
 
   const std::vector<LogSegment>& segments() const { return segments_; }
-  /// Why the last segment is read no further; empty when nothing was left over.
+  /// Why the last segment is read no further; empty if nothing was left over.
   const std::string& torn() const { return torn_; }
-  /// Cut what `torn` speaks of off the last segment. What is left is then on the disk: who wrote
-  /// it may have been killed before a sync.
+  /// Cut the torn tail off the last segment, and sync the rest: its writer may have been killed
+  /// before a sync.
   Status cut_tail() const;
 
  private:
   Status open_segment();
   Result<Found> damaged(const std::string& why);
-  bool is_known_durable(std::uint64_t offset) const;
+  bool is_durable(std::uint64_t offset) const;
   std::optional<std::uint64_t> batches_before_next() const;
 
   std::vector<LogSegment> segments_;
@@ -124,7 +123,7 @@ class Reader {
   file::Descriptor file_;
   std::uint64_t position_ = 0;
   std::optional<std::uint64_t>
-      limit_;  ///< batches up to the end of this segment, if there is another
+      limit_;  ///< batches up to the end of this segment, if there is a next one
   std::uint64_t batches_ = 0;
   Base base_;
   std::vector<Entry> entries_;
@@ -132,7 +131,7 @@ class Reader {
   std::string torn_;
 };
 
-/// What `verify` finds: everything read, every checksum compared.
+/// Result of `verify`: everything read, every checksum compared.
 struct Report {
   std::size_t segments = 0;
   std::uint64_t bytes = 0, batches = 0, pushes = 0;

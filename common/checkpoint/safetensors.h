@@ -23,8 +23,8 @@ namespace centroid {
 /// owns    the file until `finish` succeeded: dropped before, it is removed
 class SafetensorsWriter {
  public:
-  /// Create `path` (must not exist) and write the header; data must follow in manifest order, every
-  /// byte of it.
+  /// Create `path` (must not exist) and write the header; data must follow in manifest order,
+  /// complete.
   static Result<SafetensorsWriter> create(const std::filesystem::path& path,
                                           const Manifest& manifest,
                                           const std::map<std::string, std::string>& metadata);
@@ -33,7 +33,7 @@ class SafetensorsWriter {
   /// Append the next bytes of the data section.
   /// fails  resource_exhausted on a full disk, naming path and free space.
   Status append(Bytes bytes);
-  /// Check that all bytes came, fsync, close. Returns the file's size and CRC-32C.
+  /// Check that all bytes were written, fsync, close. Returns the file's size and CRC-32C.
   struct Written {
     std::uint64_t bytes = 0;
     std::uint32_t crc32c = 0;
@@ -59,7 +59,7 @@ class SafetensorsReader {
   /// Read a tensor's bytes (into.size() bytes from `offset_bytes` on).
   /// fails  not_found, data_loss (short file).
   Status read(const std::string& name, std::uint64_t offset_bytes, MutableBytes into) const;
-  /// Read a whole tensor of f32, bf16 or f16 as float32.
+  /// Read a complete tensor of f32, bf16 or f16 as float32.
   /// fails  as read; invalid_argument: another type or number of elements
   Status read_f32(const std::string& name, std::span<float> into) const;
 
@@ -69,7 +69,7 @@ class SafetensorsReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// CRC-32C of a whole file, read in pieces.
+/// CRC-32C of a file, read in pieces.
 Result<std::uint32_t> file_crc32c(const std::filesystem::path& path);
 
 }  // namespace centroid

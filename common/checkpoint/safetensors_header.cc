@@ -24,8 +24,8 @@ struct Entry {
 
 Error refused(std::string what) { return {ErrorCode::kDataLoss, std::move(what)}; }
 
-/// Takes the parser's events: the format has a fixed shape of three levels, anything else stops the
-/// parser at once.
+/// Receives the parser's events. The format has exactly three levels; anything else stops the
+/// parser.
 class HeaderEvents {
  public:
   explicit HeaderEvents(std::uint64_t data_bytes) : data_bytes_(data_bytes) {}
@@ -76,7 +76,7 @@ class HeaderEvents {
   bool key(std::string& text) {
     if (level_ != Level::kTop) {
       field_ = std::move(text);
-      if (!fields_.insert(field_).second) return stop(where() + "stands twice");
+      if (!fields_.insert(field_).second) return stop(where() + "appears twice");
       if (level_ == Level::kMetadata || field_ == "dtype" || field_ == "shape" ||
           field_ == "data_offsets")
         return true;
@@ -87,7 +87,7 @@ class HeaderEvents {
     if (name_.empty() || name_.size() > kMaxSafetensorsNameBytes)
       return stop(where() + "name of " + std::to_string(name_.size()) + " bytes, allowed are 1.." +
                   std::to_string(kMaxSafetensorsNameBytes));
-    if (!names_.insert(name_).second) return stop(where() + "stands twice");
+    if (!names_.insert(name_).second) return stop(where() + "appears twice");
     return true;
   }
 
@@ -206,7 +206,7 @@ Status check_names(const Manifest& manifest) {
     else if (tensor.name == kMetadataKey)
       problem = "name is reserved";
     else if (!names.insert(tensor.name).second)
-      problem = "name stands twice";
+      problem = "name appears twice";
     else if (tensor.shape.size() > kMaxTensorRank)
       problem = "rank is above " + std::to_string(kMaxTensorRank);
     else if (!bytes || *bytes > std::numeric_limits<std::int64_t>::max() - total)

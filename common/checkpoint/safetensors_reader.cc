@@ -55,7 +55,7 @@ Status SafetensorsReader::read(const std::string& name, std::uint64_t offset_byt
   const auto found = impl_->index.find(name);
   if (found == impl_->index.end())
     return Error(ErrorCode::kNotFound,
-                 impl_->path.string() + ": holds no tensor \"" + printable(name) + "\"");
+                 impl_->path.string() + ": contains no tensor \"" + printable(name) + "\"");
   const std::uint64_t size = impl_->header.manifest[found->second].bytes();
   if (offset_bytes > size || into.size() > size - offset_bytes)
     return Error(ErrorCode::kInvalidArgument,

@@ -14,7 +14,7 @@
 namespace centroid {
 
 /// Writes one safetensors file whose tensors grow at the same time, each from its beginning: rows
-/// come one after another, and every column of them is a tensor.
+/// arrive one after another, and every column of them is a tensor.
 ///
 /// thread  one; blocking I/O
 class StripedWriter {
@@ -22,10 +22,10 @@ class StripedWriter {
   /// Create `path` (must not exist) and write the header.
   static Result<StripedWriter> create(const std::filesystem::path& path, const Manifest& manifest,
                                       const std::map<std::string, std::string>& metadata);
-  /// The next bytes of the tensor with this place in the manifest.
-  /// fails  failed_precondition: more than it has; resource_exhausted on a full disk.
+  /// Append to the tensor with this index in the manifest.
+  /// fails  failed_precondition: more than its size; resource_exhausted on a full disk.
   Status append(std::size_t tensor, Bytes bytes);
-  /// Check that all bytes came, fsync, close.
+  /// Check that all bytes were written, fsync, close.
   struct Written {
     std::uint64_t bytes = 0;
     std::uint32_t crc32c = 0;

@@ -65,7 +65,7 @@ double norm_of(std::span<const float> x) {
   return std::sqrt(sum);
 }
 
-/// rest = v - sent; whether sent + rest gives v again everywhere.
+/// rest = v - sent; whether sent + rest is v again everywhere.
 struct Subtract {
   CENTROID_KERNEL void run(float* v, const float* sent, std::size_t n, bool write, bool* is_exact) {
     std::uint32_t wrong = 0;
@@ -127,7 +127,7 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
     ++units_.back().chunks;
     units_of_.push_back(static_cast<std::uint32_t>(units_.size() - 1));
   }
-  is_kept_.resize(units_.size());
+  has_copy_.resize(units_.size());
   reset();
 }
 
@@ -137,8 +137,8 @@ void ErrorFeedback::use_device(std::unique_ptr<DeviceResidual> device) {
   write_device();
 }
 
-/// Copies of residual and momentum become what the device has. One that cannot be asked gives NaN,
-/// which nobody takes for a residual.
+/// Copy residual and momentum from the device. A device that fails yields NaN, which is never taken
+/// for a residual.
 void ErrorFeedback::read_device() const {
   if (!device_) return;
   const std::uint64_t n = plan_.total_elements();
@@ -156,7 +156,7 @@ void ErrorFeedback::write_device() {
 }
 
 void ErrorFeedback::reset() {
-  end_begun();
+  finish_started();
   promised_.reset();
   if (owns_residual_) {
     sums_ = floats(residual_, plan_.total_elements());
@@ -164,7 +164,7 @@ void ErrorFeedback::reset() {
   }
   if (momentum_) std::ranges::fill(floats(momentum_, plan_.total_elements()), 0.0f);
   for (Payload& payload : payloads_) payload.is_there = false;
-  drop_kept();
+  drop_copies();
   is_open_ = false;
   rounds_ = 0;
   write_device();
@@ -211,7 +211,7 @@ Result<Bytes> ErrorFeedback::payload_of(ChunkId chunk, std::span<const float> ad
   return Bytes(payload.bytes);
 }
 
-/// The gradient after clipping and momentum correction; itself when there is neither.
+/// The gradient after clipping and momentum correction; unchanged without them.
 std::span<const float> ErrorFeedback::correct(const Unit& unit, std::span<const float> gradient) {
   const FeedbackOptions& options = spec_.feedback;
   if (options.clip == 0 && options.momentum == 0) return gradient;
@@ -241,15 +241,15 @@ Status ErrorFeedback::refused(const Unit& unit, std::uint64_t count, std::uint64
 }
 
 Status ErrorFeedback::encode_on_device(const Unit& unit) {
-  if (device_status_.ok() && begun_ != &unit) {
-    end_begun();
+  if (device_status_.ok() && started_ != &unit) {
+    finish_started();
     if (device_status_.ok()) {
       Status begun = keep(unit);
       if (begun.ok()) begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
       if (!begun.ok()) device_status_ = device_failed("selecting of " + unit.name, begun.error());
     }
   }
-  begun_ = nullptr;
+  started_ = nullptr;
   for (std::size_t c = unit.first_chunk; device_status_.ok() && c < unit.first_chunk + unit.chunks;
        ++c) {
     const Chunk& chunk = plan_.chunks()[c];
@@ -261,9 +261,9 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
       break;
     }
     if (sent->is_dense && spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
-    keep_payload(chunk, sent->bytes, sent->elements);
+    store_payload(chunk, sent->bytes, sent->elements);
   }
-  return device_status_;  // a copy: it is told again
+  return device_status_;  // a copy: it is reported again
 }
 
 bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
@@ -272,26 +272,26 @@ bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
   round_ = round;
   if (payloads_[chunk.value].is_there) return true;
   const Unit& unit = units_[units_of_[chunk.value]];
-  if (begun_ != &unit) {
-    end_begun();
+  if (started_ != &unit) {
+    finish_started();
     Status begun = keep(unit);
     if (begun.ok()) begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
-    if (!begun.ok()) {  // `encode` will tell
+    if (!begun.ok()) {  // `encode` reports it
       device_status_ = device_failed("selecting of " + unit.name, begun.error());
       return true;
     }
-    begun_ = &unit;
+    started_ = &unit;
     is_open_ = true;
   }
   const auto is_done = device_->done();
   return !is_done.ok() || *is_done;
 }
 
-/// The gradient of a unit that was begun is in the residual: it gets its payloads, so that it can
-/// be taken back like any other, and nothing reads the gradient any more.
-void ErrorFeedback::end_begun() {
-  if (begun_ != nullptr) (void)encode_on_device(*begun_);
-  begun_ = nullptr;
+/// The gradient of a started unit is in the residual: encode it, so that it can be taken back like
+/// any other, and the gradient is not read any more.
+void ErrorFeedback::finish_started() {
+  if (started_ != nullptr) (void)encode_on_device(*started_);
+  started_ = nullptr;
 }
 
 Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
@@ -300,31 +300,31 @@ Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradi
   const std::span<const float> added = correct(unit, gradient);
   const std::span<float> residual = sums_.subspan(unit.begin, unit.elements);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
-  const std::uint64_t k = is_topk ? ratio().kept(unit.elements) : unit.elements;
-  // Selecting nearly everything is dear, and then sent densely: select nothing instead.
+  const std::uint64_t k = is_topk ? ratio().count_of(unit.elements) : unit.elements;
+  // Selecting nearly everything is expensive, and then sent densely: select nothing instead.
   const bool select = is_topk && !payload::is_dense_better(spec_.values, k, unit.elements);
-  const auto kept = selector_.add_and_select(added, residual, select ? k : 1, pass_nonfinite_);
-  if (kept.nonfinite > 0 && !pass_nonfinite_)
-    return refused(unit, kept.nonfinite, kept.first_nonfinite);
+  const auto selected = selector_.add_and_select(added, residual, select ? k : 1, pass_nonfinite_);
+  if (selected.nonfinite > 0 && !pass_nonfinite_)
+    return refused(unit, selected.nonfinite, selected.first_nonfinite);
   for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
     const Chunk& chunk = plan_.chunks()[c];
-    if (kept.nonfinite > 0)
+    if (selected.nonfinite > 0)
       CENTROID_TRY(send_dense(chunk, ValueType::kF32));
     else if (select)
-      send_sparse(chunk, unit, kept);
+      send_sparse(chunk, unit, selected);
     else
       CENTROID_TRY(send_dense(chunk, spec_.values));
   }
   return {};
 }
 
-/// Send the part of a selection that is the chunk's.
+/// Send the chunk's part of a selection.
 void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
-                                const TopkSelector::Selection& kept) {
+                                const TopkSelector::Selection& selected) {
   const auto from = static_cast<std::uint32_t>(chunk.position - unit.begin);
-  const auto begin = std::lower_bound(kept.index.begin(), kept.index.end(), from);
-  const auto end = std::lower_bound(begin, kept.index.end(), from + chunk.elements);
-  const auto first = static_cast<std::size_t>(begin - kept.index.begin());
+  const auto begin = std::lower_bound(selected.index.begin(), selected.index.end(), from);
+  const auto end = std::lower_bound(begin, selected.index.end(), from + chunk.elements);
+  const auto first = static_cast<std::size_t>(begin - selected.index.begin());
   const auto count = static_cast<std::size_t>(end - begin);
   if (payload::is_dense_better(spec_.values, count, chunk.elements)) {
     const Status sent = send_dense(chunk, spec_.values);
@@ -334,7 +334,7 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
   index_.resize(std::max(index_.size(), count));
   for (std::size_t j = 0; j < count; ++j) index_[j] = begin[static_cast<std::ptrdiff_t>(j)] - from;
   const std::span<const std::uint32_t> index = std::span(index_).first(count);
-  const std::span<const float> value = kept.value.subspan(first, count);
+  const std::span<const float> value = selected.value.subspan(first, count);
   const std::size_t bytes = payload::encode_sparse(spec_.values, {}, index, value, out_.data());
   float* residual = sums_.data() + chunk.position;
   if (spec_.values == ValueType::kF32) {
@@ -350,10 +350,10 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
     float* u = floats(momentum_, plan_.total_elements()).data() + chunk.position;
     for (const std::uint32_t i : index) u[i] = 0;
   }
-  keep_payload(chunk, bytes, count);
+  store_payload(chunk, bytes, count);
 }
 
-/// Send all of a chunk; what rounding leaves stays in the residual.
+/// Send all of a chunk; the remainder of rounding stays in the residual.
 Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
   const std::span<float> residual = sums_.subspan(chunk.position, chunk.elements);
   std::size_t bytes = 0;
@@ -365,11 +365,11 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
   decoded_.resize(std::max<std::size_t>(decoded_.size(), chunk.elements));
   const std::span<float> sent = std::span(decoded_).first(chunk.elements);
   CENTROID_TRY(codec_->decode(Bytes(out_).first(bytes), sent));
-  const bool is_whole = pass_nonfinite_ && !std::ranges::all_of(sent, is_finite);
+  const bool is_complete = pass_nonfinite_ && !std::ranges::all_of(sent, is_finite);
   bool is_exact = spec_.kind == CodecSpec::Kind::kSign;  // it rounds, and never overflows
   if (!is_exact)
     run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), false, &is_exact);
-  if (is_whole) {
+  if (is_complete) {
     std::ranges::fill(residual, 0.0f);
   } else if (!is_exact) {
     return Error(ErrorCode::kInvalidArgument, "error feedback: chunk " + to_string(chunk.id) +
@@ -382,11 +382,11 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
     std::ranges::fill(
         floats(momentum_, plan_.total_elements()).subspan(chunk.position, chunk.elements), 0.0f);
   if (spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
-  keep_payload(chunk, bytes, chunk.elements);
+  store_payload(chunk, bytes, chunk.elements);
   return {};
 }
 
-void ErrorFeedback::keep_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent) {
+void ErrorFeedback::store_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent) {
   Payload& payload = payloads_[chunk.id.value];
   payload.bytes.assign(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(bytes));
   payload.is_there = true;
@@ -397,9 +397,9 @@ void ErrorFeedback::keep_payload(const Chunk& chunk, std::size_t bytes, std::uin
 }
 
 void ErrorFeedback::commit() {
-  drop_kept();
+  drop_copies();
   if (!is_open_) return;
-  end_begun();
+  finish_started();
   for (Payload& payload : payloads_) payload.is_there = false;
   is_open_ = false;
   ++rounds_;
@@ -413,7 +413,7 @@ void ErrorFeedback::forget() {
 
 void ErrorFeedback::take_back() {
   CENTROID_CHECK(owns_residual_);
-  end_begun();
+  finish_started();
   const auto is_there = [](const Payload& payload) { return payload.is_there; };
   const bool has_sent = std::ranges::any_of(payloads_, is_there);
   if (has_sent) read_device();
@@ -428,17 +428,18 @@ void ErrorFeedback::take_back() {
       residual[i] += is_finite(sent[i]) ? sent[i] : 0.0f;
   }
   if (has_sent) write_device();
-  drop_kept();
+  drop_copies();
   is_open_ = false;
 }
 
-void ErrorFeedback::add_left(std::uint64_t position, std::span<const float> left, float factor) {
+void ErrorFeedback::add_residual(std::uint64_t position, std::span<const float> left,
+                                 float factor) {
   CENTROID_CHECK(owns_residual_ && !device_ && !is_open_ && position + left.size() <= sums_.size());
   run_multiversioned<AddScaled>(left.data(), factor, sums_.data() + position, left.size());
 }
 
-void ErrorFeedback::add_left(std::uint64_t position, std::span<const std::uint32_t> index,
-                             std::span<const float> left, float factor) {
+void ErrorFeedback::add_residual(std::uint64_t position, std::span<const std::uint32_t> index,
+                                 std::span<const float> left, float factor) {
   CENTROID_CHECK(owns_residual_ && !device_ && !is_open_ && index.size() == left.size());
   const std::span<float> residual = sums_.subspan(position);
   for (std::size_t j = 0; j < index.size(); ++j) {

@@ -4,10 +4,10 @@
 
 #include "common/codec/error_feedback.h"
 
-/// Rounds that never were, or may yet be lost: what residual and momentum were before them.
+/// Rounds that became void, or may be lost: residual and momentum before them.
 namespace centroid {
-/// What was left out is in the device's memory alone: after an error of it nobody knows what is to
-/// be sent, and a GPU that has failed once fails until its process is a new one.
+/// The remainder is in the device's memory only: after an error it is lost, and a GPU that has
+/// failed once fails until its process restarts.
 Error ErrorFeedback::device_failed(const std::string& what, const Error& error) {
   return {ErrorCode::kInternal,
           "error feedback on the GPU: " + what + " failed (" + error.message() +
@@ -15,10 +15,10 @@ Error ErrorFeedback::device_failed(const std::string& what, const Error& error) 
               "with status 1, and may be started again, with nothing left to send"};
 }
 
-/// Before the unit is changed for the first time in this round.
+/// Before the unit changes for the first time in this round.
 Status ErrorFeedback::keep(const Unit& unit) {
   const auto number = static_cast<std::size_t>(&unit - units_.data());
-  if (!owns_residual_ || is_kept_[number]) return {};
+  if (!owns_residual_ || has_copy_[number]) return {};
   if (device_) {
     CENTROID_TRY(device_->keep(unit.begin, unit.elements));
   } else {
@@ -29,18 +29,18 @@ Status ErrorFeedback::keep(const Unit& unit) {
       std::ranges::copy(floats(momentum_, n).subspan(unit.begin, unit.elements),
                         floats(momentum_before_, n).subspan(unit.begin).begin());
   }
-  is_kept_[number] = true;
+  has_copy_[number] = true;
   return {};
 }
 
-/// The round will not be undone. Of one that is promised, and came before it, the difference stays.
-void ErrorFeedback::drop_kept() {
+/// The round will not be undone. Of a promised one before it, the difference stays.
+void ErrorFeedback::drop_copies() {
   using What = Promised::What;
-  const bool is_covered = promised_ && std::ranges::find(is_kept_, true) != is_kept_.end();
-  if (is_covered) read_kept();
+  const bool is_covered = promised_ && std::ranges::find(has_copy_, true) != has_copy_.end();
+  if (is_covered) read_copies();
   const std::uint64_t n = plan_.total_elements();
   for (std::size_t i = 0; is_covered && i < units_.size(); ++i) {
-    if (!is_kept_[i] || promised_->what[i] != What::kBefore) continue;
+    if (!has_copy_[i] || promised_->what[i] != What::kBefore) continue;
     promised_->what[i] = What::kDifference;
     const std::span<float> before =
         floats(promised_->residual, n).subspan(units_[i].begin, units_[i].elements);
@@ -48,26 +48,26 @@ void ErrorFeedback::drop_kept() {
         floats(residual_before_, n).subspan(units_[i].begin, units_[i].elements);
     for (std::size_t j = 0; j < before.size(); ++j) before[j] -= after[j];
   }
-  is_kept_.assign(is_kept_.size(), false);
+  has_copy_.assign(has_copy_.size(), false);
 }
 
-/// Copies of what is kept on the device.
-void ErrorFeedback::read_kept() {
+/// Read the copies on the device.
+void ErrorFeedback::read_copies() {
   if (!device_ || !device_status_.ok()) return;
   const std::uint64_t n = plan_.total_elements();
   const auto momentum = momentum_ ? floats(momentum_before_, n) : std::span<float>();
-  const Status read = device_->read_kept(floats(residual_before_, n), momentum);
+  const Status read = device_->read_copies(floats(residual_before_, n), momentum);
   if (!read.ok()) device_status_ = device_failed("reading what was before a round", read.error());
 }
 
 void ErrorFeedback::commit_promised() {
   CENTROID_CHECK(owns_residual_);
-  end_begun();
+  finish_started();
   if (!is_open_) {  // nothing was sent, so there is nothing to undo; the one before counts
-    promise_kept();
+    confirm_promised();
     return commit();
   }
-  read_kept();
+  read_copies();
   // The one before counts. Its memory is that of the next round's copies: with asp each is
   // promised.
   auto promised = promised_ ? std::move(promised_) : std::make_unique<Promised>();
@@ -78,14 +78,14 @@ void ErrorFeedback::commit_promised() {
   std::swap(promised->residual, residual_before_);
   if (momentum_) std::swap(promised->momentum, momentum_before_);
   for (std::size_t i = 0; i < units_.size(); ++i)
-    if (is_kept_[i]) promised->what[i] = Promised::What::kBefore;
+    if (has_copy_[i]) promised->what[i] = Promised::What::kBefore;
   commit();
   promised_ = std::move(promised);
 }
 
 void ErrorFeedback::undo_promised() {
   CENTROID_CHECK(owns_residual_ && !is_open_);
-  drop_kept();
+  drop_copies();
   if (!promised_) return;
   read_device();
   const std::uint64_t n = plan_.total_elements();
@@ -110,10 +110,10 @@ void ErrorFeedback::undo_promised() {
 
 void ErrorFeedback::undo() {
   CENTROID_CHECK(owns_residual_);
-  end_begun();
+  finish_started();
   const std::uint64_t n = plan_.total_elements();
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (!is_kept_[i]) continue;
+    if (!has_copy_[i]) continue;
     const Unit& unit = units_[i];
     if (device_) {
       const Status undone =
@@ -128,7 +128,7 @@ void ErrorFeedback::undo() {
                         floats(momentum_, n).subspan(unit.begin).begin());
   }
   for (Payload& payload : payloads_) payload.is_there = false;
-  is_kept_.assign(is_kept_.size(), false);
+  has_copy_.assign(has_copy_.size(), false);
   is_open_ = false;
 }
 

@@ -7,7 +7,7 @@
 
 namespace centroid::format {
 
-/// How one number is stored in 4 or 2 bytes. The functions are constexpr and free of branches: CPU
+/// Storage of one number in 4 or 2 bytes. The functions are constexpr and free of branches: CPU
 /// loops over them become vector code, and CUDA kernels call the same ones.
 
 struct F32 {
@@ -22,7 +22,7 @@ struct Bf16 {
   static constexpr float expand(std::uint16_t x) { return f32_from_bf16(x); }
 };
 
-/// Of finite numbers, which stay finite: what would be rounded to infinity becomes the largest.
+/// For finite numbers, which stay finite: those that would round to infinity become the largest.
 struct FiniteBf16 {
   using Stored = std::uint16_t;
   static constexpr std::uint16_t shrink(float x) {

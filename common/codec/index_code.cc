@@ -70,14 +70,14 @@ std::byte* encode_block(std::span<const std::uint32_t> index, std::uint32_t prev
 
 Error bad(const std::string& what) { return {ErrorCode::kInvalidArgument, "indices: " + what}; }
 
-/// What is left to read. Loads are 8 bytes wide: that many stand behind `end`.
+/// The unread rest. Loads are 8 bytes wide: that many must follow `end`.
 struct Reader {
   const std::byte* at;
   const std::byte* end;
-  std::uint64_t next = 0;  // the lowest index that may come
+  std::uint64_t next = 0;  // the lowest valid index
 };
 
-/// Read `count` indices; gives the cause when that cannot be.
+/// Read `count` indices; returns the cause of a failure.
 [[gnu::always_inline]] inline const char* read_block(Reader& in, std::uint32_t* out,
                                                      std::size_t count, const float* target) {
   if (in.at == in.end) return "too short";

@@ -43,7 +43,7 @@ struct FindMinimum {
   }
 };
 
-/// Of a block the sum is exact: 256 squares of at most 2^14.
+/// The sum of a block is exact: 256 squares of at most 2^14.
 struct AddSquares {
   CENTROID_KERNEL void run(const std::byte* in, const std::byte* scales, std::size_t n,
                            double* out) {
@@ -62,7 +62,7 @@ struct AddSquares {
   }
 };
 
-/// For whole blocks; null when the portable loops are all there is.
+/// For complete blocks; null if there are only the portable loops.
 QuantizeBlocks fastest_blocks() {
 #if defined(__x86_64__)
   if (active_isa() == Isa::kAvx512) return quantize_avx512;
@@ -96,14 +96,14 @@ bool quantize_portable(const float* x, std::size_t n, std::uint32_t first, Round
 }
 
 bool quantize(std::span<const float> x, Draw draw, std::byte* out) {
-  const std::size_t n = x.size(), whole = n / kBlock;
+  const std::size_t n = x.size(), full_blocks = n / kBlock;
   const Key key = key_of(draw.stream);
   std::byte* scales = out;
   std::byte* numbers = out + (bytes(n) - n);
   std::size_t done = 0;
   if (const QuantizeBlocks blocks = fastest_blocks()) {
-    if (!blocks(x.data(), whole, 0, draw.rounding, key, scales, numbers)) return false;
-    done = whole * kBlock;
+    if (!blocks(x.data(), full_blocks, 0, draw.rounding, key, scales, numbers)) return false;
+    done = full_blocks * kBlock;
   }
   return quantize_portable(x.data() + done, n - done, static_cast<std::uint32_t>(done),
                            draw.rounding, key, scales + done / kBlock * 2, numbers + done);

@@ -17,17 +17,17 @@ constexpr std::size_t kBlock = 256;
 /// ceil(n / 256) scales of 2 bytes, n quantised numbers.
 constexpr std::size_t bytes(std::size_t n) { return 2 * ((n + kBlock - 1) / kBlock) + n; }
 
-/// How to round, and for stochastic rounding which random numbers: element i of `stream` draws the
-/// same on every machine and however often it is encoded.
+/// Rounding, and the random numbers of stochastic rounding: element i of `stream` draws the same on
+/// every machine, however often it is encoded.
 struct Draw {
   Rounding rounding = Rounding::kNearest;
   std::uint64_t stream = 0;
 };
 
-/// Scales end here, so that 127 times a scale is finite; as bfloat16.
+/// Largest scale, so that 127 times a scale is finite; as bfloat16.
 constexpr std::uint16_t kLargestScale = 0x7C01;
-/// Numbers from these bits of |x| on cannot be quantised: what is not finite and, when scales are
-/// rounded up, the last 0.01 % below infinity.
+/// Numbers from these bits of |x| on cannot be quantised: those that are not finite and, if scales
+/// are rounded up, the last 0.01 % below infinity.
 constexpr std::uint32_t limit(Rounding rounding) {
   return rounding == Rounding::kNearest ? 0x7F800000u : 0x7F7FFC01u;
 }
@@ -45,11 +45,11 @@ constexpr std::uint32_t limit(Rounding rounding) {
 /// source  Alistarh et al. 2017, "QSGD", section 3 (stochastic rounding)
 bool quantize(std::span<const float> x, Draw draw, std::byte* out);
 
-/// Whether the bytes are what `quantize` may write: scales within their range, no -128.
+/// Whether `quantize` can have written the bytes: scales within their range, no -128.
 /// fails invalid_argument
 Status check(Bytes in, std::size_t n);
 
-/// Sum of x̂[i]²; `in` has the right length, `check` may refuse it.
+/// Sum of x̂[i]²; `in` has the right length, otherwise unchecked.
 double squares(Bytes in, std::size_t n);
 
 /// out[i] = x̂[i]; `in` is checked.

@@ -9,7 +9,7 @@
 
 namespace centroid::int8 {
 
-/// Scale of a block and what its numbers are multiplied with.
+/// Scale of a block and the factor of its numbers.
 struct Step {
   std::uint16_t stored = 0;  ///< bfloat16
   float inverse = 0;
@@ -57,9 +57,9 @@ constexpr float dither(Key key, std::uint32_t i) {
          kDitherFirst;
 }
 
-/// Adding this and taking it away rounds to the nearest whole number, ties to even.
+/// Adding and subtracting this rounds to the nearest integer, ties to even.
 constexpr float kRound = 0x1.8p23f;
-/// The eight bits of a quotient: the low bits of its rounded sum are the whole number.
+/// The eight bits of a quotient: the low bits of its rounded sum are the integer.
 constexpr std::uint8_t rounded(float quotient) {
   return static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(quotient + kRound) & 0xFF);
 }
@@ -68,8 +68,8 @@ constexpr float dequantized(float scale, std::uint8_t bits) {
   return scale * static_cast<float>(static_cast<std::int8_t>(bits));
 }
 
-/// Quantise whole blocks: `blocks` times 256 numbers, the first of which is number `first` of its
-/// stream. Returns false at a number beyond the limit.
+/// Quantise complete blocks: `blocks` times 256 numbers, the first of which is number `first` of
+/// its stream. Returns false at a number beyond the limit.
 using QuantizeBlocks = bool (*)(const float* x, std::size_t blocks, std::uint32_t first,
                                 Rounding rounding, Key key, std::byte* scales, std::byte* out);
 

@@ -4,8 +4,8 @@
 
 namespace centroid {
 
-/// Momentum correction of one number: what the residual gains, and the momentum after it, which
-/// keeps its value where the next is not finite. For CPU loops and CUDA kernels alike.
+/// Momentum correction of one number: the increment of the residual, and the new momentum, which
+/// keeps its value if the next is not finite. For CPU loops and CUDA kernels.
 /// source  Lin et al. 2018, "Deep Gradient Compression", section 3.1
 struct MomentumStep {
   float gained, momentum;
@@ -14,7 +14,7 @@ constexpr MomentumStep momentum_step(float g, float u, float momentum, bool nest
   const float plain = momentum * u + g;
   const float ahead = momentum * (u + g);
   const float next = nesterov ? ahead : plain;
-  // The residual's check finds what is not finite.
+  // The residual's check finds numbers that are not finite.
   return {nesterov ? next + g : next, topk::key_of(next) < topk::kInfinity ? next : u};
 }
 

@@ -136,7 +136,7 @@ Status check_values(const View& view, std::size_t count) {
     case ValueType::kF32:
       run_multiversioned<LargestF32>(view.values.data(), count, &largest);
       if (view.is_sparse && largest >= kInfinity) return bad("a value is not finite");
-      return {};  // a dense one may carry what is not finite
+      return {};  // a dense one may carry numbers that are not finite
     case ValueType::kBf16:
       run_multiversioned<LargestBf16>(view.values.data(), count, &largest);
       if (largest > kLargestBf16) return bad("a value is not finite");
@@ -149,7 +149,7 @@ Status check_values(const View& view, std::size_t count) {
   return {};
 }
 
-/// The count at the front of `in`, as few bytes as it takes; what follows stays in `in`.
+/// The count at the front of `in`, in the fewest bytes; the rest stays in `in`.
 Result<std::uint32_t> read_count(Bytes& in) {
   std::uint64_t count = 0;
   for (std::size_t at = 0; at < 5 && at < in.size(); ++at) {
@@ -167,7 +167,7 @@ std::size_t count_bytes(std::uint64_t count) {
   return static_cast<std::size_t>(std::bit_width(count | 1) + 6) / 7;
 }
 
-/// What a payload consists of, by its form and lengths.
+/// The parts of a payload, by its form and lengths.
 struct Parts {
   bool is_sparse = false;
   ValueType type = ValueType::kF32;
@@ -186,9 +186,9 @@ Result<Parts> parts_of(Bytes in, ValueType type, bool may_be_sparse, std::size_t
   if (!known) return bad("form " + std::to_string(form) + " is not one of this codec");
   Bytes rest = in.subspan(1);
   if (!parts.is_sparse) {
-    const std::size_t wanted = value_bytes(parts.type, n);
-    if (rest.size() != wanted)
-      return bad("dense " + std::string(to_string(parts.type)) + ", " + std::to_string(wanted + 1) +
+    const std::size_t needed = value_bytes(parts.type, n);
+    if (rest.size() != needed)
+      return bad("dense " + std::string(to_string(parts.type)) + ", " + std::to_string(needed + 1) +
                  " bytes were expected for " + std::to_string(n) + " numbers");
     parts.count = n;
     parts.values = rest;
@@ -301,7 +301,7 @@ double squares(Bytes in, ValueType type, bool may_be_sparse, std::size_t n) {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
-bool says_sparse(Bytes in) {
+bool is_sparse_payload(Bytes in) {
   return !in.empty() && (std::to_integer<std::uint8_t>(in[0]) & kSparse) != 0;
 }
 

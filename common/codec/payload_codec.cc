@@ -24,21 +24,21 @@ class PayloadCodec final : public Codec {
   Result<std::size_t> encode(std::span<const float> x, MutableBytes out,
                              std::uint64_t stream) const override {
     if (out.size() < max_bytes(x.size()))
-      return bad("out holds " + std::to_string(out.size()) + " bytes, " + std::to_string(x.size()) +
+      return bad("out has " + std::to_string(out.size()) + " bytes, " + std::to_string(x.size()) +
                  " numbers need " + std::to_string(max_bytes(x.size())));
     if (x.size() >> 32 != 0) return bad("more than 2^32 - 1 numbers");
     const int8::Draw draw{spec_.rounding, stream};
-    const std::uint64_t k = spec_.ratio.kept(x.size());
+    const std::uint64_t k = spec_.ratio.count_of(x.size());
     if (!is_sparse() || payload::is_dense_better(spec_.values, k, x.size()))
       return payload::encode_dense(spec_.values, draw, x, out.data());
     thread_local TopkSelector selector;
-    const auto kept = selector.select(x, k);
-    // What is not finite has the largest keys: if there is any, some of it was selected.
+    const auto selected = selector.select(x, k);
+    // Numbers that are not finite have the largest keys: if there are any, one was selected.
     const std::uint32_t limit = int8::limit(spec_.rounding);
-    const bool finite = std::all_of(kept.value.begin(), kept.value.end(),
+    const bool finite = std::all_of(selected.value.begin(), selected.value.end(),
                                     [&](float v) { return topk::key_of(v) < limit; });
     if (!finite) return payload::encode_dense(ValueType::kF32, draw, x, out.data());
-    return payload::encode_sparse(spec_.values, draw, kept.index, kept.value, out.data());
+    return payload::encode_sparse(spec_.values, draw, selected.index, selected.value, out.data());
   }
 
   Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const override {
@@ -69,7 +69,7 @@ class PayloadCodec final : public Codec {
   Status check_finite(Bytes in) const override { return payload::check_finite(in); }
 
   Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const override {
-    if (!payload::says_sparse(in)) return std::optional<SparseNumbers>();
+    if (!payload::is_sparse_payload(in)) return std::optional<SparseNumbers>();
     const auto view = payload::read(in, spec_.values, is_sparse(), n, scratch());
     if (!view.ok()) return refused(in, view.error());
     return std::optional<SparseNumbers>({view->index, payload::sent(*view, scratch())});

@@ -12,8 +12,8 @@
 namespace centroid {
 namespace {
 
-// Payloads have no alignment of their own: every access to them is a memcpy, which compiles to a
-// plain unaligned load or store.
+// Payloads have no alignment of their own: every access is a memcpy, which compiles to a plain
+// unaligned load or store.
 template <class Format>
 [[gnu::always_inline]] inline float load(const std::byte* in, std::size_t i) {
   typename Format::Stored stored;
@@ -58,7 +58,7 @@ struct DecodeAdd {
   }
 };
 
-/// How a number is stored, its name, and the bits that only NaN and infinities have all of.
+/// Storage of a number, its name, and the bits that only NaN and infinities have all of.
 struct F32 : format::F32 {
   static constexpr std::string_view kName = "f32";
   using Bits = std::uint32_t;
@@ -133,7 +133,7 @@ Status check_finite_of(Bytes in) {
                                                 ", which is not finite");
 }
 
-/// Every number becomes the same count of bytes, each on its own.
+/// Every number becomes the same number of bytes, independently.
 template <class Format>
 class PlainCodec final : public Codec {
  public:
@@ -150,7 +150,7 @@ class PlainCodec final : public Codec {
                              std::uint64_t /*stream*/) const override {
     const std::size_t bytes = max_bytes(x.size());
     if (out.size() < bytes)
-      return Error(ErrorCode::kInvalidArgument, std::string(Format::kName) + " encode: out holds " +
+      return Error(ErrorCode::kInvalidArgument, std::string(Format::kName) + " encode: out has " +
                                                     std::to_string(out.size()) + " bytes, " +
                                                     std::to_string(x.size()) + " numbers need " +
                                                     std::to_string(bytes));
@@ -190,8 +190,8 @@ class PlainCodec final : public Codec {
     if (in.size() / kWidth == n && in.size() % kWidth == 0) return {};
     return Error(ErrorCode::kInvalidArgument,
                  std::string(Format::kName) + " payload: " + std::to_string(in.size()) +
-                     " bytes came, " + std::to_string(n) + " numbers of " + std::to_string(kWidth) +
-                     " bytes were expected");
+                     " bytes received, " + std::to_string(n) + " numbers of " +
+                     std::to_string(kWidth) + " bytes were expected");
   }
 
   std::string spec_;

@@ -21,9 +21,9 @@ namespace centroid {
 /// cost    one pass, no allocation
 std::unique_ptr<Codec> make_plain_codec(const CodecSpec& spec);
 
-/// Codec::check_finite of f32, also for the payloads that are f32 behind a byte of their own.
+/// Codec::check_finite of f32, also for payloads that are f32 after a byte of their own.
 Status check_finite_f32(Bytes numbers);
-/// Codec::squares of as many numbers as the bytes are.
+/// Codec::squares of all numbers in the bytes.
 double squares_f32(Bytes numbers);
 double squares_bf16(Bytes numbers);
 

@@ -51,7 +51,7 @@ struct Dequantize {
   }
 };
 
-/// For whole blocks; null when the portable loops are all there is.
+/// For complete blocks; null if there are only the portable loops.
 QuantizeBlocks fastest_blocks() {
 #if defined(__x86_64__)
   if (active_isa() == Isa::kAvx512) return quantize_avx512;
@@ -85,13 +85,13 @@ bool quantize_portable(const float* x, std::size_t n, std::byte* scales, std::by
 }
 
 bool quantize(std::span<const float> x, std::byte* out) {
-  const std::size_t n = x.size(), whole = n / kBlock;
+  const std::size_t n = x.size(), full_blocks = n / kBlock;
   std::byte* scales = out;
   std::byte* bits = out + scale_bytes(n);
   std::size_t done = 0;
   if (const QuantizeBlocks blocks = fastest_blocks()) {
-    if (!blocks(x.data(), whole, scales, bits)) return false;
-    done = whole * kBlock;
+    if (!blocks(x.data(), full_blocks, scales, bits)) return false;
+    done = full_blocks * kBlock;
   }
   return quantize_portable(x.data() + done, n - done, scales + done / kBlock * 2, bits + done / 8);
 }
@@ -106,7 +106,7 @@ Status check(Bytes in, std::size_t n) {
     if (load16(in.data() + at) > kLargestScale)
       return bad("scale of block " + std::to_string(at / 2) + " is negative or not finite");
   if (n % 8 != 0 && std::to_integer<unsigned>(in.back()) >> (n % 8) != 0)
-    return bad("the bits behind the last number are not zero");
+    return bad("the bits after the last number are not zero");
   return {};
 }
 

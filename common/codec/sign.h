@@ -36,12 +36,11 @@ constexpr std::uint16_t kLargestScale = 0x7F7F;
 ///         SignSGD"
 bool quantize(std::span<const float> x, std::byte* out);
 
-/// Whether the bytes are what `quantize` may write: scales finite and not negative, zeros at the
-/// end.
+/// Whether `quantize` can have written the bytes: scales finite and not negative, zeros at the end.
 /// fails invalid_argument
 Status check(Bytes in, std::size_t n);
 
-/// Sum of x̂[i]²; `in` has the right length, `check` may refuse it.
+/// Sum of x̂[i]²; `in` has the right length, otherwise unchecked.
 double squares(Bytes in, std::size_t n);
 
 /// out[i] = x̂[i]; `in` is checked.

@@ -15,12 +15,12 @@ constexpr std::size_t kParts = 32;
 
 constexpr std::uint32_t kSignBit = 0x80000000u;
 
-/// What a number adds to the sum: 1/256 of its magnitude, so that no sum overflows.
+/// Contribution of a number to the sum: 1/256 of its magnitude, so that no sum overflows.
 constexpr float part_of(float x) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & ~kSignBit) * (1.0f / kBlock);
 }
 
-/// The scale of `count` numbers, as bfloat16. `sum` of their parts; not finite when one is not.
+/// The scale of `count` numbers, as bfloat16. `sum` of their parts; not finite if one is not.
 constexpr std::uint16_t scale_of(float sum, std::size_t count) {
   constexpr float kMost = 3.402823466e+38f;
   float mean = sum;
@@ -37,7 +37,7 @@ constexpr float dequantized(float scale, std::uint32_t is_negative) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) | is_negative << 31);
 }
 
-/// Sum the parts of each of `blocks` whole blocks, and write scales and bits. Returns false at a
+/// Sum the parts of each of `blocks` complete blocks, and write scales and bits. Returns false at a
 /// number that is not finite.
 using QuantizeBlocks = bool (*)(const float* x, std::size_t blocks, std::byte* scales,
                                 std::byte* bits);

@@ -17,8 +17,7 @@ constexpr std::array<std::string_view, CodecSpec::kKinds> kNames{"f32",  "bf16",
                                                                  "int8", "topk", "sign"};
 constexpr std::uint32_t kWhole = 1'000'000'000;
 
-/// One field: who takes it, what it may be, how it is read and printed. `get` gives nothing for the
-/// default.
+/// One field: its codecs, values, reader and printer. `get` returns nothing for the default.
 struct Field {
   std::string_view name;
   std::uint8_t kinds;  // bit per Kind
@@ -127,7 +126,7 @@ constexpr std::array<Field, 10> kFields{{
      [](const CodecSpec& s) { return std::string(s.feedback.carry ? "" : "reset"); }},
 }};
 
-/// The first `count` items of a list that `name_of` gives text for: "a, b, c".
+/// The first `count` items of a list, as texts by `name_of`: "a, b, c".
 template <class List, class Name>
 std::string joined(const List& list, Name name_of) {
   std::string out;
@@ -147,16 +146,17 @@ std::string fields_of(Kind kind) {
 
 Error bad(const std::string& what) { return {ErrorCode::kInvalidArgument, what}; }
 
-/// "0.01", ".5", "1": decimals of [0, 1], at most nine behind the point, nothing is rounded.
+/// "0.01", ".5", "1": decimals of [0, 1], at most nine after the point, without rounding.
 Result<KeepRatio> parse_ratio(std::string_view text) {
   const Error wrong = bad("ratio \"" + printable(text) +
                           "\" is not a share from 0 to 1 with at most nine decimals, like 0.01");
   const std::size_t point = std::min(text.find('.'), text.size());
-  const std::string_view whole = text.substr(0, point);
+  const std::string_view integer = text.substr(0, point);
   const std::string_view part = point < text.size() ? text.substr(point + 1) : std::string_view();
-  if (whole.size() + part.size() == 0 || part.size() > 9 || whole.size() > 9) return wrong;
+  if (integer.size() + part.size() == 0 || part.size() > 9 || integer.size() > 9) return wrong;
   std::uint64_t value = 0;
-  for (const char c : std::string(whole) + std::string(part) + std::string(9 - part.size(), '0')) {
+  for (const char c :
+       std::string(integer) + std::string(part) + std::string(9 - part.size(), '0')) {
     if (c < '0' || c > '9') return wrong;
     value = value * 10 + static_cast<std::uint64_t>(c - '0');
   }
@@ -183,7 +183,7 @@ Status set_field(CodecSpec& spec, std::string_view item, std::bitset<kFields.siz
     return bad("field \"" + printable(name) + "\" is unknown, " +
                std::string(kNames[std::size_t(spec.kind)]) + " takes " + fields_of(spec.kind));
   const auto at = static_cast<std::size_t>(field - kFields.begin());
-  if (seen[at]) return bad("field \"" + std::string(name) + "\" stands twice");
+  if (seen[at]) return bad("field \"" + std::string(name) + "\" appears twice");
   seen[at] = true;
   if (!field->set(spec, item.substr(equals + 1)))
     return bad("field \"" + std::string(name) + "\" is \"" + printable(item.substr(equals + 1)) +
@@ -197,15 +197,15 @@ Status check_together(const CodecSpec& s) {
       return bad("field \"rounding\": stochastic needs values=int8");
     if (s.feedback.enabled)
       return bad(
-          "field \"rounding\": stochastic needs feedback=off, for error feedback keeps what "
-          "rounding to nearest leaves over");
+          "field \"rounding\": stochastic needs feedback=off, because error feedback stores the "
+          "remainder of rounding to nearest");
   }
   if (!s.feedback.enabled) {
     const bool has = s.feedback.momentum != 0 || s.feedback.clip != 0 || s.feedback.warmup != 0;
     if (has) return bad("field \"feedback\": momentum, clip and warmup need feedback=on");
     if (s.scope == Scope::kGlobal)
       return bad(
-          "field \"scope\": global needs feedback=on; without it every chunk keeps its share");
+          "field \"scope\": global needs feedback=on; without it every chunk has its own share");
   }
   if (s.feedback.momentum == 0 && (s.feedback.nesterov || !s.feedback.masking))
     return bad(std::string("field \"") + (s.feedback.nesterov ? "nesterov" : "masking") +
@@ -229,11 +229,11 @@ std::string_view to_string(ValueType type) {
   return "unknown";
 }
 
-std::uint64_t KeepRatio::kept(std::uint64_t n) const {
+std::uint64_t KeepRatio::count_of(std::uint64_t n) const {
   if (n == 0) return 0;
-  const std::uint64_t whole = n / kWhole * billionths;
+  const std::uint64_t integer = n / kWhole * billionths;
   const std::uint64_t rest = n % kWhole * billionths;  // < 2^60
-  return std::clamp<std::uint64_t>(whole + (rest + kWhole - 1) / kWhole, 1, n);
+  return std::clamp<std::uint64_t>(integer + (rest + kWhole - 1) / kWhole, 1, n);
 }
 
 Result<CodecSpec> CodecSpec::parse(std::string_view text) {
@@ -248,7 +248,7 @@ Result<CodecSpec> CodecSpec::parse(std::string_view text) {
                   known);
   const auto found = std::find(kNames.begin(), kNames.end(), name);
   if (found == kNames.end())
-    return refuse("name \"" + printable(name) + "\" is unknown; known are " + known);
+    return refuse("name \"" + printable(name) + "\" is unknown; expected one of " + known);
   CodecSpec spec;
   spec.kind = static_cast<Kind>(found - kNames.begin());
   if (spec.kind == Kind::kInt8) spec.values = ValueType::kInt8;

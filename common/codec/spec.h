@@ -8,28 +8,28 @@
 
 namespace centroid {
 
-/// How the numbers of a chunk stand in a payload. The numbers are on the wire
+/// Storage of a chunk's numbers in a payload. The values are on the wire
 /// (docs/explanation/compression.md#payloads).
 enum class ValueType : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kSign = 3 };
 std::string_view to_string(ValueType type);
 
 enum class Rounding : std::uint8_t { kNearest, kStochastic };
 
-/// The share of elements that top-k keeps: billionths, so that every machine counts the same.
+/// The selected share of elements of top-k, in billionths, so that every machine counts the same.
 struct KeepRatio {
   std::uint32_t billionths = 0;
-  /// max(1, ceil(ratio * n)), at most n; 0 of nothing. Whole numbers throughout.
-  std::uint64_t kept(std::uint64_t n) const;
+  /// max(1, ceil(ratio * n)), at most n; 0 of nothing. In integers.
+  std::uint64_t count_of(std::uint64_t n) const;
   bool operator==(const KeepRatio&) const = default;
 };
 
-/// What top-k selects over.
+/// The range of a top-k selection.
 enum class Scope : std::uint8_t {
-  kTensor,  ///< each tensor keeps its own share; may be sent while others are computed
-  kGlobal   ///< one share of the whole gradient; nothing is sent before all of it is there
+  kTensor,  ///< each tensor has its own share; may be sent while others are computed
+  kGlobal   ///< one share of the complete gradient; nothing is sent before all of it is there
 };
 
-/// What the sender keeps from round to round.
+/// The sender's state from round to round.
 ///
 /// source  Lin et al. 2018, "Deep Gradient Compression", section 3 (momentum correction, local
 ///         clipping, momentum factor masking, warm-up)
@@ -37,14 +37,14 @@ struct FeedbackOptions {
   bool enabled = false;   ///< residual += gradient - sent
   float momentum = 0;     ///< 0: no momentum correction; the server then runs without momentum
   bool nesterov = false;  ///< of the momentum correction
-  bool masking = true;    ///< momentum becomes 0 where something was sent
+  bool masking = true;    ///< momentum becomes 0 for sent elements
   float clip = 0;  ///< 0: no; else the bound of the cluster's norm, each worker's is / sqrt(world)
   std::uint32_t warmup = 0;  ///< rounds in which the ratio falls in steps of 4 from 25 %
-  bool carry = true;         ///< a new generation keeps the residual; otherwise it begins at 0
+  bool carry = true;         ///< a new generation retains the residual; otherwise it begins at 0
   bool operator==(const FeedbackOptions&) const = default;
 };
 
-/// What a text like "topk:0.01,values=int8" says.
+/// A parsed text such as "topk:0.01,values=int8".
 ///
 /// f32, bf16, f16          no selection, no scale
 /// int8                    one scale per 256 numbers
@@ -73,7 +73,7 @@ struct CodecSpec {
   FeedbackOptions feedback;
   bool operator==(const CodecSpec&) const = default;
 
-  /// fails invalid_argument: names the field that is wrong and what it may be.
+  /// fails invalid_argument: names the wrong field and its values.
   static Result<CodecSpec> parse(std::string_view text);
   /// "f32" to "sign".
   std::string_view name() const;

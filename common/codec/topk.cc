@@ -16,7 +16,7 @@ using topk::kBlock;
 using topk::kSlack;
 
 constexpr std::size_t kLine = 16;        // floats that come from memory together
-constexpr std::size_t kFewest = 4096;    // below, a sample is as dear as the pass
+constexpr std::size_t kFewest = 4096;    // below, a sample costs as much as the pass
 constexpr std::size_t kSamples = 65536;  // enough for a spread of 4 % at 1 %
 constexpr std::size_t kMostSamples = 4 * kSamples;
 constexpr std::size_t kPartFewest = 65536;  // elements worth a thread
@@ -25,7 +25,7 @@ bool is_finite(float x) { return topk::key_of(x) < topk::kInfinity; }
 
 }  // namespace
 
-/// An array, or the sums of two that are still to be made.
+/// An array, or the sums of two that are not made yet.
 struct TopkSelector::Source {
   const float* x;
   const float* gradient = nullptr;
@@ -34,12 +34,12 @@ struct TopkSelector::Source {
   bool store_nonfinite = false;
 };
 
-void TopkSelector::Part::reserve(std::size_t wanted) {
-  const std::size_t row = (wanted + kSlack + kLine) / kLine * kLine;
+void TopkSelector::Part::reserve(std::size_t requested) {
+  const std::size_t row = (requested + kSlack + kLine) / kLine * kLine;
   if (2 * row * sizeof(float) > memory.size()) memory = Buffer(2 * row * sizeof(float));
   index = memory.as<std::uint32_t>().data();
   value = memory.as<float>().data() + row;
-  capacity = wanted;
+  capacity = requested;
 }
 
 void TopkSelector::for_parts(void (*work)(TopkSelector&, Part&, const void*),
@@ -110,19 +110,19 @@ TopkSelector::Selection TopkSelector::run(const Source& source, std::uint64_t k)
   return keep(std::min(found, k));
 }
 
-/// A threshold that a little more than k elements reach, most probably; 1 when a sample is not
-/// worth it.
+/// A threshold that, most probably, a little more than k elements reach; 1 if a sample does not
+/// pay.
 std::uint32_t TopkSelector::sample(const Source& source, std::uint64_t k) {
   const std::size_t n = source.n;
   if (n < kFewest || k >= n / 4) return 1;
-  std::size_t wanted = std::min(n / 128, kSamples);
-  wanted = std::max(wanted, std::min<std::size_t>({24 * (n / k), n / 16, kMostSamples}));
-  const std::size_t lines = wanted / kLine;
+  std::size_t requested = std::min(n / 128, kSamples);
+  requested = std::max(requested, std::min<std::size_t>({24 * (n / k), n / 16, kMostSamples}));
+  const std::size_t lines = requested / kLine;
   const std::size_t stride = n / kLine / lines;
   sample_.resize(lines * kLine);
   CounterRng random(seed_);
   for (std::size_t line = 0; line < lines; ++line) {
-    // Multiply and shift: a little bias does no harm here, and a division per line is dear.
+    // Multiply and shift: a little bias does no harm here, and a division per line is expensive.
     const std::uint64_t offset = (random.next() >> 32) * stride >> 32;
     const std::size_t at = (line * stride + offset) * kLine;
     float* out = sample_.data() + line * kLine;
@@ -146,7 +146,7 @@ void TopkSelector::scan(const Source& source, Part& part, std::uint32_t threshol
   while (i < part.end) {
     std::size_t block = std::min({kBlock, part.end - i, part.capacity - part.count});
     if (block < part.end - i) block &= ~std::size_t{63};
-    if (block == 0) {  // full: keep the k largest; whatever comes later must be larger than those
+    if (block == 0) {  // full: retain the k largest; later ones must be larger than those
       const std::span<const float> values(part.value, part.count);
       const std::uint32_t key = topk::key_of_rank(kernels, values, k);
       const std::size_t ties = k - topk::count(kernels, values, key).greater;
@@ -169,7 +169,7 @@ void TopkSelector::scan(const Source& source, Part& part, std::uint32_t threshol
     i += done;
     if (done < block) break;
   }
-  for (; i < part.end; ++i) {  // only behind a sum that is not finite: nothing is selected any more
+  for (; i < part.end; ++i) {  // only after a sum that is not finite: then nothing is selected
     const float sum = source.residual[i] + source.gradient[i];
     const bool finite = is_finite(sum);
     if (!finite && part.nonfinite++ == 0) part.first_nonfinite = i;
@@ -211,11 +211,11 @@ TopkSelector::Selection TopkSelector::keep(std::uint64_t k) {
       &job);
   std::size_t greater = 0;
   for (const Part& part : parts_) greater += part.greater;
-  job.ties = k - greater;  // 0 when everything is kept
+  job.ties = k - greater;  // 0 if everything is selected
   for_parts(
       [](TopkSelector& self, Part& part, const void* argument) {
         const Job& of = *static_cast<const Job*>(argument);
-        std::size_t at = 0, ties = of.ties;  // what the parts before take
+        std::size_t at = 0, ties = of.ties;  // the ties of the parts before
         for (const Part& before : self.parts_) {
           if (&before == &part) break;
           const std::size_t taken = std::min(before.equal, ties);

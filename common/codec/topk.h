@@ -13,15 +13,16 @@ namespace centroid {
 
 /// The k largest magnitudes of an array, exactly.
 ///
-/// order   i before j when |x_i| > |x_j| as whole numbers of their bits, or both are equal and i <
-///         j. NaN is above infinity; zeros are never selected, so the result has min(k, non-zeros)
-///         elements. It depends on the array and k alone: not on threads, instruction set or seed.
-/// steps   a sample of n / 128 gives a threshold; one pass keeps what reaches it; of the 1.2 to 2 k
-///         that are left, the k-th is found by histograms. A bad sample costs a second pass, never
-///         a wrong result: a full buffer is cut to its k largest and the threshold rises.
+/// order   i before j if |x_i| > |x_j| as integers of their bits, or both are equal and i < j. NaN
+///         is above infinity; zeros are never selected, so the result has min(k, non-zeros)
+///         elements. It depends on the array and k only: not on threads, instruction set or seed.
+/// steps   a sample of n
+/// 128 gives a threshold; one pass selects the elements that reach it; of
+///         these 1.2 to 2 k, histograms find the k-th. A bad sample costs a second pass, never a
+///         wrong result: a full buffer is cut to its k largest and the threshold rises.
 /// cost    O(n), whatever the numbers; measured in docs/explanation/compression.md#speed
 /// owns    memory for about 3 k elements; results are valid until the next call
-/// thread  one at a time; the loops run on `pool` when there is one
+/// thread  one at a time; the loops run on `pool` if there is one
 /// limits  n < 2^32
 /// source  sample and filter as in Floyd and Rivest 1975, "Expected time bounds for selection"
 class TopkSelector {
@@ -37,8 +38,8 @@ class TopkSelector {
 
   /// Of x. NaN and infinities are selected first.
   Selection select(std::span<const float> x, std::uint64_t k);
-  /// residual += gradient, then of the residual, in one pass. Where a sum is not finite: the
-  /// residual keeps its value, or with `store_nonfinite` takes the sum; both are counted.
+  /// residual += gradient, then select from the residual, in one pass. If a sum is not finite, the
+  /// residual keeps its value, or with `store_nonfinite` becomes the sum; both are counted.
   Selection add_and_select(std::span<const float> gradient, std::span<float> residual,
                            std::uint64_t k, bool store_nonfinite = false);
 
@@ -66,7 +67,7 @@ class TopkSelector {
     std::size_t count = 0, capacity = 0;
     std::size_t greater = 0, equal = 0;  // than the k-th key
     std::uint64_t nonfinite = 0, first_nonfinite = 0;
-    void reserve(std::size_t wanted);
+    void reserve(std::size_t requested);
   };
   void for_parts(void (*work)(TopkSelector&, Part&, const void*), const void* argument);
 

@@ -65,8 +65,8 @@ std::size_t add_and_mark(const float* g, float* e, std::size_t n, std::uint32_t 
   return n;
 }
 
-// Few bits are set as a rule: three are written without asking, so that no branch depends on how
-// many there are.
+// Usually few bits are set: three are written unconditionally, so that no branch depends on their
+// number.
 std::size_t expand_by_bits(const std::uint64_t* masks, std::size_t words, std::uint32_t base,
                            std::uint32_t* out) {
   std::uint32_t* to = out;

@@ -16,15 +16,14 @@ constexpr std::size_t kWords = kBlock / 64;
 /// Floats between prefetch and load: more than a block, so that memory is busy while masks are
 /// expanded (a fifth faster than half a block, measured with 25 M numbers).
 constexpr std::size_t kAhead = 3 * kBlock / 2;
-/// What `expand` may write behind the last index that counts.
+/// `expand` may write this many elements after the last valid index.
 constexpr std::size_t kSlack = 64;
 
-/// The order of magnitudes: whole numbers compare alike on every machine, and NaN is above
-/// infinity.
+/// The order of magnitudes: integers compare alike on every machine, and NaN is above infinity.
 constexpr std::uint32_t key_of(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
 
-/// The loops of top-k for one instruction set. Bit i % 64 of word i / 64 stands for element i; bits
-/// past n are 0. n <= kBlock.
+/// The loops of top-k for one instruction set. Bit i % 64 of word i
+/// 64 is element i; bits past n are 0. n <= kBlock.
 struct Kernels {
   std::string_view name;
   /// masks: key_of(x[i]) >= threshold; threshold >= 1.

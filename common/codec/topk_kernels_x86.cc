@@ -1,5 +1,5 @@
-// The loops of top-k in AVX2 and AVX-512. Each function is compiled
-// for its instruction set alone, and called only after the machine was asked.
+// The loops of top-k in AVX2 and AVX-512. Each function is compiled for its instruction set alone,
+// and called only if the machine has it.
 #include "common/codec/topk_kernels.h"
 
 #if defined(__x86_64__)
@@ -113,8 +113,8 @@ CENTROID_AVX2 std::size_t expand_avx2(const std::uint64_t* masks, std::size_t wo
 
 // ---- AVX-512 ----------------------------------------------------------------------------------
 
-// The four masks are joined by instructions for masks: shifting them as whole numbers, g++ 12 took
-// the upper bits of a spilled mask for zeros (seen with -O3 -fsanitize=thread).
+// The four masks are joined by instructions for masks: with integer shifts, g++ 12 took the upper
+// bits of a spilled mask for zeros (seen with -O3 -fsanitize=thread).
 CENTROID_AVX512 inline std::uint64_t joined(const __mmask16* four) {
   const __mmask32 low = _mm512_kunpackw(four[1], four[0]);
   const __mmask32 high = _mm512_kunpackw(four[3], four[2]);
@@ -167,7 +167,7 @@ CENTROID_VBMI2 inline void put16(std::uint32_t* out, __m512i base, __m128i offse
   _mm512_storeu_si512(out, _mm512_add_epi32(base, _mm512_cvtepu8_epi32(offsets)));
 }
 
-// The bytes 0 ... 63 compressed by the mask are the offsets; up to 16 as a rule.
+// The bytes 0 ... 63 compressed by the mask are the offsets; usually up to 16.
 CENTROID_VBMI2 std::size_t expand_vbmi2(const std::uint64_t* masks, std::size_t words,
                                         std::uint32_t base, std::uint32_t* out) {
   alignas(64) static constexpr std::uint8_t kBytes[64] = {

@@ -32,7 +32,7 @@ struct FindRange {
 
 using Histogram = std::array<std::uint32_t, kBins>;
 
-// Equal neighbours would wait for each other's counter: four histograms take turns.
+// Equal neighbours would wait for each other's counter: four histograms alternate.
 void add_to_histogram(std::span<const float> x, std::uint32_t low, int shift, Histogram& out) {
   thread_local std::array<Histogram, 4> turns;
   for (Histogram& turn : turns) turn.fill(0);
@@ -128,7 +128,7 @@ std::size_t filter(const Kernels& loops, std::span<const float> x, const std::ui
                    std::uint32_t key, std::size_t ties, std::uint32_t* to_index, float* to_value) {
   std::array<std::uint64_t, kWords> least, masks;
   std::array<std::uint32_t, kBlock + kSlack> positions;
-  std::size_t kept = 0;
+  std::size_t done = 0;
   for (std::size_t begin = 0; begin < x.size(); begin += kBlock) {
     const std::size_t n = std::min(kBlock, x.size() - begin);
     const std::size_t words = (n + 63) / 64;
@@ -147,12 +147,12 @@ std::size_t filter(const Kernels& loops, std::span<const float> x, const std::ui
         loops.expand(masks.data(), words, static_cast<std::uint32_t>(begin), positions.data());
     for (std::size_t j = 0; j < found; ++j) {
       const std::uint32_t from = positions[j];
-      to_index[kept + j] = index[from];
-      to_value[kept + j] = x[from];
+      to_index[done + j] = index[from];
+      to_value[done + j] = x[from];
     }
-    kept += found;
+    done += found;
   }
-  return kept;
+  return done;
 }
 
 }  // namespace centroid::topk

@@ -6,8 +6,8 @@
 
 namespace centroid {
 
-/// The share that top-k keeps in the round after so many: during the warm-up a quarter, a quarter
-/// of that, and so on. Never more than in the first round.
+/// The selected share of top-k after this many rounds: during the warm-up a quarter, a quarter of
+/// that, and so on. Never more than in the first round.
 /// source  Lin et al. 2018, "Deep Gradient Compression", section 3.3
 inline KeepRatio ratio_after(const CodecSpec& spec, std::uint64_t rounds) {
   constexpr std::uint32_t kFirst = 250'000'000;

@@ -7,18 +7,18 @@
 
 namespace centroid {
 
-Result<std::unique_ptr<WholeEncoder>> WholeEncoder::make(const std::string& text) {
+Result<std::unique_ptr<SumEncoder>> SumEncoder::make(const std::string& text) {
   CENTROID_ASSIGN(const CodecSpec spec, CodecSpec::parse(text));
   CENTROID_ASSIGN(std::unique_ptr<Codec> codec, make_codec(text));
-  return std::unique_ptr<WholeEncoder>(new WholeEncoder(spec, std::move(codec)));
+  return std::unique_ptr<SumEncoder>(new SumEncoder(spec, std::move(codec)));
 }
 
-WholeEncoder::WholeEncoder(CodecSpec spec, std::unique_ptr<Codec> codec)
+SumEncoder::SumEncoder(CodecSpec spec, std::unique_ptr<Codec> codec)
     : spec_(spec),
       codec_(std::move(codec)),
       is_half_(spec.kind == CodecSpec::Kind::kBf16 || spec.kind == CodecSpec::Kind::kF16) {}
 
-void WholeEncoder::find_nonzeros(std::span<const float> x) {
+void SumEncoder::find_nonzeros(std::span<const float> x) {
   const topk::Kernels& loops = topk::kernels();
   index_.resize(std::max(index_.size(), x.size() + topk::kSlack));
   value_.resize(std::max(value_.size(), x.size()));
@@ -39,8 +39,8 @@ void WholeEncoder::find_nonzeros(std::span<const float> x) {
   is_finite_ = largest < int8::limit(spec_.rounding);
 }
 
-Result<std::size_t> WholeEncoder::encode(std::span<const float> x, MutableBytes out,
-                                         std::uint64_t stream) {
+Result<std::size_t> SumEncoder::encode(std::span<const float> x, MutableBytes out,
+                                       std::uint64_t stream) {
   sparse_.reset();
   if (spec_.kind != CodecSpec::Kind::kTopk) return codec_->encode(x, out, stream);
   if (out.size() < codec_->max_bytes(x.size()) || x.size() >> 32 != 0)

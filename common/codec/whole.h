@@ -15,36 +15,36 @@
 
 namespace centroid {
 
-/// Encodes what contributions have added up to. The payload is one that the codec decodes, but
-/// top-k selects nothing away: all that is not zero is sent.
+/// Encodes the sum of contributions. The codec can decode the payload, but top-k omits nothing: all
+/// numbers that are not zero are sent.
 ///
-/// wire    as the codec's. topk: sparse, or dense where that is not longer (a sum of many
-///         selections fills up), values of the codec's type; dense f32 when a number is not finite
+/// wire    as the codec's. topk: sparse, or dense if that is not longer (a sum of many selections
+///         fills up), values of the codec's type; dense f32 if a number is not finite
 /// error   that of the type of the values: f32 none, so that a top-k sum arrives exactly
 /// cost    one pass over x
 /// thread  one at a time
-class WholeEncoder {
+class SumEncoder {
  public:
   /// fails invalid_argument: the spec
-  static Result<std::unique_ptr<WholeEncoder>> make(const std::string& spec);
+  static Result<std::unique_ptr<SumEncoder>> make(const std::string& spec);
 
   /// Encode x into out (at least the codec's max_bytes(x.size())); returns the bytes. `stream` as
   /// in Codec::encode.
   Result<std::size_t> encode(std::span<const float> x, MutableBytes out, std::uint64_t stream);
-  /// What the last `encode` sent sparsely; nothing when it sent all. Until the next one.
+  /// The sparse content of the last `encode`; nothing if it was dense. Valid until the next one.
   struct Sparse {
     std::span<const std::uint32_t> index;
     std::span<const float> value;  ///< x[index]
-    std::span<const float> sent;   ///< what they arrive as
+    std::span<const float> sent;   ///< their values after decoding
   };
   std::optional<Sparse> sparse() const { return sparse_; }
   const Codec& codec() const { return *codec_; }
   const CodecSpec& spec() const { return spec_; }
-  /// What was sent may differ from x by rounding.
+  /// Sent values may differ from x by rounding.
   bool is_lossy() const { return spec_.values != ValueType::kF32 || is_half_; }
 
  private:
-  WholeEncoder(CodecSpec spec, std::unique_ptr<Codec> codec);
+  SumEncoder(CodecSpec spec, std::unique_ptr<Codec> codec);
   void find_nonzeros(std::span<const float> x);
 
   CodecSpec spec_;

@@ -21,7 +21,7 @@ void set_library_threads([[maybe_unused]] int threads) {
 #endif
 }
 
-/// Replicas bring their own threads: a library that also splits each call would only add switches.
+/// Replicas have their own threads: a library that also splits each call only adds switches.
 void use_one_thread_once() {
   static const bool is_done = (set_library_threads(1), true);
   (void)is_done;
@@ -46,7 +46,7 @@ void gemm(bool transpose_a, bool transpose_b, std::size_t m, std::size_t n, std:
 }
 
 void set_threads(int threads) {
-  use_one_thread_once();  // or a later first gemm would undo the caller's choice
+  use_one_thread_once();  // otherwise a later first gemm would undo the caller's choice
   set_library_threads(threads < 1 ? 1 : threads);
 }
 

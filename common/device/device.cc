@@ -17,7 +17,7 @@ namespace centroid {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
-/// More than any host has; keeps absurd requests away from the allocator.
+/// More than any host has; rejects absurd requests before the allocator sees them.
 constexpr std::size_t kMaxAllocationBytes = std::size_t{1} << 46;
 constexpr unsigned kMaxDeviceNumber = 1023;
 
@@ -47,7 +47,7 @@ class CpuStream final : public Stream {
   void* native() const override { return nullptr; }
 };
 
-/// All is done when it is recorded.
+/// Everything is done when it is recorded.
 class CpuEvent final : public StreamEvent {
  public:
   Status record(Stream&) override { return {}; }
@@ -93,7 +93,7 @@ class CpuDevice final : public Device {
   std::string name_;
 };
 
-/// The number behind "kind" or "kind:N"; nothing when `spec` is something else.
+/// The number after "kind" or "kind:N"; nothing if `spec` is something else.
 std::optional<unsigned> device_number(std::string_view spec, std::string_view kind) {
   if (!spec.starts_with(kind)) return std::nullopt;
   spec.remove_prefix(kind.size());
@@ -123,8 +123,7 @@ Result<std::unique_ptr<Device>> make_device(const std::string& spec) {
 #endif
   }
   return Error(ErrorCode::kInvalidArgument,
-               "device '" + spec +
-                   "' is not known: expected cpu, cpu:N or cuda:N with N from 0 to " +
+               "device '" + spec + "' is unknown: expected cpu, cpu:N or cuda:N with N from 0 to " +
                    std::to_string(kMaxDeviceNumber));
 }
 

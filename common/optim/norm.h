@@ -6,22 +6,22 @@
 
 namespace centroid {
 
-/// Euclidean norm of a plane, given chunk by chunk in the plan's order. The bits do not depend on
-/// how a chunk is cut, nor on the machine: element i of the plane is added, as a square in double,
-/// to lane i mod 16; the lanes of a chunk are summed in order, then the chunks. So servers that
-/// hold some chunks each and a worker that has all of them agree.
+/// Euclidean norm of a plane, added chunk by chunk in the plan's order. The bits do not depend on
+/// the cut of a chunk, nor on the machine: element i of the plane is added, as a square in double,
+/// to lane i mod 16; the lanes of a chunk are summed in order, then the chunks. So servers with
+/// some chunks each and a worker with all of them agree.
 class PlaneNorm {
  public:
   /// The elements from `position` of the plane on; pieces in the order of their positions.
   void add(std::uint64_t position, std::span<const float> values);
-  /// The same of a piece that is 0 but for the `values` at `position` + index, ascending.
+  /// The same for a piece that is 0 except the `values` at `position` + index, ascending.
   void add(std::uint64_t position, std::span<const std::uint32_t> index,
            std::span<const float> values);
-  /// The chunk is complete: its sum of squares.
+  /// Complete the chunk; returns its sum of squares.
   double end_chunk();
   /// A chunk that was summed elsewhere.
   void add_chunk(double squares) { sum_ += squares; }
-  double value() const;  ///< of all that was added
+  double value() const;  ///< of all elements so far
 
  private:
   static constexpr std::size_t kLanes = 16;
@@ -29,7 +29,7 @@ class PlaneNorm {
   double sum_ = 0;
 };
 
-/// Sum of the squares of a plane that one machine has, in an order that a GPU can keep, too
+/// Sum of the squares of a plane on one machine, in an order that a GPU can follow too
 /// (common/optim/cuda): the same bits there.
 ///
 /// order   number i of a block of 4096 is added, as a square in double, to sum i mod 128; these are
@@ -37,8 +37,8 @@ class PlaneNorm {
 ///         mod 256, and these by halves
 double sum_of_squares(std::span<const float> plane);
 
-/// What a gradient of this norm is multiplied with so that its norm is at most `bound`: 1 when it
-/// is already, when `bound` is 0 (no clipping), and when the norm is not finite.
+/// Factor of a gradient with this norm that bounds its norm by `bound`: 1 if it is within, if
+/// `bound` is 0 (no clipping), and if the norm is not finite.
 float clip_factor(double norm, double bound);
 
 }  // namespace centroid

@@ -78,7 +78,7 @@ Status check(const OptimizerConfig& config) {
   return {};
 }
 
-/// What does not go with one rule.
+/// Settings that do not fit a rule.
 Status check_rule(OptimizerRule rule, const OptimizerConfig& config,
                   const LearningRateSchedule& schedule) {
   const auto refuse = [&](const std::string& what) {

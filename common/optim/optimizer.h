@@ -56,14 +56,14 @@ class Optimizer {
   void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
             std::span<const std::span<float>> slots, std::span<float> out) const;
 
-  /// From here on the learning rate is multiplied with this (not that of mean).
+  /// Multiply later learning rates by this (not that of mean).
   void set_rate_factor(double factor) { rate_factor_ = factor; }
   double rate_factor() const { return rate_factor_; }
 
-  /// A gradient of 0 leaves a (finite) parameter as it is, and there is nothing else to change.
+  /// A gradient of 0 changes no (finite) parameter and no state.
   bool ignores_zeros() const { return slots() == 0 && config().weight_decay == 0; }
-  /// Where that is so: the step for params[index[j]] with gradient[j], in place; the bits of `step`
-  /// with a gradient that is 0 everywhere else.
+  /// With `ignores_zeros`: the step for params[index[j]] with gradient[j], in place; the bits of
+  /// `step` with a gradient that is 0 everywhere else.
   void step_at(std::uint64_t step, std::span<const std::uint32_t> index,
                std::span<const float> gradient, std::span<float> params) const;
 
@@ -81,12 +81,12 @@ class Optimizer {
   double rate_factor_ = 1;
 };
 
-/// fails invalid_argument: unknown name (lists the known ones), a value out of its range.
+/// fails invalid_argument: unknown name (lists the names), a value out of its range.
 Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config);
 
-/// The factor on a learning rate where the batches of so many workers are one.
+/// The factor on a learning rate if this many workers' batches are one.
 ///
-/// source   Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1, where `ratio` is 1
+/// source   Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1, if `ratio` is 1
 constexpr double rate_factor_of(std::uint64_t workers, double ratio) {
   return workers > 1 ? 1 + static_cast<double>(workers - 1) * ratio : 1;
 }

@@ -13,7 +13,7 @@
 #endif
 
 /// What optimizers do to one parameter, for the loops on the CPU and for CUDA kernels. Every
-/// operation rounds by itself (contraction is off on both), so all machines give the same bits.
+/// operation rounds separately (contraction is off on both), so all machines compute the same bits.
 ///
 /// next    the parameter after the step; `a` and `b` are its numbers of the slots, and change
 /// source  see optimizer.h
@@ -29,7 +29,7 @@ struct Sgd {
   }
 };
 
-/// Of buffers (common/tensor/tensor.h), with every optimizer: their gradient is old - new.
+/// For buffers (common/tensor/tensor.h), with every optimizer: their gradient is old - new.
 constexpr Sgd kBufferStep{1.0f, 0.0f};
 
 template <bool kNesterov>
@@ -85,10 +85,10 @@ struct Adam {
   }
 };
 
-/// The sum z of FTRL-proximal follows of the parameter wherever that is not 0, so a rate that
-/// changes needs no rate of the step before: with S = (beta + sqrt(square)) / rate + l2 of the
-/// present step z = -(S p + sign(p) l1) + g. That is z + g - sigma p of the paper with
-/// sigma = S - S of the step before, without the cancellation. `linear` counts where p is 0.
+/// The sum z of FTRL-proximal follows from the parameter if that is not 0, so a changing rate does
+/// not need the rate of the step before: with S = (beta + sqrt(square))
+/// rate + l2 of the present step z = -(S p + sign(p) l1) + g. That is z + g - sigma p of the paper
+/// with sigma = S - S of the step before, without the cancellation. `linear` counts if p is 0.
 struct Ftrl {
   static constexpr std::size_t kSlots = 2;
   float inverse_rate;  ///< 1 / rate
@@ -99,8 +99,8 @@ struct Ftrl {
     const float squares = square + gradient * gradient;
     const float g = moves * gradient;
     const float strength = (beta + std::sqrt(squares)) * inverse_rate + l2;
-    // Terms that are 0, and signs, stand for branches: every instruction set gets vectors, and
-    // where the sum of squares overflows the parameter becomes NaN, not one that stays for ever.
+    // Terms of 0, and signs, replace branches: every instruction set gets vectors, and if the sum
+    // of squares overflows, the parameter becomes NaN instead of staying forever.
     const float kept = p == 0 ? linear : 0.0f;
     const float edge = std::copysign(p == 0 ? 0.0f : l1, p);
     const float z = kept - p * strength - edge + g;
@@ -108,7 +108,7 @@ struct Ftrl {
     square = squares;
     const float over = std::fabs(z) - l1;
     const float shrunk = 0 - std::copysign(over <= 0 ? 0.0f : over, z) / strength;
-    // Where the sign stays it is the same number, rounded less.
+    // If the sign stays, this is the same number with less rounding.
     const float stepped = p - g / strength;
     const float stays = 0.5f + std::copysign(0.5f, stepped * p - kTiny);
     return stays * stepped + (1 - stays) * shrunk;
@@ -119,7 +119,7 @@ struct Ftrl {
 using Step =
     std::variant<Sgd, Momentum<false>, Momentum<true>, Adagrad, Adam<false>, Adam<true>, Ftrl>;
 
-/// How norm.h's sum_of_squares is cut.
+/// Layout of norm.h's sum_of_squares.
 constexpr std::uint64_t kSquaresBlock = 4096, kSquaresLanes = 128, kSquaresTotals = 256;
 
 /// norm.h: clip_factor.

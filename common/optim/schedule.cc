@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 5> kNames{"constant", "step", "linear", "
                                                  "onecycle"};
 constexpr double kOneCycleFloor = 4e-6;
 
-/// One field: who takes it, who needs it, what it may be.
+/// One field: kinds that accept and need it, and its values.
 struct Field {
   std::string_view name;
   std::uint8_t kinds, needed_by;  // bit per Kind
@@ -41,11 +41,11 @@ bool set_share(double& target, double value, bool is_inner) {
 }
 
 constexpr std::array<Field, 7> kFields{{
-    {"rounds", kLong, kLong, "a whole number, at least 1",
+    {"rounds", kLong, kLong, "an integer, at least 1",
      [](LearningRateSchedule& s, double v) { return set_count(s.rounds, v, 1); }},
-    {"warmup", 0xff & ~bit(Kind::kOneCycle), 0, "a whole number, at least 0",
+    {"warmup", 0xff & ~bit(Kind::kOneCycle), 0, "an integer, at least 0",
      [](LearningRateSchedule& s, double v) { return set_count(s.warmup, v, 0); }},
-    {"every", bit(Kind::kStep), bit(Kind::kStep), "a whole number, at least 1",
+    {"every", bit(Kind::kStep), bit(Kind::kStep), "an integer, at least 1",
      [](LearningRateSchedule& s, double v) { return set_count(s.every, v, 1); }},
     {"factor", bit(Kind::kStep), 0, "above 0 and below 1",
      [](LearningRateSchedule& s, double v) { return set_share(s.step_factor, v, true); }},
@@ -79,7 +79,7 @@ Status set_field(LearningRateSchedule& schedule, std::string_view item, std::uin
                std::string(kNames[std::size_t(schedule.kind)]) + " takes " +
                fields_of(schedule.kind));
   const auto at = static_cast<std::uint8_t>(1u << (field - kFields.begin()));
-  if ((seen & at) != 0) return bad("field \"" + std::string(name) + "\" stands twice");
+  if ((seen & at) != 0) return bad("field \"" + std::string(name) + "\" appears twice");
   seen |= at;
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -5,17 +5,17 @@
 
 #include "common/proto/messages.h"
 
-/// What a member says about itself and its network, for operators.
+/// Messages of a member about itself and its network, for operators.
 namespace centroid::proto {
 
 enum class AboutKind : std::uint16_t {
-  kMeasure = 38,  ///< server -> worker, request: measure your way to another worker
-  kKept = 39,     ///< worker -> server: what became of my part of the state that you save
+  kMeasure = 38,  ///< server -> worker, request: measure the path to another worker
+  kKept = 39,     ///< worker -> server: result of saving my part of the state
 };
 
 inline constexpr std::uint32_t kMaxMeasureMs = 3'000;
 
-/// Head of a Heartbeat of a worker or shard server; one without a head says nothing.
+/// Head of a Heartbeat of a worker or shard server; one without a head reports nothing.
 struct Beat {
   double unix_seconds = 0;  ///< its clock when it was sent
   std::string version;      ///< of its program
@@ -26,28 +26,29 @@ struct Beat {
   Status check() const;
 };
 
-/// Head of the Heartbeat with which a server answers a worker's; one without a head takes none of
+/// Head of the Heartbeat with which a server answers a worker's; one without a head accepts none of
 /// these.
 struct BeatReply {
-  static constexpr std::uint32_t kTakesKept = 1;
-  std::uint32_t takes = 0;  ///< bits: messages that came later; others are for later programs
+  static constexpr std::uint32_t kAcceptsSaved = 1;
+  std::uint32_t takes =
+      0;  ///< bits: messages that were added later; unknown bits are for later programs
   template <class F>
   void fields(F& f) {
     f(takes);
   }
 };
 
-enum class KeptState : std::uint8_t {
-  kWillTell = 0,  ///< every Keep from here on is answered
+enum class SavedState : std::uint8_t {
+  kWillReport = 0,  ///< every Keep from here on is answered
   kKept = 1,
-  kNotKept = 2,
+  kNotSaved = 2,
 };
-constexpr std::uint8_t last_value(KeptState) { return 2; }
+constexpr std::uint8_t last_value(SavedState) { return 2; }
 
-/// Answer to Keep, for a server whose BeatReply takes it.
+/// Answer to Keep, for a server whose BeatReply accepts it.
 struct Kept {
-  Round round;  ///< of the Keep; 0 with kWillTell
-  KeptState state = KeptState::kWillTell;
+  Round round;  ///< of the Keep; 0 with kWillReport
+  SavedState state = SavedState::kWillReport;
   std::string why;  ///< it was not
   template <class F>
   void fields(F& f) {

@@ -28,8 +28,8 @@ struct Encoder {
   void operator()(const std::string& text, std::size_t limit) {
     out.put_string(std::string_view(text).substr(0, limit));
   }
-  /// Behind all others: a reader that does not know of it reads messages without it as ever, and
-  /// refuses those that have it.
+  /// After all other fields: a reader without it still reads messages without the field, and
+  /// refuses those with it.
   template <class T>
   void tail(const T& value, const T& absent) {
     if (value != absent) (*this)(value);
@@ -100,7 +100,7 @@ struct Decoder {
       peer.node = in.get_string(kMaxNameBytes);
     }
   }
-  /// Takes memory as the elements are read, so no more than the input calls for.
+  /// Allocates as elements are read, so never more than the input needs.
   template <class T>
   void operator()(std::vector<T>& list) {
     const auto count = in.get<std::uint32_t>();
@@ -115,7 +115,7 @@ struct Decoder {
   }
 };
 
-/// What the message itself asks of its fields, if anything.
+/// The message's own checks of its fields, if any.
 template <class M>
 Status check(const M& message) {
   if constexpr (requires { message.check(); })
@@ -180,9 +180,9 @@ Result<Manifest> decode_manifest(Bytes payload) {
     Decoder decoder{ByteReader(head)};                                            \
     M message;                                                                    \
     message.fields(decoder);                                                      \
-    const bool is_whole = decoder.ok && decoder.in.done();                        \
-    if (is_whole) CENTROID_TRY(check(message));                                   \
-    if (!is_whole || decoder.has_nan)                                             \
+    const bool is_complete = decoder.ok && decoder.in.done();                     \
+    if (is_complete) CENTROID_TRY(check(message));                                \
+    if (!is_complete || decoder.has_nan)                                          \
       return Error(ErrorCode::kInvalidArgument,                                   \
                    "malformed " #M " message of " + std::to_string(head.size()) + \
                        " bytes (docs/reference/wire.md has its layout)");         \
@@ -240,7 +240,7 @@ CENTROID_MESSAGE(Tokens)
 CENTROID_MESSAGE(Recall)
 CENTROID_MESSAGE(RecallReply)
 CENTROID_MESSAGE(OptimizerChange)
-CENTROID_MESSAGE(Reckon)
+CENTROID_MESSAGE(MemoryPlan)
 CENTROID_MESSAGE(ServerReport)
 CENTROID_MESSAGE(Statistics)
 CENTROID_MESSAGE(Tables)

@@ -24,7 +24,7 @@ enum class Kind : std::uint16_t {
   kStateChunk =
       20,  ///< server -> worker, payload: one chunk of a plane of the committed state, float32
   kRoundOpen = 21,    ///< server -> worker: your part of a round
-  kPush = 22,         ///< worker -> server, payload: one encoded chunk of the contribution
+  kPush = 22,         ///< worker -> server, request: I leave
   kPushEnd = 23,      ///< worker -> server: the contribution is complete
   kResult = 24,       ///< server -> worker, payload: one encoded chunk of the round's result
   kRoundClosed = 25,  ///< server -> worker: outcome of an attempt
@@ -33,19 +33,18 @@ enum class Kind : std::uint16_t {
   kFinish = 28,       ///< server -> worker: there is no next round for you
   kReport = 29,       ///< worker -> server: result of an evaluation
   // with a peer-to-peer exchange (ring, hierarchical)
-  kPeers = 30,           ///< server -> worker: where the other ranks of a generation listen
-  kStateRequest = 31,    ///< server -> worker: send the state you hold
-  kStateDone = 32,       ///< worker -> server: that was all of it (StateChunk before)
-  kReady = 35,           ///< worker -> server: done with a round that closed without me
-  kComputed = 33,        ///< worker -> server: my gradients are complete, the rest is the peers'
+  kPeers = 30,         ///< server -> worker: where the other ranks of a generation listen
+  kStateRequest = 31,  ///< server -> worker: send your state
+  kStateDone = 32,     ///< worker -> server: the state is complete (StateChunk before)
+  kReady = 35,         ///< worker -> server: done with a round that closed without me
+  kComputed = 33,      ///< worker -> server: my gradients are complete, the rest is the peers' work
   kExchangeFailed = 34,  ///< worker -> server: the attempt cannot be completed
-  kKeep = 36,            ///< server -> worker: I save the state after this round, keep yours
+  kKeep = 36,            ///< server -> worker: I save the state after this round, save yours
   kWait = 37,            ///< server -> worker or client of rows: why you wait
 };
 
-/// What a frame of a known kind looks like: fails invalid_argument when the request flag is missing
-/// or not wanted, or when there is a head or a payload in a message without; names the message.
-/// Other kinds pass.
+/// Layout of a frame of a known kind: fails invalid_argument if the request flag is missing or
+/// unexpected, or a message without head or payload has one; names the message. Other kinds pass.
 Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes,
                    std::uint64_t payload_bytes);
 
@@ -60,7 +59,7 @@ inline constexpr std::size_t kMaxPeers = 4096;
 inline constexpr double kMaxWeight = 1e15;
 /// Largest sum of losses: sums over all workers stay finite.
 inline constexpr double kMaxLoss = 1e300;
-/// What is sent for a sum of losses: one that is not finite goes as the largest there is.
+/// A sum of losses as it is sent: one that is not finite becomes the largest finite one.
 double wire_loss(double loss_sum);
 
 struct Join {
@@ -74,7 +73,7 @@ struct Join {
   std::uint64_t sample_tokens = 0;  ///< that a sample has at most; 0: it has none
   std::string model;                ///< spec, for humans
   std::string peer_endpoint;        ///< HOST:PORT where other workers reach this one; "" with star
-  std::string node;   ///< the same on one machine; "": not said. Who says it takes payloads without
+  std::string node;   ///< the same on one machine; "": unknown. Its sender accepts payloads without
                       ///< a checksum from a server that has the same
   Manifest manifest;  ///< travels as the payload: encode_manifest
   template <class F>
@@ -86,7 +85,7 @@ struct Join {
   }
 };
 
-/// What a contribution weighs in the mean.
+/// What determines the weight of a contribution in the mean.
 enum class WeightBy : std::uint8_t { kSamples = 0, kSteps = 1, kEqual = 2, kTokens = 3 };
 constexpr std::uint8_t last_value(WeightBy) { return 3; }
 
@@ -105,26 +104,26 @@ struct JoinReply {
   std::uint64_t chunk_bytes = 0;  ///< cut of the chunk plan
   std::uint64_t plan_hash = 0;
   std::uint32_t lease_ms =
-      0;  ///< silence after which the member is dead; send a heartbeat every third of it
+      0;  ///< silence after which the member is lost; send a heartbeat every third of it
   bool apply_on_worker = false;  ///< results are mean gradients (true) or new parameters (false)
   std::uint8_t nonfinite = 0;    ///< NonFinite
   OptimizerConfig optimizer;     ///< used with apply_on_worker
   // peer-to-peer exchanges: the same on every worker
   std::uint8_t algorithm = 0;  ///< Algorithm of docs/explanation/rounds.md#all-reduce-algorithms
   std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
-  std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for so long has failed
-  bool ring_by_bandwidth = false;       ///< rings go round as the measured network is best used
+  std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for this long has failed
+  bool ring_by_bandwidth = false;       ///< rings follow the measured network's bandwidth
   std::string codec_down = "f32";       ///< of the results, with exchange star
-  std::uint64_t checkpoint_rounds = 0;  ///< the server saves after every so many rounds; 0: not
-  bool unsummed = false;  ///< both are one machine: payloads of messages carry no checksum
-  Round counted;          ///< the last one in which a contribution under this name counted; 0: none
+  std::uint64_t checkpoint_rounds = 0;  ///< the server saves after this number of rounds; 0: not
+  bool no_payload_crc = false;  ///< both are one machine: payloads of messages carry no checksum
+  Round counted;  ///< the last one in which a contribution of this name counted; 0: none
   // docs/how-to/diloco.md
   std::uint32_t local_steps = 1;  ///< of a worker between two contributions of a tensor
   std::uint32_t fragments = 1;    ///< into which the tensors are divided, one a round
   WeightBy weight_by = WeightBy::kSamples;
   std::uint64_t term =
       0;  ///< of the leader, with several servers: never smaller than one seen before
-  /// The learning rate of a step is multiplied with 1 + (RoundClosed.contributors - 1) times this.
+  /// The learning rate of a step is multiplied by 1 + (RoundClosed.contributors - 1) times this.
   double scale_ratio = 0;
   template <class F>
   void fields(F& f) {
@@ -132,13 +131,13 @@ struct JoinReply {
         f(apply_on_worker), f(nonfinite);
     optimizer_fields(f, optimizer);
     f(algorithm), f(bucket_bytes), f(peer_timeout_ms), f(ring_by_bandwidth),
-        f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(unsummed), f(counted);
+        f(codec_down, kMaxNameBytes), f(checkpoint_rounds), f(no_payload_crc), f(counted);
     f(local_steps), f(fragments), f(weight_by), f(term), f.tail(scale_ratio, 0.0);
   }
   Status check() const;
 };
 
-/// What to do about a contribution with NaN or infinity.
+/// Reaction to a contribution with NaN or infinity.
 enum class NonFinite : std::uint8_t { kHalt = 0, kSkip = 1, kPropagate = 2 };
 
 struct InitChunk {
@@ -167,18 +166,18 @@ struct StateChunk {
 struct RoundOpen {
   Generation generation;
   Round round;
-  std::uint32_t attempt = 0;  ///< > 0 with `resend`: send the gradients you have again
+  std::uint32_t attempt = 0;  ///< > 0 with `resend`: send the present gradients again
   Rank rank;
   std::uint32_t world = 0;
-  Version version;  ///< parameters the gradients are to be computed from
+  Version version;  ///< parameters from which the gradients are computed
   std::uint64_t optimizer_step = 0;
   std::uint64_t epoch = 0;
-  /// Your samples: positions in the epoch's permutation; those behind its end are of the next one.
+  /// Your samples: positions in the epoch's permutation; those after its end are of the next one.
   std::uint64_t begin = 0, end = 0;
   bool resend = false;
   bool evaluate =
       false;  ///< first evaluate these parameters on the held-out data and send a Report
-  std::uint32_t overlap = 0;  ///< local steps of the share that are made after the contribution
+  std::uint32_t overlap = 0;       ///< local steps of the share after the contribution
   std::uint64_t steps_before = 0;  ///< local steps of all workers in the rounds before
   template <class F>
   void fields(F& f) {
@@ -222,21 +221,21 @@ struct PushEnd {
   double loss_sum = 0;
   double compute_seconds = 0;  ///< forward and backward of this round
   double wait_seconds = 0;     ///< waiting for the previous round's result
-  bool nonfinite = false;      ///< a gradient holds NaN or infinity; chunks may be missing
+  bool nonfinite = false;      ///< a gradient has NaN or infinity; chunks may be missing
   std::string nonfinite_tensor;
-  // what codecs did, for the operator
+  // work of the codecs, for the operator
   double encode_seconds = 0;  ///< this contribution
   double decode_seconds = 0;  ///< the previous round's result
-  double residual_norm = 0;   ///< of what error feedback has left to send, when last looked at
+  double residual_norm = 0;   ///< of the residual of error feedback, when last measured
   std::uint64_t raw_bytes = 0, encoded_bytes = 0;  ///< of this contribution
-  std::uint32_t chunks = 0, dense_chunks = 0;      ///< sent; of top-k's those sent whole
+  std::uint32_t chunks = 0, dense_chunks = 0;      ///< sent; for top-k those sent completely
   // in the round before; a divergence is of local steps
   double exchange_seconds = 0;  ///< all but computing; 0: not measured
   double divergence = -1;       ///< |own - new| / |new| of the parameters; -1: not measured
-  double norm = -1;             ///< of the contribution as the server decodes it; -1: not said
-  /// Of its parameters, Euclidean, when it was last looked at; -1: not since the last PushEnd.
+  double norm = -1;             ///< of the contribution as the server decodes it; -1: unknown
+  /// Of its parameters, Euclidean, when last measured; -1: not since the last PushEnd.
   double parameter_norm = -1;
-  // stages of the gradient path that are not told above, since the last PushEnd
+  // stages of the gradient path that are not above, since the last PushEnd
   double send_seconds = 0;      ///< chunks to the servers, with waiting for credit
   double addition_seconds = 0;  ///< additions with other workers: stage `exchange`
   double apply_seconds = 0;     ///< the results of the round before becoming the parameters
@@ -267,8 +266,8 @@ enum class Outcome : std::uint8_t {
   kCommitted = 0,  ///< the results sent are the new state
   kSkipped = 1,    ///< no effect (non-finite, policy skip; or all weights 0); drop the results
   kAborted = 2,    ///< drop the results; a RoundOpen with the next attempt follows
-  kLate = 3,       ///< over without this worker: say Ready when the round's work has ended
-  kCarried = 4,    ///< as kLate, but what it sent counts in a later round
+  kLate = 3,       ///< over without this worker: send Ready when the round's work has ended
+  kCarried = 4,    ///< as kLate, but the contribution counts in a later round
 };
 
 constexpr std::uint8_t last_value(Outcome) { return 4; }
@@ -364,17 +363,17 @@ struct Computed {
 };
 
 struct Keep {
-  Round round;  ///< the last one that is over
+  Round round;  ///< the last closed one
   template <class F>
   void fields(F& f) {
     f(round);
   }
 };
 
-/// Every two seconds while what the other side waits for is held up.
+/// Sent every two seconds while the other side's request is delayed.
 struct Wait {
-  std::uint32_t ms = 0;  ///< held up for so long
-  std::string what;      ///< for whom, and what for
+  std::uint32_t ms = 0;  ///< delayed for this long
+  std::string what;      ///< who and what it waits for
   template <class F>
   void fields(F& f) {
     f(ms), f(what, kMaxTextBytes);
@@ -386,7 +385,7 @@ struct ExchangeFailed {
   Round round;
   std::uint32_t attempt = 0;
   bool has_culprit = false;
-  Rank culprit;  ///< the rank that was lost or silent, as this worker sees it
+  Rank culprit;  ///< the rank that was lost or silent, as this worker observes it
   std::string reason;
   template <class F>
   void fields(F& f) {
@@ -395,8 +394,8 @@ struct ExchangeFailed {
 };
 
 /// Message <-> head bytes. decode fails invalid_argument (short, long, a number out of range, a
-/// string over its limit), naming the message; it allocates no more than the input's length. What a
-/// message's `check` refuses is told with field and value.
+/// string over its limit), naming the message; it allocates no more than the input's length. A
+/// refusal by a message's `check` names field and value.
 template <class M>
 std::vector<std::byte> encode(const M& message);
 template <class M>

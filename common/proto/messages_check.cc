@@ -12,7 +12,7 @@
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
 
-/// What a message may hold beyond its layout.
+/// Checks of a message beyond its layout.
 namespace centroid::proto {
 namespace {
 
@@ -80,7 +80,7 @@ constexpr std::array kRules{
     Rule{.kind = Kind(ServersKind::kRefused), .name = "Refused"},
     Rule{.kind = Kind(ServersKind::kTokens), .name = "Tokens", .is_request = true},
     Rule{.kind = Kind(ServersKind::kOpened), .name = "Opened"},
-    Rule{.kind = Kind(ServersKind::kReckon), .name = "Reckon", .is_request = true},
+    Rule{.kind = Kind(ServersKind::kMemoryPlan), .name = "MemoryPlan", .is_request = true},
     Rule{.kind = Kind(TablesKind::kTables), .name = "Tables", .is_request = true},
     Rule{.kind = Kind(TablesKind::kRowsLoad),
          .name = "RowsLoad",
@@ -102,7 +102,7 @@ constexpr std::array kRules{
          .is_request = true,
          .has_head = false},
     Rule{.kind = Kind(TablesKind::kBucketsFind), .name = "BucketsFind", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsHold), .name = "BucketsHold", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsBlock), .name = "BucketsHold", .is_request = true},
     Rule{.kind = Kind(TablesKind::kBucketsRead),
          .name = "BucketsRead",
          .is_request = true,
@@ -112,8 +112,8 @@ constexpr std::array kRules{
          .is_request = true,
          .has_payload = true},
     Rule{.kind = Kind(TablesKind::kBucketsTake), .name = "BucketsTake", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsGive), .name = "BucketsGive", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsKeep), .name = "BucketsKeep", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsRelease), .name = "BucketsGive", .is_request = true},
+    Rule{.kind = Kind(TablesKind::kBucketsRetain), .name = "BucketsKeep", .is_request = true},
     Rule{.kind = Kind(TablesKind::kBucketsClaims),
          .name = "BucketsClaims",
          .is_request = true,
@@ -191,7 +191,7 @@ Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes
   if (rule == kRules.end()) return {};
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument,
-                 std::string(rule->name) + " (" + std::to_string(kind) + ") came with" + why);
+                 std::string(rule->name) + " (" + std::to_string(kind) + ") arrived with" + why);
   };
   if (is_request && !rule->is_request) return refuse(" the request flag, but is one-way");
   if (!is_request && rule->is_request) return refuse("out the request flag, but is a request");
@@ -264,9 +264,9 @@ Status Opened::check() const {
   return {};
 }
 
-Status Reckon::check() const {
-  if (workers == 0) return wrong("Reckon.workers", "0", "1 or more");
-  if (servers == 0) return wrong("Reckon.servers", "0", "1 or more");
+Status MemoryPlan::check() const {
+  if (workers == 0) return wrong("MemoryPlan.workers", "0", "1 or more");
+  if (servers == 0) return wrong("MemoryPlan.servers", "0", "1 or more");
   return {};
 }
 

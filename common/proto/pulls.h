@@ -5,8 +5,8 @@
 
 #include "common/proto/messages.h"
 
-/// Messages between the server and one who wants tensors and is no worker; docs/reference/wire.md
-/// is the contract.
+/// Messages between the server and a client of tensors that is no worker; docs/reference/wire.md is
+/// the contract.
 namespace centroid::proto {
 
 enum class PullKind : std::uint16_t {

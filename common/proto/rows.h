@@ -8,7 +8,7 @@
 /// Messages between a client of sparse rows and the server; docs/reference/wire.md is the contract.
 namespace centroid::proto {
 
-/// All are requests of the client; the session then is no worker's.
+/// All are requests of the client; such a session is no worker's.
 enum class RowsKind : std::uint16_t {
   kOpen = 64,   ///< answered by RowsOpenReply
   kPull = 65,   ///< payload: keys; answered by their rows as payload, float32
@@ -23,8 +23,8 @@ constexpr std::size_t row_bucket(std::uint64_t key) { return (mix64(key) >> 8) %
 
 /// Rows of one message.
 inline constexpr std::uint32_t kMaxRows = 1u << 16;
-/// How long a server knows what a client has pushed that has no session any more.
-inline constexpr std::chrono::minutes kRowsClientKept{10};
+/// How long a server remembers the pushes of a client without a session.
+inline constexpr std::chrono::minutes kRowsClientRetention{10};
 
 struct RowsOpen {
   std::uint64_t client = 0;  ///< drawn at random by the client; the same after a reconnect; not 0
@@ -40,11 +40,11 @@ struct RowsOpenReply {
   std::uint32_t table = 0;  ///< number for RowsPull and RowsPush
   std::uint32_t dim = 0;
   std::uint32_t max_rows = 0;     ///< of one message
-  std::uint64_t incarnation = 0;  ///< another one: the server began anew, with what it had saved
-  std::uint64_t newest = 0;       ///< highest sequence that its rows hold of this client; 0: none
+  std::uint64_t incarnation = 0;  ///< another one: the server restarted, with what it had saved
+  std::uint64_t newest = 0;       ///< highest sequence of this client in its rows; 0: none
   std::string optimizer;
-  std::uint32_t lease_ms = 0;  ///< a client that is silent for so long is closed
-  std::string restored_from;   ///< checkpoint that the rows began with; empty: none
+  std::uint32_t lease_ms = 0;  ///< a client that is silent for this long is disconnected
+  std::string restored_from;   ///< checkpoint with which the rows started; empty: none
   template <class F>
   void fields(F& f) {
     f(table), f(dim), f(max_rows), f(incarnation), f(newest), f(optimizer, kMaxNameBytes);
@@ -67,7 +67,7 @@ struct RowsPush {
   std::uint32_t table = 0;
   std::uint32_t rows = 0;
   std::uint64_t sequence = 0;  ///< of this client over all tables, from 1; the same when sent again
-  std::uint64_t step = 0;      ///< of the training, from 1: for the schedule; 0: not said
+  std::uint64_t step = 0;      ///< of the training, from 1: for the schedule; 0: unknown
   template <class F>
   void fields(F& f) {
     f(table), f(rows), f(sequence), f.tail(step, std::uint64_t{0});
@@ -76,7 +76,7 @@ struct RowsPush {
 };
 
 struct RowsPushReply {
-  bool applied = false;  ///< false: it had been applied before
+  bool applied = false;  ///< false: it was applied before
   template <class F>
   void fields(F& f) {
     f(applied);

@@ -5,7 +5,7 @@
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 
-/// Messages between a leader and the shard servers on which its tables of sparse rows lie, too;
+/// Messages between a leader and the shard servers of its tables of sparse rows;
 /// docs/reference/wire.md is the contract.
 namespace centroid::proto {
 
@@ -22,43 +22,43 @@ enum class TablesKind : std::uint16_t {
   kRowsThaw = 152,      ///< RowsThaw: nothing is to be kept any more
   kTablesReport = 153,  ///< no head; answered by TablesReport
   // buckets that move while tables are in use
-  kBucketsFind = 154,    ///< Buckets; answered by BucketsFound: look for their rows, some at a time
-  kBucketsHold = 155,    ///< Buckets: calls for them wait from now; what they did is on the disk
-  kBucketsRead = 156,    ///< no head; answered by RowsBlock and payload: the next rows of those
-  kBucketsPut = 157,     ///< BucketsPut, payload: rows of buckets that come to you
-  kBucketsTake = 158,    ///< BucketsRoute: they are yours; answered when that is on the disk
-  kBucketsGive = 159,    ///< BucketsRoute: they are yours no longer; none: a new route only
-  kBucketsKeep = 160,    ///< BucketsRoute: they stay yours
-  kBucketsClaims = 161,  ///< no head; answered by a payload: by bucket the newest route (u64) by
-                         ///< which it was yours; 0: it is not
+  kBucketsFind = 154,   ///< Buckets; answered by BucketsFound: look for their rows, some at a time
+  kBucketsBlock = 155,  ///< Buckets: calls for them wait from now; what they did is on the disk
+  kBucketsRead = 156,   ///< no head; answered by RowsBlock and payload: the next rows of those
+  kBucketsPut = 157,    ///< BucketsPut, payload: rows of buckets that come to you
+  kBucketsTake = 158,   ///< BucketsRoute: they are yours; answered when that is on the disk
+  kBucketsRelease = 159,  ///< BucketsRoute: they are yours no longer; none: a new route only
+  kBucketsRetain = 160,   ///< BucketsRoute: they stay yours
+  kBucketsClaims = 161,   ///< no head; answered by a payload: by bucket the newest route (u64) by
+                          ///< which it was yours; 0: it is not
 };
 
-/// Of a payload between two servers; a larger one would hold up their heartbeats.
+/// Of a payload between two servers; a larger one would delay their heartbeats.
 inline constexpr std::uint64_t kMaxRowsPayload = 1u << 20;
 /// Bytes of one client in a payload: client and newest (u64), 1024 bits.
 inline constexpr std::size_t kPushesEntryBytes = 8 + 8 + 128;
 inline constexpr std::size_t kMaxTablesBytes = 32u << 10;
 
 struct Tables {
-  std::string tables;             ///< as the setting `tables` has them
-  std::uint64_t clock = 0;        ///< seconds since the tables were begun
+  std::string tables;             ///< as in the setting `tables`
+  std::uint64_t clock = 0;        ///< seconds since the tables began
   std::uint64_t saved_clock = 0;  ///< when the rows that follow were saved
   std::string restored_from;      ///< checkpoint whose rows follow; empty: none
-  bool keeps_journal = false;     ///< pushes are in a journal before they are answered
+  bool writes_journal = false;    ///< pushes are in a journal before they are answered
   std::uint32_t journal_sync_ms = 0;
-  std::uint64_t journal = 0;  ///< the first segment behind the checkpoint; 0: none counts
+  std::uint64_t journal = 0;  ///< the first segment after the checkpoint; 0: none counts
   Route route;                ///< owners by bucket of what follows
   template <class F>
   void fields(F& f) {
     f(tables, kMaxTablesBytes), f(clock), f(saved_clock), f(restored_from, kMaxNameBytes),
-        f(keeps_journal);
+        f(writes_journal);
     f(journal_sync_ms), f(journal), route.fields(f);
   }
   Status check() const;
 };
 
 /// Payload: `rows` keys (u64), ages (u32), counts (u32), and of rows values and optimizer state
-/// (f32). As an answer: no rows, the table has been read.
+/// (f32). As an answer: no rows, the end of the table.
 struct RowsBlock {
   std::uint32_t table = 0;
   bool is_waiting = false;  ///< keys that wait for admission
@@ -80,7 +80,7 @@ struct PushesBlock {
 };
 
 struct RowsFreeze {
-  bool is_last = false;  ///< the job ends: nothing is pushed any more
+  bool is_last = false;  ///< the job ends: there are no more pushes
   template <class F>
   void fields(F& f) {
     f(is_last);
@@ -100,7 +100,7 @@ struct FrozenTable {
 
 struct RowsFrozen {
   std::uint64_t clock = 0, changes = 0;
-  std::uint64_t journal = 0;  ///< the first segment behind what is kept
+  std::uint64_t journal = 0;  ///< the first segment after the retained state
   std::uint32_t clients = 0;  ///< entries for PushesRead
   std::vector<FrozenTable> tables;
   template <class F>
@@ -109,7 +109,7 @@ struct RowsFrozen {
   }
 };
 
-/// Find: another list begins anew, an empty one ends it.
+/// Find: a new list starts again, an empty one ends it.
 struct Buckets {
   std::vector<std::uint16_t> buckets;
   template <class F>
@@ -130,7 +130,7 @@ struct BucketsFound {
 
 /// Payload: as of RowsBlock.
 struct BucketsPut {
-  bool is_first = false;  ///< of a Take: what came before is void
+  bool is_first = false;  ///< of a Take: earlier ones are void
   std::uint32_t table = 0;
   bool is_waiting = false;
   std::uint32_t rows = 0;
@@ -179,7 +179,7 @@ struct TableReport {
   bool operator==(const TableReport&) const = default;
 };
 
-/// A request of a client that is held up.
+/// A delayed request of a client.
 struct RowsWait {
   std::string who, for_whom, what;
   double seconds = 0;
@@ -190,11 +190,11 @@ struct RowsWait {
 };
 
 struct TablesReport {
-  bool is_loaded = false;     ///< checkpoint and journal; if not, the rest is not told
+  bool is_loaded = false;     ///< checkpoint and journal; if not, the rest is unset
   std::uint64_t changes = 0;  ///< pushes applied
   std::uint64_t journal_bytes = 0;
   std::uint32_t clients = 0;  ///< that are connected
-  bool is_broken = false;     ///< its journal: only a checkpoint helps
+  bool is_broken = false;     ///< its journal: only a checkpoint repairs it
   std::vector<TableReport> tables;
   std::vector<RowsWait> waits;
   template <class F>

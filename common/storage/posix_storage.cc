@@ -106,7 +106,7 @@ class PosixFile final : public File {
     return done([&] { return ::flock(fd_, LOCK_EX | LOCK_NB); });
   }
   std::error_code close() override {
-    // Not repeated after EINTR: on Linux the descriptor is gone then.
+    // Not repeated after EINTR: on Linux the descriptor is closed then.
     if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return last_error();
     return {};
   }

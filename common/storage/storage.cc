@@ -32,7 +32,8 @@ void ForbiddenHere::check(const char* operation, const fs::path& path) {
 }
 
 Outcome<bool> create_directories(Storage& storage, const fs::path& path) {
-  const fs::path plain = path.has_filename() ? path : path.parent_path();  // it ended with '/'
+  const fs::path plain =
+      path.has_filename() ? path : path.parent_path();  // the path ended with '/'
   const auto there = storage.attributes(plain);
   if (there.ok() && there.value.kind == Kind::kFolder) return false;
   if (there.ok()) return std::make_error_code(std::errc::not_a_directory);
@@ -44,7 +45,7 @@ Outcome<bool> create_directories(Storage& storage, const fs::path& path) {
   }
   const std::error_code failed = storage.create_directory(plain, 0777);
   if (!failed) {
-    // Else a power cut takes the folder, and with it what was synced in it.
+    // Otherwise a power cut removes the folder, with the files that were synced in it.
     const std::error_code synced = storage.sync_directory(above.empty() ? "." : above);
     if (synced && synced != std::errc::permission_denied) return synced;
     return true;

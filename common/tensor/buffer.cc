@@ -23,7 +23,7 @@ std::byte* allocate(std::size_t bytes) {
   if (bytes > kMaxBytes) throw std::bad_alloc();
   const bool is_huge = bytes >= kHugePage;
   void* memory = nullptr;
-  // At least one cache line, so that a free buffer can hold the link of the pool's list.
+  // At least one cache line, so that a free buffer has room for the link of the pool's list.
   if (posix_memalign(&memory, is_huge ? kHugePage : kAlignment, std::max(bytes, kAlignment)) != 0)
     throw std::bad_alloc();
   if (is_huge) {
@@ -35,7 +35,7 @@ std::byte* allocate(std::size_t bytes) {
 
 }  // namespace
 
-/// Shared by the pool and its buffers, whoever lives longer.
+/// Shared by the pool and its buffers, whichever lives longer.
 struct BufferPoolState {
   BufferPoolState(std::size_t bytes, std::size_t buffers) : buffer_bytes(bytes), max(buffers) {}
   BufferPoolState(const BufferPoolState&) = delete;
@@ -44,7 +44,7 @@ struct BufferPoolState {
     while (free_list != nullptr) std::free(pop());
   }
 
-  // The free buffers are a list whose links lie in the buffers: giving back never allocates.
+  // The free buffers are a list with links in the buffers: returning one never allocates.
   void push(std::byte* buffer) noexcept {
     std::memcpy(buffer, &free_list, sizeof(free_list));
     free_list = buffer;

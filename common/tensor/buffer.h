@@ -10,16 +10,16 @@
 
 namespace centroid {
 
-/// Uninitialised memory on a 64-byte boundary, owned by exactly one holder. Returns to its pool
-/// when it came from one; so does what another owner lends.
+/// Uninitialised memory on a 64-byte boundary with exactly one owner. Returns to its pool or other
+/// lender.
 class Buffer {
  public:
   Buffer() = default;
   /// From the heap. From 2 MiB on aligned to 2 MiB and advised to use huge pages: first touch then
-  /// costs one fault per 2 MiB instead of 512. Throws std::bad_alloc when there is no such memory
-  /// (a length from a peer is checked before).
+  /// costs one fault per 2 MiB instead of 512. Throws std::bad_alloc if there is no such memory
+  /// (check a length from a peer before).
   explicit Buffer(std::size_t bytes);
-  /// Memory of `owner`, which is let go with the buffer.
+  /// Memory of `owner`, which is released with the buffer.
   Buffer(std::byte* data, std::size_t bytes, std::shared_ptr<void> owner)
       : data_(data), size_(bytes), owner_(std::move(owner)) {}
   Buffer(Buffer&&) noexcept;
@@ -47,9 +47,9 @@ class Buffer {
 /// A bounded set of equal buffers. Thread-safe; buffers may outlive the pool object.
 class BufferPool {
  public:
-  /// At most `max_buffers` of `buffer_bytes` each; memory is taken on first use and kept.
+  /// At most `max_buffers` of `buffer_bytes` each; memory is allocated on first use and reused.
   BufferPool(std::size_t buffer_bytes, std::size_t max_buffers);
-  /// A buffer, or nothing when all are in use (the caller applies back-pressure).
+  /// A buffer, or nothing if all are in use (the caller applies back-pressure).
   std::optional<Buffer> try_acquire();
 
   std::size_t buffer_bytes() const;

@@ -32,7 +32,7 @@ Result<ChunkPlan> ChunkPlan::make(Manifest manifest, std::uint64_t max_chunk_byt
                std::to_string(kMinChunkBytes));
   const std::uint64_t limit = max_chunk_bytes / sizeof(float);
 
-  // Count before cutting: nothing is allocated for a plan that is refused.
+  // Count before cutting: a refused plan allocates nothing.
   std::uint64_t count = 0;
   for (const TensorInfo& tensor : manifest) {
     if (tensor.dtype != DType::kF32)

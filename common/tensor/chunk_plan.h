@@ -10,8 +10,7 @@
 
 namespace centroid {
 
-/// The remainder rule, one for everything: `total` things on `parts`, the first total % parts get
-/// one more.
+/// The only remainder rule: `total` things on `parts`, the first total % parts get one more.
 struct Range {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -43,15 +42,15 @@ class ChunkPlan {
   std::span<const Chunk> chunks() const { return chunks_; }
   const Chunk& chunk(ChunkId id) const { return chunks_[id.value]; }
   std::span<const Chunk> chunks_of(TensorId tensor) const;
-  /// Of a tensor that is kept and not trained (tensor.h).
+  /// Of a tensor that is not trained (tensor.h).
   bool is_buffer(const Chunk& chunk) const {
     return has_buffers_ && centroid::is_buffer(manifest_[chunk.tensor.value]);
   }
   bool has_buffers() const { return has_buffers_; }
   std::uint64_t total_elements() const { return total_elements_; }
-  /// Elements of the largest chunk there is (0 when no tensor has elements).
+  /// Elements of the largest chunk (0 if no tensor has elements).
   std::uint64_t max_chunk_elements() const { return max_chunk_elements_; }
-  /// The limit the plan was made with.
+  /// The limit of this plan.
   std::uint64_t max_chunk_bytes() const { return max_chunk_bytes_; }
   /// Hash of manifest and cut; both ends must agree before the first chunk moves. Limits that cut
   /// alike hash alike.

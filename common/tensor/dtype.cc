@@ -58,7 +58,7 @@ std::uint16_t f16_from_f32(float x) {
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   std::uint32_t half = 0;
-  if (magnitude > 0x7F800000u) {  // NaN: quiet, upper payload bits kept
+  if (magnitude > 0x7F800000u) {  // NaN: quiet, upper payload bits stay
     half = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
   } else if (magnitude >= 0x477FF000u) {  // from 65520 on the nearest even is infinity
     half = 0x7C00u;

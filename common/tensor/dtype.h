@@ -26,9 +26,9 @@ std::string_view safetensors_name(DType dtype);    ///< "F32"
 Result<DType> parse_dtype(std::string_view text);  ///< either spelling
 Result<DType> dtype_from_wire(std::uint8_t number);
 
-/// bfloat16 <-> float32, round to nearest even; NaN stays NaN (quiet), infinities and signs are
-/// kept. Free of branches, so that loops over them become vector code; constexpr, so that CUDA
-/// kernels call them too.
+/// bfloat16 <-> float32, round to nearest even; NaN stays NaN (quiet), infinities and signs stay.
+/// Free of branches, so that loops over them become vector code; constexpr, so that CUDA kernels
+/// can call them.
 constexpr std::uint16_t bf16_from_f32(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;

@@ -13,7 +13,7 @@ Result<FragmentPlan> FragmentPlan::make(const ChunkPlan& plan, std::uint32_t cou
   if (count == 0 || (count > 1 && count > tensors))
     return Error(ErrorCode::kInvalidArgument,
                  std::to_string(count) + " fragments of a model of " + std::to_string(tensors) +
-                     " tensors: each fragment holds at least one (fragments)");
+                     " tensors: each fragment needs at least one (fragments)");
   FragmentPlan made;
   made.fragments_.resize(count);
   made.number_of_.resize(manifest.size());

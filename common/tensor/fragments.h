@@ -28,12 +28,12 @@ class FragmentPlan {
   std::uint32_t count() const { return static_cast<std::uint32_t>(fragments_.size()); }
   const Fragment& operator[](std::uint32_t number) const { return fragments_[number]; }
   std::uint32_t number_of(TensorId tensor) const { return number_of_[tensor.value]; }
-  /// Whose turn it is after that many committed rounds. A round that is skipped does not count, so
-  /// its fragment comes again.
+  /// The fragment after this many committed rounds. A skipped round does not count, so its fragment
+  /// is next again.
   std::uint32_t turn(std::uint64_t committed) const {
     return static_cast<std::uint32_t>(committed % fragments_.size());
   }
-  /// Committed rounds of the fragment whose turn it is.
+  /// Committed rounds of the present fragment.
   std::uint64_t steps_before(std::uint64_t committed) const {
     return committed / fragments_.size();
   }

@@ -5,23 +5,23 @@
 
 namespace centroid {
 
-/// Instruction sets that loops are compiled or written for; which one runs is found at run time.
-/// Every aarch64 machine has NEON, and compilers use it in all loops: there `kBaseline` only means
-/// the loops that are not written for it by hand.
+/// Instruction sets of the loops; the program chooses one at run time. Every aarch64 machine has
+/// NEON, and compilers use it in all loops: there `kBaseline` only means loops without hand-written
+/// NEON.
 enum class Isa : std::uint8_t { kBaseline, kNeon, kAvx2, kAvx512 };
 
 std::string_view to_string(Isa isa);
 Isa best_isa();    ///< of this machine
 Isa active_isa();  ///< what `run_multiversioned` uses
 
-/// Use at most `isa`, of those that the machine has; returns what was active. For tests that
+/// Use at most `isa`, of those that the machine has; returns the previous one. For tests that
 /// compare the variants.
 Isa limit_isa(Isa isa);
 
-/// Put on a kernel's `run`: its body must stand inside each variant to be compiled for it.
+/// Put on a kernel's `run`: its body must be inside each variant to be compiled for it.
 #define CENTROID_KERNEL [[gnu::always_inline]] static inline
 
-/// Put before a loop whose iterations do not depend on each other, though pointers may be equal.
+/// Put before a loop whose iterations are independent, although pointers may be equal.
 #if defined(__clang__)
 #define CENTROID_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -41,8 +41,8 @@ template <class Kernel, class... Args>
 #endif
 }  // namespace internal
 
-/// Call `Kernel::run(args...)` in the widest variant of this machine. All variants give the same
-/// bits, because kernels hold only element-wise IEEE operations and contraction is off. Not by
+/// Call `Kernel::run(args...)` in the widest variant of this machine. All variants compute the same
+/// bits, because kernels have only element-wise IEEE operations and contraction is off. Not by
 /// ifunc, which breaks under sanitizers.
 template <class Kernel, class... Args>
 void run_multiversioned(Args... args) {

@@ -23,8 +23,8 @@ struct AddSquares {
   }
 };
 
-/// Sum of the squares, in double: so many floats as there may be overflow nothing, and it is finite
-/// exactly when all of them are. (Where bits count: common/optim/norm.h.)
+/// Sum of the squares, in double: no possible number of floats overflows it, and it is finite
+/// exactly if all of them are. (If bits count: common/optim/norm.h.)
 inline double squares_of(std::span<const float> values) {
   double lanes[16] = {};
   const std::size_t rows = values.size() / 16;
@@ -37,7 +37,7 @@ inline double squares_of(std::span<const float> values) {
 }
 
 /// Whether a norm is the root of `squares`, within a thousandth: both sides add in their own order,
-/// and a client of another make may add in float32.
+/// and another client may add in float32.
 inline bool is_norm_of(double norm, double squares) {
   constexpr double kTolerance = 1e-3;
   const double found = std::sqrt(squares);

@@ -101,7 +101,7 @@ std::uint64_t manifest_hash(const Manifest& manifest) {
 }
 
 Status validate(const Manifest& manifest) {
-  if (manifest.empty()) return Error(ErrorCode::kInvalidArgument, "manifest: holds no tensor");
+  if (manifest.empty()) return Error(ErrorCode::kInvalidArgument, "manifest: contains no tensor");
   if (manifest.size() > std::numeric_limits<std::uint32_t>::max())
     return Error(ErrorCode::kInvalidArgument, "manifest: more than 2^32-1 tensors");
   Names names;
@@ -116,7 +116,7 @@ Status validate(const Manifest& manifest) {
     if (tensor.name == "__metadata__")
       return bad_tensor(i, tensor.name, "name is reserved by the safetensors format");
     if (!names.insert(tensor.name).second)
-      return bad_tensor(i, tensor.name, "name stands twice in the manifest");
+      return bad_tensor(i, tensor.name, "name appears twice in the manifest");
     if (!dtype_from_wire(static_cast<std::uint8_t>(tensor.dtype)).ok())
       return bad_tensor(i, tensor.name, "dtype is unknown");
     if (tensor.shape.size() > kMaxTensorRank)

@@ -18,13 +18,13 @@ using Shape = std::vector<std::uint64_t>;
 
 std::string to_string(const Shape& shape);  ///< "[512, 64]"; a scalar is "[]"
 
-/// What a tensor is, without its bytes.
+/// Description of a tensor, without its bytes.
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
   Shape shape;
 
-  /// Product of the shape; 1 for a scalar. Right for validated tensors only (validate refuses
+  /// Product of the shape; 1 for a scalar. Valid for validated tensors only (validate refuses
   /// overflow).
   std::uint64_t elements() const;
   std::uint64_t bytes() const { return elements() * size_of(dtype); }
@@ -37,14 +37,14 @@ using Manifest = std::vector<TensorInfo>;
 /// 64-bit hash over names, dtypes, shapes and order: equal manifests, equal hash, on every machine.
 ///
 /// Against accidents, not attackers: a chain of mix64 over [count] then per tensor [name length,
-/// name in words of 8 bytes, zero-padded, dtype number, rank, dimensions]; every length stands
-/// before what it counts, so no two manifests read alike.
+/// name in words of 8 bytes, zero-padded, dtype number, rank, dimensions]; every length precedes
+/// what it counts, so no two manifests read alike.
 std::uint64_t manifest_hash(const Manifest& manifest);
 
 constexpr std::size_t kMaxTensorNameBytes = 256;
 constexpr std::size_t kMaxTensorRank = 8;
 
-/// Product of the shape times the element size; nothing when it does not fit in 63 bits. Dimensions
+/// Product of the shape times the element size; nothing if it does not fit in 63 bits. Dimensions
 /// of 0 do not hide an overflow of the others.
 std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor);
 
@@ -52,20 +52,19 @@ std::optional<std::uint64_t> checked_bytes(const TensorInfo& tensor);
 /// reserved by safetensors), rank <= 8, all bytes together below 2^63, at least one tensor.
 Status validate(const Manifest& manifest);
 
-/// Whether a model keeps this tensor without training it, as batch normalisation its running_mean
-/// and running_var: the last part of its name, behind the last dot, begins with "running_".
-///
+/// Whether a model stores this tensor without training it, as batch normalisation its running_mean
+/// and running_var: the last part of its name, after the last dot, begins with "running_".
 /// The "gradient" of such a buffer is old - new, so that a round's weighted mean of gradients is
-/// the mean of what workers have. Every step takes it off as it is (step_buffer,
-/// common/optim/optimizer.h), and norms leave it out.
+/// the mean of the workers' values. Every step subtracts it unscaled (step_buffer,
+/// common/optim/optimizer.h), and norms exclude it.
 bool is_buffer(const TensorInfo& tensor);
 
-/// Elements of what is trained, of a model whose buffers stand behind all else (worker/model); of
-/// another one this stops.
+/// Elements of the trained tensors, for a model whose buffers come last (worker/model); aborts for
+/// another one.
 std::uint64_t trained_elements(const Manifest& manifest);
 
-/// Say how `theirs` differs from `ours`: names the first tensor with both shapes and dtypes. Empty
-/// when equal.
+/// Describe how `theirs` differs from `ours`: names the first tensor with both shapes and dtypes.
+/// Empty if equal.
 std::string describe_difference(const Manifest& ours, const Manifest& theirs);
 
 /// Memory of one tensor, not owned; must not outlive its owner.

@@ -5,7 +5,7 @@
 namespace centroid {
 namespace {
 
-// Length of the well-formed character at the beginning, 0 when there is none.
+// Length of the well-formed character at the beginning, 0 if there is none.
 std::size_t character_length(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   if (lead < 0x80) return 1;

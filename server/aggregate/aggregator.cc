@@ -7,7 +7,7 @@
 namespace centroid::server {
 
 namespace {
-/// A payload is short when it is so many times smaller than its numbers: what waits is then little.
+/// A short payload is this many times smaller than its numbers: deferring it needs little memory.
 constexpr std::size_t kShort = 8;
 }  // namespace
 
@@ -40,7 +40,7 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
   if (source.absent || source.seen[chunk.value])
     return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " of rank " +
                                                   std::to_string(rank) +
-                                                  " came twice or after its end");
+                                                  " arrived twice or after its end");
   if (source.received > 0 && source.weight != weight)
     return Error(ErrorCode::kInvalidArgument, "the weight of rank " + std::to_string(rank) +
                                                   " changed within its contribution, from " +
@@ -79,8 +79,8 @@ Status Aggregator::offer(std::uint32_t rank, ChunkId chunk, double weight, Buffe
   return {};
 }
 
-/// Whether the payload is to wait until all ranks have sent the chunk. What is wrong with it is
-/// told now, while its sender is here.
+/// Whether the payload waits until all ranks have sent the chunk. Its faults are reported now,
+/// while its sender is present.
 Result<bool> Aggregator::defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                                 Bytes payload) const {
   const std::uint64_t elements = plan_.chunk(chunk).elements;
@@ -92,8 +92,8 @@ Result<bool> Aggregator::defers(const RankState& source, const ChunkState& state
   return sparse.has_value();
 }
 
-/// What is wrong with a payload that waits must be told now: when its turn comes its sender may
-/// have ended its contribution, and the round would wait for a chunk that nobody sends again.
+/// Faults of a waiting payload are reported now: at its turn its sender may have ended its
+/// contribution, and the round would wait for a chunk that is never sent again.
 Status Aggregator::check(const RankState& source, ChunkId chunk, Bytes payload) const {
   return source.codec->check(payload, plan_.chunk(chunk).elements);
 }
@@ -110,7 +110,7 @@ Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes p
   return {};
 }
 
-/// All that came of a chunk becomes one, when nothing of it is missing.
+/// Combine a chunk's payloads when none is missing.
 void Aggregator::combine(ChunkId chunk) {
   ChunkState& state = chunks_[chunk.value];
   if (state.complete || state.waiting.empty() || is_missing(chunk) || hooks_.is_held(chunk)) return;
@@ -143,7 +143,7 @@ void Aggregator::advance(ChunkId chunk) {
         add(chunk, waiting.rank, waiting.weight, waiting.payload.bytes().first(waiting.bytes));
     waiting.payload = Buffer();
     hooks_.on_consumed(waiting.rank, waiting.bytes);
-    CENTROID_CHECK(added.ok());  // it was looked at when it came
+    CENTROID_CHECK(added.ok());  // it was checked on arrival
   }
   if (is_missing(chunk) || !state.waiting.empty() || state.added == 0) return;
   state.complete = true;
@@ -152,7 +152,7 @@ void Aggregator::advance(ChunkId chunk) {
 
 Aggregator::Queued Aggregator::queued(std::uint32_t rank) const {
   Queued queued;
-  if (!rule_.is_mean()) return queued;  // its credit has been given back
+  if (!rule_.is_mean()) return queued;  // its credit is returned already
   for (const Chunk& chunk : plan_.chunks()) {
     const ChunkState& state = chunks_[chunk.id.value];
     const auto own = std::ranges::find(state.waiting, rank, &Waiting::rank);
@@ -195,7 +195,7 @@ std::size_t Aggregator::waiting_bytes() const {
   return bytes;
 }
 
-void Aggregator::retry_held() {
+void Aggregator::retry_blocked() {
   if (waiting_ == 0) return;
   for (const Chunk& chunk : plan_.chunks())
     if (!chunks_[chunk.id.value].waiting.empty()) advance(chunk.id);

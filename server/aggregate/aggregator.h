@@ -19,19 +19,23 @@ namespace centroid::server {
 ///
 /// order   a chunk of rank r is added after those of all lower ranks (others wait in their
 ///         buffers), so the bits of the sum do not depend on timing
-/// cache   sparse payloads much shorter than their chunk wait until all ranks' are there: the sum
-///         is then made at once, in the cache. At most half a chunk's bytes of a rank wait so:
-///         whatever the order in which ranks send, their credits cannot run out on it
-/// rule    other than the mean: a chunk waits until all ranks' are there, then all become one at
+/// cache   sparse payloads much shorter than their chunk wait until all ranks' have arrived: the
+/// sum
+///         is then made at once, in the cache. At most half a chunk's bytes of a rank wait so: in
+/// no
+///         order of the ranks can their credits run out on it
+/// rule    other than the mean: a chunk waits until all ranks' have arrived, then all are combined
+/// at
 ///         once
 /// memory  none of its own but the waiting buffers, which the senders' credits bound; with another
-///         rule than the mean credit is given back when a chunk comes, and all of a round may wait
+///         rule than the mean credit is returned on arrival, and all of a round may wait
 /// thread  one; no I/O, no clock
 class Aggregator {
  public:
   struct Hooks {
-    std::function<std::span<float>(const Chunk&)> target;  ///< where a chunk's sum grows
-    std::function<bool(ChunkId)> is_held;  ///< the target still has readers: wait for `retry_held`
+    std::function<std::span<float>(const Chunk&)> target;  ///< memory of a chunk's sum
+    std::function<bool(ChunkId)>
+        is_held;  ///< the target still has readers: wait for `retry_blocked`
     std::function<void(ChunkId, double total_weight)>
         on_complete;  ///< every expected rank's chunk is in the sum
     std::function<void(std::uint32_t rank, std::size_t bytes)>
@@ -39,34 +43,35 @@ class Aggregator {
   };
   Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule = {});
 
-  /// Start an attempt of codecs.size() ranks; drops everything that waits. codecs[r] decodes rank
+  /// Start an attempt of codecs.size() ranks; drops all waiting payloads. codecs[r] decodes rank
   /// r's payloads.
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
-  /// The same for one rank whose codec was not known then. Before its first `offer`.
+  /// The same for one rank whose codec was unknown then. Before its first `offer`.
   void set_codec(std::uint32_t rank, std::shared_ptr<const Codec> codec) {
     ranks_[rank].codec = std::move(codec);
   }
-  /// Take a chunk of `rank`. `squares`: of its numbers; they are added up.
+  /// Take a chunk of `rank`. `squares`: of its numbers; they are summed.
   /// fails  invalid_argument (no such chunk, sent twice, another weight than before), or as the
-  ///        codec says.
+  ///        codec
   Status offer(std::uint32_t rank, ChunkId chunk, double weight, Buffer payload, std::size_t bytes,
                double squares = 0);
-  /// `rank` sends nothing (more): it is not waited for. What of it still waits is dropped.
+  /// `rank` sends nothing (more): do not wait for it. Drops its waiting payloads.
   void absent(std::uint32_t rank);
-  /// Some held chunks became free.
-  void retry_held();
+  /// Some blocked chunks became free.
+  void retry_blocked();
 
   bool is_absent(std::uint32_t rank) const { return rank >= ranks_.size() || ranks_[rank].absent; }
   bool has_part_of(std::uint32_t rank) const { return ranks_[rank].added > 0; }
   std::uint64_t received(std::uint32_t rank) const { return ranks_[rank].received; }
-  /// A chunk of it waits, for other ranks or for memory.
+  /// One of its chunks waits, for other ranks or for memory.
   bool is_waiting(std::uint32_t rank) const { return ranks_[rank].received > ranks_[rank].added; }
-  /// What of a rank waits in the order of the sum; what waits for all ranks together is too little
-  /// to count.
+  /// Payloads of a rank that wait for the order of the sum; those that wait for all ranks together
+  /// are too small to count.
   struct Queued {
-    std::size_t bytes = 0;              ///< of its sender's credit
-    ChunkId chunk;                      ///< the first
-    std::vector<std::uint32_t> behind;  ///< ranks whose turn it is and who have not sent, ascending
+    std::size_t bytes = 0;  ///< of its sender's credit
+    ChunkId chunk;          ///< the first
+    std::vector<std::uint32_t>
+        behind;  ///< ranks whose turn it is and that have not sent, ascending
   };
   Queued queued(std::uint32_t rank) const;
   double weight(std::uint32_t rank) const { return ranks_[rank].weight; }
@@ -85,20 +90,20 @@ class Aggregator {
   struct ChunkState {
     std::uint32_t next = 0;   // lowest rank not yet added
     std::uint32_t added = 0;  // ranks in the sum
-    std::size_t missing = 0;  // ranks that are to send it and have not
+    std::size_t missing = 0;  // ranks whose payload is missing
     bool complete = false;
-    bool is_deferred = false;  // all that came are short and wait for the others
+    bool is_deferred = false;  // all received ones are short and wait for the others
     double weight = 0;
     std::vector<Waiting> waiting;
   };
   struct RankState {
     std::shared_ptr<const Codec>
-        codec;  // shared: chunks may wait here longer than their sender lives
+        codec;  // shared: chunks may wait here longer than their sender exists
     bool absent = false;
     std::uint64_t received = 0, added = 0;
     std::size_t deferred_bytes = 0;  // of chunks that wait for all ranks
-    double weight = 0;               // of its first chunk; the others must say the same
-    double squares = 0;              // of all that came
+    double weight = 0;               // of its first chunk; the others must have the same
+    double squares = 0;              // of all received
     std::vector<bool> seen;
   };
   void advance(ChunkId chunk);

@@ -10,7 +10,7 @@ Status check_numbers(const Codec& codec, Bytes payload) {
   return Error(
       ErrorCode::kInvalidArgument,
       finite.error().message() +
-          ": PushEnd.nonfinite says so (docs/reference/wire.md), and the chunk stays away");
+          ": report it by PushEnd.nonfinite (docs/reference/wire.md) and do not send the chunk");
 }
 
 StagedContribution::StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec,
@@ -24,7 +24,7 @@ Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std
                                                   std::to_string(payloads_.size()));
   Payload& kept = payloads_[chunk.value];
   if (kept.is_here)
-    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " came twice");
+    return Error(ErrorCode::kInvalidArgument, "chunk " + to_string(chunk) + " arrived twice");
   if (received_ > 0 && weight != weight_)
     return Error(ErrorCode::kInvalidArgument, "the weight changed within the contribution, from " +
                                                   std::to_string(weight_) + " to " +

@@ -11,31 +11,30 @@
 
 namespace centroid::server {
 
-/// A worker looks at its gradients itself and says so in PushEnd; one that does not may not spoil
-/// the parameters of all. Where numbers that are not finite are to go in nobody asks.
+/// A worker checks its gradients and reports in PushEnd; one that does not must not damage the
+/// parameters of all. Not called if non-finite numbers are accepted.
 /// fails invalid_argument: names the number
 Status check_numbers(const Codec& codec, Bytes payload);
 
-/// One contribution of a round that may close without it: kept as it came, so that it counts wholly
-/// or leaves no trace.
+/// One contribution of a round that may close without it: stored complete, so that it counts
+/// completely or leaves no trace.
 ///
 /// memory  its payloads: at most codec.max_bytes of every chunk
 /// thread  one
 class StagedContribution {
  public:
-  /// `chunks`: so many make it whole.
+  /// Complete with `chunks` chunks.
   StagedContribution(const ChunkPlan& plan, std::shared_ptr<const Codec> codec, std::size_t chunks);
 
-  /// Keep a chunk, checked, so that what is kept can be added.
+  /// Store a checked chunk, so that it can be added.
   /// fails invalid_argument: no such chunk, sent twice, another weight than before, or as the codec
-  /// says.
   Status put(ChunkId chunk, double weight, Buffer payload, std::size_t bytes);
   std::uint64_t received() const { return received_; }
-  bool is_whole() const { return received_ == chunks_; }
+  bool is_complete() const { return received_ == chunks_; }
   double weight() const { return weight_; }
-  double squares() const { return squares_; }  ///< of the numbers received, added up
+  double squares() const { return squares_; }  ///< of the received numbers, summed
   std::size_t bytes() const { return bytes_; }
-  /// sum[i] += weight * x[i], or = when `first`. The contribution is whole.
+  /// sum[i] += weight * x[i], or = if `first`. The contribution is complete.
   void add_to(std::span<float> sum, ChunkId chunk, double weight, bool first) const;
 
  private:

@@ -13,8 +13,8 @@ Result<std::unique_ptr<ReplyEncoder>> ReplyEncoder::make(const std::string& spec
   if (made->spec_.feedback.enabled) {
     CENTROID_ASSIGN(made->feedback_,
                     ErrorFeedback::make(spec, plan, nullptr, ErrorFeedback::Residual::kCallers));
-    // The contributions were judged when they came. A mean that is too large all the same arrives,
-    // as it does without a codec.
+    // The contributions were checked on arrival. A mean that is too large still arrives, as without
+    // a codec.
     made->feedback_->pass_nonfinite(true);
   } else {
     made->out_.resize(made->codec_->max_bytes(plan.max_chunk_elements()));

@@ -17,14 +17,14 @@
 
 namespace centroid::server {
 
-/// The mean of a round as the workers get it: encoded once for all of them, by `codec_down`.
+/// The mean of a round for the workers: encoded once for all of them, by `codec_down`.
 ///
-/// memory  what the codec leaves out stays with the server (error feedback). It grows in the memory
-///         of the round's sums, beside what earlier rounds left, so an attempt that fails, or a
-///         round that is skipped, leaves no trace: `begin` forgets it
-/// order   a chunk's payload is known when the chunks it is selected with are complete: its tensor
+/// memory  the codec's remainder stays with the server (error feedback). It grows in the memory of
+///         the round's sums, beside the residual of earlier rounds, so an attempt that fails, or a
+///         round that is skipped, leaves no trace: `begin` drops it
+/// order   a chunk's payload is known when all chunks of its selection are complete: its tensor
 ///         (top-k), all (top-k with scope=global), itself (the others)
-/// bits    of means, residual and codec alone: not of the order in which chunks become complete
+/// bits    of means, residual and codec only: independent of the order in which chunks complete
 /// thread  one
 class ReplyEncoder {
  public:
@@ -33,34 +33,34 @@ class ReplyEncoder {
   static Result<std::unique_ptr<ReplyEncoder>> make(const std::string& spec, const ChunkPlan& plan,
                                                     std::uint64_t seed);
 
-  /// Where means and residual lie, all tensors end to end.
+  /// Memory of means and residual, all tensors end to end.
   struct Memory {
-    std::span<float> means;           ///< becomes what this round leaves out
+    std::span<float> means;           ///< becomes the round's remainder
     std::span<const float> residual;  ///< of the committed rounds; empty without error feedback
   };
   using Emit = std::function<void(const Chunk&, std::vector<std::byte> payload)>;
 
-  bool keeps_residual() const { return feedback_ != nullptr; }
-  /// The chunks whose payloads are known together, [first, last): they must lie on one server.
+  bool stores_residual() const { return feedback_ != nullptr; }
+  /// The chunks whose payloads are known together, [first, last): they must be on one server.
   std::pair<ChunkId, ChunkId> unit_of(ChunkId chunk) const;
-  /// A new generation of workers begins with no residual.
+  /// A new generation of workers starts without a residual.
   bool resets_residual() const;
-  /// Begin an attempt: what was not committed is forgotten.
+  /// Begin an attempt: drops what was not committed.
   void begin(Round round);
   /// The chunk's mean is in memory. Emits every chunk whose payload is known now.
   Status complete(ChunkId chunk, const Memory& memory, const Emit& emit);
-  /// The round counts: its means are the residual now. Also when it had no chunk here.
+  /// The round counts: its remainder becomes the residual. Also if it had no chunk here.
   void commit();
 
   const Codec& codec() const { return *codec_; }
   CodecSpec::Kind kind() const { return spec_.kind; }
-  /// Committed rounds, which a warm-up goes by.
+  /// Committed rounds, for the warm-up.
   std::uint64_t rounds() const { return feedback_ ? feedback_->rounds() : 0; }
   void set_rounds(std::uint64_t rounds);
 
   /// Of the committed and the other rounds, since the beginning.
   struct Totals {
-    std::uint64_t chunks = 0, dense_chunks = 0;  ///< of top-k: sent whole
+    std::uint64_t chunks = 0, dense_chunks = 0;  ///< of top-k: sent completely
     std::uint64_t raw_bytes = 0, bytes = 0;
   };
   Totals totals() const;
@@ -72,7 +72,7 @@ class ReplyEncoder {
   const std::uint64_t seed_;
   CodecSpec spec_;
   std::unique_ptr<Codec> codec_;
-  std::unique_ptr<ErrorFeedback> feedback_;  // nullptr: what is left out is lost
+  std::unique_ptr<ErrorFeedback> feedback_;  // nullptr: the remainder is lost
   Round round_;
   std::vector<std::uint32_t> missing_;  // of the unit that begins with the chunk
   std::vector<std::byte> out_;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kTile = 64;  // coordinates: a row is 4 cache lines, 16 rows fit 4 KiB
 constexpr std::size_t kMostTrimmed = 2047;  // of 4096 workers
 
-/// Whole numbers in the order of floats, -0 below +0; its own inverse.
+/// Integers in the order of floats, -0 below +0; its own inverse.
 constexpr std::int32_t ordered(std::int32_t bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
 
 using Pair = RobustMean::Pair;
@@ -22,7 +22,7 @@ struct Work {
   const float* const* rows;
   std::size_t count;
   std::span<const Pair> pairs;
-  std::size_t first, last;  ///< rows that are kept when all pairs are in order
+  std::size_t first, last;  ///< rows that are selected when all pairs are in order
   std::int32_t* tile;       ///< count rows of kTile
 };
 
@@ -46,7 +46,7 @@ template <std::size_t kWidth>
       b[i] = x < y ? y : x;
     }
   }
-  // Multiplied first, so that no sum overflows; then held between the ends, which rounding may
+  // Multiplied first, so that no sum overflows; then clamped between the ends, which rounding may
   // pass.
   const float part = 1.0f / static_cast<float>(work.last - work.first);
   const std::int32_t* const lowest = work.tile + work.first * kTile;
@@ -81,7 +81,7 @@ Result<AggregateRule> AggregateRule::parse(std::string_view text) {
   if (text == "mean") return rule;
   if (text == "median") {
     rule.kind = Kind::kMedian;
-    rule.trim = 1;  // what `least` and `dropped` make of it
+    rule.trim = 1;  // as `least` and `dropped` use it
     return rule;
   }
   constexpr std::string_view kName = "trimmed_mean:";
@@ -89,14 +89,13 @@ Result<AggregateRule> AggregateRule::parse(std::string_view text) {
     return Error(ErrorCode::kInvalidArgument, "aggregate \"" + printable(text, 80) + "\": " + why);
   };
   if (!text.starts_with(kName))
-    return bad("known are mean, median and trimmed_mean:F, F false workers that do no harm");
+    return bad("expected mean, median or trimmed_mean:F, which tolerates F faulty workers");
   const std::string_view number = text.substr(kName.size());
   const auto [end, error] =
       std::from_chars(number.data(), number.data() + number.size(), rule.trim);
   if (error != std::errc{} || end != number.data() + number.size() || rule.trim == 0 ||
       rule.trim > kMostTrimmed)
-    return bad("expected trimmed_mean:F, F a whole number from 1 to " +
-               std::to_string(kMostTrimmed));
+    return bad("expected trimmed_mean:F, F an integer from 1 to " + std::to_string(kMostTrimmed));
   rule.kind = Kind::kTrimmedMean;
   return rule;
 }
@@ -167,7 +166,7 @@ void RobustMean::combine(std::span<const float* const> rows, std::span<float> ou
 }
 
 void RobustMean::combine(std::span<const Encoded> rows, std::span<float> out) {
-  const auto is_floats = [&](const Encoded& row) {  // as they are, where a float may stand
+  const auto is_floats = [&](const Encoded& row) {  // usable as floats in place
     return row.payload.size() == out.size_bytes() && row.codec->spec() == "f32" &&
            std::bit_cast<std::uintptr_t>(row.payload.data()) % alignof(float) == 0;
   };
@@ -183,7 +182,7 @@ void RobustMean::combine(std::span<const Encoded> rows, std::span<float> out) {
     }
     const std::span<float> decoded = free.first(out.size());
     free = free.subspan(out.size());
-    CENTROID_CHECK(row.codec->decode(row.payload, decoded).ok());  // it was looked at when it came
+    CENTROID_CHECK(row.codec->decode(row.payload, decoded).ok());  // it was checked on arrival
     addresses_.push_back(decoded.data());
   }
   combine(addresses_, out);

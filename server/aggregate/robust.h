@@ -16,15 +16,15 @@
 
 namespace centroid::server {
 
-/// How the contributions of a round become one.
+/// How the contributions of a round are combined.
 ///
-/// mean            the mean weighted by samples: what any one of them says moves it without bound
+/// mean            the mean weighted by samples: a single false one moves it without bound
 /// median          of each coordinate; of an even number the middle of the two
 /// trimmed_mean:F  of each coordinate, the mean without the F largest and the F smallest
 ///
-/// The last two count every contribution alike: what it says of its samples is not believed. With
-/// at most F false ones of 2F + 1 and more (median: fewer than half) each coordinate of the result
-/// lies between the smallest and the largest of the others.
+/// The last two count every contribution alike: its number of samples is not trusted. With at most
+/// F false ones of 2F + 1 and more (median: fewer than half) each coordinate of the result is
+/// between the smallest and the largest of the others.
 /// source  Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
 ///         Rates"
 struct AggregateRule {
@@ -33,25 +33,24 @@ struct AggregateRule {
   std::size_t trim = 0;  ///< F
   bool operator==(const AggregateRule&) const = default;
 
-  /// fails invalid_argument: what is wrong and what it may be
+  /// fails invalid_argument: the fault and the possible values
   static Result<AggregateRule> parse(std::string_view text);
   std::string to_string() const;
   bool is_mean() const { return kind == Kind::kMean; }
-  /// Of n numbers so many are dropped at each end; with fewer than 2F + 1 it is the median.
+  /// Numbers of n that are dropped at each end; with fewer than 2F + 1 it is the median.
   std::size_t dropped(std::size_t n) const;
-  /// Whether a worker with this codec and so many samples can contribute.
+  /// Whether a worker with this codec and number of samples can contribute.
   /// fails invalid_argument: why it cannot
   Status takes(const CodecSpec& codec, std::uint64_t samples) const;
   /// Fewest contributions with which one false one does no harm.
   std::size_t least() const { return is_mean() ? 1 : 2 * trim + 1; }
 };
 
-/// Coordinate by coordinate, the mean of what is left without the largest and the smallest numbers.
+/// Coordinate by coordinate, the mean without the largest and the smallest numbers.
 ///
 /// order   the result's bits do not depend on the order of the rows
-/// bounds  it lies between the smallest and the largest number that is left, also where sums would
-///         overflow
-/// cost    a sorting network, of which only what leads to the kept numbers is done, on 64
+/// bounds  between the smallest and the largest remaining number, also if sums would overflow
+/// cost    a sorting network, limited to comparisons that affect the remaining numbers, on 64
 ///         coordinates at a time (centroid-bench-robust); memory for n chunks that are not float32
 /// thread  one at a time
 /// source  Batcher 1968, "Sorting networks and their applications" (merge exchange, in the form of
@@ -63,21 +62,21 @@ class RobustMean {
   /// out[i] of rows[r][i]; at least one row, each out.size() finite numbers.
   void combine(std::span<const float* const> rows, std::span<float> out);
 
-  /// One contribution's chunk, which was found to be whole and right.
+  /// One contribution's chunk, complete and checked.
   struct Encoded {
     const Codec* codec = nullptr;
     Bytes payload;
   };
   void combine(std::span<const Encoded> rows, std::span<float> out);
 
-  /// Pairs of rows that are put in order, one after the other, until rows [first, last) hold the
+  /// Pairs of rows that are put in order, one after the other, until rows [first, last) have the
   /// numbers of these ranks.
   using Pair = std::pair<std::uint32_t, std::uint32_t>;
   static std::vector<Pair> network(std::size_t rows, std::size_t first, std::size_t last);
 
  private:
   AggregateRule rule_;
-  std::size_t rows_ = 0;  ///< for which `pairs_` are
+  std::size_t rows_ = 0;  ///< for which `pairs_` is made
   std::vector<Pair> pairs_;
   std::vector<std::int32_t> tile_;
   std::vector<float> decoded_;

@@ -17,8 +17,8 @@ Duration duration(double s) {
 void RoundMachine::open(Round round, std::uint32_t attempt, const std::vector<MemberId>& members,
                         const std::vector<MemberId>& others, TimePoint now) {
   CENTROID_CHECK(!members.empty() || has_late());
-  for (const MemberId member : members) meet(member);
-  for (const MemberId member : others) meet(member);
+  for (const MemberId member : members) add_member(member);
+  for (const MemberId member : others) add_member(member);
   round_ = round;
   attempt_ = attempt;
   open_ = true;
@@ -74,7 +74,9 @@ bool RoundMachine::is_missing(MemberId member) const {
   return open_ && s != nullptr && s->present && !s->done;
 }
 
-bool RoundMachine::expects(MemberId member) const { return is_missing(member) && !owed(member); }
+bool RoundMachine::expects(MemberId member) const {
+  return is_missing(member) && !awaited_ready(member);
+}
 
 Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution contribution,
                                                TimePoint now) {
@@ -86,10 +88,9 @@ Result<RoundDecision> RoundMachine::contribute(MemberId member, Contribution con
   if (s->done)
     return Error(ErrorCode::kAborted, "member " + to_string(member) +
                                           " has already contributed to round " + to_string(round_));
-  if (const auto earlier = owed(member))
+  if (const auto earlier = awaited_ready(member))
     return Error(ErrorCode::kAborted, "member " + to_string(member) +
-                                          " has not said that it is done with round " +
-                                          to_string(*earlier));
+                                          " has not sent Ready for round " + to_string(*earlier));
   set_done(*s, std::move(contribution));
   if (const auto own = steps_.find(member); own != steps_.end()) ++own->second;
   observe(member, now - opened_);
@@ -111,7 +112,7 @@ RoundDecision RoundMachine::gone(MemberId member, Progress progress, TimePoint n
     return {.action = RoundAction::kDeserted,
             .contributors = {},
             .late = {},
-            .text = "every member of the round is gone",
+            .text = "every member of the round has left",
             .culprit = {}};
   }
   if (policy_.is_joint)
@@ -139,7 +140,7 @@ RoundDecision RoundMachine::timed_out(const std::vector<MemberId>& silent, Progr
   const bool anybody = std::ranges::any_of(
       seats_, [&](const Seat& s) { return (s.present || s.done) && !is_silent(s); });
   if (!open_ || lost == seats_.end() || !anybody) return {};
-  // It cannot be asked to send that again.
+  // It cannot be requested again.
   const bool would_lose =
       std::ranges::any_of(seats_, [](const Seat& s) { return s.done && !s.present; });
   if (!would_lose || progress == Progress::kPart)
@@ -158,38 +159,38 @@ RoundDecision RoundMachine::retry(std::string why) {
           .culprit = {}};
 }
 
-/// Contributions that have come or may still come.
+/// Contributions that have arrived or may still arrive.
 std::size_t RoundMachine::possible() const { return others_.size() + possible_; }
 
 std::size_t RoundMachine::needed() const {
   const std::size_t alive = possible();
-  std::size_t wanted = alive;
+  std::size_t requested = alive;
   if (policy_.kind == PolicyKind::kBackup)
-    wanted = present_ > policy_.count ? present_ - policy_.count : 1;
-  if (policy_.kind == PolicyKind::kQuorum) wanted = policy_.count;
-  return std::min(wanted, alive);
+    requested = present_ > policy_.count ? present_ - policy_.count : 1;
+  if (policy_.kind == PolicyKind::kQuorum) requested = policy_.count;
+  return std::min(requested, alive);
 }
 
-/// Enough have contributed, and nobody is worth waiting for any more.
+/// Enough have contributed, and no other is worth waiting for.
 bool RoundMachine::closes(TimePoint now) const {
   if (done_ == possible()) return true;
-  // With asp and ssp what is not finite is a round of its own, which is skipped.
+  // With asp and ssp a contribution that is not finite is a round of its own, which is skipped.
   const bool refuses = nonfinite_ > 0 && policy_.nonfinite == NonFinitePolicy::kSkip;
   if (policy_.applies_each()) return weighed_ > 0 || refuses || !late_.empty();
-  // Empty shares alone are no round: somebody with samples is still at it.
+  // Empty shares alone are no round: a member with samples is still working.
   if (!policy_.is_elastic() || done_ < needed() || weighed_ == 0) return false;
   return policy_.kind == PolicyKind::kBackup || now >= grace_end();
 }
 
-/// A quorum waits for those whose past contributions say that they will come soon, at most `grace`
-/// of the time that it took itself. Who has no past gets that whole; who is still at an earlier
-/// round is not waited for.
+/// A quorum waits for members whose past contributions predict an early arrival, at most `grace` of
+/// the time that the quorum took. A member without a past gets all of that; members that are still
+/// at an earlier round are not awaited.
 TimePoint RoundMachine::grace_end() const {
   const TimePoint at = quorum_at_.value_or(opened_);
   const double took = seconds(at - opened_), limit = took * (1 + policy_.grace);
   double last = took;
   for (const Seat& s : seats_) {
-    if (!s.present || s.done || owed(s.member)) continue;
+    if (!s.present || s.done || awaited_ready(s.member)) continue;
     const auto pace = paces_.find(s.member);
     if (pace == paces_.end())
       last = limit;
@@ -249,13 +250,14 @@ RoundDecision RoundMachine::decide(TimePoint now) {
     decision.action = RoundAction::kHalt;
     decision.culprit = refused_late_->member;
     decision.text = "the gradient of tensor " + refused_late_->tensor + " is not finite in round " +
-                    to_string(refused_late_->round) + ", for which it came late";
+                    to_string(refused_late_->round) + ", after that round closed";
   }
   if (decision.action != RoundAction::kWait) close(decision.late.size());
   return decision;
 }
 
-/// `late`: of those that wait are counted by it; after a skip they wait for the next round.
+/// `late`: number of waiting late contributions that it counts; after a skip they wait for the next
+/// round.
 void RoundMachine::close(std::size_t late) {
   open_ = false;
   late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(late));
@@ -275,29 +277,29 @@ void RoundMachine::observe(MemberId member, Duration delay) {
   pace.mean += (x - pace.mean) / 8;
 }
 
-std::optional<Round> RoundMachine::owed(MemberId member) const {
+std::optional<Round> RoundMachine::awaited_ready(MemberId member) const {
   const auto debt = debts_.find(member);
   if (debt == debts_.end()) return std::nullopt;
   return debt->second.round;
 }
 
-bool RoundMachine::may_come_late(Round round) const {
+bool RoundMachine::may_count_late(Round round) const {
   const std::uint64_t into = open_ ? round_.value : round_.value + 1;
   return policy_.late != LateRule::kDrop && into - round.value <= policy_.max_late;
 }
 
 Result<double> RoundMachine::late(MemberId member, Round round, const Contribution& contribution,
                                   TimePoint now) {
-  if (owed(member) != round)
+  if (awaited_ready(member) != round)
     return Error(ErrorCode::kAborted,
                  "member " + to_string(member) + " owes nothing to round " + to_string(round));
-  const bool may_come = may_come_late(round);
+  const bool is_awaited = may_count_late(round);
   caught_up(member, now);
   const bool is_refused =
       contribution.nonfinite && policy_.nonfinite != NonFinitePolicy::kPropagate;
-  if (may_come && is_refused && policy_.nonfinite == NonFinitePolicy::kHalt && !refused_late_)
+  if (is_awaited && is_refused && policy_.nonfinite == NonFinitePolicy::kHalt && !refused_late_)
     refused_late_ = Refused{member, round, contribution.nonfinite_tensor};
-  if (!may_come || is_refused || contribution.weight <= 0) return 0.0;
+  if (!is_awaited || is_refused || contribution.weight <= 0) return 0.0;
   double weight = contribution.weight;
   if (policy_.late == LateRule::kDamp) {
     const std::uint64_t into = open_ ? round_.value : round_.value + 1;
@@ -316,8 +318,8 @@ void RoundMachine::caught_up(MemberId member, TimePoint now) {
   debts_.erase(debt);
 }
 
-/// A newcomer begins where the slowest is, so that nobody has to wait until it has caught up.
-void RoundMachine::meet(MemberId member) {
+/// A newcomer starts at the slowest member's position, so that none waits for it to catch up.
+void RoundMachine::add_member(MemberId member) {
   if (policy_.kind != PolicyKind::kSsp || steps_.count(member) > 0) return;
   const std::uint64_t least = steps_.empty() ? 0 : steps_[slowest()];
   steps_.emplace(member, least);

@@ -13,7 +13,7 @@ namespace {
 struct Field {
   std::string_view name;  ///< empty: the first item, which has no name
   bool is_needed = false;
-  bool is_whole = false;
+  bool is_integer = false;
   double least = 0, most = 0;
   double value = 0;
   bool is_set = false;
@@ -36,7 +36,7 @@ std::string number(double x) {
   return text;
 }
 
-/// "NUMBER,name=NUMBER": what stands behind the colon.
+/// "NUMBER,name=NUMBER": the part after the colon.
 Status parse_fields(std::string_view setting, std::string_view text, std::vector<Field>& fields) {
   const std::size_t colon = text.find(':');
   for (std::size_t at = colon; at != std::string_view::npos;) {
@@ -48,20 +48,20 @@ Status parse_fields(std::string_view setting, std::string_view text, std::vector
       return f.name == name && (!name.empty() || at == colon);
     });
     if (field == fields.end() || field->is_set)
-      return bad(setting, text, quoted(item) + " is unknown or stands twice");
+      return bad(setting, text, quoted(item) + " is unknown or appears twice");
     item.remove_prefix(equals == item.npos ? 0 : equals + 1);
     const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), field->value);
     const bool is_number = error == std::errc{} && end == item.data() + item.size();
     if (!is_number || !(field->value >= field->least && field->value <= field->most) ||
-        (field->is_whole && field->value != std::floor(field->value)))
+        (field->is_integer && field->value != std::floor(field->value)))
       return bad(setting, text,
-                 quoted(item) + " is not a " + (field->is_whole ? "whole number" : "number") +
+                 quoted(item) + " is not " + (field->is_integer ? "an integer" : "a number") +
                      " from " + number(field->least) + " to " + number(field->most));
     field->is_set = true;
     at = next;
   }
   for (const Field& field : fields)
-    if (field.is_needed && !field.is_set) return bad(setting, text, "a number behind : is missing");
+    if (field.is_needed && !field.is_set) return bad(setting, text, "a number after : is missing");
   return {};
 }
 
@@ -76,28 +76,29 @@ Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy&
     out.kind = PolicyKind::kBsp;
   } else if (name == "backup" || name == "quorum") {
     out.kind = name == "backup" ? PolicyKind::kBackup : PolicyKind::kQuorum;
-    fields.push_back({.name = "", .is_needed = true, .is_whole = true, .least = 1, .most = kMost});
+    fields.push_back(
+        {.name = "", .is_needed = true, .is_integer = true, .least = 1, .most = kMost});
     if (name == "quorum")
       fields.push_back({.name = "grace", .least = 0, .most = 100, .value = out.grace});
   } else if (name == "asp") {
     out.kind = PolicyKind::kAsp;
     fields.push_back(
-        {.name = "max", .is_whole = true, .least = 1, .most = kRounds, .value = kAspRounds});
+        {.name = "max", .is_integer = true, .least = 1, .most = kRounds, .value = kAspRounds});
     fields.push_back({.name = "power", .least = 0, .most = 16, .value = out.power});
   } else if (name == "ssp") {
     out.kind = PolicyKind::kSsp;
-    fields.push_back({.name = "", .is_needed = true, .is_whole = true, .least = 0, .most = kMost});
+    fields.push_back(
+        {.name = "", .is_needed = true, .is_integer = true, .least = 0, .most = kMost});
   } else {
     return bad("policy", policy,
-               "known are bsp, backup:B, quorum:K,grace=0.5, ssp:S and asp:max=32,power=0.5");
+               "expected bsp, backup:B, quorum:K,grace=0.5, ssp:S or asp:max=32,power=0.5");
   }
   CENTROID_TRY(parse_fields("policy", policy, fields));
   if (out.applies_each()) {
     if (late != "drop")
       return bad("late", late,
                  "policy " + std::string(name) +
-                     " says itself what becomes of a contribution to a round that is over: leave "
-                     "it drop");
+                     " itself decides about a contribution to a closed round: set it to drop");
     const bool is_damped = out.kind == PolicyKind::kAsp;
     out.late = is_damped ? LateRule::kDamp : LateRule::kCarry;
     out.count = is_damped ? 0 : static_cast<std::uint64_t>(fields[0].value);
@@ -115,14 +116,14 @@ Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy&
   } else if (rule == "carry" || rule == "damp") {
     out.late = rule == "carry" ? LateRule::kCarry : LateRule::kDamp;
     more.push_back({.name = "max",
-                    .is_whole = true,
+                    .is_integer = true,
                     .least = 1,
                     .most = kRounds,
                     .value = static_cast<double>(out.max_late)});
     if (rule == "damp")
       more.push_back({.name = "power", .least = 0, .most = 16, .value = out.power});
   } else {
-    return bad("late", late, "known are drop, carry:max=4 and damp:power=0.5,max=4");
+    return bad("late", late, "expected drop, carry:max=4 or damp:power=0.5,max=4");
   }
   CENTROID_TRY(parse_fields("late", late, more));
   if (!more.empty()) out.max_late = static_cast<std::uint64_t>(more[0].value);

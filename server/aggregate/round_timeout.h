@@ -8,14 +8,14 @@ namespace centroid::server {
 
 constexpr int kMostRoundTimeouts = 4;
 
-/// How long a member may say nothing in a round before the others go on without it. Pure.
+/// How long a member may be silent in a round before the others continue without it. Pure.
 ///
 /// limit   `round_timeout`, above 0
-/// took    how long it said nothing when it was left out last, less what rounds in time have taken
-///         from that; none: it never was
-/// rule    the limit. Who took at most `kMostRoundTimeouts` limits is a little too slow: it may
-///         take that time and a quarter, at most so many limits, and is so left out once. Who took
-///         longer has the limit: to wait for it costs the others more than to go on without it
+/// took    its silence when it was last excluded, reduced by each on-time round since; none: never
+/// rule    the limit. A member whose silence was at most `kMostRoundTimeouts` limits is only a
+/// little
+///         too slow: it may take that time and a quarter, at most that many limits, and so is
+///         excluded once. A slower one has the limit: waiting for it costs more than going on
 Duration allowed_silence(Duration limit, std::optional<Duration> took);
 
 }  // namespace centroid::server

@@ -61,9 +61,9 @@ std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpR
   }
   const std::string* origin = request.field("origin");
   if (origin == nullptr || is_safe(request)) return std::nullopt;
-  const std::string wanted = to_lower(host);
+  const std::string own_host = to_lower(host);
   const std::string got = to_lower(*origin);
-  if (got != "http://" + wanted && got != "https://" + wanted)
+  if (got != "http://" + own_host && got != "https://" + own_host)
     return make_problem(403, ErrorCode::kFailedPrecondition,
                         "refused: the request comes from a page of origin '" + *origin + "'",
                         instance);
@@ -109,7 +109,7 @@ std::optional<HttpResponse> check_role(const Caller& caller, Role needed,
                       "refused: this needs the role " + std::string(to_string(needed)) +
                           ", the token '" + caller.name + "' has " +
                           std::string(to_string(caller.role)) +
-                          ": ask an admin for one (centroidctl tokens create NAME --role " +
+                          ": request one from an admin (centroidctl tokens create NAME --role " +
                           std::string(to_string(needed)) + ")",
                       instance);
 }

@@ -10,15 +10,15 @@
 
 namespace centroid::server {
 
-/// Who calls: the name of the token, not the token.
+/// The caller: the name of the token, not the token.
 struct Caller {
   std::string name;
   Role role = Role::kAnyone;
 };
 
-/// Who may call. Pure; decided before a request is routed.
+/// Access rules. Pure; applied before a request is routed.
 struct AccessPolicy {
-  std::string token;                   ///< may everything; empty: nobody is asked
+  std::string token;                   ///< may do everything; empty: no token is required
   std::string viewer_token;            ///< may read; empty: there is none
   bool is_loopback = true;             ///< then the Host field is checked
   std::string host = "127.0.0.1";      ///< bound address or name, accepted in Host
@@ -31,13 +31,13 @@ bool is_same_secret(std::string_view expected, std::string_view given);
 /// Host without port and brackets, lower case; empty when malformed.
 std::string host_name(std::string_view host_and_port);
 
-/// 400 or 421 for a Host that is missing, doubled or, on loopback, of somebody else (DNS
-/// rebinding); 403 for an unsafe method sent by a page of another origin. `authority` is that of an
-/// absolute target, or empty.
+/// 400 or 421 for a Host that is missing, duplicate or, on loopback, foreign (DNS rebinding); 403
+/// for an unsafe method sent by a page of another origin. `authority` is that of an absolute
+/// target, or empty.
 std::optional<HttpResponse> check_origin(const AccessPolicy& policy, const HttpRequest& request,
                                          std::string_view authority, std::string_view instance);
 
-/// Whose token the request carries; a problem (401) when it carries none or an unknown one.
+/// The owner of the request's token; a problem (401) without a token or with an unknown one.
 /// source  RFC 6750, sections 2.1 and 3
 struct Identity {
   Caller caller;
@@ -46,7 +46,7 @@ struct Identity {
 Identity identify(const AccessPolicy& policy, const HttpRequest& request,
                   std::string_view instance);
 
-/// 403 when the caller may less than `needed`.
+/// 403 if the caller's role is below `needed`.
 std::optional<HttpResponse> check_role(const Caller& caller, Role needed,
                                        std::string_view instance);
 

@@ -13,25 +13,25 @@ namespace {
 
 using Values = std::vector<std::pair<std::string_view, std::string>>;
 
-/// Does the path fit the route? What stands for "{...}" goes to `values`. A number has no ':',
-/// which begins a verb.
+/// Whether the path fits the route. The parts for "{...}" are added to `values`. A number has no
+/// ':', which begins a verb.
 bool fits(std::string_view path, const std::vector<std::string>& segments, Values& values) {
   std::size_t at = 0;
   if (path == "/") return segments.empty();
   for (path.remove_prefix(1);; ++at) {
     const auto slash = path.find('/');
-    const std::string_view wanted = path.substr(0, slash);
+    const std::string_view pattern = path.substr(0, slash);
     if (at == segments.size()) return false;
     std::string_view given = segments[at];
-    if (wanted.starts_with('{')) {
-      const auto end = wanted.find('}');
-      const std::string_view name = wanted.substr(1, end - 1), verb = wanted.substr(end + 1);
+    if (pattern.starts_with('{')) {
+      const auto end = pattern.find('}');
+      const std::string_view name = pattern.substr(1, end - 1), verb = pattern.substr(end + 1);
       if (!given.ends_with(verb)) return false;
       given.remove_suffix(verb.size());
       if (given.empty() || (name == "id" && given.find(':') != std::string_view::npos))
         return false;
       values.emplace_back(name, given);
-    } else if (given != wanted) {
+    } else if (given != pattern) {
       return false;
     }
     if (slash == std::string_view::npos) return at + 1 == segments.size();
@@ -41,36 +41,37 @@ bool fits(std::string_view path, const std::vector<std::string>& segments, Value
 
 Error bad(std::string message) { return Error(ErrorCode::kInvalidArgument, std::move(message)); }
 
-/// "; known: a b c", or that nothing is.
+/// "; expected one of: a b c", or that none is expected.
 std::string known_of(const std::vector<std::string>& names) {
   std::string text;
-  for (const std::string& name : names) text.append(text.empty() ? "; known: " : " ").append(name);
-  return text.empty() ? "; none is known here" : text;
+  for (const std::string& name : names)
+    text.append(text.empty() ? "; expected one of: " : " ").append(name);
+  return text.empty() ? "; expected none" : text;
 }
 
 Status read_query(const Target& target, Call& call) {
   const Route& route = *call.route;
   call.limit = route.limit;
   for (const auto& [name, value] : target.query) {
-    const Parameter* const known = route.find_query(name);
-    if (known == nullptr) {
+    const Parameter* const declared = route.find_query(name);
+    if (declared == nullptr) {
       std::vector<std::string> names;
       for (const Parameter& one : route.parameters)
         if (one.in == "query") names.push_back(one.name);
       return bad("unknown query parameter '" + name + "'" + known_of(names));
     }
-    if (call.parameter(name) != nullptr) return bad("query parameter '" + name + "' stands twice");
+    if (call.parameter(name) != nullptr) return bad("query parameter '" + name + "' appears twice");
     Json given = value;
-    if (known->schema["type"] != "string")
+    if (declared->schema["type"] != "string")
       if (Json number = Json::parse(value, nullptr, false); number.is_number()) given = number;
-    CENTROID_TRY(check_value("query parameter '" + name + "'", given, known->schema));
+    CENTROID_TRY(check_value("query parameter '" + name + "'", given, declared->schema));
     call.query.emplace_back(name, value);
     if (name == "limit") call.limit = given.get<std::size_t>();
   }
   return {};
 }
 
-/// An empty body, or a JSON object with fields that the route knows.
+/// An empty body, or a JSON object with fields of the route.
 std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& request,
                                        std::string_view instance) {
   const auto refuse = [instance](unsigned status, std::string_view detail) {
@@ -90,7 +91,7 @@ std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& re
     response.fields.emplace_back(is_patch ? "Accept-Patch" : "Accept-Post", "application/json");
     return response;
   }
-  // Whoever prints or copies a value goes down into it: a body of brackets would end the stack.
+  // Printing or copying a value recurses: nested brackets would overflow the stack.
   constexpr int kMaxDepth = 16;
   bool is_deep = false;
   const auto watch = [&is_deep](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
@@ -102,15 +103,15 @@ std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& re
   if (json.is_discarded()) return refuse(400, "the body is not JSON");
   if (!json.is_object())
     return refuse(400, "expected a JSON object, got " + std::string(json.type_name()));
-  Json known = Json::object();
+  Json declared = Json::object();
   if (!route.body.name.empty()) {
     if (route.body.json["additionalProperties"] == true) return std::nullopt;
-    known = route.body.json["properties"];
+    declared = route.body.json["properties"];
   }
   for (const auto& [name, value] : json.items())
-    if (!known.contains(name)) {
+    if (!declared.contains(name)) {
       std::vector<std::string> names;
-      for (const auto& [one, schema] : known.items()) names.push_back(one);
+      for (const auto& [one, schema] : declared.items()) names.push_back(one);
       return refuse(400, "unknown field '" + name + "' in the body" + known_of(names));
     }
   return std::nullopt;
@@ -125,7 +126,7 @@ HttpResponse options_response(std::string allow) {
 }
 
 struct Match {
-  const Route* route = nullptr;  ///< of the wanted method, else any of the path
+  const Route* route = nullptr;  ///< of the requested method, else any of the path
   bool has_method = false;
   std::string allow;
   Values values;
@@ -148,7 +149,7 @@ Match find_route(const Target& target, std::string_view method) {
   return match;
 }
 
-/// The client's own X-Request-Id when it is one that a log can hold.
+/// The client's own X-Request-Id if it is fit for a log.
 std::string request_id(const HttpRequest& request) {
   constexpr std::size_t kLongest = 64;
   const std::string* const sent = request.field("x-request-id");

@@ -6,7 +6,7 @@
 namespace centroid::server {
 
 namespace {
-/// Seconds; few, for there is a histogram of each route in every scrape.
+/// Seconds; few, because every scrape has a histogram of each route.
 const std::vector<double> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 10};
 }  // namespace
 
@@ -21,8 +21,8 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
                                     "Entries of the audit log that could not be written.");
   streams =
       registry.gauge("centroid_api_streams", "Open streams of the REST server (events, files).");
-  held_bytes = registry.gauge("centroid_api_held_bytes",
-                              "Bytes of responses that clients have not received yet.");
+  pending_bytes = registry.gauge("centroid_api_pending_bytes",
+                                 "Bytes of responses that clients have not received yet.");
   const std::string refused = "centroid_api_refused_total";
   const std::string refused_help = "REST requests that were refused.";
   refused_no_token = registry.counter(refused, refused_help, {{"reason", "no_token"}});

@@ -9,22 +9,21 @@
 
 namespace centroid::server {
 
-/// Series of the REST server. Those of a route are made by its first request: most of a scrape
-/// would be zeros of routes that nobody calls. Their number is bounded by the routes. One thread.
+/// Series of the REST server. Those of a route are made by its first request: otherwise most of a
+/// scrape would be zeros of unused routes. Their number is bounded by the routes. One thread.
 class ApiMetrics {
  public:
   explicit ApiMetrics(metrics::Registry& registry);
-  /// One answered request; `route` null: no such path, or not even a request.
+  /// Count an answered request; `route` null: no such path, or no valid request.
   void count(const Route* route, unsigned status, double seconds);
 
   transport::HttpMeters http;
-  metrics::Counter dropped_lagging;     ///< a stream of events further behind than events are kept
-  metrics::Counter audit_failures;      ///< entries that the disk did not take
-  metrics::Counter dropped_handshakes;  ///< of TLS, of an address that has made too many
+  metrics::Counter dropped_lagging;     ///< a stream of events behind the oldest retained event
+  metrics::Counter audit_failures;      ///< entries that could not be written
+  metrics::Counter dropped_handshakes;  ///< of TLS, from an address with too many
   metrics::Gauge streams;               ///< open
-  metrics::Gauge held_bytes;            ///< of answers that clients have not taken yet
-  /// Requests that were not let in: without a token, with one that is not known, or with one that
-  /// may less.
+  metrics::Gauge pending_bytes;         ///< of answers that clients have not read yet
+  /// Refused requests: without a token, with an unknown one, or with one whose role is too low.
   metrics::Counter refused_no_token, refused_unknown_token, refused_role;
 
  private:

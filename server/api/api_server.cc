@@ -19,8 +19,8 @@
 #include "server/api/audit_log.h"
 #include "server/api/audit_trail.h"
 #include "server/api/event_feed.h"
-#include "server/api/held_answers.h"
 #include "server/api/idempotent_calls.h"
+#include "server/api/pending_answers.h"
 #include "server/api/problem.h"
 #include "server/api/rate_table.h"
 #include "server/api/routes.h"
@@ -31,13 +31,13 @@ namespace {
 
 namespace asio = boost::asio;
 
-/// Of requests of one address that are not let in one in so long is logged.
+/// Of one address's refused requests, at most this many a second are logged.
 constexpr double kRefusalsPerSecond = 1.0 / 60;
-constexpr double kHandshakes = 0.2;  ///< of the requests that an address may send
-/// Between two looks at the tokens that other servers made or revoked.
+constexpr double kHandshakes = 0.2;  ///< share of an address's request rate
+/// Between two checks for tokens that other servers made or revoked.
 constexpr std::chrono::seconds kFollow{1};
 
-/// One call of the ControlPlane; outlives its connection's interest when the deadline passes first.
+/// One call of the ControlPlane; outlives its connection if the deadline passes first.
 struct Running {
   Running(const Executor& executor, TimePoint deadline) : done(executor, deadline) {}
   asio::cancellation_signal cancel;
@@ -46,7 +46,7 @@ struct Running {
   bool is_abandoned = false;
 };
 
-/// Begins the ids of requests; another one for each start of the server.
+/// Prefix of request ids; another one for each start of the server.
 std::string draw_prefix() {
   char text[16];
   std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(random_seed()));
@@ -67,7 +67,7 @@ struct ApiServer::Impl final : transport::HttpService {
         control_plane(control),
         services{control,          registry,   feed,  *tokens,   *audit,
                  options.blocking, is_tracing, pulse, host_files},
-        held(options.max_held_bytes, metrics.held_bytes, metrics.streams),
+        answers(options.max_pending_bytes, metrics.pending_bytes, metrics.streams),
         group(executor),
         trail(executor, group, options.blocking, *audit, feed, metrics),
         changed(executor),
@@ -93,7 +93,7 @@ struct ApiServer::Impl final : transport::HttpService {
   EventFeed feed;
   std::unique_ptr<TokenStore> tokens;
   std::unique_ptr<AuditLog> audit;
-  RateTable rates, handshakes, refusals_told;
+  RateTable rates, handshakes, logged_refusals;
   IdempotentCalls repeated{options.max_idempotency_keys, options.idempotency_lifetime};
   const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
   bool is_tracing = false;
@@ -102,7 +102,7 @@ struct ApiServer::Impl final : transport::HttpService {
               options.hang_after};
   const HostFiles host_files{options.state_dir, options.certificates};
   Services services;
-  HeldAnswers held;  ///< outlives connections and calls
+  PendingAnswers answers;  ///< outlives connections and calls
   transport::Endpoint bound;
   TaskGroup group;
   AuditTrail trail;
@@ -111,7 +111,7 @@ struct ApiServer::Impl final : transport::HttpService {
   const std::string request_prefix = draw_prefix();
   std::uint64_t requests = 0;
   Event changed;               ///< a call ended, or the server stops
-  bool is_stopping = false;    ///< nothing new is taken
+  bool is_stopping = false;    ///< nothing new is accepted
   bool is_cancelling = false;  ///< the grace is over
   bool is_stopped = false;
   transport::HttpServer server;
@@ -123,11 +123,10 @@ Status ApiServer::Impl::listen() {
   bound = std::move(found).value();
   policy.is_loopback = bound.is_loopback();
   if (!policy.is_loopback && options.token.empty())
-    return Error(
-        ErrorCode::kFailedPrecondition,
-        "--api.listen " + options.endpoint.to_string() +
-            " is reachable from other machines and there is no token: give --api.token-file FILE, "
-            "or listen on 127.0.0.1");
+    return Error(ErrorCode::kFailedPrecondition,
+                 "--api.listen " + options.endpoint.to_string() +
+                     " is reachable from other machines and there is no token: set "
+                     "--api.token-file FILE, or listen on 127.0.0.1");
   policy.token = options.token;
   policy.viewer_token = options.viewer_token;
   policy.host = options.endpoint.host;
@@ -135,7 +134,7 @@ Status ApiServer::Impl::listen() {
   return {};
 }
 
-/// Of several servers with one folder.
+/// For several servers with one folder.
 Task<void> ApiServer::Impl::follow_tokens() {
   std::string trouble;
   while (!is_stopping) {
@@ -145,7 +144,8 @@ Task<void> ApiServer::Impl::follow_tokens() {
     const Status seen = co_await run_on(options.blocking, std::move(look));
     const std::string now = seen.ok() ? "" : seen.error().message();
     if (now != trouble && !now.empty())
-      log::error("tokens.not_followed", {{"why", now}, {"action", "those known so far hold"}});
+      log::error("tokens.read_failed",
+                 {{"why", now}, {"action", "the tokens read before stay valid"}});
     trouble = now;
   }
 }
@@ -186,7 +186,7 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
     response = std::move(*admission.response);
   else
     response = co_await repeated.run(std::move(*admission.call), act);
-  // Whoever is known and asked for a change is in the audit log, also when it was refused.
+  // Every change that an authenticated caller requests is in the audit log, also a refused one.
   if (!is_safe && admission.caller.role != Role::kAnyone)
     co_await trail.record(request, admission.caller, id, response);
   hold(response, admission.caller, request);
@@ -201,7 +201,7 @@ Task<void> ApiServer::Impl::ping(Pulse::Answered answered) {
   answered();
 }
 
-/// Count who was not let in, and warn, but not of each of somebody's guesses.
+/// Count refused requests, and warn, but not about each of a caller's guesses.
 void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& admission) {
   const unsigned status = admission.response->status;
   const bool is_role = status == 403 && admission.caller.role != Role::kAnyone;
@@ -212,7 +212,7 @@ void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& 
                : metrics.refused_no_token)
       .add();
   const std::string client = client_of(request.address);
-  if (refusals_told.take(client, centroid::now(), kRefusalsPerSecond) > Duration::zero()) return;
+  if (logged_refusals.take(client, centroid::now(), kRefusalsPerSecond) > Duration::zero()) return;
   log::warn(
       "api.refused",
       {{"address", request.address},
@@ -220,11 +220,11 @@ void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& 
        {"path", request.target.substr(0, std::min<std::size_t>(request.target.find('?'), 256))},
        {"status", status},
        {"why", is_role     ? "the token '" + admission.caller.name + "' may not"
-               : has_token ? std::string("the token is not known, or has expired")
-                           : std::string("no token came with it")}});
+               : has_token ? std::string("the token is unknown or expired")
+                           : std::string("the request has no token")}});
 }
 
-/// Bound what the answer takes while its client takes it; a stream ends with its token.
+/// Bound the memory of an answer while its client reads it; a stream ends with its token.
 void ApiServer::Impl::hold(HttpResponse& response, const Caller& caller,
                            const HttpRequest& request) {
   if (request.method == "HEAD") return;
@@ -235,21 +235,21 @@ void ApiServer::Impl::hold(HttpResponse& response, const Caller& caller,
     const Identity now = identify(policy, credentials, "/");
     return !now.problem && now.caller.name == caller.name && now.caller.role >= caller.role;
   };
-  held.take(response, caller, options.max_streams,
-            std::string_view(request.target).substr(0, request.target.find('?')),
-            std::move(is_allowed));
+  answers.take(response, caller, options.max_streams,
+               std::string_view(request.target).substr(0, request.target.find('?')),
+               std::move(is_allowed));
 }
 
-/// Says only that the process lives: a supervisor that got 429 in place of it would end the server,
-/// and behind one address there may be many.
-bool asks_for_life(const HttpRequest& request) {
+/// Liveness only: a supervisor that received 429 instead would end the server, and many clients may
+/// share one address.
+bool is_liveness_probe(const HttpRequest& request) {
   const auto path = std::string_view(request.target).substr(0, request.target.find('?'));
   return path == "/livez" || path == "/healthz";
 }
 
-/// 429 for an address that asks too often.
+/// 429 for an address with too many requests.
 std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& request) {
-  if (options.requests_per_second <= 0 || asks_for_life(request)) return std::nullopt;
+  if (options.requests_per_second <= 0 || is_liveness_probe(request)) return std::nullopt;
   const std::string client = client_of(request.address);
   const Duration wait = rates.take(client, centroid::now(), options.requests_per_second);
   if (wait == Duration::zero()) return std::nullopt;
@@ -265,12 +265,13 @@ std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& reque
   return response;
 }
 
-/// Whether a route asks anybody: probes and metrics are answered out of memory, at any time.
+/// Whether a route calls the ControlPlane: probes and metrics are answered from memory, at any
+/// time.
 bool waits(const Route& route) {
   return route.path != "/livez" && route.path != "/healthz" && route.path != "/metrics";
 }
 
-/// Run a call under its deadline. A call that does not end then is cancelled and left behind, in
+/// Run a call under its deadline. A call that does not end then is cancelled and abandoned, in
 /// bounded number.
 Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   const std::string instance = call.instance;
@@ -309,9 +310,8 @@ Task<HttpResponse> ApiServer::Impl::run_bounded(Call call) {
   log::warn("api.deadline_passed", {{"path", instance}, {"limit_ms", limit.count()}});
   const std::string detail =
       "no answer within " + std::to_string(limit.count()) +
-      " ms; the action may still happen: look at `centroidctl audit`, `status` "
-      "(GET /v1/audit, /v1/cluster) or what it was to change; `centroidctl "
-      "waits` (GET /v1/waits) says what the job waits for";
+      " ms; the action may still happen: see `centroidctl audit` and `status` (GET /v1/audit, "
+      "/v1/cluster); `centroidctl waits` (GET /v1/waits) shows what the job waits for";
   co_return make_problem(504, ErrorCode::kDeadlineExceeded, detail, instance);
 }
 
@@ -329,7 +329,7 @@ Task<void> ApiServer::Impl::stop() {
   for (const auto& call : running) call->done.cancel();
   co_await server.join();
   co_await group.join();
-  // Calls that were left behind still use the ControlPlane.
+  // Abandoned calls still use the ControlPlane.
   while (!running.empty()) co_await changed.wait(TimePoint::max());  // lint-ok: cancellation is off
   is_stopped = true;
   changed.notify_all();
@@ -362,9 +362,9 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(Executor executor, ApiOption
   auto impl = std::make_unique<Impl>(std::move(executor), std::move(options), control, registry,
                                      std::move(tokens), std::move(audit));
   CENTROID_TRY(impl->listen());
-  log::info("api.listening", {{"host", impl->bound.host},
-                              {"port", impl->bound.port},
-                              {"token", !impl->policy.token.empty()}});
+  log::info("api.opened", {{"host", impl->bound.host},
+                           {"port", impl->bound.port},
+                           {"token", !impl->policy.token.empty()}});
   impl->server.start();
   if (!impl->options.state_name.empty()) impl->group.spawn(impl->follow_tokens());
   return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));

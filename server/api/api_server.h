@@ -16,40 +16,40 @@
 
 namespace centroid::server {
 
-/// What clients may cost. Can be changed while the server runs.
+/// Limits on clients. Can be changed while the server runs.
 struct ApiLimits : transport::HttpLimits {
   std::size_t max_streams = 64;  ///< of events, and of files, sent at a time
-  /// Of one address, after a second's worth at once; 0: no bound. Of handshakes of TLS, which cost
-  /// much more, a fifth.
+  /// Of one address, with a burst of one second; 0: no limit. Handshakes of TLS, which cost much
+  /// more, have a fifth.
   double requests_per_second = 0;
 };
 
-/// Where the REST server listens, who may call, and what a client may cost.
+/// Address, access and limits of the REST server.
 struct ApiOptions : ApiLimits {
-  transport::Endpoint endpoint;   ///< port 0 asks for a free one
+  transport::Endpoint endpoint;   ///< port 0 selects a free one
   std::string token;              ///< bearer token; may be empty on loopback only
   std::string viewer_token = {};  ///< another one that may only read; needs `token`
 
   std::shared_ptr<transport::StreamLayer> tls = {};  ///< HTTPS with it; none: plain HTTP
 
-  /// Holds tokens.json and audit.jsonl; empty: in memory only.
+  /// Folder of tokens.json and audit.jsonl; empty: in memory only.
   std::string state_dir = {};
-  std::string state_name = {};  ///< of this server, where several have one `state_dir`
-  Executor blocking = {};       ///< where files may be waited for; empty: the server's own
+  std::string state_name = {};  ///< of this server, if several have one `state_dir`
+  Executor blocking = {};       ///< for blocking file operations; empty: the server's own
 
   std::size_t max_idempotency_keys = 1000;
   std::size_t max_abandoned = 64;  ///< calls past their deadline that have not ended yet
-  /// A service thread that has not answered for so long hangs: longer than anything that it does at
-  /// a stretch, which is to read a checkpoint for a restore.
+  /// A service thread without an answer for this long hangs: longer than any single operation, such
+  /// as reading a checkpoint for a restore.
   std::chrono::milliseconds hang_after{300'000};
   std::vector<std::string> certificates = {};  ///< PEM files that are shown, for GET /v1/host
-  std::size_t max_held_bytes = 256u << 20;     ///< of answers that clients have not taken yet
+  std::size_t max_pending_bytes = 256u << 20;  ///< of answers that clients have not read yet
 
   std::chrono::milliseconds heartbeat{15'000};     ///< in a stream of events without any
   std::chrono::milliseconds call_timeout{10'000};  ///< one call of the ControlPlane
   std::chrono::milliseconds checkpoint_timeout{300'000};
   std::chrono::milliseconds idempotency_lifetime{3'600'000};
-  std::chrono::milliseconds stop_grace{2'000};  ///< running requests may end by themselves so long
+  std::chrono::milliseconds stop_grace{2'000};  ///< time for running requests to end by themselves
 };
 
 /// HTTP/1.1 server of the control plane: REST, probes, metrics and the OpenAPI document
@@ -69,20 +69,20 @@ class ApiServer {
                                                   metrics::Registry& registry);
   /// Whether a secret is that of a named token that may join the cluster as a worker. Any thread.
   bool may_join(std::string_view secret) const;
-  /// By which other servers know tokens that may. Any thread.
+  /// Digests by which other servers recognize such tokens. Any thread.
   std::vector<TokenDigest> joining_tokens() const;
-  /// From now on these hold, for connections that are open too. Any thread; before `stop`.
+  /// Apply new limits, also to open connections. Any thread; before `stop`.
   void set_limits(const ApiLimits& limits);
   /// Only after `stop` has returned.
   ~ApiServer();
   ApiServer(const ApiServer&) = delete;
   ApiServer& operator=(const ApiServer&) = delete;
 
-  transport::Endpoint endpoint() const;  ///< with the real address and port
+  transport::Endpoint endpoint() const;  ///< with the actual address and port
 
   /// Close the listener and idle connections, let running requests end within `stop_grace`, then
-  /// cancel them (their clients get 503) and wait until nothing is left. Call it before
-  /// destruction; again is harmless.
+  /// cancel them (their clients receive 503) and wait for all. Call it before destruction;
+  /// repeating it is harmless.
   Task<void> stop();
 
  private:

@@ -23,7 +23,7 @@ std::string line_of(const AuditEntry& entry) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-/// False for a line that is none of ours, such as one that a crash cut short.
+/// False for a line of another form, such as one that a crash cut short.
 bool parse(const std::string& line, AuditEntry& entry) {
   const Json json = Json::parse(line, nullptr, false);
   if (!json.is_object()) return false;
@@ -50,7 +50,7 @@ Error failure(const std::string& path, const char* doing, const Error& why) {
   return private_file_error("audit log " + path + ": " + doing, why);
 }
 
-/// Of a file; 0: there is none.
+/// Of a file; 0: it is missing.
 Result<std::uint64_t> inode_of(const std::string& path) {
   CENTROID_ASSIGN(const auto about, file::attributes_of(path));
   return about ? about->inode : 0;
@@ -61,7 +61,7 @@ bool is_inode_of(const std::string& path, std::uint64_t inode) {
   return found.ok() && *found == inode;
 }
 
-/// A file from byte `from` on, and which it is.
+/// A file from byte `from` on, and its inode.
 struct Tail {
   std::string text;
   std::uint64_t inode = 0;
@@ -89,7 +89,7 @@ View<AuditEntry> describe(const AuditEntry*) {
           "A change that a client requested.",
           {{"number", &V::number, "Grows by one.", least(1)},
            {"unix_seconds", &V::unix_seconds, "When it was answered."},
-           {"who", &V::who, "Name of the token; `local` where none is asked for."},
+           {"who", &V::who, "Name of the token; `local` where no token is required."},
            {"role", &V::role, "Its role."},
            {"address", &V::address, "host:port of the client."},
            {"method", &V::method, "HTTP method."},
@@ -97,9 +97,9 @@ View<AuditEntry> describe(const AuditEntry*) {
            {"body", &V::body, "Body as sent, cut to 1 KiB."},
            {"request_id", &V::request_id, "Its X-Request-Id."},
            {"status", &V::status, "HTTP status of the answer.", least(100)},
-           {"outcome", &V::outcome, "`ok`, or what the problem document says."},
+           {"outcome", &V::outcome, "`ok`, or the detail of the problem document."},
            {"server", &V::server,
-            "Which server was asked, of several that share a `run_dir`; empty: there is one."}}};
+            "The server that was called, of several with one `run_dir`; empty: there is one."}}};
 }
 
 AuditLog::AuditLog(std::string path, std::string server, std::uint64_t rotate_bytes)
@@ -123,12 +123,12 @@ void AuditLog::remember(AuditEntry entry) {
   if (entries_.size() > kKept) entries_.pop_front();
 }
 
-/// The whole lines of a file behind `from`; `file_` and `read_` say how far that is.
+/// Read the complete lines of a file from `from` on; `file_` and `read_` are the new position.
 void AuditLog::read_file(const std::string& path, std::uint64_t from) {
   const auto tail = read_tail(path, from);
   if (!tail.ok()) return;
   std::string_view left = tail->text;
-  // A line that ends with the file and not with '\n' is being written, or was cut short.
+  // A last line without '\n' is being written, or was cut short.
   for (auto end = left.find('\n'); end != std::string_view::npos; end = left.find('\n')) {
     const std::string line(left.substr(0, end));
     left.remove_prefix(end + 1);
@@ -139,7 +139,7 @@ void AuditLog::read_file(const std::string& path, std::uint64_t from) {
   read_ = from + (tail->text.size() - left.size());
 }
 
-/// What has been written since, also to files that have been rotated away.
+/// Read what was written since, also to files that have been rotated away.
 Status AuditLog::read_on() {
   const auto found = inode_of(path_);
   if (!found.ok()) return failure(path_, "cannot be read", found.error());
@@ -168,7 +168,7 @@ Status AuditLog::write(const std::string& line, bool may_rotate) {
   const auto append_line = [&]() -> Status {
     CENTROID_ASSIGN(const file::Descriptor file, file::open_to_append(path_, kPrivateMode));
     CENTROID_ASSIGN(const std::uint64_t end, file::size_of(file, path_));
-    char last = '\n';  // what a crash or a full disk cut short stays a line of its own
+    char last = '\n';  // a line that a crash or a full disk cut short stays separate
     if (end > 0)
       CENTROID_TRY(
           file::read_at(file, path_, end - 1, std::as_writable_bytes(std::span(&last, 1))));
@@ -192,12 +192,12 @@ Status AuditLog::append(AuditEntry entry, bool is_patient) {
     if (!taken.ok()) written = taken.error();
     if (taken.ok() && *taken) lock.emplace(std::move(**taken));
     if (taken.ok() && !lock && is_patient)
-      return Error(ErrorCode::kAborted, "audit log: another server holds " + path_ + ".lock");
-    const Status seen = read_on();  // numbers go on from those of others
+      return Error(ErrorCode::kAborted, "audit log: another server has locked " + path_ + ".lock");
+    const Status seen = read_on();  // numbers continue those of others
     if (written.ok()) written = seen;
   }
   entry.number = next_;
-  // Without the lock the line is written all the same: it is worth more than its number.
+  // Without the lock the line is still written: it is worth more than its number.
   if (!path_.empty()) {
     const Status line = write(line_of(entry), lock.has_value());
     if (line.ok()) (void)read_on();

@@ -15,21 +15,20 @@ namespace {
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::size_t kMaxWriting = 1000;
 
-/// What a problem says, or "ok".
+/// The detail of a problem, or "ok".
 std::string outcome_of(const HttpResponse& response) {
   if (response.status < 400) return "ok";
   const auto problem = nlohmann::json::parse(response.body, nullptr, false);
   return problem.is_object() ? problem.value("detail", "") : "";
 }
 
-/// A setting that may be changed is no secret. What was refused may be one, also by a name that is
-/// spelt wrong.
+/// A setting that may be changed is no secret. A refused one may be, also by a misspelt name.
 std::string body_of(const HttpRequest& request, const HttpResponse& response) {
   const bool is_config =
       request.method == "PATCH" || request.target.find("config") != std::string::npos;
   if (!is_config || response.status < 400 || request.body.empty()) return request.body;
-  // What a setting says may be a list or an object; whoever goes down into it may come to the end
-  // of the stack, and none of it is told.
+  // The value of a setting may be nested; recursing into it could overflow the stack, and it is not
+  // recorded.
   const auto shallow = [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
     return depth <= 1;
   };
@@ -79,10 +78,11 @@ Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id
   const TimePoint limit = centroid::now() + kPatience;
   while (!*is_written && (centroid::now() < limit || writing_ > kMaxWriting))
     co_await written_.wait(std::max(limit, centroid::now() + std::chrono::milliseconds(100)));
-  if (!*is_written) log::warn("audit.waits", {{"request_id", id}, {"why", "the disk of run_dir"}});
+  if (!*is_written)
+    log::warn("audit.stalled", {{"request_id", id}, {"why", "the disk of run_dir"}});
 }
 
-/// Goes on until it is written, whatever becomes of the request.
+/// Continues until it is written, whatever happens to the request.
 Task<void> AuditTrail::append(std::shared_ptr<const AuditEntry> entry,
                               std::shared_ptr<bool> is_written) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());

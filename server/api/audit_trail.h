@@ -13,17 +13,17 @@
 
 namespace centroid::server {
 
-/// Tells the audit log and the events of every change that somebody asked for.
+/// Records every requested change in the audit log and the events.
 ///
-/// thread  the server's executor; `group` is joined before this goes
-/// bounds  an answer waits at most a second for its line, as long as not 1000 lines are on their
-///         way behind answers that did not
+/// thread  the server's executor; `group` is joined before this is destroyed
+/// bounds  an answer waits at most a second for its line, while fewer than 1000 lines are pending
+///         for answers that did not wait
 class AuditTrail {
  public:
   AuditTrail(Executor executor, TaskGroup& group, Executor blocking, AuditLog& log, EventFeed& feed,
              ApiMetrics& metrics);
 
-  /// Returns when the line is on the disk, or later than it may wait.
+  /// Returns when the line is on the disk, or after the longest wait.
   Task<void> record(HttpRequest request, Caller caller, std::string id, HttpResponse response);
 
  private:

@@ -13,10 +13,10 @@ View<CheckpointView> describe(const CheckpointView*) {
           "A checkpoint on disk.",
           {{"path", &V::path, "Its directory."},
            {"problem", &V::problem,
-            "Why it cannot be used; empty when nothing is known against it. Names and sizes of its "
-            "files are looked at now; what reading it whole has shown (`:verify`, `:restore`, the "
-            "start of the server) is remembered until its files are others, it is read again and "
-            "sound, or the server starts again."},
+            "Why it cannot be used; empty: no problem is known. Names and sizes of its files are "
+            "checked now. A problem found by reading all of it (`:verify`, `:restore`, the "
+            "server's start) is reported until its files change, a later read finds it sound, or "
+            "the server restarts."},
            {"version", &V::version,
             "Version of the parameters in it; 0: there is no model, only tables."},
            {"number", &V::number,
@@ -62,11 +62,10 @@ struct Restore {
   bool delete_newer = false;
   friend View<Restore> describe(const Restore*) {
     using V = Restore;
-    return {
-        "Restore",
-        "How the job goes back.",
-        {optional("delete_newer", &V::delete_newer,
-                  "Delete the checkpoints behind it, whose versions the job will make again.")}};
+    return {"Restore",
+            "How the job returns.",
+            {optional("delete_newer", &V::delete_newer,
+                      "Delete the newer checkpoints, whose versions the job will write again.")}};
   }
 };
 
@@ -125,7 +124,7 @@ Reply get_checkpoint_file(Services services, Call call) {
   co_return std::move(*opened);
 }
 
-/// What else than the whole file may be answered.
+/// Responses other than the complete file.
 Json file_responses() {
   const Json field = {{"schema", {{"type", "string"}}}};
   Json fields = {{"ETag", field}, {"Accept-Ranges", field}};
@@ -140,8 +139,7 @@ Json file_responses() {
   const Json problem = {{"application/problem+json", {{"schema", reference_to(problem_schema())}}}};
   Json out;
   out["200"] = {{"headers", fields}, {"content", content}};
-  out["206"] = {
-      {"description", "The part that was asked for."}, {"headers", fields}, {"content", content}};
+  out["206"] = {{"description", "The requested part."}, {"headers", fields}, {"content", content}};
   out["206"]["headers"]["Content-Range"] = range;
   out["304"] = {{"description", "The client has it."}, {"headers", fields}};
   out["412"] = {{"description", "The file has another ETag."},
@@ -178,7 +176,7 @@ std::vector<Route> checkpoint_routes() {
        .summary = "Delete one",
        .description = "Not the newest that is sound (409).",
        .parameters = {path_part("id", "Version of the checkpoint.")},
-       .answer = answer<CheckpointView>("It is gone.")},
+       .answer = answer<CheckpointView>("It is deleted.")},
       {.method = "POST",
        .path = "/v1/checkpoints/{id}:verify",
        .id = "verify_checkpoint",
@@ -211,9 +209,9 @@ std::vector<Route> checkpoint_routes() {
        .handler = get_checkpoint_file,
        .role = Role::kWorker,
        .summary = "One of them, such as model.safetensors",
-       .description = "Takes Range, If-Range, If-Match, If-None-Match. While its files are asked "
-                      "for, and 60 s longer, a checkpoint is not deleted because of "
-                      "`checkpoint.keep`; so of four at once.",
+       .description =
+           "Accepts Range, If-Range, If-Match, If-None-Match. During a download and for 60 s after "
+           "it, `checkpoint.keep` does not delete the checkpoint; this protects four at once.",
        .parameters = {path_part("id", "Version of the checkpoint."),
                       path_part("file", "Name of the file."),
                       header<std::string>("Range", "One range of bytes."),

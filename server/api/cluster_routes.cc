@@ -4,7 +4,7 @@ namespace centroid::server {
 
 namespace {
 
-/// What did not count, how workers keep pace, and who leads.
+/// Losses, cadence and leader.
 std::vector<Field<ClusterView>> course_of_cluster() {
   using V = ClusterView;
   return {
@@ -13,12 +13,11 @@ std::vector<Field<ClusterView>> course_of_cluster() {
       {"aborted_attempts", at(&V::losses, &V::Losses::aborted_attempts),
        "Attempts at a round that the membership or an error ended."},
       {"lost_contributions", at(&V::losses, &V::Losses::contributions),
-       "Contributions that came too late or broken."},
+       "Contributions that were too late or broken."},
       {"learning_rate", at(&V::learning, &V::Learning::rate),
        "Of the next step, by the schedule; 0 before there is a model.", least(0)},
       {"gradient_norm", at(&V::learning, &V::Learning::gradient_norm),
-       "Of the last mean gradient, before clipping; -1: not looked at (clip_norm is 0).",
-       least(-1)},
+       "Of the last mean gradient, before clipping; -1: not measured (clip_norm is 0).", least(-1)},
       {"clipped_rounds", at(&V::learning, &V::Learning::clipped_rounds),
        "Rounds whose mean gradient was over clip_norm."},
       {"cadence_steps", at(&V::cadence, &V::Cadence::steps),
@@ -32,27 +31,25 @@ std::vector<Field<ClusterView>> course_of_cluster() {
        "above 1).",
        least(0)},
       {"returned_samples", at(&V::losses, &V::Losses::returned_samples),
-       "Samples of shares whose workers were lost, or left out before they began, given to "
-       "others."},
+       "Samples of shares that other workers took over, because a worker was lost or excluded."},
       {"late_dropped", at(&V::losses, &V::Losses::late_dropped),
        "Contributions whose round closed without them and that did not count (policy backup, "
        "quorum)."},
       {"late_carried", at(&V::losses, &V::Losses::late_carried),
        "Contributions whose round closed without them and that counted in a later one."},
       {"role", at(&V::lead, &V::Lead::role),
-       "Of this server; held: leader that may not act because its lease in etcd could not be "
+       "Of this server; held: a leader that may not act, because its lease in etcd was not "
        "renewed.",
        one_of({"alone", "leader", "standby", "held"})},
       {"leader", at(&V::lead, &V::Lead::leader),
-       "Name of the server that leads, as etcd says; empty: none is known, or this server is "
-       "alone."},
+       "Name of the leader in etcd; empty: unknown, or there is one server."},
       {"leader_endpoint", at(&V::lead, &V::Lead::endpoint),
        "Where workers reach the leader; empty as leader."},
       {"leader_api", at(&V::lead, &V::Lead::api),
        "Where REST of the leader answers; empty as leader."},
       {"term", at(&V::lead, &V::Lead::term),
-       "Number of the leader in etcd, larger for every later one; 0: none is known, or this "
-       "server is alone."}};
+       "Number of the leader in etcd; grows with every new leader; 0: unknown, or there is one "
+       "server."}};
 }
 
 }  // namespace
@@ -108,26 +105,26 @@ View<ClusterView> describe(const ClusterView*) {
 
 View<RoundView> describe(const RoundView*) {
   using V = RoundView;
-  return {
-      "Round",
-      "One synchronisation.",
-      {{"round", &V::round, "Its number."},
-       {"attempt", &V::attempt, "How often it was begun, from 0."},
-       {"generation", &V::generation, "Membership it belongs to."},
-       {"version", &V::version, "Version it committed, or began from."},
-       {"samples", &V::samples, "Samples in it."},
-       {"state", &V::state, "How far it is.", one_of({"open", "merging", "closed"})},
-       {"outcome", &V::outcome, "How it ended; empty while it is open.",
-        one_of({"", "committed", "skipped", "aborted"})},
-       {"opened_unix_seconds", &V::opened_unix_seconds, "When it opened."},
-       {"seconds", &V::seconds, "How long it took, or has taken so far."},
-       {"loss", &V::loss, "Weighted mean loss. Null when it is not finite.", or_null()},
-       {"contributors", &V::contributors, "Who contributed."},
-       {"missing", &V::missing, "Who is, or was, waited for in vain."},
-       {"late", &V::late,
-        "Whose contributions to earlier rounds counted in it (policies with late ones, asp, ssp)."},
-       {"scalars", at(&V::scalars, list_of), "Over all that contributed, by name.",
-        at_most_items(16)}}};
+  return {"Round",
+          "One synchronisation.",
+          {{"round", &V::round, "Its number."},
+           {"attempt", &V::attempt, "Number of the attempt, from 0."},
+           {"generation", &V::generation, "Membership it belongs to."},
+           {"version", &V::version, "Version it committed, or began from."},
+           {"samples", &V::samples, "Samples in it."},
+           {"state", &V::state, "How far it is.", one_of({"open", "merging", "closed"})},
+           {"outcome", &V::outcome, "How it ended; empty while it is open.",
+            one_of({"", "committed", "skipped", "aborted"})},
+           {"opened_unix_seconds", &V::opened_unix_seconds, "When it opened."},
+           {"seconds", &V::seconds, "How long it took, or has taken so far."},
+           {"loss", &V::loss, "Weighted mean loss. Null when it is not finite.", or_null()},
+           {"contributors", &V::contributors, "The workers that contributed."},
+           {"missing", &V::missing, "The workers whose contribution is, or was, missing."},
+           {"late", &V::late,
+            "The workers whose contributions to earlier rounds counted in it (policies with late "
+            "contributions, asp, ssp)."},
+           {"scalars", at(&V::scalars, list_of), "Over all that contributed, by name.",
+            at_most_items(16)}}};
 }
 
 View<CurvesView> describe(const CurvesView*) {
@@ -135,8 +132,8 @@ View<CurvesView> describe(const CurvesView*) {
   return {"Curves",
           "The course of a job.",
           {{"revision", &V::revision,
-            "Another number than before: points that were given before have changed. Ask again, "
-            "without `after`. The last point may change at any time."},
+            "If this number changes, earlier points have changed: read all again, without `after`. "
+            "The last point may change at any time."},
            {"points", &V::points, "", at_most_items(1024)}}};
 }
 
@@ -154,12 +151,11 @@ View<CurvePointView> describe(const CurvePointView*) {
        {"round_seconds", &V::round_seconds, "A round, on average.", least(0)},
        {"samples_per_second", &V::samples_per_second, "On average, while rounds were open.",
         least(0)},
-       {"loss", &V::loss, "Mean over the samples. Null: not known.", or_null()},
-       {"accuracy", &V::accuracy, "Accuracy on the training data. Null: not known.", or_null()},
-       {"test_loss", &V::test_loss, "The newest on held-out data. Null: nobody evaluated.",
+       {"loss", &V::loss, "Mean over the samples. Null: unknown.", or_null()},
+       {"accuracy", &V::accuracy, "Accuracy on the training data. Null: unknown.", or_null()},
+       {"test_loss", &V::test_loss, "The newest on held-out data. Null: no evaluation.", or_null()},
+       {"test_accuracy", &V::test_accuracy, "Accuracy of the same evaluation. Null: no evaluation.",
         or_null()},
-       {"test_accuracy", &V::test_accuracy,
-        "Accuracy of the same evaluation. Null: nobody evaluated.", or_null()},
        {"learning_rate", &V::learning_rate, "Of its last step.", least(0)},
        {"gradient_norm", &V::gradient_norm,
         "Mean norm of the mean gradients, before clipping. Null: not measured (`clip_norm` is 0).",
@@ -171,14 +167,14 @@ View<EpochView> describe(const EpochView*) {
   using V = EpochView;
   return {
       "Epoch",
-      "All data once: the sums of what was told of it.",
+      "All data once: sums of the contributions.",
       {{"epoch", &V::epoch, "Its number, from 0."},
        {"samples", &V::samples,
         "Samples in contributions that counted; of a language model the tokens that it predicted."},
        {"trained", &V::trained, "Part of its data that was in contributions that counted; 1: all."},
        {"state", &V::state, "How far it is.", one_of({"open", "ended"})},
-       {"begun_unix_seconds", &V::begun_unix_seconds,
-        "When the round opened whose contributions were the first."},
+       {"start_unix_seconds", &V::start_unix_seconds,
+        "When the round of its first contributions opened."},
        {"seconds", &V::seconds, "How long it took, or has taken so far."},
        {"loss", &V::loss, "Mean loss over its samples. Null when it is not finite.", or_null()},
        {"accuracy", &V::accuracy, "Part of its samples that were classified right."},
@@ -194,12 +190,12 @@ View<EpochWorkerView> describe(const EpochWorkerView*) {
           {{"name", &V::name, "Of the worker."},
            {"devices", &V::devices, "How many it computed on."},
            {"contributions", &V::contributions,
-            "Those that counted and whose share began in the epoch."},
+            "Contributions that counted, with a share that began in the epoch."},
            {"samples", &V::samples, "As those of the epoch."},
            {"loss", &V::loss, "Mean loss over its samples. Null when it is not finite.", or_null()},
            {"accuracy", &V::accuracy, "Part of its samples that were classified right."},
            {"compute_seconds", &V::compute_seconds, "Forward and backward of these samples."},
-           {"samples_per_second", &V::samples_per_second, "Of these seconds; 0: not known."},
+           {"samples_per_second", &V::samples_per_second, "In these seconds; 0: unknown."},
            {"share", &V::share, "Its part of the samples of the epoch."},
            {"scalars", at(&V::scalars, list_of), "What its program has recorded, by name.",
             at_most_items(16)}}};
@@ -241,59 +237,57 @@ std::optional<std::uint64_t> disk_of(const ServerView& view, std::uint64_t bytes
 
 View<ServerView> describe(const ServerView*) {
   using V = ServerView;
-  return {"Server",
-          "One of the servers that the model lies on, or one that stands by.",
-          {{"name", &V::name, "Unique among the servers."},
-           {"endpoint", &V::endpoint, "HOST:PORT where workers reach it."},
-           {"address", &V::address, "From where it joined; empty for the leader."},
-           {"state", &V::state, "What it does.",
-            one_of({"leader", "joining", "serving", "draining", "awaited", "standby"})},
-           {"chunks", &V::chunks, "Chunks of the parameters that lie there."},
-           {"bytes", &V::bytes, "Their bytes."},
-           {"moves", &V::moves, "Chunks that are still to come or to go."},
-           {"buckets", &V::buckets, "Buckets of keys of the tables of sparse rows that lie there.",
-            between(0, 4096)},
-           {"bucket_moves", &V::bucket_moves, "Buckets that are still to come or to go.",
-            between(0, 4096)},
-           {"rows", &V::rows,
-            "Rows of all tables that lie there; of a shard server as it told last, at most a "
-            "quarter of a lease ago."},
-           {"row_bytes", &V::row_bytes, "Memory that these tables take there."},
-           {"joined_unix_seconds", &V::joined_unix_seconds, "When it joined; 0 for the leader."},
-           {"memory_bytes", &V::memory_bytes,
-            "Parameters, optimizer slots and the next version, as far as they lie there."},
-           {"journal_bytes", &V::journal_bytes, "Size of its journal."},
-           {"staged_bytes", &V::staged_bytes,
-            "Contributions that it keeps; 0 for the leader, as all that follow."},
-           {"bytes_in", &V::bytes_in, "From workers, since its process began."},
-           {"bytes_out", &V::bytes_out, "To workers, since its process began."},
-           {"workers", &V::workers, "Whose sessions it has."},
-           {"merge_seconds", &V::merge_seconds, "Sums, steps and journal of a round, on average.",
-            least(0)},
-           {"trouble", &V::trouble,
-            "Why its journal cannot be written, or for what it is awaited; empty: nothing."},
-           {"knows_tokens", &V::knows_tokens,
-            "It has the named tokens as they are now. False: it did not answer in time and is told "
-            "again with its next report; until then a token made since is refused there, and one "
-            "revoked since is taken."},
-           {"version", &V::version, "Version of its program; empty when it has not said."},
-           {"clock_ahead_seconds", &V::clock_ahead_seconds,
-            "How far its clock is ahead of the server's, within the time that a heartbeat is under "
-            "way. Null when it is not known.",
-            or_null()},
-           {"certificate_expires_unix_seconds", &V::certificate_expires_unix_seconds,
-            "When the first of the certificates ends that it showed to connect. Null when it "
-            "showed none, and for the leader (GET /v1/host).",
-            or_null()},
-           {"disk_free_bytes", [](const V& view) { return disk_of(view, view.disk_free_bytes); },
-            "Of the disk with its journals. Null when it keeps none, and for the leader (GET "
-            "/v1/host)."},
-           {"disk_total_bytes", [](const V& view) { return disk_of(view, view.disk_total_bytes); },
-            "Size of that disk. Null as the room on it."},
-           {"api", &V::api, "HOST:PORT of its REST. Empty when it has none, as a shard server."},
-           {"seen_unix_seconds", null_if_zero(&V::seen_unix_seconds),
-            "When it was last heard of: by this server, or, of one that stands by, by etcd. Null "
-            "when it was not."}}};
+  return {
+      "Server",
+      "A server with a part of the model, or a standby.",
+      {{"name", &V::name, "Unique among the servers."},
+       {"endpoint", &V::endpoint, "HOST:PORT where workers reach it."},
+       {"address", &V::address, "From where it joined; empty for the leader."},
+       {"state", &V::state, "What it does.",
+        one_of({"leader", "joining", "serving", "draining", "awaited", "standby"})},
+       {"chunks", &V::chunks, "Chunks of the parameters that lie there."},
+       {"bytes", &V::bytes, "Their bytes."},
+       {"moves", &V::moves, "Chunks that are still to arrive or to leave."},
+       {"buckets", &V::buckets, "Buckets of keys of the tables of sparse rows that lie there.",
+        between(0, 4096)},
+       {"bucket_moves", &V::bucket_moves, "Buckets that are still to arrive or to leave.",
+        between(0, 4096)},
+       {"rows", &V::rows,
+        "Rows of all tables there; of a shard server by its last report, at most a quarter of a "
+        "lease old."},
+       {"row_bytes", &V::row_bytes, "Memory that these tables take there."},
+       {"joined_unix_seconds", &V::joined_unix_seconds, "When it joined; 0 for the leader."},
+       {"memory_bytes", &V::memory_bytes,
+        "Parameters, optimizer slots and the next version, as far as they lie there."},
+       {"journal_bytes", &V::journal_bytes, "Size of its journal."},
+       {"staged_bytes", &V::staged_bytes,
+        "Contributions that it stores; 0 for the leader, as are all that follow."},
+       {"bytes_in", &V::bytes_in, "From workers, since its process began."},
+       {"bytes_out", &V::bytes_out, "To workers, since its process began."},
+       {"workers", &V::workers, "Workers with a session there."},
+       {"merge_seconds", &V::merge_seconds, "Sums, steps and journal of a round, on average.",
+        least(0)},
+       {"trouble", &V::trouble,
+        "Why its journal cannot be written, or for what it is awaited; empty: nothing."},
+       {"has_tokens", &V::has_tokens,
+        "It has the present named tokens. False: it did not answer in time, and receives them "
+        "again with its next report; until then it refuses newer tokens and accepts revoked ones."},
+       {"version", &V::version, "Version of its program; empty: not reported."},
+       {"clock_ahead_seconds", &V::clock_ahead_seconds,
+        "How far its clock is ahead of the server's, within the transfer time of a heartbeat. "
+        "Null: unknown.",
+        or_null()},
+       {"certificate_expires_unix_seconds", &V::certificate_expires_unix_seconds,
+        "When the first of the certificates ends that it showed to connect. Null when it "
+        "showed none, and for the leader (GET /v1/host).",
+        or_null()},
+       {"disk_free_bytes", [](const V& view) { return disk_of(view, view.disk_free_bytes); },
+        "Of the disk with its journals. Null without journals, and for the leader (GET /v1/host)."},
+       {"disk_total_bytes", [](const V& view) { return disk_of(view, view.disk_total_bytes); },
+        "Size of that disk. Null as the room on it."},
+       {"api", &V::api, "HOST:PORT of its REST. Empty when it has none, as a shard server."},
+       {"seen_unix_seconds", null_if_zero(&V::seen_unix_seconds),
+        "When its last message arrived here or, from a standby, in etcd. Null: none."}}};
 }
 
 namespace {
@@ -303,7 +297,7 @@ struct ServerAction {
   friend View<ServerAction> describe(const ServerAction*) {
     using V = ServerAction;
     return {"ServerAction",
-            "What was asked of a server.",
+            "A requested change of a server.",
             {{"action", &V::action, "The action.", one_of({"drain"})},
              {"name", &V::name, "The server."}}};
   }
@@ -318,20 +312,19 @@ struct ServersView {
         "ServerList",
         "Every server.",
         {{"balance", &V::balance,
-          "How evenly the parameters lie: `bytes` of the fullest server over the mean of the "
-          "leader, of those that serve, and of those that drain and still hold some. 1 is even; "
-          "1.02 is kept where the chunks allow it. Of all servers, not of this page. Null when "
-          "no parameters are there.",
+          "How evenly the parameters are placed: `bytes` of the fullest server over the mean of "
+          "the leader, of serving servers and of draining ones that still have some. 1 is even; "
+          "placement aims at 1.02. Of all servers, not of this page. Null without parameters.",
           least(1)}}};
   }
 };
 
-/// Bytes of the fullest of the servers that hold the model over their mean; nothing: none does.
+/// Bytes of the fullest server with a part of the model, over their mean; nothing: none has one.
 std::optional<double> balance_of(const std::vector<ServerView>& views) {
   std::uint64_t most = 0, sum = 0, count = 0;
   for (const ServerView& view : views) {
-    const bool is_to_hold = view.state == "leader" || view.state == "serving";
-    if (!is_to_hold && view.bytes == 0) continue;
+    const bool counts = view.state == "leader" || view.state == "serving";
+    if (!counts && view.bytes == 0) continue;
     most = std::max(most, view.bytes);
     sum += view.bytes;
     ++count;
@@ -399,22 +392,20 @@ std::vector<Route> cluster_routes() {
       {.path = "/v1/servers",
        .id = "list_servers",
        .handler = list_servers,
-       .summary = "The servers that the model lies on, and those that stand by",
-       .answer = page<ServerView, ServersView>(
-           "servers",
-           "The leader, the shard servers, then those that stand by. A standby shows the leader "
-           "that it knows, and those that stand by.")},
+       .summary = "The servers with parts of the model, and the standbys",
+       .answer = page<ServerView, ServersView>("servers",
+                                               "The leader, the shard servers, then the standbys. "
+                                               "A standby shows the leader and the standbys.")},
       {.method = "POST",
        .path = "/v1/servers/{name}:drain",
        .id = "drain_server",
        .handler = drain_server,
-       .summary = "Move the chunks of a shard server to the others and let it leave",
-       .description = "409 where another server has no memory for the chunks that would come to "
-                      "it: with its name, what it needs and what it has; 503 where one does not "
-                      "say within 5 s. Nothing has moved then.",
+       .summary = "Move the chunks of a shard server to the others, then release it",
+       .description = "409 if another server has no memory for the chunks: names it, its need and "
+                      "its limit; 503 if one does not answer within 5 s. Nothing has moved then.",
        .parameters = {path_part("name", "Name of the server.")},
        .answer =
-           answer<ServerAction>("Asked for; the server leaves when its chunks have moved.", 202)},
+           answer<ServerAction>("Accepted; the server leaves when its chunks have moved.", 202)},
       {.path = "/v1/rounds",
        .id = "list_rounds",
        .handler = list_rounds,
@@ -427,31 +418,31 @@ std::vector<Route> cluster_routes() {
        .id = "list_epochs",
        .handler = list_epochs,
        .summary = "Epochs, newest first, with what each worker did in them",
-       .description = "Sums over the samples of each epoch, whenever their results came. An epoch "
-                      "ends when all its samples are done, left out or lost. The list begins with "
-                      "this server's start or the last restore: open epochs, and the last 1,024 "
-                      "that ended; fewer if they name more than 16,384 workers, at least 16.",
+       .description = "Sums over the samples of each epoch, whenever their results arrived. An "
+                      "epoch ends when all its samples are done, left out or lost. The list begins "
+                      "with this server's start or the last restore: open epochs, and the last "
+                      "1,024 that ended; fewer if they name more than 16,384 workers, at least 16.",
        .answer = page<EpochView>("epochs", "The epochs.", "EpochList", "Epochs, newest first."),
        .limit = 10},
       {.path = "/v1/curves",
        .id = "get_curves",
        .handler = get_curves,
        .summary = "The course of the whole job",
-       .description = "Loss, speed and more of all committed rounds since the first, oldest first, "
-                      "as at most 1,024 points. When there are more, neighbours are merged: a "
-                      "point then has 2, 4, 8, ... rounds. A checkpoint has at most 256 points, "
-                      "with which a resumed job goes on; of rounds that only the journal had, "
-                      "nothing is known.",
-       .parameters = {query<std::uint64_t>("after", "Only points with a round behind this one.",
+       .description =
+           "Loss, speed and more of all committed rounds since the first, oldest first, as at most "
+           "1,024 points. When there are more, neighbours are merged: a point then has 2, 4, 8, "
+           "... rounds. A resumed job starts with the points of its checkpoint, at most 256; "
+           "rounds "
+           "that only the journal had are missing.",
+       .parameters = {query<std::uint64_t>("after", "Only points with a round after this one.",
                                            Json::object(), std::uint64_t{0})},
        .answer = answer<CurvesView>("The points.")},
       {.path = "/v1/waits",
        .id = "list_waits",
        .handler = list_waits,
-       .summary = "Who waits for whom, for what, how long",
-       .answer = page<WaitView>(
-           "waits", "The waits.", "WaitList",
-           "The waits of this moment; a page behind shows those of its own moment.")},
+       .summary = "The waits: who waits, for whom, for what, how long",
+       .answer = page<WaitView>("waits", "The waits.", "WaitList",
+                                "The present waits; each page shows the waits of its own moment.")},
   };
 }
 

@@ -5,7 +5,7 @@ namespace centroid::server {
 
 namespace {
 
-/// Set while this lives.
+/// Set during its lifetime.
 class Flag {
  public:
   explicit Flag(bool& flag) : flag_(flag) { flag_ = true; }
@@ -20,7 +20,7 @@ class Flag {
 Reply get_trace(Services services, Call call) {
   const auto seconds = argument(call, "seconds").get<double>();
   const auto format = argument(call, "format").get<std::string>();
-  // Millions of characters: not on the thread that answers the others, and one at a time.
+  // Millions of characters: not on the thread that answers others, and one at a time.
   if (services.is_tracing)
     co_return Error(ErrorCode::kResourceExhausted,
                     "another trace is being written: repeat in a second");
@@ -54,7 +54,7 @@ Json described(const char* type, const char* text) {
   return {{"type", type}, {"description", text}};
 }
 
-/// What Perfetto and chrome://tracing read (common/base/trace_report.h).
+/// For Perfetto and chrome://tracing (common/base/trace_report.h).
 Schema trace_schema() {
   const Json integer = {{"type", "integer"}}, string = {{"type", "string"}};
   Json args = {{"type", "object"}, {"additionalProperties", {{"type", "number"}}}};
@@ -125,8 +125,8 @@ std::vector<Route> config_routes() {
                                          "json for Perfetto and chrome://tracing, csv for "
                                          "spreadsheets, html for a page that needs nothing else.",
                                          one_of({"json", "csv", "html"}), "json")},
-       .answer = {.text = "Trace events, as Perfetto and chrome://tracing read them, or in "
-                          "the form that was asked for.",
+       .answer = {.text = "Trace events, as Perfetto and chrome://tracing read them, or in the "
+                          "requested form.",
                   .schema = trace_schema()},
        .responses = {{"200",
                       {{"content",
@@ -136,17 +136,17 @@ std::vector<Route> config_routes() {
        .id = "get_config",
        .handler = get_config,
        .summary = "Effective settings",
-       .description = "Secrets are hidden; `origin` says where a value came from, `live` whether "
-                      "it can be changed.",
+       .description =
+           "Secrets are hidden. `origin` is the source of a value; `live` settings can be changed.",
        .answer = settings("The settings.")},
       {.method = "PATCH",
        .path = "/v1/config",
        .id = "change_config",
        .handler = change_config,
        .summary = "Change settings while the job runs",
-       .description = "All of them or none. They hold when the server is started again, or another "
-                      "one takes over, as long as the setting is configured as it was when it was "
-                      "changed. A standby takes `api.*` and `log.*` only.",
+       .description =
+           "All of them or none. Changes survive a restart and a new leader, as long as the "
+           "configured value stays the same. A standby accepts `api.*` and `log.*` only.",
        .body = change_schema(),
        .answer = settings("All settings, as they are now.")},
   };

@@ -6,7 +6,7 @@ namespace centroid::server {
 
 namespace {
 
-/// Nothing from elsewhere, no inline script or style, in nobody's frame.
+/// Nothing from elsewhere, no inline script or style, in no frame.
 constexpr const char* kPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' "
     "data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -7,9 +7,9 @@
 
 namespace centroid::server {
 
-/// A file of the console (server/api/console, put into the binary by the build): the page at "/"
-/// for a browser that asks for text/html, else "/console/NAME"; nothing for every other request.
-/// The files hold no data and need no token; what they show they ask of REST.
+/// A file of the console (server/api/console, built into the binary): the page at "/" for a browser
+/// that accepts text/html, else "/console/NAME"; nothing for other requests. The files contain no
+/// data and need no token; the page calls REST.
 std::optional<HttpResponse> console_file(const HttpRequest& request, std::string_view path);
 
 }  // namespace centroid::server

@@ -4,7 +4,7 @@
 
 namespace centroid::server {
 
-// Texts of server/api/console, put into the binary by the build.
+// Texts of server/api/console, built into the binary.
 std::string_view console_index_html();
 std::string_view console_app_css();
 std::string_view console_app_js();

@@ -33,12 +33,12 @@ Result<std::set<std::string_view>> event_filter(std::string_view text) {
   std::set<std::string_view> types;
   while (!text.empty()) {
     const auto comma = text.find(',');
-    const std::string_view wanted = text.substr(0, comma);
+    const std::string_view filter = text.substr(0, comma);
     text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
-    const std::string family = std::string(wanted) + ".";
+    const std::string family = std::string(filter) + ".";
     std::size_t found = 0;
     for (const std::string_view type : event_types()) {
-      if (type != wanted && !type.starts_with(family)) continue;
+      if (type != filter && !type.starts_with(family)) continue;
       types.insert(type);
       ++found;
     }
@@ -47,7 +47,7 @@ Result<std::set<std::string_view>> event_filter(std::string_view text) {
     for (const std::string_view type : event_types())
       known.append(known.empty() ? "" : ", ").append(type);
     return Error(ErrorCode::kInvalidArgument, "query parameter 'type': no event is called '" +
-                                                  std::string(wanted) + "'; there are " + known);
+                                                  std::string(filter) + "'; there are " + known);
   }
   return types;
 }
@@ -68,7 +68,7 @@ class EventFeed::Stream final : public BodyStream {
       if (page.lost > 0 && !may_have_lost_) {
         feed_.dropped_lagging_.add();
         co_return Error(ErrorCode::kResourceExhausted,
-                        "the client is further behind than events are kept");
+                        "the client is behind the oldest retained event");
       }
       piece = text_of(page);
       may_have_lost_ = false;
@@ -80,7 +80,7 @@ class EventFeed::Stream final : public BodyStream {
   }
 
  private:
-  /// First of all: how soon to come back, and something to read, so that proxies pass the head on.
+  /// First: the time until a reconnect, and some text, so that proxies pass the head on.
   std::string begin() {
     if (has_begun_) return {};
     has_begun_ = true;
@@ -116,7 +116,7 @@ class EventFeed::Stream final : public BodyStream {
   std::uint64_t after_;
   const std::set<std::string_view> types_;
   bool has_begun_ = false;
-  bool may_have_lost_ = true;  ///< before it came, not since
+  bool may_have_lost_ = true;  ///< before its start, not since
 };
 
 EventFeed::EventFeed(Executor executor, EventLog& events, metrics::Counter dropped_lagging,

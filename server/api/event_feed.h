@@ -14,19 +14,19 @@
 
 namespace centroid::server {
 
-/// Which events a client wants: "member,round.aborted" takes every type that begins with "member."
-/// and that one; empty takes all.
-/// fails  invalid_argument: no type is called or begins so.
+/// The event types of a filter: "member,round.aborted" selects every type that begins with
+/// "member." and that one; empty selects all.
+/// fails  invalid_argument: no type has this name or prefix.
 Result<std::set<std::string_view>> event_filter(std::string_view text);
 
 /// One event as JSON: id, type, unix_seconds, and its fields.
 std::string to_json_text(const EventRecord& event);
 
-/// Streams of events to those who listen (Server-Sent Events).
+/// Streams of events to clients (Server-Sent Events).
 ///
 /// thread  its executor; publishers of events are on any
-/// bounds  what one client may be behind is what the event log keeps: who is further behind is cut
-///         off; how long one piece may take to be taken is the HTTP server's write timeout
+/// bounds  a client may be behind by the retained events: one further behind is disconnected; the
+///         HTTP server's write timeout bounds the sending of one piece
 /// source  WHATWG HTML, section 9.2, "Server-sent events"
 class EventFeed {
  public:
@@ -37,15 +37,15 @@ class EventFeed {
   EventFeed& operator=(const EventFeed&) = delete;
 
   EventLog& events() { return events_; }
-  /// Events of these types after `after`, without end. A client that missed some that are no longer
-  /// kept is told so by an event of type events.lost.
+  /// Events of these types after `after`, without end. If some of them are not retained any more,
+  /// the client receives an event of type events.lost.
   std::shared_ptr<BodyStream> stream(std::uint64_t after, std::set<std::string_view> types);
-  /// Ends every stream, those begun later too.
+  /// End every stream, also later ones.
   void close();
 
  private:
   class Stream;
-  /// What a publisher touches: it may come when the feed has gone.
+  /// The part that publishers touch: it may outlive the feed.
   struct Bell {
     explicit Bell(Executor on) : executor(on), rung(on) {}
     Executor executor;

@@ -19,7 +19,7 @@ Result<std::uint64_t> event_id(const std::string& text, const std::string& where
   return id;
 }
 
-/// A browser's EventSource asks for nothing else; who takes JSON too gets a page.
+/// A browser's EventSource accepts nothing else; a client that accepts JSON too gets a page.
 bool wants_stream(const HttpRequest& request) {
   const std::string* const field = request.field("accept");
   const std::string accept = field == nullptr ? std::string() : to_lower(*field);
@@ -27,8 +27,8 @@ bool wants_stream(const HttpRequest& request) {
          accept.find("application/json") == std::string::npos;
 }
 
-/// Where to begin: ?cursor= or ?since=, and what a browser says when it comes back. That one asks
-/// again as it did at first, so what is further on counts.
+/// The start: ?cursor= or ?since=, and a browser's Last-Event-ID. A browser that reconnects repeats
+/// its first request, so the later of the two counts.
 Result<std::optional<std::uint64_t>> begin_of(const Call& call) {
   std::optional<std::uint64_t> begin;
   const auto take = [&begin](const std::string* text, const std::string& where) -> Status {
@@ -44,7 +44,7 @@ Result<std::optional<std::uint64_t>> begin_of(const Call& call) {
   return begin;
 }
 
-/// Who did what is for those who may read the audit log.
+/// Audit events are for readers of the audit log only.
 bool is_hidden(std::string_view type, const Caller& caller) {
   return type == "audit.recorded" && caller.role < Role::kAdmin;
 }
@@ -64,7 +64,7 @@ Json schema_of(const EventField& field) {
   return json;
 }
 
-/// "member.left_out": EventMemberLeftOut.
+/// "member.excluded": EventMemberExcluded.
 std::string schema_name(std::string_view type) {
   std::string name = "Event";
   bool is_first = true;
@@ -111,7 +111,7 @@ const Schema& event_schema() {
   return kEvent;
 }
 
-/// What else is answered.
+/// The other responses.
 Json stream_responses() {
   Json out;
   out["200"]["content"]["text/event-stream"]["schema"] = {
@@ -123,7 +123,7 @@ Json stream_responses() {
   return out;
 }
 
-/// What a page of events says besides.
+/// Further fields of a page of events.
 struct EventList {
   std::uint64_t last = 0, lost = 0;
   friend View<EventList> describe(const EventList*) {
@@ -131,8 +131,8 @@ struct EventList {
     return {
         "EventList",
         "Events, oldest first.",
-        {{"last", &V::last, "Id up to which was looked: ask with `since` for what comes later."},
-         {"lost", &V::lost, "Events behind `since` that are no longer kept, at least so many."}}};
+        {{"last", &V::last, "Id of the last event read: pass it as `since` for later events."},
+         {"lost", &V::lost, "Least number of events after `since` that are no longer retained."}}};
   }
 };
 
@@ -177,12 +177,12 @@ std::vector<Route> event_routes() {
        .parameters =
            {query<std::uint64_t>(
                 "since",
-                "Only events behind this id. A stream without it, and without the field "
-                "Last-Event-ID, begins with what comes now; a page with the oldest that is kept."),
+                "Only events after this id. Without it, and without the field Last-Event-ID, a "
+                "stream begins with the next event, a page with the oldest retained event."),
             query<std::string>("type",
-                               "Only these types, separated by commas; `member` takes every type "
+                               "Only these types, separated by commas; `member` selects every type "
                                "that begins with `member.`."),
-            header<std::uint64_t>("Last-Event-ID", "As `since`; sent by browsers that come back.")},
+            header<std::uint64_t>("Last-Event-ID", "As `since`; sent by browsers that reconnect.")},
        .answer = make_page(
            "events",
            "Events: a page of them, or with `Accept: text/event-stream` a stream without end.",

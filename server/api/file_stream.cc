@@ -82,7 +82,7 @@ RangeVerdict parse_range(std::string_view field, std::uint64_t bytes, ByteRange&
   const auto first = number(field.substr(0, dash)), last = number(field.substr(dash + 1));
   const bool has_last = dash + 1 < field.size();
   if ((dash > 0 && !first) || (has_last && !last) || (!first && !last)) return RangeVerdict::kWhole;
-  if (!first) {  // the last so many
+  if (!first) {  // the last bytes
     if (*last == 0 || bytes == 0) return RangeVerdict::kOutside;
     const std::uint64_t count = std::min(*last, bytes);
     range = {bytes - count, count};
@@ -101,7 +101,7 @@ Result<HttpResponse> serve_file(Executor blocking, const HttpRequest& request,
   response.content_type = offer.content_type;
   response.fields.emplace_back("ETag", offer.etag);
   response.fields.emplace_back("Accept-Ranges", "bytes");
-  response.fields.emplace_back("Cache-Control", "no-cache");  // ask again, by the tag
+  response.fields.emplace_back("Cache-Control", "no-cache");  // revalidate by the tag
   const std::string* const needed = request.field("if-match");
   if (needed != nullptr && !lists(*needed, offer.etag, true)) {
     auto problem = make_problem(412, ErrorCode::kFailedPrecondition,
@@ -117,11 +117,11 @@ Result<HttpResponse> serve_file(Executor blocking, const HttpRequest& request,
     return response;
   }
   ByteRange range{0, offer.bytes};
-  const std::string* const wanted = request.field("range");
+  const std::string* const requested = request.field("range");
   const std::string* const only_if = request.field("if-range");
   const bool is_same = only_if == nullptr || *only_if == offer.etag;
-  if (wanted != nullptr && is_same) {
-    const RangeVerdict verdict = parse_range(*wanted, offer.bytes, range);
+  if (requested != nullptr && is_same) {
+    const RangeVerdict verdict = parse_range(*requested, offer.bytes, range);
     const std::string all = std::string("/").append(std::to_string(offer.bytes));
     if (verdict == RangeVerdict::kOutside) {
       auto problem = make_problem(416, ErrorCode::kInvalidArgument,
@@ -142,7 +142,7 @@ Result<HttpResponse> serve_file(Executor blocking, const HttpRequest& request,
   if (!file.ok()) return Error(ErrorCode::kNotFound, file.error().message());
   const auto bytes = file::size_of(*file, offer.path);
   if (!bytes.ok() || *bytes != offer.bytes)
-    return Error(ErrorCode::kDataLoss, offer.path + ": it has another size than its manifest says");
+    return Error(ErrorCode::kDataLoss, offer.path + ": its size differs from its manifest");
   response.stream =
       std::make_shared<FileStream>(std::move(blocking), std::move(*file), range, offer.path);
   return response;

@@ -12,30 +12,29 @@
 
 namespace centroid::server {
 
-/// Answers by Idempotency-Key, so that a request that is sent again is not done again. Pure; one
-/// thread.
+/// Answers by Idempotency-Key, so that a repeated request is not executed again. Pure; one thread.
 ///
-/// bounds  `most` keys of `lifetime`; the oldest give way. One that still runs is never forgotten.
+/// bounds  `most` keys of `lifetime`; the oldest are dropped, running ones never
 /// source  draft-ietf-httpapi-idempotency-key-header-07
 class IdempotencyTable {
  public:
   IdempotencyTable(std::size_t most, Duration lifetime) : most_(most), lifetime_(lifetime) {}
 
   enum class Verdict : std::uint8_t {
-    kNew,      ///< do it, then `finish` or `forget`
-    kReplay,   ///< `response` is what the first one got
+    kNew,      ///< execute it, then call `finish` or `forget`
+    kReplay,   ///< `response` is the first one's
     kRunning,  ///< the first one has no answer yet
-    kOther,    ///< the key came with another request before
-    kFull,     ///< nothing but running ones is there
+    kOther,    ///< another request had this key
+    kFull,     ///< all keys belong to running requests
   };
   struct Found {
     Verdict verdict = Verdict::kNew;
     std::optional<HttpResponse> response;
   };
-  /// `key` holds who sent it too; `request` is what must be the same: method, path and body.
+  /// `key` includes its sender; `request` must be the same: method, path and body.
   Found begin(const std::string& key, const std::string& request, TimePoint now);
   void finish(const std::string& key, HttpResponse response);
-  /// It was not done: the same key may try again.
+  /// It was not executed: the same key may try again.
   void forget(const std::string& key);
   std::size_t size() const { return entries_.size(); }
 

@@ -11,11 +11,10 @@ namespace centroid::server {
 namespace {
 
 HttpResponse unknown_outcome(const std::string& instance) {
-  return make_problem(
-      409, ErrorCode::kAborted,
-      "the request with this Idempotency-Key had no answer in time: look whether it "
-      "was done, and take a new key if not",
-      instance);
+  return make_problem(409, ErrorCode::kAborted,
+                      "the request with this Idempotency-Key had no answer in time: check its "
+                      "effect, and use a new key to repeat it",
+                      instance);
 }
 
 HttpResponse replayed(HttpResponse response) {
@@ -31,7 +30,7 @@ bool is_key(const std::string& key) {
 
 }  // namespace
 
-/// A call with an Idempotency-Key that was run before gets the answer of then.
+/// A call with a known Idempotency-Key gets the earlier answer.
 Task<HttpResponse> IdempotentCalls::run(Call call, const Act& act) {
   const std::string* const key = call.request.field("idempotency-key");
   if (key == nullptr || call.route->method == "GET") co_return co_await act(std::move(call));
@@ -54,16 +53,15 @@ Task<HttpResponse> IdempotentCalls::run(Call call, const Act& act) {
                              "the request with this Idempotency-Key has no answer yet: repeat it",
                              instance);
     case IdempotencyTable::Verdict::kOther:
-      co_return make_problem(
-          422, ErrorCode::kInvalidArgument,
-          "this Idempotency-Key came with another request before: take a new one", instance);
+      co_return make_problem(422, ErrorCode::kInvalidArgument,
+                             "another request had this Idempotency-Key: use a new one", instance);
     case IdempotencyTable::Verdict::kFull:
       co_return make_problem(503, ErrorCode::kResourceExhausted,
                              "too many requests with an Idempotency-Key are running", instance);
   }
   HttpResponse response = co_await act(std::move(call));
-  // What was not done may be tried again with the same key; of what had no answer in time nobody
-  // knows.
+  // A call that was not executed may be repeated with the same key; the effect of one without an
+  // answer in time is unknown.
   if (response.status == 504)
     table_.finish(name, unknown_outcome(instance));
   else if (response.status >= 500 || response.status == 429)

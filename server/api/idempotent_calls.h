@@ -10,8 +10,8 @@
 
 namespace centroid::server {
 
-/// Runs each call that carries an Idempotency-Key once: a repeated call gets the first one's answer
-/// as long as this server runs.
+/// Executes each call with an Idempotency-Key once: a repeated call gets the first one's answer as
+/// long as this server runs.
 ///
 /// thread  one executor
 class IdempotentCalls {

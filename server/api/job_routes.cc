@@ -10,41 +10,41 @@ struct ScaleHint {
   double since_unix_seconds = 0;
   friend View<ScaleHint> describe(const ScaleHint*) {
     using V = ScaleHint;
-    View<V> view("ScaleHint", "How many workers a person wants; null: nobody has said.",
+    View<V> view("ScaleHint", "The number of workers that an operator requested; null: none.",
                  {{"workers", &V::workers, "So many.", least(1)},
-                  {"why", &V::why, "As the person said."},
+                  {"why", &V::why, "The operator's reason."},
                   {"since_unix_seconds", &V::since_unix_seconds, "Since when."}});
     view.json["type"] = {"object", "null"};
     return view;
   }
 };
 
-struct WantedScale {
+struct ScaleRequest {
   std::uint64_t workers = 0;
   std::string why;
-  friend View<WantedScale> describe(const WantedScale*) {
-    using V = WantedScale;
-    return {"WantedScale",
-            "How many workers are wanted.",
+  friend View<ScaleRequest> describe(const ScaleRequest*) {
+    using V = ScaleRequest;
+    return {"ScaleRequest",
+            "The requested number of workers.",
             {{"workers", &V::workers,
               "Within `min_workers` and `max_workers`; 0 takes an earlier number back.",
               between(0, 1000000)},
-             optional("why", &V::why, "Kept and told with it.", at_most_bytes(1000))}};
+             optional("why", &V::why, "Reported with the number.", at_most_bytes(1000))}};
   }
 };
 
 struct JobAction {
   std::string action;
-  bool kept = false;
+  bool saved = false;
   friend View<JobAction> describe(const JobAction*) {
     using V = JobAction;
     return {"JobAction",
-            "What was asked of the job.",
+            "A requested change of the job.",
             {{"action", &V::action, "The action.", one_of({"pause", "resume", "stop"})},
-             {"kept", &V::kept,
-              "Whether it is on the disk, so that a server that is started again, or takes over, "
-              "knows it. False: the disk has not answered within a second; the server goes on "
-              "trying, and one that is killed before forgets it."}}};
+             {"saved", &V::saved,
+              "Whether it is on the disk, for a restarted server or a new leader. False: the disk "
+              "has not answered within a second. The server retries; if it is killed before, the "
+              "request is lost."}}};
   }
 };
 
@@ -64,7 +64,7 @@ Reply get_scale(Services services, Call call) {
 }
 
 Reply want_scale(Services services, Call call) {
-  CENTROID_CO_ASSIGN(const WantedScale asked, body_of<WantedScale>(call));
+  CENTROID_CO_ASSIGN(const ScaleRequest asked, body_of<ScaleRequest>(call));
   CENTROID_CO_ASSIGN(const ScaleView view,
                      co_await services.control.hint_scale(asked.workers, asked.why));
   co_return view_response(view);
@@ -89,25 +89,25 @@ Reply stop_job(Services services, Call) {
 
 View<ScaleView> describe(const ScaleView*) {
   using V = ScaleView;
-  return {"Scale",
-          "How many workers would help, estimated from the rounds of this generation.",
-          {{"workers", &V::workers, "That took part."},
-           {"useful_workers", &V::useful_workers,
-            "With so many, workers still compute in the wanted share of a round."},
-           {"target_workers", &V::target_workers,
-            "What to scale to: the number that a person gave, else `useful_workers` within "
-            "`min_workers` and `max_workers`."},
-           {"efficiency", &V::efficiency,
-            "Share of a round in which they compute now; 0: not known yet."},
-           {"speedup", &V::speedup, "Of samples a second with `useful_workers`, estimated."},
-           {"round_seconds", &V::round_seconds, "Mean time from commit to commit."},
-           {"compute_seconds", &V::compute_seconds, "Computing of the slowest worker in a round."},
-           {"overhead_seconds", &V::overhead_seconds, "The rest of a round: exchange and waits."},
-           {"limited_by", &V::limited_by, "What more workers would run into; workers: nothing.",
-            one_of({"nothing_known", "workers", "exchange", "straggler"})},
-           {"straggler", &V::straggler, "The worker that the others wait for; empty: none."},
-           {"advice", &V::advice, "The same in words."},
-           {"hint", hint_of, ""}}};
+  return {
+      "Scale",
+      "How many workers would help, estimated from the rounds of this generation.",
+      {{"workers", &V::workers, "That took part."},
+       {"useful_workers", &V::useful_workers,
+        "The largest number with which workers compute in the target share of a round."},
+       {"target_workers", &V::target_workers,
+        "Number to scale to: the operator's, else `useful_workers` within `min_workers` and "
+        "`max_workers`."},
+       {"efficiency", &V::efficiency, "Share of a round in which they compute now; 0: unknown."},
+       {"speedup", &V::speedup, "Of samples a second with `useful_workers`, estimated."},
+       {"round_seconds", &V::round_seconds, "Mean time from commit to commit."},
+       {"compute_seconds", &V::compute_seconds, "Computing of the slowest worker in a round."},
+       {"overhead_seconds", &V::overhead_seconds, "The rest of a round: exchange and waits."},
+       {"limited_by", &V::limited_by, "What more workers would run into; workers: nothing.",
+        one_of({"nothing_known", "workers", "exchange", "straggler"})},
+       {"straggler", &V::straggler, "The worker that the others wait for; empty: none."},
+       {"advice", &V::advice, "The same in words."},
+       {"hint", hint_of, ""}}};
 }
 
 std::vector<Route> job_routes() {
@@ -115,9 +115,9 @@ std::vector<Route> job_routes() {
       {.path = "/v1/scale",
        .id = "get_scale",
        .handler = get_scale,
-       .summary = "How many workers would help, and how many are wanted",
+       .summary = "How many workers would help, and how many are requested",
        .parameters = {query<double>("efficiency",
-                                    "Wanted share of a round in which workers compute.",
+                                    "Target share of a round in which workers compute.",
                                     between(0.05, 0.99), 0.5)},
        .answer = answer<ScaleView>("The estimate.")},
       {.method = "POST",
@@ -127,16 +127,15 @@ std::vector<Route> job_routes() {
        .summary = "Request a number of workers",
        .description = "The server starts no workers itself: a person, a script or an autoscaler "
                       "follows `target_workers`. The number survives a restart; 0 takes it back.",
-       .body = view_of<WantedScale>(),
+       .body = view_of<ScaleRequest>(),
        .answer = answer<ScaleView>("The estimate, with the number.")},
       {.method = "POST",
        .path = "/v1/job:pause",
        .id = "pause_job",
        .handler = pause_job,
        .summary = "Open no new round",
-       .description = "It holds until job:resume, also when the server is started again or another "
-                      "one takes over.",
-       .answer = answer<JobAction>("Asked for; the cluster's state tells when it is done.", 202)},
+       .description = "It lasts until job:resume, also over a restart or a new leader.",
+       .answer = answer<JobAction>("Accepted; the cluster's state shows when it is done.", 202)},
       {.method = "POST",
        .path = "/v1/job:resume",
        .id = "resume_job",
@@ -149,13 +148,12 @@ std::vector<Route> job_routes() {
        .path = "/v1/job:stop",
        .id = "stop_job",
        .handler = stop_job,
-       .summary = "Finish the round, write a checkpoint, tell the workers that it is over, end",
-       .description =
-           "It holds when the server is started again, until `job:resume`. The answer does not "
-           "wait for the open round, and for the disk a second at most: `kept` is false when it "
-           "has not answered; `state` of the cluster is `stopping` meanwhile. 503 `unavailable`: "
-           "it stops, but that could not be kept on the disk; or this is a standby.",
-       .answer = answer<JobAction>("Asked for; the server ends after it.", 202)},
+       .summary = "Finish the round, write a checkpoint, end the workers, end",
+       .description = "It lasts until `job:resume`, also over a restart. The answer does not wait "
+                      "for the open round, and at most a second for the disk: `saved` is then "
+                      "false. Meanwhile `state` of the cluster is `stopping`. 503 `unavailable`: "
+                      "it stops, but could not save that; or this is a standby.",
+       .answer = answer<JobAction>("Accepted; the server ends after it.", 202)},
   };
 }
 

@@ -10,7 +10,7 @@ namespace centroid::server {
 
 namespace {
 
-/// A problem that routes answer, as a component of the document.
+/// A problem response of routes, as a component of the document.
 struct Refusal {
   unsigned status;
   const char* name;
@@ -30,19 +30,19 @@ constexpr Refusal kRefusals[] = {
     {403, "ForbiddenToViewers",
      "The token's role is viewer, and this is the model: a token of the role worker or admin may."},
     {403, "ForbiddenToAskForIt",
-     "Only types were asked for that the token's role may not see (`audit.recorded` is for the "
-     "role admin). Those are left out of what else is asked for."},
+     "The token's role may see none of the requested types (`audit.recorded` needs the role "
+     "admin). If it may see some, the answer has those."},
     {404, "NotFound", "No such thing."},
     {409, "Conflict", "Not possible in the present state; do not repeat unchanged."},
     {413, "TooLarge", "The body is over the limit."},
     {415, "UnsupportedMedia", "The body is not JSON.", "Accept-Post",
      "Media type that is expected."},
     {421, "Misdirected", "The server listens on loopback and the Host is not its own."},
-    {422, "Unprocessable", "The Idempotency-Key came with another request before."},
+    {422, "Unprocessable", "Another request had this Idempotency-Key."},
     {429, "Busy", "A bound was hit: wait and repeat.", "Retry-After",
      "Seconds to wait before the next try."},
     {431, "HeadersTooLarge", "The request line and fields are over the limit."},
-    {500, "Internal", "A fault of the server; its log says more."},
+    {500, "Internal", "A fault of the server; its log has more."},
     {503, "Unavailable", "Not now: not ready, stopping, or out of connections.", "Retry-After",
      "Seconds to wait before the next try."},
     {504, "TooSlow", "No answer within the deadline; an action may still happen."},
@@ -77,9 +77,9 @@ Json json_content(const Schema& schema) {
 Json responses_of(const Route& route) {
   const Answer& answer = route.answer;
   Json responses = Json::object();
-  Json& good = responses[std::to_string(answer.status)];
-  good["description"] = answer.text;
-  Json& schema = good["content"][answer.media]["schema"];
+  Json& success = responses[std::to_string(answer.status)];
+  success["description"] = answer.text;
+  Json& schema = success["content"][answer.media]["schema"];
   if (!answer.schema.name.empty())
     schema = reference_to(answer.schema);
   else
@@ -118,7 +118,7 @@ Json parameters_of(const Route& route) {
   return parameters;
 }
 
-/// The body of a request to a route that knows no fields.
+/// The body of a request without fields.
 const Schema& empty_body() {
   static const Schema kEmpty{.name = "Empty",
                              .json = {{"type", "object"},

@@ -8,11 +8,11 @@ namespace centroid::server {
 View<ParametersView> describe(const ParametersView*) {
   using V = ParametersView;
   return {"ParameterList",
-          "Every tensor, in the order of the model. At most one measurement a second is made; then "
-          "the last one is told again.",
-          {{"version", &V::version, "Version whose values these are."},
+          "Every tensor, in the order of the model. Measured at most once a second; other answers "
+          "repeat the last measurement.",
+          {{"version", &V::version, "Version of these values."},
            {"is_current", &V::is_current,
-            "False where the workers hold newer ones (exchanges ring and hierarchical)."},
+            "False if the workers have newer ones (exchanges ring and hierarchical)."},
            {"measured_unix_seconds", &V::measured_unix_seconds, "When."}}};
 }
 
@@ -24,7 +24,7 @@ struct TensorPart {
   friend View<TensorPart> describe(const TensorPart*) {
     using V = TensorPart;
     return {"TensorPart",
-            "What of a tensor lies on one server.",
+            "The part of a tensor on one server.",
             {{"name", &V::name, "The server, as in GET /v1/servers."},
              {"bytes", &V::bytes, "Of the tensor, that lie there."}}};
   }
@@ -35,30 +35,29 @@ struct Tensor : ParameterView {
   std::vector<TensorPart> servers;
   friend View<Tensor> describe(const Tensor*) {
     using V = Tensor;
-    return {
-        "Parameter",
-        "One tensor of the parameters, with statistics.",
-        {{"name", &V::name, "Its name."},
-         {"shape", &V::shape, "Its dimensions; none for a scalar."},
-         {"dtype", &V::dtype, "Type of its elements, such as f32."},
-         {"elements", &V::elements, "How many."},
-         {"bytes", &V::bytes, "In memory."},
-         {"version", &V::version, "Version whose values these are."},
-         {"nonfinite", &V::nonfinite, "NaN and infinities: left out of what follows."},
-         {"min", &V::min, "Least."},
-         {"max", &V::max, "Largest."},
-         {"mean", &V::mean, "Mean."},
-         {"deviation", &V::deviation, "Standard deviation, of the whole."},
-         {"norm", &V::norm, "Euclidean norm."},
-         {"servers", &V::servers,
-          "The servers that hold it now, the leader first: more than one where its chunks lie on "
-          "several. None for a tensor without elements."}}};
+    return {"Parameter",
+            "One tensor of the parameters, with statistics.",
+            {{"name", &V::name, "Its name."},
+             {"shape", &V::shape, "Its dimensions; none for a scalar."},
+             {"dtype", &V::dtype, "Type of its elements, such as f32."},
+             {"elements", &V::elements, "How many."},
+             {"bytes", &V::bytes, "In memory."},
+             {"version", &V::version, "Version of these values."},
+             {"nonfinite", &V::nonfinite, "NaN and infinities: left out of what follows."},
+             {"min", &V::min, "Least."},
+             {"max", &V::max, "Largest."},
+             {"mean", &V::mean, "Mean."},
+             {"deviation", &V::deviation, "Standard deviation (of the population)."},
+             {"norm", &V::norm, "Euclidean norm."},
+             {"servers", &V::servers,
+              "Its present servers, the leader first: more than one if its chunks are on several. "
+              "None for a tensor without elements."}}};
   }
 };
 
 const std::vector<PartView> kNowhere;
 
-/// `parts`: what of it lies on each server.
+/// `parts`: its part on each server.
 Tensor tensor_of(const ParametersView& all, std::size_t number,
                  const std::vector<PartView>& parts) {
   Tensor tensor{all.parameters[number], all.version, {}};

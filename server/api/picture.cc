@@ -83,7 +83,7 @@ bool is_number(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// How a tensor's name is cut: "blocks" "3" "attention.qkv.weight"; without a number "embedding" ""
+/// Parts of a tensor's name: "blocks" "3" "attention.qkv.weight"; without a number "embedding" ""
 /// "weight".
 struct Name {
   std::string stem, index, rest;
@@ -102,7 +102,7 @@ Name name_of(const std::string& text) {
 }
 
 struct Layer {
-  std::string stem, first, last;  // numbers, where there are some
+  std::string stem, first, last;  // numbers, if there are some
   std::uint64_t count = 1, elements = 0;
   std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tensors;
   std::string title() const {

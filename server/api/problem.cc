@@ -23,7 +23,7 @@ View<Problem> describe(const Problem*) {
           {{"type", &V::type, "about:blank: the title is the status.", one_of({"about:blank"})},
            {"title", &V::title, "Reason phrase of the status."},
            {"status", &V::status, "The HTTP status.", between(400, 599)},
-           {"detail", &V::detail, "What was expected, what came, and what to do."},
+           {"detail", &V::detail, "The expected and the received value, and what to do."},
            {"instance", &V::instance, "The request's path."},
            {"code", &V::code, "What the caller should do about it.", one_of(codes)}}};
 }

@@ -10,7 +10,7 @@ namespace centroid::server {
 
 struct Schema;
 
-/// HTTP status for an error code: what the code asks of the caller, said in HTTP.
+/// HTTP status of an error code.
 unsigned http_status(ErrorCode code);
 
 /// Problem document: type, title, status, detail, instance, and our `code`.

@@ -27,15 +27,15 @@ def shape(document, schema):
 
 
 def answers(document, operation):
-    told = []
+    texts = []
     for status, answer in operation["responses"].items():
         if status[0] in "23":
             kinds = answer.get("content", {})
             words = [shape(document, value["schema"]) if kind == "application/json" else KINDS.get(kind, kind) for kind, value in kinds.items()]
-            told.append(" ".join([status, " or ".join(word for word in words if word)]).strip())
+            texts.append(" ".join([status, " or ".join(word for word in words if word)]).strip())
         elif status in TOLD:
-            told.append(status)
-    return ", ".join(told)
+            texts.append(status)
+    return ", ".join(texts)
 
 
 def body(document, operation):
@@ -63,9 +63,9 @@ def row(document, method, path, operation):
     use = operation["summary"]
     if "description" in operation:
         use += ". " + operation["description"]
-    told = [query_text(one) for one in query if one["name"] not in ("limit", "cursor")]
-    if told:
-        use = use.rstrip(".") + ". " + " ".join(told)
+    texts = [query_text(one) for one in query if one["name"] not in ("limit", "cursor")]
+    if texts:
+        use = use.rstrip(".") + ". " + " ".join(texts)
     # who is nobody is refused with 401, who may not with 403: every change, and the reads that need an admin. A 403 of another name is for a part
     # of what an operation gives.
     refused = operation["responses"].get("403", {}).get("$ref", "").rpartition("/")[2]
@@ -97,7 +97,7 @@ def main(arguments):
     if not is_check:
         file.write_text(made)
     elif file.read_text() != made:
-        print("docs/reference/rest.md is not what the routes say: run server/api/reference.py BIN_DIR and commit the result")
+        print("docs/reference/rest.md differs from the routes: run server/api/reference.py BIN_DIR and commit the result")
         return 1
     return 0
 

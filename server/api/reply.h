@@ -10,7 +10,7 @@
 #include "server/api/routes.h"
 #include "server/api/views.h"
 
-/// What the handlers of all families share.
+/// Common to the handlers of all families.
 namespace centroid::server {
 
 using Reply = Task<Result<HttpResponse>>;
@@ -23,8 +23,8 @@ HttpResponse view_response(const T& view, unsigned status = 200) {
   return json_response(view_of<T>().to_json(view), status);
 }
 
-/// The body of a request; `admit` has seen that it is an object, and its fields known.
-/// fails  invalid_argument: names the field, what was expected and what came
+/// Parse the body of a request; `admit` has checked that it is an object with known fields.
+/// fails  invalid_argument: names the field, the expected and the received value
 template <class T>
 Result<T> body_of(const Call& call) {
   const std::string& text = call.request.body;
@@ -34,16 +34,16 @@ Result<T> body_of(const Call& call) {
 /// A query parameter, or its default; null: neither. `admit` has checked it.
 Json argument(const Call& call, std::string_view name);
 
-/// The place of an item in its list, as it stands in ?cursor=: "12" or "12.3".
+/// The position of an item in its list, as in ?cursor=: "12" or "12.3".
 using ListKey = std::pair<std::uint64_t, std::uint64_t>;
 std::string to_string(const ListKey& key);
-/// Of ?cursor=; nothing when it was not given.
+/// Of ?cursor=; nothing if it was not sent.
 /// fails  invalid_argument
 Result<std::optional<ListKey>> cursor_of(const Call& call);
-/// The same path with ?limit= and the other parameters, from behind `key` on.
+/// The same path with ?limit= and the other parameters, starting after `key`.
 std::string next_link(const Call& call, const std::string& cursor);
 
-/// The keys of a list whose items have no numbers: their positions, behind `before`.
+/// The keys of a list whose items have no numbers: their positions, after `before`.
 template <class Item>
 auto position_in(const std::vector<Item>& items, std::uint64_t before = 0) {
   return [first = items.data(), before](const Item& item) {
@@ -52,7 +52,7 @@ auto position_in(const std::vector<Item>& items, std::uint64_t before = 0) {
 }
 
 /// One page of a list: its items, "next": link or null, and the fields of `more`. `items` are in
-/// the list's order, which goes by `key`, upwards or downwards.
+/// the list's order, ascending or descending by `key`.
 template <class Item, class Key>
 Result<HttpResponse> list_page(const Call& call, const std::vector<Item>& items, Key key,
                                bool is_descending = false, const Json& more = Json::object()) {

@@ -14,7 +14,7 @@ Answer make_page(std::string list, std::string text, const Schema& item, Schema 
   Json properties;
   properties[list] = {{"type", "array"}, {"items", reference_to(item)}};
   properties["next"] = {{"type", {"string", "null"}},
-                        {"description", "Path of the next page; null behind the last."}};
+                        {"description", "Path of the next page; null on the last."}};
   if (page.json.contains("properties")) properties.update(page.json["properties"]);
   page.json["required"] = Json::array();
   for (const auto& [name, schema] : properties.items()) page.json["required"].push_back(name);

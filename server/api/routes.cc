@@ -16,7 +16,7 @@ namespace centroid::server {
 namespace {
 
 Error unexplained() {
-  return Error(ErrorCode::kInternal, "the server failed to answer; its log says why");
+  return Error(ErrorCode::kInternal, "the server failed to answer; its log has the reason");
 }
 
 struct Index {
@@ -52,7 +52,7 @@ Reply get_openapi(Services, Call) {
   co_return response;
 }
 
-/// What is made of all routes.
+/// Routes generated from all others.
 std::vector<Route> index_routes() {
   return {
       {.path = "/",
@@ -77,7 +77,7 @@ std::vector<Route> joined(std::vector<Route> routes, const std::vector<Route>& m
 std::vector<Family> make_families() {
   std::vector<Family> families = {
       {"server", "The process.", joined(joined(index_routes(), server_routes()), config_routes())},
-      {"cluster", "The cluster as a whole.", cluster_routes()},
+      {"cluster", "The state of the cluster.", cluster_routes()},
       {"workers", "Its workers.", worker_routes()},
       {"events", "What happened.", event_routes()},
       {"parameters", "What is trained.", parameter_routes()},
@@ -92,8 +92,8 @@ std::vector<Family> make_families() {
       if (route.limit == 0) continue;
       route.parameters.push_back(
           query<std::size_t>("limit", "At most so many.", between(1, kMaxLimit), route.limit));
-      route.parameters.push_back(
-          query<std::string>("cursor", "Where the page begins: follow `next` of the page before."));
+      route.parameters.push_back(query<std::string>(
+          "cursor", "Position of the page: follow `next` of the previous page."));
     }
   return families;
 }
@@ -128,7 +128,7 @@ Task<HttpResponse> run_call(Services services, Call call) {
     if (result.ok()) co_return std::move(result).value();
     error = std::move(result).error();
   } catch (const boost::system::system_error& failure) {
-    // How Asio unwinds a coroutine that was cancelled: by the deadline or by the server's stop.
+    // Asio unwinds a cancelled coroutine this way: by the deadline or by the server's stop.
     const bool is_cancelled = failure.code() == boost::asio::error::operation_aborted;
     if (!is_cancelled) log::error("api.call_threw", {{"path", instance}, {"what", failure.what()}});
     error = is_cancelled ? Error(ErrorCode::kCancelled, "the call was cancelled") : unexplained();

@@ -18,20 +18,20 @@ namespace centroid::server {
 class AuditLog;
 class EventFeed;
 
-/// What of the machine concerns an operator.
+/// Files of the machine that an operator needs to know.
 struct HostFiles {
   std::string run_dir;                    ///< empty: none
   std::vector<std::string> certificates;  ///< PEM files that the server shows
 };
 
-/// What handlers work on.
+/// Services of the handlers.
 struct Services {
   ControlPlane& control;
   metrics::Registry& registry;
   EventFeed& feed;
   TokenStore& tokens;
   AuditLog& audit;
-  Executor blocking;  ///< where files may be waited for
+  Executor blocking;  ///< for blocking file operations
   bool& is_tracing;   ///< a trace is being written
   Pulse& pulse;
   const HostFiles& files;
@@ -56,7 +56,7 @@ Parameter header(std::string name, std::string text) {
   return {"header", std::move(name), std::move(text), detail::schema_of<T>(none)};
 }
 
-/// `more`: its bounds or choices. `otherwise`: its value when it is not given.
+/// `more`: its bounds or choices. `otherwise`: its default value.
 template <class T>
 Parameter query(std::string name, std::string text, const Json& more = Json::object(),
                 const Json& otherwise = nullptr) {
@@ -67,7 +67,7 @@ Parameter query(std::string name, std::string text, const Json& more = Json::obj
   return parameter;
 }
 
-/// What a route answers when all went well.
+/// The answer of a route after success.
 struct Answer {
   std::string text = {};
   unsigned status = 200;
@@ -86,10 +86,10 @@ Answer make_page(std::string list, std::string text, const Schema& item, Schema 
 
 template <class Item>
 Answer page(std::string list, std::string text, std::string name, const std::string& about) {
-  Schema whole{.name = std::move(name), .json = {{"type", "object"}, {"description", about}}};
-  return make_page(std::move(list), std::move(text), view_of<Item>(), std::move(whole));
+  Schema page_schema{.name = std::move(name), .json = {{"type", "object"}, {"description", about}}};
+  return make_page(std::move(list), std::move(text), view_of<Item>(), std::move(page_schema));
 }
-/// With the fields of the view `More`, besides; name and text are its own.
+/// With the fields of the view `More`; name and text are its own.
 template <class Item, class More>
 Answer page(std::string list, std::string text) {
   return make_page(std::move(list), std::move(text), view_of<Item>(), view_of<More>());
@@ -99,24 +99,24 @@ using Handler = Task<Result<HttpResponse>> (*)(Services services, Call call);
 
 inline constexpr std::size_t kMaxLimit = 1000;
 
-/// One method of one path: how it is called, and what the OpenAPI document says of it.
+/// One method of one path: its handler, and its entry in the OpenAPI document.
 struct Route {
   std::string_view method = "GET";
   std::string_view path = {};  ///< "{id}:verb" acts on it
   std::string_view id = {};
   Handler handler = nullptr;
-  /// The least that may call it.
+  /// The least role that may call it.
   Role role = method == "GET" ? Role::kViewer : Role::kAdmin;
   std::string_view summary = {}, description = {};
   std::vector<Parameter> parameters = {};  ///< those of a page are added
-  Schema body = {};                        ///< of POST and PATCH; without a name: no field is known
+  Schema body = {};                        ///< of POST and PATCH; without a name: no fields
   Answer answer = {};
-  std::size_t limit = answer.list.empty() ? 0 : kMaxLimit;  ///< ?limit= when it is not given
+  std::size_t limit = answer.list.empty() ? 0 : kMaxLimit;  ///< default of ?limit=
   Json responses = nullptr;  ///< merged into those of the document (RFC 7396)
   Span span = Span::kQuick;
   std::string_view tag = {};  ///< of its family
 
-  /// nullptr: not known
+  /// nullptr: unknown
   const Parameter* find_query(std::string_view name) const;
 };
 
@@ -142,15 +142,16 @@ const std::vector<Family>& families();
 /// Those of all families.
 const std::vector<Route>& routes();
 
-/// What is known of a request before anything runs: its answer, or the call that will give it.
+/// The result of checking a request before anything runs: its answer, or the call that will produce
+/// it.
 struct Admission {
   const Route* route = nullptr;  ///< null: no such path
-  Caller caller;                 ///< when it is known who calls
+  Caller caller;                 ///< if the caller is known
   std::optional<HttpResponse> response;
   std::optional<Call> call;
 };
 
-/// Decide host, token, path, method, query and body, in this order.
+/// Check host, token, path, method, query and body, in this order.
 ///
 /// thread  any; pure
 /// fails   as a problem response: 400, 401, 403, 404, 405, 415, 421

@@ -27,10 +27,10 @@ std::string bounds_of(const Json& schema) {
   return schema.contains("minimum") ? " of at least " + number("minimum") : std::string();
 }
 
-bool is_within(const Json& value, const Json& schema, bool is_whole) {
+bool is_within(const Json& value, const Json& schema, bool is_complete) {
   if (!value.is_number()) return false;
   const double number = value.get<double>();
-  if (is_whole && value.is_number_float())
+  if (is_complete && value.is_number_float())
     if (number != std::floor(number) || std::abs(number) > kMostExact) return false;
   return number >= schema.value("minimum", number) && number <= schema.value("maximum", number);
 }
@@ -67,7 +67,7 @@ Status check_value(const std::string& where, const Json& value, const Json& sche
   if (type == "boolean" && !value.is_boolean()) {
     expected = "true or false";
   } else if (type == "integer" && !is_within(value, schema, true)) {
-    expected = "a whole number" + bounds_of(schema);
+    expected = "an integer" + bounds_of(schema);
   } else if (type == "number" && !is_within(value, schema, false)) {
     expected = "a number" + bounds_of(schema);
   } else if (type == "string" && !value.is_string()) {

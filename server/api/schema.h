@@ -14,8 +14,8 @@
 #include "common/base/result.h"
 
 /// The JSON objects of REST, each described once. A struct with `View<T> describe(const T*)` beside
-/// it is a view. `describe` lists its fields: name, place, text, bounds. The JSON of an answer, the
-/// schema in the OpenAPI document and the parser of a request's body come from this list.
+/// it is a view. `describe` lists its fields: name, member, text, bounds. The JSON of an answer,
+/// the schema in the OpenAPI document and the parser of a request's body use this list.
 namespace centroid::server {
 
 using Json = nlohmann::ordered_json;
@@ -39,7 +39,7 @@ const View<T>& view_of() {
   return kView;
 }
 
-// What a schema says besides the type and the text.
+// The schema's part besides type and text.
 Json least(const Json& value);
 Json between(const Json& least, const Json& most);
 Json one_of(const std::vector<std::string>& words);
@@ -48,7 +48,7 @@ Json matches(const char* pattern);
 Json at_most_items(std::size_t count);
 Json or_null();  ///< a number that may be NaN
 
-/// Compare a value with its schema: type, bounds, length, choices.
+/// Check a value against its schema: type, bounds, length, choices.
 ///
 /// fails  invalid_argument: "`where`: expected ..., got ..."
 Status check_value(const std::string& where, const Json& value, const Json& schema);
@@ -70,7 +70,7 @@ struct Wrapped<std::optional<T>> {
   using Value = T;
 };
 template <class T>
-using Optional = Wrapped<T>::Value;  ///< what it may have; void: `T` is no optional
+using Optional = Wrapped<T>::Value;  ///< the wrapped type; void: `T` is no optional
 
 /// The schema of a type; the views that it refers to are added to `parts`.
 template <class T>
@@ -119,7 +119,7 @@ Json json_of(const T& value) {
 /// One field of a view.
 template <class T>
 struct Field {
-  /// `get`: a member, or a function of the view. `more`: what the schema says besides.
+  /// `get`: a member, or a function of the view. `more`: further parts of the schema.
   template <class Get>
   Field(std::string field, Get get, std::string_view text, const Json& more = Json::object())
       : name(std::move(field)) {
@@ -146,7 +146,7 @@ struct Field {
   bool is_required = true;
 };
 
-/// A field that a request's body may leave out.
+/// A field that a request's body may omit.
 template <class T, class Value>
 Field<T> optional(std::string name, Value T::* member, std::string_view text,
                   const Json& more = Json::object()) {
@@ -162,7 +162,7 @@ auto at(Outer outer, Inner inner) {
   return [outer, inner](const auto& view) { return std::invoke(inner, std::invoke(outer, view)); };
 }
 
-/// A member for which 0 means that there is nothing.
+/// A member for which 0 means "none".
 template <class T, class Value>
 auto null_if_zero(Value T::* member) {
   return [member](const T& view) {
@@ -193,8 +193,8 @@ class View : public Schema {
     return out;
   }
 
-  /// Fields that are not there keep the value that they have by default.
-  /// fails  invalid_argument: names the field, what was expected and what came
+  /// Missing fields keep their default value.
+  /// fails  invalid_argument: names the field, the expected and the received value
   Result<T> parse(const Json& object) const {
     T view;
     for (const Field<T>& field : fields_) {

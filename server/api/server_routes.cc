@@ -89,7 +89,7 @@ Result<Host> look_at(const HostFiles& files) {
     if (!disk.ok())
       return Error(ErrorCode::kUnavailable, "run_dir " + files.run_dir + ": " +
                                                 disk.error().message() +
-                                                "; look whether its disk is there");
+                                                "; check that its disk is there");
     host.free_bytes = disk->free_bytes;
     host.total_bytes = disk->total_bytes;
   }
@@ -98,7 +98,7 @@ Result<Host> look_at(const HostFiles& files) {
 }
 
 Reply get_livez(Services services, Call) {
-  CENTROID_CO_TRY(services.pulse.look());
+  CENTROID_CO_TRY(services.pulse.check());
   co_return view_response(Health());
 }
 
@@ -142,8 +142,8 @@ std::vector<Route> server_routes() {
        .handler = get_healthz,
        .role = Role::kAnyone,
        .summary = "The process answers",
-       .description = "A probe: asks nothing of the cluster, and is free of the bounds on rate and "
-                      "on calls that hang.",
+       .description = "A probe: queries nothing of the cluster, and is exempt from the limits on "
+                      "rate and on stuck calls.",
        .answer = answer<Health>("It does.")},
       {.path = "/readyz",
        .id = "get_readyz",

@@ -17,20 +17,19 @@ View<TableView> describe(const TableView*) {
            {"bytes", &V::bytes, "Memory it takes."},
            {"payload_bytes", &V::payload_bytes, "Of that: values and optimizer state."},
            {"max_bytes", &V::max_bytes, "Bound on its memory; 0: none."},
-           {"pulled", &V::pulled, "Rows pulled since the table was begun."},
-           {"pushed", &V::pushed, "Rows pushed, a key that stood twice in a push once."},
-           {"admitted", &V::admitted, "Rows stored anew."},
+           {"pulled", &V::pulled, "Rows pulled since the table exists."},
+           {"pushed", &V::pushed, "Rows pushed; a key that appears twice in a push counts once."},
+           {"admitted", &V::admitted, "Rows created."},
            {"held_back", &V::held_back, "Gradients of rows that were not yet admitted."},
-           {"evicted", &V::evicted, "Rows taken away for want of memory."},
+           {"evicted", &V::evicted, "Rows removed for lack of memory."},
            {"expired", &V::expired, "Rows taken away by age."},
-           {"servers", &V::servers,
-            "The servers that hold it, the leader first. None on a server that stands by."}}};
+           {"servers", &V::servers, "Its servers, the leader first. None on a standby."}}};
 }
 
 View<PartView> describe(const PartView*) {
   using V = PartView;
   return {"TablePart",
-          "What of a table lies on one server.",
+          "The part of a table on one server.",
           {{"name", &V::server, "The server, as in GET /v1/servers."},
            {"rows", &V::rows, "Rows that are stored there."},
            {"bytes", &V::bytes, "Memory it takes there."}}};

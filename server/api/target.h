@@ -9,7 +9,7 @@
 
 namespace centroid::server {
 
-/// A request target taken apart.
+/// A parsed request target.
 struct Target {
   std::string authority;              ///< of the absolute form; else empty
   std::string path;                   ///< as sent, without the query; "*" for the server as a whole
@@ -22,7 +22,7 @@ struct Target {
   static Result<Target> parse(std::string_view text);
 };
 
-/// fails   invalid_argument: "%" without two hex digits, or a control character comes out
+/// fails   invalid_argument: "%" without two hex digits, or a control character results
 Result<std::string> percent_decode(std::string_view text);
 
 }  // namespace centroid::server

@@ -32,13 +32,13 @@ struct Token {
             {"created_by", &V::created_by, "Name of the token that made it."},
             {"created_unix_seconds", &V::created_unix_seconds, "When."},
             {"expires_unix_seconds", null_if_zero(&V::expires_unix_seconds),
-             "Until when it is good; null: until it is revoked."}};
+             "When it expires; null: when it is revoked."}};
   }
 };
 
 constexpr const char* kNotYetOn =
-    "Shard servers that did not say within two seconds that they know; they are told again with "
-    "their next report (`knows_tokens` of GET /v1/servers).";
+    "Shard servers that did not confirm within two seconds; the leader sends it again with their "
+    "next report (`has_tokens` of GET /v1/servers).";
 
 struct CreatedToken : Token {
   using Token::Token;
@@ -62,7 +62,7 @@ struct TokenAction {
     using V = TokenAction;
     return {"TokenAction",
             "What was done with a token.",
-            {{"action", &V::action, "It is gone.", one_of({"revoke"})},
+            {{"action", &V::action, "It is deleted.", one_of({"revoke"})},
              {"name", &V::name, "Its name."},
              {"not_yet_on", &V::not_yet_on, kNotYetOn}}};
   }
@@ -83,7 +83,7 @@ struct NewToken {
               "viewer reads; worker reads and joins the cluster; admin may everything.",
               one_of({"viewer", "worker", "admin"})},
              optional("expires_seconds", &V::expires_seconds,
-                      "How long it is good; 0 or absent: until it is revoked.",
+                      "How long it is valid; 0 or absent: until it is revoked.",
                       between(0, 315360000))}};
   }
 };
@@ -125,10 +125,10 @@ Reply revoke_token(Services services, Call call) {
 }
 
 Reply list_audit(Services services, Call call) {
-  // Who writes a line holds its mutex while the disk does.
+  // Writing a line holds its mutex during the disk operation.
   auto read = [&audit = services.audit] {
     if (const Status seen = audit.refresh(); !seen.ok())
-      log::error("audit.not_followed", {{"error", seen.error()}});
+      log::error("audit.read_failed", {{"error", seen.error()}});
     return audit.newest_first();
   };
   const std::vector<AuditEntry> entries = co_await run_on(services.blocking, std::move(read));
@@ -162,16 +162,16 @@ std::vector<Route> token_routes() {
        .handler = revoke_token,
        .summary = "Revoke a token",
        .parameters = {path_part("name", "Name of the token.")},
-       .answer = answer<TokenAction>("It is good for nothing any more.")},
+       .answer = answer<TokenAction>("It is revoked.")},
       {.path = "/v1/audit",
        .id = "list_audit",
        .handler = list_audit,
        .role = Role::kAdmin,
-       .summary = "Who asked for which change, newest first",
-       .description = "The newest 1000; the files audit.jsonl in the server's run_dir hold more.",
+       .summary = "The requested changes and their callers, newest first",
+       .description = "The newest 1000; the files audit.jsonl in the server's run_dir have more.",
        .answer = page<AuditEntry>("entries",
                                   "The newest 1000 changes in pages; the files audit.jsonl in the "
-                                  "server's run_dir hold more.",
+                                  "server's run_dir have more.",
                                   "AuditList", "Changes, newest first."),
        .limit = 100},
   };

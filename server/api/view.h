@@ -15,26 +15,25 @@
 
 namespace centroid::server {
 
-/// What REST may see and do. Implemented by the server's app; every call may come from the API
-/// thread and answers with a copy.
+// What REST shows. Each field is described where it becomes JSON: `describe` in *_routes.cc.
+
 struct WorkerView {
   std::uint64_t member = 0;
-  std::string name, address,
-      state;               ///< joining | syncing | active | draining | left | dead | fenced
-  std::int64_t rank = -1;  ///< -1 when not in the present generation
+  std::string name, address, state;
+  std::int64_t rank = -1;
   std::uint64_t devices = 0, samples = 0, rounds = 0, bytes_in = 0, bytes_out = 0;
   double joined_unix_seconds = 0, silent_seconds = 0, step_seconds = 0, compute_seconds = 0,
          wait_seconds = 0, encode_seconds = 0, decode_seconds = 0, send_seconds = 0,
          exchange_seconds = 0, apply_seconds = 0, receive_seconds = 0;
   double last_loss = 0;
-  std::uint64_t local_steps = 0;  ///< of its last share
-  double pace_seconds = 0;        ///< of a step, smoothed; 0: not known
-  double share_ratio = 0;         ///< its part of the samples of the last round
-  double divergence = -1;         ///< docs/explanation/unequal-machines.md; -1: not measured
-  double parameter_norm = -1;     ///< of its parameters, when last looked at; -1: not yet
-  Scalars scalars;                ///< of its last contribution with any
-  std::string reason;             ///< why it left, died or was fenced
-  std::string version;            ///< of its program; empty: it has not said
+  std::uint64_t local_steps = 0;
+  double pace_seconds = 0;
+  double share_ratio = 0;
+  double divergence = -1;
+  double parameter_norm = -1;
+  Scalars scalars;
+  std::string reason;
+  std::string version;
   /// Of the server's clock; NaN: not known.
   double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
   /// Of the certificate that it showed; NaN: none, or it is gone.
@@ -43,8 +42,7 @@ struct WorkerView {
 
 /// Where the job stands, what it has come to, and what it was agreed to be.
 struct ClusterView {
-  std::string run_id, state,
-      state_reason;  ///< one of kJobStates (server/service/probe.h)
+  std::string run_id, state, state_reason;
   std::uint64_t generation = 0, world = 0, round = 0, version = 0, epoch = 0, offset = 0,
                 samples_total = 0;
   double progress = 0, samples_per_second = 0, uptime_seconds = 0;
@@ -52,15 +50,15 @@ struct ClusterView {
   /// What it trains for. 0: no limit.
   struct Goal {
     std::uint64_t epochs = 0, rounds = 0;
-    std::uint64_t train_samples = 0;  ///< the size of the data set
+    std::uint64_t train_samples = 0;
   };
   Goal goal;
 
   /// How training goes.
   struct Learning {
     double loss = 0, train_accuracy = 0;
-    double rate = 0;            ///< of the next step
-    double gradient_norm = -1;  ///< of the last mean gradient, before clipping; -1: not looked at
+    double rate = 0;
+    double gradient_norm = -1;
     std::uint64_t clipped_rounds = 0;
   };
   Learning learning;
@@ -92,53 +90,52 @@ struct ClusterView {
   /// What did not count, or was done again.
   struct Losses {
     std::uint64_t skipped_rounds = 0, aborted_attempts = 0, contributions = 0;
-    std::uint64_t returned_samples = 0;  ///< of lost workers, given to others
-    std::uint64_t late_dropped = 0,
-                  late_carried = 0;  ///< contributions whose round closed without
+    std::uint64_t returned_samples = 0;
+    std::uint64_t late_dropped = 0, late_carried = 0;
   };
   Losses losses;
 
   /// docs/explanation/unequal-machines.md
   struct Cadence {
-    std::uint64_t steps = 0;  ///< local steps of the slowest worker in a round
+    std::uint64_t steps = 0;
     double exchange_seconds = 0, exchange_overhead = 0, divergence = 0;
   };
   Cadence cadence;
 
   /// Which of several servers leads, as etcd says.
   struct Lead {
-    std::string role = "alone";  ///< alone | leader | standby | held: leader that may not act now
-    std::string leader, endpoint, api;  ///< empty: none known, or alone
-    std::uint64_t term = 0;             ///< of the leader; 0: none known, or alone
+    std::string role = "alone";
+    std::string leader, endpoint, api;
+    std::uint64_t term = 0;
   };
   Lead lead;
 };
 
 struct RoundView {
   std::uint64_t round = 0, attempt = 0, generation = 0, version = 0, samples = 0;
-  std::string state, outcome;  ///< open | merging | closed; committed | skipped | aborted
+  std::string state, outcome;
   double opened_unix_seconds = 0, seconds = 0, loss = 0;
   std::vector<std::string> contributors, missing;
-  std::vector<std::string> late;  ///< whose contributions to earlier rounds counted in it
-  Scalars scalars;                ///< that training programs have named
+  std::vector<std::string> late;
+  Scalars scalars;
 };
 
 /// Committed rounds that follow each other: a point of the job's curves. NaN: not known.
 struct CurvePointView {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   std::uint64_t first = 0, last = 0, rounds = 0, samples = 0;
-  double seconds = 0;       ///< that the job's rounds have taken until the end of this one
-  double unix_seconds = 0;  ///< its end
+  double seconds = 0;
+  double unix_seconds = 0;
   double round_seconds = 0, samples_per_second = 0;
   double loss = kUnknown, accuracy = kUnknown;
-  double test_loss = kUnknown, test_accuracy = kUnknown;  ///< the newest
-  double learning_rate = 0;                               ///< of its last step
-  double gradient_norm = kUnknown;                        ///< before clipping
-  double workers = 0;                                     ///< contributions to a round
+  double test_loss = kUnknown, test_accuracy = kUnknown;
+  double learning_rate = 0;
+  double gradient_norm = kUnknown;
+  double workers = 0;
 };
 
 struct CurvesView {
-  std::uint64_t revision = 0;  ///< another one: points that were given before have changed
+  std::uint64_t revision = 0;
   std::vector<CurvePointView> points;
 };
 
@@ -146,19 +143,18 @@ struct CurvesView {
 struct EpochWorkerView {
   std::string name;
   std::uint64_t devices = 0, contributions = 0, samples = 0;
-  double loss = 0, accuracy = 0, compute_seconds = 0, samples_per_second = 0,
-         share = 0;  ///< of the samples of all
+  double loss = 0, accuracy = 0, compute_seconds = 0, samples_per_second = 0, share = 0;
   Scalars scalars;
 };
 
 /// An epoch: what was told of its samples, whenever that came.
 struct EpochView {
   std::uint64_t epoch = 0, samples = 0;
-  double trained = 0;  ///< part of its samples that were in contributions that counted
-  std::string state;   ///< open | ended
-  double begun_unix_seconds = 0, seconds = 0, loss = 0, accuracy = 0;
+  double trained = 0;
+  std::string state;
+  double start_unix_seconds = 0, seconds = 0, loss = 0, accuracy = 0;
   Scalars scalars;
-  std::vector<EpochWorkerView> workers;  ///< by name
+  std::vector<EpochWorkerView> workers;
 };
 
 /// An epoch, and 0.
@@ -179,7 +175,7 @@ struct CheckpointView {
 };
 
 struct CheckpointFileView {
-  std::string name, path;  ///< within the checkpoint, and of the file itself
+  std::string name, path;
   std::uint64_t bytes = 0;
   std::uint32_t crc32c = 0;
 };
@@ -188,7 +184,7 @@ struct CheckpointFileView {
 struct RestoreView {
   std::string path;
   std::uint64_t version = 0, round = 0, from_version = 0;
-  std::uint64_t deleted = 0;  ///< newer checkpoints, which were in the way
+  std::uint64_t deleted = 0;
 };
 
 /// One tensor of the parameters. NaN and infinities are counted and left out of the rest.
@@ -200,16 +196,16 @@ struct ParameterView {
 };
 
 struct ParametersView {
-  std::uint64_t version = 0;  ///< whose values these are
-  bool is_current = true;     ///< false: the workers hold newer ones (exchange ring, hierarchical)
+  std::uint64_t version = 0;
+  bool is_current = true;
   double measured_unix_seconds = 0;
-  std::vector<ParameterView> parameters;  ///< in the order of the model
+  std::vector<ParameterView> parameters;
 };
 
 /// A name that may not join.
 struct EvictionView {
   std::string name, why;
-  double since_unix_seconds = 0, until_unix_seconds = 0;  ///< until 0: until it is allowed
+  double since_unix_seconds = 0, until_unix_seconds = 0;
 };
 
 /// How many workers would help (docs/reference/rest.md, "Scale").
@@ -217,8 +213,8 @@ struct ScaleView {
   std::uint64_t workers = 0, useful_workers = 0;
   double efficiency = 0, speedup = 0, round_seconds = 0, compute_seconds = 0, overhead_seconds = 0;
   std::string limited_by, straggler, advice;
-  std::uint64_t target_workers = 0;  ///< what to scale to: the hint, else useful_workers in bounds
-  std::uint64_t hint_workers = 0;    ///< what a person wants; 0: nobody has said
+  std::uint64_t target_workers = 0;
+  std::uint64_t hint_workers = 0;
   std::string hint_why;
   double hint_since_unix_seconds = 0;
 };
@@ -227,10 +223,9 @@ struct ScaleView {
 struct NetworkView {
   std::uint64_t member = 0, round_trips = 0;
   std::string name;
-  double median_seconds = 0, p99_seconds = 0;  ///< of a round trip
-  /// As the server sees it, or, of two workers, as `member` sees the other one.
+  double median_seconds = 0, p99_seconds = 0;
   double bytes_per_second_to = 0, bytes_per_second_from = 0;
-  std::optional<std::uint64_t> to;  ///< the other worker
+  std::optional<std::uint64_t> to;
   std::string to_name;
 };
 
@@ -242,47 +237,46 @@ struct PartView {
 
 /// A table of sparse rows.
 struct TableView {
-  std::string name, optimizer, spec;  ///< spec: as in the setting `tables`
+  std::string name, optimizer, spec;
   std::uint64_t dim = 0, rows = 0, waiting = 0;
-  std::uint64_t bytes = 0, payload_bytes = 0, max_bytes = 0;  ///< of memory; 0: no bound
-  /// rows; since the table was begun
+  std::uint64_t bytes = 0, payload_bytes = 0, max_bytes = 0;
   std::uint64_t pulled = 0, pushed = 0, admitted = 0, held_back = 0, evicted = 0, expired = 0;
-  std::vector<PartView> servers;  ///< the leader first; empty: this server stands by
+  std::vector<PartView> servers;
 };
 
 /// One of the servers that the model lies on, or one that stands by.
 struct ServerView {
   std::string name, endpoint, address;
-  std::string state;  ///< leader | joining | serving | draining | awaited | standby
-  std::uint64_t chunks = 0, bytes = 0;    ///< of the parameters, that lie there
-  std::uint64_t moves = 0;                ///< chunks that are still to come or go
-  std::uint64_t buckets = 0;              ///< of keys of tables, that lie there; of 4096
-  std::uint64_t bucket_moves = 0;         ///< that are still to come or go
-  std::uint64_t rows = 0, row_bytes = 0;  ///< of all tables, as it told last; their memory
+  std::string state;
+  std::uint64_t chunks = 0, bytes = 0;
+  std::uint64_t moves = 0;
+  std::uint64_t buckets = 0;
+  std::uint64_t bucket_moves = 0;
+  std::uint64_t rows = 0, row_bytes = 0;
   double joined_unix_seconds = 0;
-  std::uint64_t memory_bytes = 0;   ///< parameters, slots and the next version
-  std::uint64_t journal_bytes = 0;  ///< on its disk
-  // of shard servers, as they told last
+  std::uint64_t memory_bytes = 0;
+  std::uint64_t journal_bytes = 0;
   std::uint64_t staged_bytes = 0, bytes_in = 0, bytes_out = 0, workers = 0;
-  double merge_seconds = 0;  ///< a round, on average
-  std::string trouble;       ///< of its journal
-  bool knows_tokens = true;  ///< the named tokens as they are now
-  std::string version;       ///< of its program; empty: it has not said
+  double merge_seconds = 0;
+  std::string trouble;
+  bool has_tokens = true;
+  std::string version;
   /// Of the leader's clock; NaN: not known.
   double clock_ahead_seconds = std::numeric_limits<double>::quiet_NaN();
   /// Of the certificate that it showed; NaN: none, or the leader.
   double certificate_expires_unix_seconds = std::numeric_limits<double>::quiet_NaN();
-  /// Of the disk with its journals; 0: it keeps none, or the leader, whose disk REST shows apart.
   std::uint64_t disk_free_bytes = 0, disk_total_bytes = 0;
-  std::string api;  ///< HOST:PORT of its REST; empty: it has none, or that is not known
-  double seen_unix_seconds = 0;  ///< when it was last heard of; 0: it was not
+  std::string api;
+  double seen_unix_seconds = 0;
 };
 
 /// What an operator asked for is under way.
 struct ActView {
-  bool is_kept = true;  ///< false: the disk has not taken it yet; who is killed now forgets it
+  bool is_kept = true;
 };
 
+/// What REST may see and do. Implemented by the server's app; every call may come from the API
+/// thread and answers with a copy.
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;

@@ -7,7 +7,7 @@
 #include "server/api/schema.h"
 #include "server/api/view.h"
 
-/// The descriptions of the answers of the control plane, each in the *_routes.cc that answers it.
+/// The descriptions of the answers of the control plane, each in the *_routes.cc of its route.
 namespace centroid::server {
 
 View<ClusterView> describe(const ClusterView*);

@@ -9,9 +9,9 @@
 
 namespace centroid::server {
 
-/// Do on `blocking` what says `aborted` while another server has the lock that it needs. Waits
-/// between the attempts where nobody is kept waiting by it; 2 s at most.
-/// fails   unavailable: another server had the lock all the time; cancelled; as `act` says
+/// Run on `blocking` an operation that fails with `aborted` while another server has its lock, and
+/// retry. Waits between the attempts without blocking others; 2 s at most.
+/// fails   unavailable: another server had the lock all the time; cancelled; the error of `act`
 template <class T>
 Task<std::optional<Result<T>>> when_free(Executor blocking, std::function<Result<T>()> act) {
   constexpr std::chrono::seconds kPatience{2};
@@ -24,7 +24,7 @@ Task<std::optional<Result<T>>> when_free(Executor blocking, std::function<Result
     if (outcome->ok() || outcome->error().code() != ErrorCode::kAborted) co_return outcome;
     if (now() >= limit)
       co_return Error(ErrorCode::kUnavailable, outcome->error().message() + " for 2 s: repeat");
-    const bool goes_on = co_await sleep_until(now() + kPause);
+    const bool goes_on = co_await sleep_until(now() + kPause);  // lint-ok: another process's lock
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
 }

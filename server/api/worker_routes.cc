@@ -10,7 +10,7 @@ View<WorkerView> describe(const WorkerView*) {
       {{"member", &V::member, "Number of the admission; never used again."},
        {"name", &V::name, "The worker's own name."},
        {"address", &V::address, "host:port it connected from."},
-       {"state", &V::state, "Where it stands.",
+       {"state", &V::state, "Its state.",
         one_of({"joining", "syncing", "active", "draining", "left", "dead", "fenced"})},
        {"rank", &V::rank, "Position in the present generation; -1 when it is not in it.",
         least(-1)},
@@ -20,7 +20,7 @@ View<WorkerView> describe(const WorkerView*) {
        {"bytes_in", &V::bytes_in, "Bytes received from it."},
        {"bytes_out", &V::bytes_out, "Bytes sent to it."},
        {"joined_unix_seconds", &V::joined_unix_seconds, "When it joined."},
-       {"silent_seconds", &V::silent_seconds, "Since it was last heard."},
+       {"silent_seconds", &V::silent_seconds, "Since its last message."},
        {"step_seconds", &V::step_seconds, "It computed in its last round."},
        {"compute_seconds", &V::compute_seconds, "It computed, in all its rounds."},
        {"wait_seconds", &V::wait_seconds, "It waited for the cluster, in all its rounds."},
@@ -41,26 +41,26 @@ View<WorkerView> describe(const WorkerView*) {
        {"last_loss", &V::last_loss, "Loss of its last contribution. Null when it is not finite.",
         or_null()},
        {"local_steps", &V::local_steps, "Batches of its last share."},
-       {"pace_seconds", &V::pace_seconds, "Of a step, smoothed; 0: not known.", least(0)},
+       {"pace_seconds", &V::pace_seconds, "Of a step, smoothed; 0: unknown.", least(0)},
        {"share_ratio", &V::share_ratio, "Its part of the samples of its last round.", least(0)},
        {"divergence", &V::divergence,
         "|own - mean| / |mean| of its parameters at its last average; -1: not measured.",
         least(-1)},
        {"parameter_norm", &V::parameter_norm,
-        "Euclidean norm of its parameters, looked at in every 16th round; -1: not yet, or a "
-        "program of others.",
+        "Euclidean norm of its parameters, measured in every 16th round; -1: not yet, or an "
+        "external program.",
         least(-1)},
        {"scalars", at(&V::scalars, list_of), "Of its last contribution with any, by name.",
         at_most_items(16)},
        {"reason", &V::reason, "Why it left, died or was fenced; else empty."},
-       {"version", &V::version, "Version of its program; empty when it has not said."},
+       {"version", &V::version, "Version of its program; empty: not reported."},
        {"clock_ahead_seconds", &V::clock_ahead_seconds,
-        "How far its clock is ahead of the server's, within the time that a heartbeat is under "
-        "way. Null when it is not known.",
+        "How far its clock is ahead of the server's, within the transfer time of a heartbeat. "
+        "Null: unknown.",
         or_null()},
        {"certificate_expires_unix_seconds", &V::certificate_expires_unix_seconds,
-        "When the first of the certificates ends that it showed to connect "
-        "(docs/how-to/secure.md). Null when it showed none, or is gone.",
+        "When the first certificate of its connection expires (docs/how-to/secure.md). Null: none, "
+        "or it left.",
         or_null()}}};
 }
 
@@ -69,7 +69,7 @@ View<EvictionView> describe(const EvictionView*) {
   return {"Eviction",
           "A worker's name that may not join.",
           {{"name", &V::name, "The name."},
-           {"why", &V::why, "As the operator said."},
+           {"why", &V::why, "The operator's reason."},
            {"since_unix_seconds", &V::since_unix_seconds, "Since when."},
            {"until_unix_seconds", null_if_zero(&V::until_unix_seconds),
             "Until when; null: until it is allowed."}}};
@@ -86,7 +86,7 @@ View<NetworkView> describe(const NetworkView*) {
            {"to_name",
             [](const V& view) { return view.to ? std::optional(view.to_name) : std::nullopt; },
             "Its name."},
-           {"round_trips", &V::round_trips, "Empty messages that came back."},
+           {"round_trips", &V::round_trips, "Empty messages that returned."},
            {"median_seconds", &V::median_seconds, "Of a round trip."},
            {"p99_seconds", &V::p99_seconds, "The same, of the slowest 1 %."},
            {"bytes_per_second_to", &V::bytes_per_second_to,
@@ -130,7 +130,7 @@ struct DrainAction {
   friend View<DrainAction> describe(const DrainAction*) {
     using V = DrainAction;
     return {"DrainAction",
-            "What was asked of a worker.",
+            "A requested change of a worker.",
             {{"action", &V::action, "The action.", one_of({"drain"})},
              {"member", &V::member, "The worker."}}};
   }
@@ -216,9 +216,9 @@ std::vector<Route> worker_routes() {
        .path = "/v1/workers/{id}:drain",
        .id = "drain_worker",
        .handler = drain_worker,
-       .summary = "Let a worker finish its round and leave",
+       .summary = "Finish the round of a worker, then release it",
        .parameters = {path_part("id", "Member number of the worker.")},
-       .answer = answer<DrainAction>("Asked for; the worker's state tells when it is done.", 202)},
+       .answer = answer<DrainAction>("Accepted; the worker's state shows when it is done.", 202)},
       {.method = "POST",
        .path = "/v1/workers/{id}:evict",
        .id = "evict_worker",
@@ -249,7 +249,7 @@ std::vector<Route> worker_routes() {
        .path = "/v1/evictions/{name}",
        .id = "allow_worker",
        .handler = allow_worker,
-       .summary = "Let a name join again",
+       .summary = "Permit a name to join again",
        .parameters = {path_part("name", "The worker's name.")},
        .answer = answer<EvictionAction>("It may join again.")},
   };

@@ -2,7 +2,7 @@
 #include "server/aggregate/round_policy.h"
 #include "server/config/server_config.h"
 
-/// Settings of how the contributions of a round become one.
+/// Settings of how contributions are combined.
 namespace centroid::server {
 
 void register_aggregate(config::Schema& s, ServerConfig& c) {
@@ -17,17 +17,16 @@ void register_aggregate(config::Schema& s, ServerConfig& c) {
 Status check_aggregate(const ServerConfig& c) {
   CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(c.aggregate));
   if (c.local.weight_by == "tokens" && c.is_peer_to_peer())
-    return Error(ErrorCode::kInvalidArgument,
-                 "weight_by tokens: with exchange " + c.exchange +
-                     " the workers begin to add before they know their tokens: take samples, or "
-                     "exchange star");
+    return Error(ErrorCode::kInvalidArgument, "weight_by tokens: with exchange " + c.exchange +
+                                                  " the workers begin to add before their tokens "
+                                                  "are counted: use samples, or exchange star");
   if (rule.is_mean()) return {};
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, "aggregate " + c.aggregate + ": " + why);
   };
   if (c.is_peer_to_peer())
     return refuse("with exchange " + c.exchange +
-                  " the workers add among themselves, and nobody has all contributions: take "
+                  " the workers add among themselves, and no process has all contributions: use "
                   "exchange star, or aggregate mean");
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
@@ -42,8 +41,8 @@ Status check_aggregate(const ServerConfig& c) {
   if (c.nonfinite == "propagate")
     return refuse("NaN has no place in an order: set nonfinite to halt or skip");
   if (c.local.weight_by == "steps" || c.local.weight_by == "tokens")
-    return refuse("every worker counts alike, what it says of its " + c.local.weight_by +
-                  " is not believed: leave weight_by");
+    return refuse("every worker has the same weight, whatever it reports about its " +
+                  c.local.weight_by + " is not believed: leave weight_by");
   if (c.workers.min < rule.least())
     return refuse("it needs " + std::to_string(rule.least()) +
                   " workers, with fewer one false contribution does harm: set min_workers, which "
@@ -54,7 +53,7 @@ Status check_aggregate(const ServerConfig& c) {
 
 RoundPolicy policy_of(const ServerConfig& config) {
   RoundPolicy policy;
-  CENTROID_CHECK(parse_policy(config.policy, config.late, policy).ok());  // `finish` has looked
+  CENTROID_CHECK(parse_policy(config.policy, config.late, policy).ok());  // `finish` has checked it
   policy.nonfinite = config.nonfinite == "halt"   ? NonFinitePolicy::kHalt
                      : config.nonfinite == "skip" ? NonFinitePolicy::kSkip
                                                   : NonFinitePolicy::kPropagate;

@@ -30,7 +30,7 @@ void register_durability(config::Schema& s, ServerConfig& c) {
   s.field("checkpoint.keep", &c.checkpoint.keep,
           {.text = "number of checkpoints to keep", .unit = "checkpoints", .min = 1, .live = true});
   s.field("checkpoint.keep_every", &c.checkpoint.keep_every,
-          {.text = "keep each checkpoint whose round is a multiple of this for ever; 0: none",
+          {.text = "never delete a checkpoint whose round is a multiple of this; 0: none",
            .unit = "rounds",
            .live = true});
   s.field(

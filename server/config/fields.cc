@@ -1,11 +1,11 @@
 #include "server/config/server_config.h"
 
-/// Every setting of the server, in the order of --help: what a first job needs stands first.
+/// Every setting of the server, in the order of --help: a first job's settings come first.
 namespace centroid::server {
 
 namespace {
 
-/// Where it is reached, and by whom.
+/// Addresses and access.
 void register_endpoints(config::Schema& s, ServerConfig& c) {
   s.section("Addresses and access");
   s.field("listen", &c.listen,
@@ -69,7 +69,7 @@ void register_job(config::Schema& s, ServerConfig& c) {
            .basic = true});
 }
 
-/// What it leaves on the disk.
+/// Files.
 void register_files(config::Schema& s, ServerConfig& c) {
   s.section("Files");
   s.field("run_dir", &c.run_dir, {.text = "folder for the files of this job", .basic = true});
@@ -80,7 +80,7 @@ void register_files(config::Schema& s, ServerConfig& c) {
   register_durability(s, c);
 }
 
-/// What it tells.
+/// Logging.
 void register_log(config::Schema& s, ServerConfig& c) {
   s.section("Log");
   s.field("log.level", &c.log.level,
@@ -92,7 +92,7 @@ void register_log(config::Schema& s, ServerConfig& c) {
           {.text = "format of log lines", .choices = {"text", "json"}, .basic = true});
 }
 
-/// Workers that come, go and are slow.
+/// Membership.
 void register_membership(config::Schema& s, ServerConfig& c) {
   s.section("Workers");
   s.field("max_workers", &c.workers.max,
@@ -102,7 +102,7 @@ void register_membership(config::Schema& s, ServerConfig& c) {
            .max = 16384,
            .live = true,
            .basic = true});
-  s.field("keep_min_workers", &c.workers.keep_min,
+  s.field("keep_min_workers", &c.workers.min_continue,
           {.text = "start no round with fewer workers than this, but wait for more; 0: continue "
                    "with those that are left",
            .unit = "workers",
@@ -127,15 +127,15 @@ void register_membership(config::Schema& s, ServerConfig& c) {
            .min = 0,
            .live = true});
   s.field("leave_workers", &c.leaving.workers_stay,
-          {.text = "a signal ends only this server: workers wait up to their join_timeout for it "
-                   "to come back with resume"});
+          {.text = "a signal ends only this server: workers wait up to their join_timeout for its "
+                   "restart with resume"});
   s.field("stop_status", &c.leaving.stop_status,
           {.text = "exit status when a signal ends this server before the job is over; set 143 "
                    "where a scheduler should start it again",
            .max = 255});
 }
 
-/// How gradients travel and are added.
+/// Transfer and sum of gradients.
 void register_gradients(config::Schema& s, ServerConfig& c) {
   s.section("Exchange of gradients");
   s.field("exchange", &c.exchange,

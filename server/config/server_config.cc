@@ -24,11 +24,10 @@ Status check_codec_down(ServerConfig& c) {
   };
   if (c.local.fragments > 1 && parsed->scope == Scope::kGlobal)
     return refuse(
-        "it selects from all tensors at once, which come in fragments: leave scope=global away");
+        "it selects from all tensors at once, but they arrive in fragments: omit scope=global");
   if (c.is_peer_to_peer())
-    return refuse(
-        "with exchange " + c.exchange +
-        " no result goes through the server: leave codec_down f32, or take exchange star");
+    return refuse("with exchange " + c.exchange +
+                  " no result passes through the server: set codec_down f32, or exchange star");
   if (c.apply == "server")
     return refuse(
         "what is compressed are mean gradients, so the workers must apply them: set apply to "
@@ -41,7 +40,7 @@ Status check_codec_down(ServerConfig& c) {
   return {};
 }
 
-/// Settings of rounds of local steps, and the optimizer that `outer` stands for.
+/// Settings of rounds of local steps, and the optimizer that `outer` selects.
 Status check_local_steps(ServerConfig& c) {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, why);
@@ -64,10 +63,9 @@ Status check_local_steps(ServerConfig& c) {
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
   if (policy.applies_each() && (c.local.fragments > 1 || c.local.overlap > 0))
-    return refuse(
-        "policy " + c.policy +
-        ": a contribution comes when others have moved on, so fragments cannot take turns "
-        "and nothing can be made meanwhile: leave fragments 1 and overlap 0");
+    return refuse("policy " + c.policy +
+                  ": contributions arrive at different times, so fragments cannot take turns and "
+                  "steps cannot overlap: set fragments 1 and overlap 0");
   if (c.local.fragments > 1 && policy.is_elastic() && c.late != "drop")
     return refuse(
         "late " + c.late +
@@ -112,7 +110,7 @@ Status check_election(ServerConfig& c) {
   if (c.etcd.lease.count() % 1000 != 0)
     return Error(ErrorCode::kInvalidArgument,
                  "etcd.lease " + std::to_string(c.etcd.lease.count()) +
-                     " ms: etcd counts leases in whole seconds, take a multiple of 1000");
+                     " ms: etcd counts leases in seconds, use a multiple of 1000");
   CENTROID_ASSIGN(const auto endpoints, parse_etcd_endpoints(c.etcd.endpoints));
   const auto is_secure = [](const std::string& one) { return one.starts_with("https://"); };
   if (c.etcd.certificate.empty() != c.etcd.key.empty())
@@ -176,14 +174,14 @@ Status finish(ServerConfig& c) {
   if (policy.is_elastic() && c.is_peer_to_peer())
     return Error(ErrorCode::kInvalidArgument,
                  "policy " + c.policy + ": with exchange " + c.exchange +
-                     " the workers' sums hold a part of everybody, nobody can be left out: take "
+                     " the workers' sums contain every member's part, so none can be excluded: use "
                      "exchange star, or policy bsp");
   if (c.timeouts.round.count() > 0 && (policy.is_elastic() || c.is_peer_to_peer()))
     return Error(
         ErrorCode::kInvalidArgument,
         "round_timeout is for policy bsp with exchange star: policy " + c.policy +
             " with exchange " + c.exchange +
-            (policy.is_elastic() ? " does not wait for everybody" : " has reduce.timeout"));
+            (policy.is_elastic() ? " does not wait for all members" : " has reduce.timeout"));
   CENTROID_TRY(check_local_steps(c));
   CENTROID_TRY(check_cadence(c));
   CENTROID_TRY(check_aggregate(c));
@@ -197,9 +195,9 @@ Status finish(ServerConfig& c) {
     return Error(ErrorCode::kInvalidArgument,
                  "min_workers (" + std::to_string(c.workers.min) + ") is above max_workers (" +
                      std::to_string(c.workers.max) + "): raise max_workers or lower min_workers");
-  if (c.workers.keep_min > c.workers.max)
+  if (c.workers.min_continue > c.workers.max)
     return Error(ErrorCode::kInvalidArgument,
-                 "keep_min_workers (" + std::to_string(c.workers.keep_min) +
+                 "keep_min_workers (" + std::to_string(c.workers.min_continue) +
                      ") is above max_workers (" + std::to_string(c.workers.max) +
                      "): raise max_workers or lower keep_min_workers");
   if (c.optimizer_scale_ratio > 0 && c.local.count > 1)
@@ -221,11 +219,11 @@ Status finish(ServerConfig& c) {
   if (c.reduce.ring_order != "rank" && c.exchange != "ring")
     return Error(ErrorCode::kInvalidArgument, "reduce.ring_order " + c.reduce.ring_order +
                                                   " is for exchange ring, not " + c.exchange);
-  if (c.keeps_journal() && c.is_peer_to_peer())
+  if (c.writes_journal() && c.is_peer_to_peer())
     return Error(ErrorCode::kInvalidArgument,
                  "journal on: with exchange " + c.exchange +
-                     " no gradient goes through the server, there is nothing to write: leave "
-                     "journal off and take checkpoint.every_rounds, or exchange star");
+                     " no gradient passes through the server, so there is nothing to write: set "
+                     "journal off and checkpoint.every_rounds, or exchange star");
   if (c.journal.dir.empty()) c.journal.dir = c.run_dir + "/journal";
   if (c.checkpoint.dir.empty()) c.checkpoint.dir = c.run_dir + "/checkpoints";
   if (c.run_id.empty() && !c.resume) {
@@ -234,7 +232,7 @@ Status finish(ServerConfig& c) {
     for (int i = 0; i < 12; ++i, bits >>= 4) c.run_id += kDigits[bits % 16];
   }
   if (c.transfer.credit_bytes == 0) {
-    // A small window keeps waiting chunks in the cache: with 4 MiB instead of 16 MiB the server
+    // A small window lets waiting chunks stay in the cache: with 4 MiB instead of 16 MiB the server
     // takes 109 ms of processor time a round instead of 130 (centroid-bench-star --rounds 12
     // --no-memory).
     constexpr std::uint64_t kOne = 4u << 20, kTotal = 128u << 20;
@@ -244,7 +242,7 @@ Status finish(ServerConfig& c) {
   if (c.transfer.credit_bytes < c.transfer.chunk_bytes)
     return Error(ErrorCode::kInvalidArgument, "credit_bytes (" +
                                                   std::to_string(c.transfer.credit_bytes) +
-                                                  ") must hold at least one chunk (chunk_bytes " +
+                                                  ") must fit at least one chunk (chunk_bytes " +
                                                   std::to_string(c.transfer.chunk_bytes) + ")");
   return {};
 }

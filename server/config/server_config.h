@@ -44,7 +44,7 @@ struct ServerConfig {
   } trace;
 
   struct Workers {
-    std::uint64_t min = 1, keep_min = 0, max = 256;
+    std::uint64_t min = 1, min_continue = 0, max = 256;
   } workers;
   struct Goal {
     std::uint64_t epochs = 0, rounds = 0;
@@ -116,13 +116,13 @@ struct ServerConfig {
 
   /// Among the servers of a model.
   std::string leader_name() const { return identity.name.empty() ? "leader" : identity.name; }
-  /// The workers add among themselves; the server coordinates.
+  /// The workers sum among themselves; the server coordinates.
   bool is_peer_to_peer() const { return exchange != "star"; }
   /// Local steps of a worker in one round.
   std::uint64_t steps_per_round() const { return local.count / local.fragments; }
   Coordinator::Options coordination() const;
-  bool keeps_journal() const { return journal.mode == "on"; }
-  /// Results go through a codec, so they are mean gradients.
+  bool writes_journal() const { return journal.mode == "on"; }
+  /// Results pass through a codec, so they are mean gradients.
   bool compresses_results() const { return transfer.codec_down != "f32"; }
   bool applies_on_worker() const {
     return is_peer_to_peer() || apply == "worker" || (apply == "auto" && compresses_results());
@@ -133,23 +133,22 @@ struct ServerConfig {
 void register_servers(config::Schema& schema, ServerConfig& config);
 /// The part of `register_fields` for checkpoints and the journal.
 void register_durability(config::Schema& schema, ServerConfig& config);
-/// The part of `register_fields` and of `finish` for how contributions become one.
+/// The part of `register_fields` and of `finish` for combining contributions.
 void register_aggregate(config::Schema& schema, ServerConfig& config);
 Status check_aggregate(const ServerConfig& config);
-/// Why a model may not lie on several servers with these settings; empty: it may.
+/// Why a model cannot be on several servers with these settings; empty: it can.
 std::string why_one_server(const ServerConfig& config);
-/// The part of `finish` for a port of metrics, which who has REST does not need.
+/// The part of `finish` for a port of metrics, which a server with REST does not need.
 Status check_metrics(const ServerConfig& config);
-/// Whether what is told of every chunk on several servers fits into one message.
-Status check_told_chunks(const ServerConfig& config, std::size_t chunks);
+/// Whether the statistics of every chunk on several servers fit into one message.
+Status check_chunk_count(const ServerConfig& config, std::size_t chunks);
 
 /// The part of `register_fields` for REST.
 void register_api(config::Schema& schema, ServerConfig& config);
 
 /// Bind every field to the schema.
 void register_fields(config::Schema& schema, ServerConfig& config);
-/// What single fields cannot see: combinations. Fills defaults that depend on others (run_id,
-/// checkpoint_dir).
+/// Checks combinations of fields. Fills defaults that depend on others (run_id, checkpoint_dir).
 Status finish(ServerConfig& config);
 
 }  // namespace centroid::server

@@ -7,8 +7,8 @@ namespace centroid::server {
 void register_servers(config::Schema& s, ServerConfig& c) {
   s.section("Several servers");
   s.field("join", &c.join,
-          {.text = "run as a shard server of the leader at HOST:PORT: hold part of the model. With "
-                   "etcd: the address of one server, or of several, separated by commas",
+          {.text = "run as a shard server, with part of the model, of the leader at HOST:PORT. "
+                   "With etcd: the address of one server, or of several, separated by commas",
            .basic = true});
   s.field("join_timeout", &c.timeouts.join,
           {.text = "shard server: exit when there is no leader for this long",
@@ -41,7 +41,7 @@ std::string why_one_server(const ServerConfig& c) {
     return "codec_down " + c.transfer.codec_down +
            " selects from all tensors at once, which lie on one server only: leave scope=global "
            "away for several";
-  if (c.keeps_journal() && c.journal.full != "wait")
+  if (c.writes_journal() && c.journal.full != "wait")
     return "journal.full " + c.journal.full +
            " works with one server: with several a round waits for the disk (wait)";
   return "";
@@ -59,17 +59,17 @@ Status check_metrics(const ServerConfig& c) {
   return {};
 }
 
-Status check_told_chunks(const ServerConfig& c, std::size_t chunks) {
+Status check_chunk_count(const ServerConfig& c, std::size_t chunks) {
   constexpr std::size_t kHead = 1 << 20,
                         kNames = 256 * 2 * 260 + 64;  // docs/reference/wire.md, Route
-  const bool tells_squares = c.optimizer.clip_norm > 0;
+  const bool sends_squares = c.optimizer.clip_norm > 0;
   const std::size_t most =
-      (kHead - kNames) / (tells_squares ? sizeof(double) : sizeof(std::uint16_t));
+      (kHead - kNames) / (sends_squares ? sizeof(double) : sizeof(std::uint16_t));
   if (chunks <= most) return {};
   return Error(ErrorCode::kFailedPrecondition,
                "the model has " + std::to_string(chunks) + " chunks, on several servers " +
-                   (tells_squares ? "with clip_norm " : "") + "at most " + std::to_string(most) +
-                   " can be told of: set a larger chunk_bytes, which is " +
+                   (sends_squares ? "with clip_norm " : "") + "at most " + std::to_string(most) +
+                   " fit a message: set a larger chunk_bytes, which is " +
                    std::to_string(c.transfer.chunk_bytes));
 }
 }  // namespace centroid::server

@@ -61,7 +61,7 @@ std::uint64_t Cadence::anchor() const {
   return options_.tunes ? std::min(anchor_, most) : anchor_;
 }
 
-void Cadence::hold_growth(bool is_held) {
+void Cadence::pause_growth(bool is_held) {
   if (!is_held)
     held_at_.reset();
   else if (!held_at_)

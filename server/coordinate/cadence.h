@@ -79,7 +79,7 @@ class Cadence {
                                         std::span<const MemberId> begin = {});
 
   /// No growth of the anchor while it is held.
-  void hold_growth(bool is_held);
+  void pause_growth(bool is_held);
   /// anchor = what the slowest makes * factor, rounded up; a factor is from 0.1 to 1. No further
   /// down than by the lead, when that is above 0. From here on this is also where the anchor may
   /// come down to.

@@ -41,11 +41,11 @@ void Coordinator::contributed(MemberId member, const Work& work) {
   // Of a short share (at an epoch's end, or a probe) parameters diverge less: that their divergence
   // is larger after the next one is no growth.
   const double anchor = static_cast<double>(cadence_.anchor());
-  const bool is_whole =
+  const bool is_complete =
       work.part >= kWhole && (cadence_.is_known(member) || work.steps >= kWhole * anchor);
   const auto [past, is_new] = was_whole_.try_emplace(member, true);
   Watch& told = watch(work.fragment);
-  if (std::exchange(past->second, is_whole) && !(work.divergence < 0))
+  if (std::exchange(past->second, is_complete) && !(work.divergence < 0))
     told.series.told(member, work.divergence);
   for (auto& [fragment, one] : watches_) one.series.worked(member, work.steps);
   cadence_.worked(member, work.steps, work.compute_seconds);
@@ -73,14 +73,14 @@ bool Coordinator::judge() {
       one.predictor.restart();
     }
     const auto verdict = one.guard.observe(seen->divergences);
-    one.holds_growth = verdict != DivergenceGuard::Verdict::kStable;
+    one.pauses_growth = verdict != DivergenceGuard::Verdict::kStable;
     one.limit = one.predictor.observe(seen->divergences, seen->steps, seen->since);
     if (verdict != DivergenceGuard::Verdict::kNudgeDown) continue;
     goes_down = true;
     for (auto& [number, other] : watches_) {
       if (number == fragment) continue;
       other.guard.restart();  // what it has seen was of longer rounds
-      other.holds_growth = false;
+      other.pauses_growth = false;
     }
   }
   return goes_down;
@@ -112,13 +112,13 @@ void Coordinator::round_over() {
   const bool goes_down = judge();
   if (options_.predicts) {
     const auto most = growth_limit();
-    holds_growth_ = most && *most <= cadence_.anchor();
+    pauses_growth_ = most && *most <= cadence_.anchor();
     if (most && *most < cadence_.anchor()) ++nudges_;
     cadence_.limit(most.value_or(Cadence::kNoLimit));
   } else {
-    holds_growth_ =
-        std::ranges::any_of(watches_, [](const auto& one) { return one.second.holds_growth; });
-    cadence_.hold_growth(holds_growth_);
+    pauses_growth_ =
+        std::ranges::any_of(watches_, [](const auto& one) { return one.second.pauses_growth; });
+    cadence_.pause_growth(pauses_growth_);
     if (goes_down) {
       cadence_.nudge_down(kNudge);
       ++nudges_;

@@ -67,7 +67,7 @@ class Coordinator {
   /// Steps of the slowest in a round that keep the divergence below its bound; none: as many as may
   /// be.
   std::optional<std::uint64_t> growth_limit() const;
-  bool holds_growth() const { return holds_growth_; }
+  bool pauses_growth() const { return pauses_growth_; }
   std::uint64_t nudges() const { return nudges_; }
 
  private:
@@ -77,7 +77,7 @@ class Coordinator {
     DivergenceGuard guard;
     GrowthPredictor predictor;
     std::optional<std::uint64_t> limit;
-    bool holds_growth = false;
+    bool pauses_growth = false;
   };
   Watch& watch(std::uint32_t fragment);
   bool keeps_ratios() const { return options_.mode == Mode::kSpeed && !options_.ratios.empty(); }
@@ -87,7 +87,7 @@ class Coordinator {
   Cadence cadence_;
   std::map<std::uint32_t, Watch> watches_;
   std::map<MemberId, bool> was_whole_;  // whether a member's last share was as long as others
-  bool holds_growth_ = false;
+  bool pauses_growth_ = false;
   std::uint64_t nudges_ = 0;
   std::map<MemberId, Work> told_;  // since the last round that was over
 };

@@ -17,8 +17,8 @@ std::uint64_t part_of(std::uint64_t whole, double part) {
 
 }  // namespace
 
-void EpochTallies::add(const ToldShare& told, std::uint64_t epoch_samples,
-                       double begun_unix_seconds) {
+void EpochTallies::add(const ReportedShare& told, std::uint64_t epoch_samples,
+                       double start_unix_seconds) {
   if (epoch_samples == 0) return;
   const DataPart& part = told.part;
   // An empty share, with what a worker still had to tell, lies where the one before it ended.
@@ -46,7 +46,7 @@ void EpochTallies::add(const ToldShare& told, std::uint64_t epoch_samples,
     rest_seconds -= seconds;
 
     EpochTally& sums = open_[epoch];
-    if (sums.members.empty()) sums.begun_unix_seconds = begun_unix_seconds;
+    if (sums.members.empty()) sums.start_unix_seconds = start_unix_seconds;
     sums.epoch = epoch;
     sums.trained += here;
     sums.all.add(tally);

@@ -13,7 +13,7 @@
 namespace centroid::server {
 
 /// What a member told with one contribution, and of which part of the data.
-struct ToldShare {
+struct ReportedShare {
   DataPart part;
   std::string worker;
   std::uint64_t devices = 0;
@@ -34,7 +34,7 @@ struct EpochTally {
   };
   std::uint64_t epoch = 0;    ///< from 0
   std::uint64_t trained = 0;  ///< of its samples, in contributions that counted
-  double begun_unix_seconds = 0, ended_unix_seconds = 0;
+  double start_unix_seconds = 0, ended_unix_seconds = 0;
   Tally all;
   std::map<std::string, Member> members;  ///< by name
   /// Its part of the samples of all.
@@ -57,11 +57,11 @@ class EpochTallies {
  public:
   static constexpr std::size_t kNames = 16384, kLeast = 16, kMost = 1024;
   /// Positions from `epoch_samples` on are of the next epoch. `begun`: of its round.
-  void add(const ToldShare& told, std::uint64_t epoch_samples, double begun_unix_seconds);
+  void add(const ReportedShare& told, std::uint64_t epoch_samples, double start_unix_seconds);
   /// The next epoch that is over: the oldest with numbers, if nothing before `oldest` is under way.
   const EpochTally* end(std::uint64_t oldest, double unix_seconds);
   /// The job goes back: what has not ended is trained again.
-  void forget_open() { open_.clear(); }
+  void drop_open() { open_.clear(); }
   bool has_open() const { return !open_.empty(); }
 
   /// Newest first.

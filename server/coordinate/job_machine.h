@@ -8,13 +8,13 @@ namespace centroid::server {
 struct JobFacts {
   bool lacks_state = false;       ///< the newest state is with workers, and is wanted here
   bool has_new_settings = false;  ///< an operator changed some
-  bool wants_restore = false;     ///< an operator wants an earlier checkpoint back
-  bool wants_stop = false;
+  bool needs_restore = false;     ///< an operator wants an earlier checkpoint back
+  bool needs_stop = false;
   bool is_goal_reached = false;
   bool lost_server = false;     ///< one is gone with its chunks
   bool awaits_server = false;   ///< that one is waited for
   bool may_not_commit = false;  ///< another server leads, or may
-  bool wants_freeze = false;    ///< a checkpoint reads one version on all servers
+  bool needs_freeze = false;    ///< a checkpoint reads one version on all servers
   bool replays = false;         ///< rounds of the journal are still to be applied
   bool is_paused = false;       ///< by an operator
   bool has_values = false;      ///< the model has initial values
@@ -30,8 +30,8 @@ enum class JobStep : std::uint8_t {
   kFreeze,
   kReplay,
   kPause,
-  kSettleServers,  ///< chunks lie where they are to, on servers that are here
-  kGather,         ///< workers enough for a round
+  kResolveServers,  ///< chunks lie where they are to, on servers that are here
+  kGather,          ///< workers enough for a round
   kInitialize,
   kBeginJournal,
   kTrain,  ///< one round
@@ -40,8 +40,8 @@ enum class JobStep : std::uint8_t {
 /// What a job does between two rounds, one step after the other. Pure.
 ///
 /// order    what an operator asks for, then what the job needs, then a round
-/// answers  kSettleServers and kGather end with yes or no. A yes holds until a step of another kind
-///          has been made: servers and workers may go meanwhile.
+/// answers  kResolveServers and kGather end with yes or no. A yes holds until a step of another
+///          kind has been made: servers and workers may go meanwhile.
 class JobMachine {
  public:
   JobStep next(const JobFacts& facts) const;

@@ -21,9 +21,9 @@ ElectionProbe::ElectionProbe(metrics::Registry& r) {
   is_leader_ = r.gauge("centroid_server_is_leader",
                        "1 when this server leads its cluster, 0 when it is a standby or may not "
                        "act because its lease could not be renewed.");
-  term_ = r.gauge("centroid_server_term_number",
-                  "Term of the leader in etcd, larger for every later one; 0: no etcd, or none "
-                  "known.");
+  term_ =
+      r.gauge("centroid_server_term_number",
+              "Term of the leader in etcd; grows with every new leader; 0: no etcd, or unknown.");
   renewals_ =
       r.counter("centroid_server_lease_renewals_total", "Renewals of the leader's lease in etcd.");
   failures_ = r.counter("centroid_server_etcd_failures_total",
@@ -31,23 +31,23 @@ ElectionProbe::ElectionProbe(metrics::Registry& r) {
   const auto role = [&](const char* which) {
     return r.gauge(
         "centroid_server_role",
-        "1 for what this server does: it leads (or is alone), stands by, or holds a shard.",
+        "1 for the role of this server: leader (also a single server), standby or shard server.",
         {{"role", which}});
   };
   leads_ = role("leader");
-  stands_by_ = role("standby");
+  is_standby_ = role("standby");
   leads(true, 0);
 }
 
 void ElectionProbe::leads(bool does, std::uint64_t term) const {
   is_leader_.set(does ? 1 : 0);
   leads_.set(does ? 1 : 0);
-  stands_by_.set(does ? 0 : 1);
+  is_standby_.set(does ? 0 : 1);
   term_.set(static_cast<double>(term));
 }
 
 namespace {
-/// So long is one shown that says nothing any more, in leases.
+/// A silent candidate is shown for this many leases.
 constexpr int kShown = 10;
 
 Candidate self_of(const Candidacy::Options& options) {
@@ -65,7 +65,7 @@ Candidates::Options candidates_options(const Candidacy::Options& options) {
   out.prefix = Candidacy::servers_of(options.cluster);
   out.self = self_of(options);
   out.every = options.election.ttl;
-  out.kept = kShown * options.election.ttl;
+  out.entry_ttl = kShown * options.election.ttl;
   return out;
 }
 }  // namespace
@@ -99,23 +99,23 @@ Candidacy::~Candidacy() {
 Task<Result<Election::Reply>> Candidacy::perform(Election::Request request) {
   const std::string key = key_of(options_.cluster);
   Election::Reply reply;
-  switch (request.ask) {
-    case Election::Ask::kLook: {
+  switch (request.call) {
+    case Election::Call::kLook: {
       CENTROID_CO_ASSIGN(reply.holder, co_await etcd_->get(key));
       break;
     }
-    case Election::Ask::kGrant: {
+    case Election::Call::kGrant: {
       CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->grant(options_.election.ttl));
       reply.lease = lease.id;
       reply.ttl = lease.ttl;
       break;
     }
-    case Election::Ask::kAcquire: {
+    case Election::Call::kAcquire: {
       const std::string value = encode_candidate(self_of(options_));
       CENTROID_CO_ASSIGN(reply.holder, co_await etcd_->create(key, value, request.lease));
       break;
     }
-    case Election::Ask::kRenew: {
+    case Election::Call::kRenew: {
       CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->keep_alive(request.lease));
       reply.ttl = lease.ttl;
       if (lease.ttl <= Duration::zero()) break;
@@ -183,16 +183,17 @@ void Candidacy::publish() {
       present.api = std::move(leader->api);
     }
   }
+  bool opens = false;
   if (present.role != Election::Role::kStandby) {
     present.term = election_.term();
-    fence_.open(present.term, election_.acts_until());
+    opens = fence_.open(present.term, election_.acts_until());
   }
   if (present.role == Election::Role::kDeposed) {
     present.trouble = election_.why_deposed();
     fence_.close(present.trouble);
   }
-  if (present == told_) return;
-  told_ = present;
+  if (present == published_ && !opens) return;
+  published_ = present;
   probe_.leads(present.role == Election::Role::kLeader, present.term);
   on_change_(std::move(present));
 }

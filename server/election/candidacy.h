@@ -15,19 +15,19 @@
 
 namespace centroid::server {
 
-/// Who leads, as this server knows it.
+/// The leader, as this server knows it.
 struct Leadership {
   Election::Role role = Election::Role::kStandby;
-  std::uint64_t term = 0;          ///< of the leader; 0: none is known
-  std::string leader, data, api;   ///< its name and endpoints; empty: none is known
+  std::uint64_t term = 0;          ///< of the leader; 0: unknown
+  std::string leader, data, api;   ///< its name and endpoints; empty: unknown
   std::string trouble;             ///< why etcd does not answer; empty: it does
-  std::vector<Candidate> servers;  ///< that lead or stand by, as etcd said last
+  std::vector<Candidate> servers;  ///< leader and standbys, by etcd's last answer
   bool operator==(const Leadership&) const = default;
   /// "standby, leader is b at 10.0.0.2:7070"
   std::string to_string() const;
 };
 
-/// Metrics of the election; a server without one leads from its beginning.
+/// Metrics of the election; a server without an election always leads.
 class ElectionProbe {
  public:
   explicit ElectionProbe(metrics::Registry& registry);
@@ -36,12 +36,12 @@ class ElectionProbe {
   void failed() const { failures_.add(); }
 
  private:
-  metrics::Gauge is_leader_, leads_, stands_by_, term_;
+  metrics::Gauge is_leader_, leads_, is_standby_, term_;
   metrics::Counter renewals_, failures_;
 };
 
-/// Runs one Election against etcd, on a thread of its own, so that a busy server keeps its lease.
-/// Opens and closes the fence; tells every change.
+/// Runs one Election against etcd, on a thread of its own, so that a busy server does not lose its
+/// lease. Opens and closes the fence; reports every change.
 class Candidacy {
  public:
   struct Options {
@@ -50,16 +50,16 @@ class Candidacy {
     std::string cluster;          ///< the key is /centroid/<cluster>/leader
     std::string name, data, api;  ///< of this server, as others reach it
   };
-  /// `on_change` comes from the election's thread.
+  /// `on_change` is called on the election's thread.
   Candidacy(Options options, Fence& fence, const ElectionProbe& probe,
             std::function<void(Leadership)> on_change);
-  /// Give the key back, if this server has it, and join.
+  /// Release the key, if this server has it, and join.
   ~Candidacy();
 
   static std::string key_of(const std::string& cluster) {
     return "/centroid/" + cluster + "/leader";
   }
-  /// Of a server, with its name behind it.
+  /// The prefix of a server's key.
   static std::string servers_of(const std::string& cluster) {
     return "/centroid/" + cluster + "/servers/";
   }
@@ -82,7 +82,7 @@ class Candidacy {
   Event stop_;
   bool stopping_ = false;
   bool is_over_ = false;  ///< nothing more is published: the fence stays as it is
-  Leadership told_;
+  Leadership published_;
   Pending<void> ended_;
 };
 

@@ -11,7 +11,7 @@
 namespace centroid::server {
 
 namespace {
-/// More servers than anybody has; what else lies there is not ours.
+/// More servers than any cluster has; other keys there are not ours.
 constexpr std::size_t kMost = 64;
 
 }  // namespace
@@ -42,9 +42,9 @@ std::optional<Candidate> decode_candidate(const std::string& text) {
 }
 
 Candidates::Candidates(Executor executor, Options options,
-                       std::function<void(std::vector<Candidate>)> tell)
+                       std::function<void(std::vector<Candidate>)> publish)
     : options_(std::move(options)),
-      tell_(std::move(tell)),
+      publish_(std::move(publish)),
       etcd_(options_.connect(executor)),
       stop_(executor) {}
 
@@ -58,14 +58,14 @@ Task<Status> Candidates::announce() {
     CENTROID_CO_ASSIGN(const auto renewed, co_await etcd_->keep_alive(lease_));
     if (renewed.ttl > Duration::zero()) co_return Status();
   }
-  CENTROID_CO_ASSIGN(const auto granted, co_await etcd_->grant(options_.kept));
-  const Status told = co_await etcd_->put(options_.prefix + options_.self.name,
-                                          encode_candidate(options_.self), granted.id);
-  if (told.ok()) lease_ = granted.id;
-  co_return told;
+  CENTROID_CO_ASSIGN(const auto granted, co_await etcd_->grant(options_.entry_ttl));
+  const Status added = co_await etcd_->put(options_.prefix + options_.self.name,
+                                           encode_candidate(options_.self), granted.id);
+  if (added.ok()) lease_ = granted.id;
+  co_return added;
 }
 
-Task<Result<std::vector<Candidate>>> Candidates::look() {
+Task<Result<std::vector<Candidate>>> Candidates::list_live() {
   CENTROID_CO_ASSIGN(const auto held, co_await etcd_->list(options_.prefix, kMost));
   std::vector<Candidate> found;
   bool is_there = false;
@@ -74,39 +74,38 @@ Task<Result<std::vector<Candidate>>> Candidates::look() {
     if (!candidate) continue;
     is_there = is_there || one.lease == lease_;
     if (stopping_) co_return Error(ErrorCode::kCancelled, "this server ends");
-    CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->look(one.lease));
+    CENTROID_CO_ASSIGN(const auto lease, co_await etcd_->time_to_live(one.lease));
     if (lease.ttl <= Duration::zero()) continue;
     const auto ago = std::max(Duration::zero(), lease.granted - lease.ttl);
     candidate->seen_unix_seconds =
         SystemClock().unix_seconds() - std::chrono::duration<double>(ago).count();
     found.push_back(std::move(*candidate));
   }
-  if (!is_there) lease_ = 0;  // somebody took the key away: it is made anew
+  if (!is_there) lease_ = 0;  // the key was deleted: create it again
   std::ranges::sort(found, {}, &Candidate::name);
   co_return found;
 }
 
 Task<void> Candidates::run() {
   while (!stopping_) {
-    Status well = co_await announce();
-    if (well.ok() && !stopping_) {
-      auto found = co_await look();
+    Status status = co_await announce();
+    if (status.ok() && !stopping_) {
+      auto found = co_await list_live();
       if (found.ok())
-        tell_(std::move(found).value());
+        publish_(std::move(found).value());
       else
-        well = found.error();
+        status = found.error();
     }
-    if (!well.ok() && is_well_ && !stopping_)
-      log::warn("candidates.not_told",
-                {{"why", well.error()},
-                 {"action",
-                  "who stands by is not shown until etcd takes it; this server may lead "
-                  "all the same"}});
-    is_well_ = well.ok();
+    if (!status.ok() && is_listed_ && !stopping_)
+      log::warn("candidates.update_failed", {{"why", status.error()},
+                                             {"action",
+                                              "this server is not listed as a standby until etcd "
+                                              "accepts the entry; it may still become leader"}});
+    is_listed_ = status.ok();
     const TimePoint next = now() + options_.every;
     while (!stopping_ && now() < next) co_await stop_.wait(next);
   }
-  if (lease_ != 0 && is_well_) (void)co_await etcd_->revoke(lease_);
+  if (lease_ != 0 && is_listed_) (void)co_await etcd_->revoke(lease_);
 }
 
 }  // namespace centroid::server

@@ -13,26 +13,26 @@
 
 namespace centroid::server {
 
-/// The few calls of etcd that an election needs.
+/// The calls of etcd that an election needs.
 ///
 /// thread  its executor; one call at a time
-/// fails   unavailable when no endpoint answered; failed_precondition when etcd refuses
+/// fails   unavailable if no endpoint answered; failed_precondition if etcd refuses
 class Etcd {
  public:
   struct Lease {
     std::int64_t id = 0;
     Duration ttl{};      ///< left; zero: there is no such lease
-    Duration granted{};  ///< of `look`
+    Duration granted{};  ///< of `time_to_live`
   };
 
   virtual ~Etcd() = default;
   virtual Task<Result<Lease>> grant(Duration ttl) = 0;
   virtual Task<Result<Lease>> keep_alive(std::int64_t lease) = 0;
-  virtual Task<Result<Lease>> look(std::int64_t lease) = 0;
+  virtual Task<Result<Lease>> time_to_live(std::int64_t lease) = 0;
   virtual Task<Status> revoke(std::int64_t lease) = 0;
-  /// The key as it stands now (a linearizable read); nothing: there is none.
+  /// The present key (a linearizable read); nothing: there is none.
   virtual Task<Result<std::optional<Holder>>> get(std::string key) = 0;
-  /// Create the key with `value` unless it is there. What stands under it then.
+  /// Create the key with `value` unless it exists. Returns its value afterwards.
   virtual Task<Result<std::optional<Holder>>> create(std::string key, std::string value,
                                                      std::int64_t lease) = 0;
   virtual Task<Status> put(std::string key, std::string value, std::int64_t lease) = 0;

@@ -118,7 +118,7 @@ struct EtcdClient::Impl {
 
   Executor executor;
   EtcdOptions options;
-  std::size_t present = 0;  // of the endpoints: answered last
+  std::size_t present = 0;  // index of the endpoint that answered last
   std::optional<transport::HttpClient> http;
   std::string token;
 };
@@ -137,7 +137,7 @@ Error unreachable(const std::string& endpoint, const Error& why) {
   if (why.code() == ErrorCode::kFailedPrecondition)
     reason = "its certificate is not accepted: " + reason + " (etcd.authority)";
   else if (why.code() == ErrorCode::kAborted && reason.find("certificate") != std::string::npos)
-    reason += "; it asks for one that it knows: etcd.certificate and etcd.key";
+    reason += "; it requires a client certificate that it trusts: etcd.certificate and etcd.key";
   else if (why.code() == ErrorCode::kAborted)
     reason += "; does it speak TLS?";
   return Error(ErrorCode::kUnavailable, endpoint + ": " + reason);
@@ -150,7 +150,7 @@ Task<Status> EtcdClient::Impl::connect(std::string endpoint) {
   if (is_open() && http->origin() == *origin) co_return Status();
   if (origin->is_secure && !options.tls)
     co_return Error(ErrorCode::kUnavailable,
-                    endpoint + ": it wants TLS, and no authority is known (etcd.authority)");
+                    endpoint + ": it requires TLS, and etcd.authority is not set");
   http.emplace(executor, *origin);
   const auto tls = origin->is_secure ? options.tls : nullptr;
   const Status opened = co_await http->open(tls, centroid::now() + options.timeout);
@@ -181,12 +181,12 @@ Task<Result<Json>> EtcdClient::Impl::exchange(std::string endpoint, std::string 
         text = at->get<std::string>();
         break;
       }
-  const std::string what = endpoint + path + ": etcd says: " + text;
+  const std::string what = endpoint + path + ": etcd reports: " + text;
   if (status == 404 && !answer.is_object())
     co_return Error(ErrorCode::kUnavailable,
                     what + "; is this an etcd of version 3.4 or later, on its client port?");
   if (status == 401 || text.find("auth token") != std::string::npos)
-    co_return Error(ErrorCode::kCancelled, what);  // of a call that is made again, once
+    co_return Error(ErrorCode::kCancelled, what);  // of a call that is repeated, once
   if (status == 404) co_return Error(ErrorCode::kNotFound, what);
   if (status == 400 || status == 403)
     co_return Error(ErrorCode::kFailedPrecondition,
@@ -219,7 +219,7 @@ Task<Result<Json>> EtcdClient::Impl::call(std::string path, Json body) {
         co_return signed_in.error();
     }
     auto answer = co_await exchange(endpoint, path, text);
-    // An idle connection that etcd closed, or a token that it forgot.
+    // An idle connection that etcd closed, or a token that it dropped.
     const bool is_stale = !answer.ok() && was_open && !is_open();
     if (!answer.ok() && answer.error().code() == ErrorCode::kCancelled && !options.user.empty()) {
       CENTROID_CO_TRY(co_await sign_in(endpoint));
@@ -240,9 +240,9 @@ Task<Result<Json>> EtcdClient::Impl::call(std::string path, Json body) {
 }
 
 Task<Result<EtcdClient::Lease>> EtcdClient::grant(Duration ttl) {
-  const auto whole = std::chrono::ceil<std::chrono::seconds>(ttl);
+  const auto ceiled = std::chrono::ceil<std::chrono::seconds>(ttl);
   Json body;
-  body["TTL"] = whole.count();
+  body["TTL"] = ceiled.count();
   CENTROID_CO_ASSIGN(const Json answer, co_await impl_->call("/v3/lease/grant", body));
   Lease lease;
   lease.id = integer(answer, "ID");
@@ -264,7 +264,7 @@ Task<Result<EtcdClient::Lease>> EtcdClient::keep_alive(std::int64_t id) {
   co_return lease;
 }
 
-Task<Result<EtcdClient::Lease>> EtcdClient::look(std::int64_t id) {
+Task<Result<EtcdClient::Lease>> EtcdClient::time_to_live(std::int64_t id) {
   Json body;
   body["ID"] = std::to_string(id);
   CENTROID_CO_ASSIGN(const Json answer, co_await impl_->call("/v3/lease/timetolive", body));
@@ -304,7 +304,7 @@ Task<Result<std::vector<Holder>>> EtcdClient::list(std::string prefix, std::size
   Json body;
   body["key"] = to_base64(prefix);
   body["limit"] = std::to_string(most);
-  ++prefix.back();  // the first that does not begin with it
+  ++prefix.back();  // the first key after the prefix
   body["range_end"] = to_base64(prefix);
   CENTROID_CO_ASSIGN(const Json answer, co_await impl_->call("/v3/kv/range", body));
   std::vector<Holder> found;
@@ -335,7 +335,7 @@ Task<Result<std::optional<Holder>>> EtcdClient::create(std::string key, std::str
   const auto responses = answer.find("responses");
   if (responses == answer.end() || !responses->is_array() || responses->empty() ||
       !responses->back().is_object())
-    co_return Error(ErrorCode::kUnavailable, "etcd at " + endpoint() + " gave no answer to a txn");
+    co_return Error(ErrorCode::kUnavailable, "etcd at " + endpoint() + " did not answer a txn");
   co_return first_pair(member(responses->back(), "response_range"));
 }
 

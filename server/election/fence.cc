@@ -1,6 +1,7 @@
 #include "server/election/fence.h"
 
 #include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -18,7 +19,7 @@ struct Written {
   std::string server;
 };
 
-/// Nothing when there is no such file.
+/// Nothing if the file is missing.
 Result<std::optional<Written>> read_term(const fs::path& path) {
   const auto text = file::read_text(path);
   if (!text.ok()) {
@@ -36,16 +37,17 @@ Result<std::optional<Written>> read_term(const fs::path& path) {
   }
   return Error(ErrorCode::kFailedPrecondition,
                path.string() +
-                   " does not say which term leads: expected {\"term\": N, ...}; "
-                   "restore it, or remove it when no server runs");
+                   " should name the leader's term: expected {\"term\": N, ...}; restore it, or "
+                   "remove it when no server runs");
 }
 
 }  // namespace
 
-void Fence::open(std::uint64_t term, TimePoint until) {
+bool Fence::open(std::uint64_t term, TimePoint until) {
   const std::lock_guard lock(mutex_);
+  const TimePoint present = now();
   state_.term = term;
-  state_.until = until;
+  return std::exchange(state_.until, until) <= present && until > present;
 }
 
 void Fence::close(std::string why) {
@@ -61,11 +63,12 @@ Fence::State Fence::state() const {
 std::uint64_t Fence::term() const { return state().term; }
 
 Status Fence::holds() const {
+  const TimePoint present = centroid::now();  // before the state: see `open`
   const State now = state();
   if (!now.closed.empty())
     return Error(ErrorCode::kAborted, "deposed: this server led in term " +
                                           std::to_string(now.term) + ": " + now.closed);
-  if (centroid::now() < now.until) return {};
+  if (present < now.until) return {};
   return Error(ErrorCode::kUnavailable,
                "the leader's lease could not be renewed in etcd: another server may lead by now");
 }
@@ -93,10 +96,9 @@ Status Fence::check_alone(const fs::path& folder) {
   return Error(ErrorCode::kFailedPrecondition,
                path.string() + " names server '" + written->server + "' as leader of term " +
                    std::to_string(written->term) +
-                   ": this folder belongs to servers of which etcd chooses the leader, and this "
-                   "server has no etcd.endpoints. Set them (compose: --env-file "
-                   "deploy/compose/ha.env); or, to go on with one server alone, stop all others "
-                   "and remove the file");
+                   ": this folder belongs to servers whose leader etcd elects, and this server has "
+                   "no etcd.endpoints. Set them (compose: --env-file deploy/compose/ha.env); or, "
+                   "to continue with one server, stop all others and remove the file");
 }
 
 Status Fence::take() const {
@@ -106,7 +108,7 @@ Status Fence::take() const {
   if (written && written->term > mine)
     return Error(ErrorCode::kFailedPrecondition,
                  path.string() + " names term " + std::to_string(written->term) + " of server '" +
-                     written->server + "', etcd gave this one term " + std::to_string(mine) +
+                     written->server + "', etcd assigned term " + std::to_string(mine) +
                      ": this etcd is not the one of before, or lost its data. Stop all servers, "
                      "then remove the file");
   std::error_code error;

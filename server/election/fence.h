@@ -10,10 +10,10 @@
 
 namespace centroid::server {
 
-/// Keeps a server that leads no longer from the folders that it shares with the one that does.
-/// Everything that makes a round or a checkpoint final asks here first.
+/// Protects the folders that servers share from a former leader. Every step that makes a round or a
+/// checkpoint final checks it first.
 ///
-/// open    while the election says that this server may act, by the local clock, and the file
+/// open    while the election permits this server to act, by the local clock, and the file
 ///         `term.json` in the folder names no later term
 /// thread  any
 class Fence {
@@ -24,22 +24,23 @@ class Fence {
       : folder_(std::move(folder)), server_(std::move(server)) {}
 
   /// From the election: this server leads in `term`, and may act until then.
-  void open(std::uint64_t term, TimePoint until);
+  /// True: it was closed a moment ago, so those that wait for it are to be notified.
+  bool open(std::uint64_t term, TimePoint until);
   void close(std::string why);  ///< for good
 
-  /// fails   unavailable: not now, perhaps again (the lease could not be renewed);
-  ///         aborted: never again, another server leads or may lead
+  /// fails   unavailable: not now, perhaps later (the lease could not be renewed); aborted: never
+  ///         again, another server leads or may lead
   Status holds() const;
   /// The same, and the file is read.
   Status check();
-  /// Look at the file although the lease is out: without etcd it is what tells of another leader.
+  /// Read the file although the lease has expired: without etcd only it shows another leader.
   void look();
   /// Write the term into the folder, atomically. Blocks.
-  /// fails   failed_precondition: it names a later term, so this etcd is not the one of before
+  /// fails   failed_precondition: it names a later term, so this etcd is not the previous one
   Status take() const;
 
-  /// Of a server without an election, before it reads or writes the folder. Blocks.
-  /// fails   failed_precondition: the folder belongs to servers of which etcd chooses the leader
+  /// For a server without an election, before it reads or writes the folder. Blocks.
+  /// fails   failed_precondition: the folder belongs to servers whose leader etcd elects
   static Status check_alone(const std::filesystem::path& folder);
 
   std::uint64_t term() const;

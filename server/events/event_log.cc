@@ -11,7 +11,7 @@ namespace centroid::server {
 namespace {
 
 constexpr std::size_t kMaxText = 512;
-/// Ids of one millisecond before those of the next would be used: a double holds them exactly.
+/// Ids of one millisecond before those of the next would be used: a double represents them exactly.
 constexpr double kIdsPerSecond = 1'000'000;
 
 log::Field::Value bounded(log::Field::Value value) {
@@ -30,8 +30,8 @@ std::string text_of(const log::Field::Value& value) {
   return std::to_string(std::get<std::uint64_t>(value));
 }
 
-/// What happened is seen in the trace, too. Rounds and epochs are there as long as they took; who
-/// did what is for the audit's readers.
+/// Events appear in the trace, too. Rounds and epochs are there as spans already; the audit is for
+/// its readers only.
 void mark(const EventRecord& event) {
   if (event.type == "round.committed" || event.type == "audit.recorded") return;
   static const trace::EventLane kLane("events");
@@ -83,8 +83,8 @@ EventLog::Page EventLog::read(std::uint64_t after, std::size_t limit, const Filt
   const std::scoped_lock lock(mutex_);
   Page page;
   const std::uint64_t oldest = events_.empty() ? next_ : events_.front().id;
-  // An id of an earlier process is before `first_`: what lay between is lost, and nobody knows how
-  // much of it there was; what this one dropped is counted.
+  // An id of an earlier process is before `first_`: the events between are lost, and their number
+  // is unknown; those that this process dropped are counted.
   if (after != 0 && after + 1 < oldest) page.lost = oldest - std::max(after + 1, first_ - 1);
   page.last = std::max(after, oldest - 1);
   const auto is_before = [](const EventRecord& event, std::uint64_t id) { return event.id <= id; };

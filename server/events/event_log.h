@@ -15,7 +15,7 @@
 
 namespace centroid::server {
 
-/// One thing that happened. Names of types and fields live as long as the program.
+/// One event. Names of types and fields live as long as the program.
 struct EventRecord {
   std::uint64_t id = 0;
   double unix_seconds = 0;
@@ -23,11 +23,10 @@ struct EventRecord {
   std::vector<std::pair<std::string_view, log::Field::Value>> fields;
 };
 
-/// Every type there is, in the order of docs/reference/rest.md; the OpenAPI document has a schema
-/// of each.
+/// All types, in the order of docs/reference/rest.md; the OpenAPI document has a schema for each.
 std::span<const std::string_view> event_types();
 
-/// What happened lately, for those who ask and those who listen.
+/// The latest events, for queries and listeners.
 ///
 /// ids     grow, also over a restart (they begin with the time), so "after id" has one meaning
 /// bounds  the newest `capacity` events; texts are cut to 512 bytes
@@ -36,22 +35,22 @@ class EventLog {
  public:
   explicit EventLog(const Clock& clock, std::size_t capacity = 4096);
 
-  /// aborts when the type is not one of `event_types`
+  /// Aborts if the type is not in `event_types`.
   void publish(std::string_view type, log::Fields fields);
 
   struct Page {
     std::vector<EventRecord> events;  ///< oldest first
-    std::uint64_t last = 0;           ///< id up to which was looked: ask for what is after it next
-    std::uint64_t lost = 0;           ///< events after `after` that are no longer kept
+    std::uint64_t last = 0;           ///< id of the last event read: continue after it
+    std::uint64_t lost = 0;           ///< events after `after` that are not retained any more
     bool has_more = false;
   };
-  /// Events after `after` (0: from the oldest kept), at most `limit` of those that `takes` says.
+  /// Events after `after` (0: from the oldest retained), at most `limit`, that pass the filter.
   using Filter = std::function<bool(std::string_view type)>;
   Page read(std::uint64_t after, std::size_t limit, const Filter& takes) const;
   std::uint64_t last_id() const;
 
-  /// Called after each event by the thread that published it; it may not publish. One listener, set
-  /// and unset while nothing is published or by whoever outlives the publishers.
+  /// Called after each event by the publishing thread; it must not publish. One listener, set and
+  /// unset while nothing is published or by an owner that outlives the publishers.
   void listen(std::function<void()> listener);
 
  private:
@@ -63,7 +62,7 @@ class EventLog {
   std::function<void()> listener_;
 };
 
-/// Write a line to the log and publish the same as an event.
+/// Write a line to the log and publish it as an event.
 void tell(EventLog& events, log::Level level, std::string_view type, log::Fields fields);
 
 }  // namespace centroid::server

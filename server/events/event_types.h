@@ -16,17 +16,16 @@ struct EventField {
   int least = 0;  ///< of a count
 };
 
-/// A type of events, and what it means. Besides `fields` an event has its id and its time.
+/// A type of events, and its meaning. Besides `fields` an event has its id and its time.
 struct EventType {
   std::string_view name, text;
   std::vector<EventField> fields;
 };
 
-/// Every type that the log publishes.
+/// Every type of the log.
 std::span<const EventType> described_events();
 
-/// What only a stream of events has: the server dropped some before it could send them. It has no
-/// time.
+/// Only in a stream of events: the server dropped some before it could send them. It has no time.
 const EventType& lost_events();
 
 }  // namespace centroid::server

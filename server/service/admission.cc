@@ -37,10 +37,7 @@ Task<void> Admission::await_state() const {
   const auto is_read = [this] {
     return stopping_.is_requested || (!gate_.is_beginning() && !use_.is_loading && !replay_);
   };
-  while (!is_read()) {
-    const bool goes_on = co_await changed_.wait(limit);
-    if (!goes_on) break;
-  }
+  (void)co_await until(is_read, kShownElsewhere, limit);
 }
 
 Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
@@ -96,7 +93,7 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
 }
 
 std::shared_ptr<Link> Admission::make_link(Session& session, MemberId member, proto::Join join) {
-  auto link = std::make_shared<Link>();
+  auto link = std::make_shared<Link>(executor_);
   link->id = member;
   link->lane = trace::Lane(join.name);
   link->codec = make_codec(join.codec).value();
@@ -135,8 +132,8 @@ proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::u
   if (config_.local.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
   if (config_.local.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
   if (config_.transfer.checksum == "auto" && !node_.empty() && link.join.node == node_) {
-    reply.unsummed = true;
-    session.take_unsummed();
+    reply.no_payload_crc = true;
+    session.accept_without_crc();
     session.send_unsummed();
   }
   return reply;

@@ -35,7 +35,7 @@ bool Checkpointer::needs_checkpoint() const {
 bool Checkpointer::is_checkpoint_due() const {
   if (gate_.is_beginning()) return false;  // what is there is being read
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
-  const bool is_long = rows_.journal().wants_checkpoint(config_.journal.rows_bytes) ||
+  const bool is_long = rows_.journal().requires_checkpoint(config_.journal.rows_bytes) ||
                        (rows_servers_ && rows_servers_->group().journal_wants_checkpoint(
                                              config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
@@ -137,13 +137,18 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
       return "the end of " + present_round(job_) +
              (announces ? ": the workers are told of it" : ", and the state of a worker");
     };
-    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", what);
-    const bool goes_on = co_await use_.fetched.wait(TimePoint::max());
+    const auto is_done = [this, announces] {
+      if (stopping_.is_closing || use_.is_loading || replay_ || !job_.shard) return true;
+      if (!announces) return job_.store().is_current();
+      return stopping_.rounds_ended || (!announcement_wanted_ && spread_.freezes == 0);
+    };
+    BlockedOn on{WaitCause::kCheckpoint, "checkpoint", "round loop", what};
+    const bool goes_on = co_await until(is_done, std::move(on));
     --state_waiters_;
     has_waited = true;  // another one may have written this state meanwhile
     if (!goes_on || stopping_.is_closing)
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    if (announces && !use_.is_writing) one.snapshot = std::exchange(spread_.frozen, nullptr);
+    if (announces && !use_.is_writing) one.snapshot = take_frozen();
     if (one.snapshot) co_return true;
   }
 }
@@ -162,12 +167,25 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   }
   // Between the first chunk of a round's update and its commit there is no consistent state to
   // freeze.
-  while (one.has_model && !one.snapshot) {
+  const auto is_lost = [this] { return spread_.lost_since || servers_.has_lost_server(); };
+  bool goes_on = one.has_model;
+  while (goes_on && !one.snapshot) {
     if (!spread_.has_others())
-      one.snapshot = job_.store().begin_snapshot(loader_.snapshot_budget());
+      one.snapshot = job_.store().begin_snapshot(loader_.snapshot_budget(), context_.notifier());
     if (spread_.has_others()) one.snapshot = co_await frozen_servers();
-    if (one.snapshot || spread_.lost_since || servers_.has_lost_server()) break;
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1))) break;
+    if (one.snapshot || is_lost()) break;
+    if (spread_.has_others()) {  // another server has not done it: it is asked again
+      goes_on = co_await sleep_until(clock_.now() + kRetryPause);  // lint-ok: a retry
+      continue;
+    }
+    const auto may_begin = [this, is_lost] {
+      return spread_.has_others() || job_.store().may_begin_snapshot() || is_lost();
+    };
+    BlockedOn on{WaitCause::kCheckpoint, "checkpoint", "round loop", [this] {
+                   return "the end of " + present_round(job_) + ": no version is at rest";
+                 }};
+    if (!one.is_beside_rounds) on = kShownElsewhere;
+    goes_on = co_await until(may_begin, std::move(on));
   }
   if (one.has_model && !one.snapshot) {
     one.rows.reset();
@@ -208,25 +226,26 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
   }
   std::vector<CheckpointPart> parts;
   if (one.rows) parts = rows_servers_ ? rows_servers_->kept().parts(one.rows) : one.rows->parts();
-  auto write = [&directory = *checkpoints_, info = one.info, manifest,
-                snapshot = std::move(one.snapshot), reader, rows = std::move(one.rows),
-                parts = std::move(parts), curves = job_.curves, keep = config_.checkpoint.keep,
-                keep_every = config_.checkpoint.keep_every, keeps_journal = config_.keeps_journal(),
-                journal_dir = config_.journal.dir]() mutable {
-    directory.set_keep(keep, keep_every);  // the folder belongs to this thread
-    if (!curves.points().empty()) info.extra[kCurves] = curves.to_text();
-    auto written = std::make_optional(directory.write(info, manifest, reader, parts));
-    reader = nullptr;
-    snapshot.reset();
-    parts.clear();
-    rows.reset();
-    if (written->ok() && !keeps_journal)  // of a time when there was one
-      for (const LogSegment& old : journal::segments_of(journal_dir)) (void)file::remove(old.path);
-    if (written->ok() && !keeps_journal)
-      for (const LogSegment& old : rows_journal::segments_of(journal_dir))
-        (void)file::remove(old.path);
-    return written;
-  };
+  auto write =
+      [&directory = *checkpoints_, info = one.info, manifest, snapshot = std::move(one.snapshot),
+       reader, rows = std::move(one.rows), parts = std::move(parts), curves = job_.curves,
+       keep = config_.checkpoint.keep, keep_every = config_.checkpoint.keep_every,
+       writes_journal = config_.writes_journal(), journal_dir = config_.journal.dir]() mutable {
+        directory.set_keep(keep, keep_every);  // the folder belongs to this thread
+        if (!curves.points().empty()) info.extra[kCurves] = curves.to_text();
+        auto written = std::make_optional(directory.write(info, manifest, reader, parts));
+        reader = nullptr;
+        snapshot.reset();
+        parts.clear();
+        rows.reset();
+        if (written->ok() && !writes_journal)  // of a time when there was one
+          for (const LogSegment& old : journal::segments_of(journal_dir))
+            (void)file::remove(old.path);
+        if (written->ok() && !writes_journal)
+          for (const LogSegment& old : rows_journal::segments_of(journal_dir))
+            (void)file::remove(old.path);
+        return written;
+      };
   reader = nullptr;
   co_return co_await run_on(disk_.executor, std::move(write));
 }
@@ -275,11 +294,13 @@ bool Checkpointer::announces_checkpoint() const {
 void Checkpointer::announce_checkpoint() {
   announcement_wanted_ = false;
   job_.announced = job_.store().version();
-  for (const auto& [id, link] : members_.links)
-    if (link->own_state.is_present) link->own_state.keep = Round(job_.round.value - 1);
-  outgoing_.notify_all();
-  if (!spread_.has_others()) return use_.fetched.notify_all();
-  ++spread_.freezes;  // the same round's state, before the next one: that notifies
+  for (const auto& [id, link] : members_.links) {
+    if (!link->own_state.is_present) continue;
+    link->own_state.keep = Round(job_.round.value - 1);
+    link->wake.notify_all();
+  }
+  if (spread_.has_others()) ++spread_.freezes;  // the same round's state, before the next one
+  changed_.notify_all();
 }
 
 Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
@@ -309,7 +330,7 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
   info.seed = config_.seed;
   info.optimizer = config_.optimizer.name;
   info.slot_names = job_.store().optimizer().slot_names();
-  if (job_.store().keeps_residual()) {
+  if (job_.store().stores_residual()) {
     info.slot_names.emplace_back(kResidualSlot);
     info.extra["codec_down_rounds"] = std::to_string(job_.shard->encoder().rounds());
     info.extra["codec_down_generation"] = to_string(job_.replies_committed);
@@ -350,7 +371,7 @@ Task<Status> Checkpointer::freeze_servers() {
   const auto kept =
       co_await shards_.ask_all(spread_.others(), ServersKind::kFreeze, std::move(head));
   if (!kept.ok()) co_return kept.error();
-  spread_.frozen = job_.store().begin_snapshot(loader_.snapshot_budget());
+  spread_.frozen = job_.store().begin_snapshot(loader_.snapshot_budget(), context_.notifier());
   if (!spread_.frozen) co_return Error(ErrorCode::kInternal, "no snapshot between two rounds");
   spread_.frozen_info = checkpoint_info();
   co_return Status();
@@ -365,19 +386,27 @@ Task<std::shared_ptr<Snapshot>> Checkpointer::frozen_servers() {
   const auto is_free = [this] { return !use_.is_measured; };
   const bool goes_on = co_await until(is_free, std::move(on));
   if (!goes_on) co_return nullptr;
-  if (stopping_.rounds_ended || use_.is_loop_writing) {
-    const Status kept = co_await freeze_servers();
-    if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
-  } else {
-    const auto waits = waits_.begin(WaitCause::kCheckpoint, "checkpoint", "round loop", [this] {
-      return "the end of " + present_round(job_) +
-             ": a version is kept on all servers between rounds";
-    });
+  if (!stopping_.rounds_ended && !use_.is_loop_writing) {
     ++spread_.freezes;
     changed_.notify_all();
-    (void)co_await use_.fetched.wait(TimePoint::max());
+    BlockedOn frozen{WaitCause::kCheckpoint, "checkpoint", "round loop", [this] {
+                       return "the end of " + present_round(job_) +
+                              ": a version is kept on all servers between rounds";
+                     }};
+    const auto is_done = [this] {
+      return spread_.freezes == 0 || spread_.lost_since || stopping_.rounds_ended;
+    };
+    const bool is_frozen = co_await until(is_done, std::move(frozen));
+    if (!is_frozen || spread_.frozen || !stopping_.rounds_ended) co_return take_frozen();
   }
-  co_return std::exchange(spread_.frozen, nullptr);
+  const Status kept = co_await freeze_servers();
+  if (!kept.ok()) log::warn("checkpoint.freeze_failed", {{"why", kept.error()}});
+  co_return take_frozen();
+}
+
+std::shared_ptr<Snapshot> Checkpointer::take_frozen() {
+  changed_.notify_all();  // chunks may move again
+  return std::exchange(spread_.frozen, nullptr);
 }
 
 /// The round loop calls it between two rounds, for a checkpoint that is to be written.
@@ -385,11 +414,11 @@ Task<Status> Checkpointer::freeze_for_checkpoint() {
   if (spread_.frozen && spread_.frozen->version() != job_.store().version()) spread_.frozen.reset();
   if (!spread_.frozen) {
     const Status kept = co_await freeze_servers();
-    if (!kept.ok()) log::warn("checkpoint.not_frozen", {{"why", kept.error()}});
+    if (!kept.ok()) log::warn("checkpoint.freeze_failed", {{"why", kept.error()}});
     if (!kept.ok()) spread_.frozen.reset();
   }
   spread_.freezes = 0;
-  use_.fetched.notify_all();
+  changed_.notify_all();
   co_return Status();
 }
 

@@ -78,6 +78,7 @@ class Checkpointer : private JobPart {
   CheckpointInfo checkpoint_info() const;
   Task<Status> freeze_servers();
   Task<std::shared_ptr<Snapshot>> frozen_servers();
+  std::shared_ptr<Snapshot> take_frozen();
   PlaneReader snapshot_reader(std::shared_ptr<Snapshot> snapshot);
 
   const TimePoint started_;

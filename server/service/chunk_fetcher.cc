@@ -35,11 +35,9 @@ Task<ChunkFetcher::Values> ChunkFetcher::next() {
   }
   if (ahead_.empty()) co_return Error(ErrorCode::kInternal, "no more chunks were wanted");
   const auto first = ahead_.front();
-  while (!first->values) {
-    const bool goes_on = co_await shared_->arrived.wait(TimePoint::max());
-    if (!goes_on && !first->values)
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  }
+  const auto is_here = [first] { return first->values.has_value(); };
+  const bool goes_on = co_await until(shared_->arrived, is_here);
+  if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   ahead_.pop_front();
   bytes_ahead_ -= first->bytes;
   co_return std::move(*first->values);

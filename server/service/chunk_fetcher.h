@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/base/result.h"
 #include "common/proto/servers.h"
 

@@ -24,7 +24,7 @@ constexpr std::size_t kCopiers = 4;
 Task<Status> ChunkMoves::move_some(bool is_first) {
   const TimePoint begin = clock_.now();
   for (const auto& [id, link] : members_.links)  // what is under way was cut by the route that ends
-    if (link->late && !link->late->outcome) elastic_.settle_late(*link, proto::Outcome::kLate);
+    if (link->late && !link->late->outcome) elastic_.resolve_late(*link, proto::Outcome::kLate);
   spread_.whole.clear();
   const auto budget = static_cast<std::uint64_t>(spread_.copy_rate * seconds(kMovePause));
   auto owners = spread_.route.owners;
@@ -79,16 +79,21 @@ Task<Status> ChunkMoves::finish_moves() {
                                  spread_.copy_rate / 4, spread_.copy_rate * 2);
   const auto is_being_sent = [this](const auto& one) {
     return one.second == nullptr &&
-           (job_.store().params_are_held(one.first) || job_.store().spare_is_held(one.first));
+           (job_.store().params_are_read(one.first) || job_.store().spare_is_read(one.first));
   };
-  while (std::ranges::any_of(spread_.moving, is_being_sent)) {  // results of the last round
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  }
+  const auto are_free = [this, is_being_sent] {
+    // Between rounds, as while the job is paused, the last attempt is here, and nobody sends of it.
+    if (open_.attempt && open_.attempt->closed && open_.attempt.use_count() == 1)
+      open_.attempt->release(std::exchange(open_.attempt->holds, {}));
+    return std::ranges::none_of(spread_.moving, is_being_sent);  // results of the last round
+  };
+  const bool goes_on = co_await until(are_free, kShownElsewhere);
+  if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   CENTROID_CO_TRY(co_await images_.until_copied());  // it reads chunks wherever they lie
   job_.shard->apply_assignment();
   const std::size_t moved = spread_.moving.size();
   spread_.moving.clear();
+  changed_.notify_all();
   if (local_.is_residual_cleared()) job_.store().clear_residual();  // of what has come, too
   const auto waiting = std::exchange(spread_.summed, {});
   const bool counts = !open_.attempt || !open_.attempt->closed ||

@@ -23,7 +23,7 @@ Scalars KnownScalars::of(const proto::PushEnd& end) {
     if (names_.contains(one.name))
       (void)out.add(one.name, {one.sum, one.count});
     else if (!std::exchange(is_told_, true))
-      log::warn("scalar.left_out",
+      log::warn("scalar.dropped",
                 {{"name", one.name}, {"why", "workers have recorded 16 other names"}});
   }
   return out;
@@ -231,8 +231,8 @@ void Contributions::count_end(Link& link, const proto::PushEnd& end) {
 }
 
 /// What it told of `share`, which the link may have no more.
-ToldShare Contributions::told_of(Link& link, const proto::PushEnd& end, const DataPart& share) {
-  ToldShare told;
+ReportedShare Contributions::told_of(Link& link, const proto::PushEnd& end, const DataPart& share) {
+  ReportedShare told;
   told.part = share;
   told.worker = link.join.name;
   told.devices = link.join.devices;
@@ -258,8 +258,8 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
   const std::uint64_t received = job_.aggregator->received(*rank);
   CENTROID_TRY(check_end(link, end, received, job_.aggregator->weight(*rank), chunks));
-  CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
-  if (!is_whole) {
+  CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(link, end));
+  if (!is_complete) {
     link.contribution.pending_end = end;
     return {};
   }
@@ -267,7 +267,7 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   link.contribution.pending_end.reset();
   const DataPart share = link.share.part;
   count_end(link, end);
-  data_.count_told(told_of(link, end, share));
+  data_.count_reported(told_of(link, end, share));
   const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
   if (!config_.is_peer_to_peer() && is_absent) {
     const bool is_awaited_elsewhere = round_servers_.may_have_part(link.id);
@@ -291,8 +291,8 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
   }
   const std::uint64_t chunks = job_.shard->round_chunks().size(), received = staged->received();
   CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
-  CENTROID_ASSIGN(const bool is_whole, round_servers_.is_whole_elsewhere(link, end));
-  if (!is_whole) {
+  CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(link, end));
+  if (!is_complete) {
     link.contribution.pending_end = end;
     return {};
   }
@@ -302,9 +302,9 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
   count_end(link, end);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
-  if (!staged->is_whole()) contribution.weight = 0;
+  if (!staged->is_complete()) contribution.weight = 0;
   if (!link.late || link.late->key != key) {
-    data_.count_told(told_of(link, end, share));
+    data_.count_reported(told_of(link, end, share));
     CENTROID_ASSIGN(auto decision,
                     open_.machine.contribute(link.id, std::move(contribution), clock_.now()));
     control_.decide(std::move(decision));
@@ -313,7 +313,7 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
   CENTROID_ASSIGN(const double weight,
                   open_.machine.late(link.id, key.round, contribution, clock_.now()));
   if (weight > 0) {
-    KeptPart part;
+    StagedPart part;
     part.staged = std::move(link.late->staged);
     part.counts.key = {link.id, key.generation, key.round, key.number};
     part.told = told_of(link, end, share);
@@ -323,8 +323,8 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
   // With asp and ssp a round follows at once, and its commit answers the member. With other
   // policies that round may wait for this member, so it gets its answer now.
   if (weight == 0 || !policy_.applies_each())
-    elastic_.settle_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
-                         end.weight > 0);
+    elastic_.resolve_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
+                          end.weight > 0);
   changed_.notify_all();  // a round may have to be opened for it
   if (!open_.decision) control_.decide(open_.machine.tick(clock_.now()));
   return {};
@@ -386,11 +386,11 @@ Round Contributions::counted_of(const std::string& name) const {
     for (const MemberId member : open_.machine.contributed())
       if (members_.name_of(member) == name) return open_.attempt->round;
   Round late;
-  for (const KeptPart& part : open_.late_staged)  // they count in one of the next
+  for (const StagedPart& part : open_.late_staged)  // they count in one of the next
     if (members_.name_of(part.counts.key.member) == name)
       late = std::max(late, part.counts.key.round);
   if (late != Round()) return late;
-  for (const KeptPart& part : open_.parts)  // of the round that is being merged
+  for (const StagedPart& part : open_.parts)  // of the round that is being merged
     if (members_.name_of(part.counts.key.member) == name) return part.counts.key.round;
   const auto found = job_.counted.find(name);
   return found == job_.counted.end() ? Round() : found->second;

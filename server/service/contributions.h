@@ -39,7 +39,7 @@ class Contributions : private JobPart {
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(Link& link, const proto::PushEnd& end);
-  ToldShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
+  ReportedShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
   Status stage_end(Link& link, const proto::PushEnd& end);
   void tell_codecs(Link& link, const proto::PushEnd& end);
 

@@ -29,6 +29,7 @@ Task<void> Control::save_for(std::shared_ptr<const Copy> kept,
                              std::shared_ptr<std::optional<Status>> outcome) {
   const Status saved = co_await commands_.save(kept->state, kept->revision);
   *outcome = saved;
+  changed_.notify_all();
 }
 
 /// What is done takes effect at once. The answer says whether it is on the disk, too, for which it
@@ -45,10 +46,10 @@ Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
     co_await self->save_for(kept, outcome);
   else
     self->tasks_.spawn(self->save_for(kept, outcome));
-  const TimePoint limit = self->clock_.now() + kPatience;
-  bool goes_on = true;
-  while (!*outcome && goes_on && self->clock_.now() < limit)
-    goes_on = co_await sleep_until(self->clock_.now() + kPoll);
+  const auto is_over = [outcome] { return outcome->has_value(); };
+  BlockedOn on{WaitCause::kOperator, "a command of an operator", "disk",
+               [] { return "its file in run_dir, so that it outlives this server"; }};
+  (void)co_await self->until(is_over, std::move(on), self->clock_.now() + kPatience);
   if (*outcome && !(*outcome)->ok()) co_return (*outcome)->error();
   view.is_kept = outcome->has_value();
   co_return view;
@@ -142,7 +143,7 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
       co_return refuse("the job is over: " + self->phase_.reason());
     const bool has_others =
         self->config_.servers > 1 || self->spread_.has_others() || !self->shards_.present().empty();
-    if (self->config_.keeps_journal() && has_others)
+    if (self->config_.writes_journal() && has_others)
       co_return refuse(
           "each of the servers has rounds behind the checkpoint in its journal: stop them, move "
           "the journals and the newer checkpoints away, and start them with `resume`");
@@ -184,7 +185,7 @@ Task<std::vector<std::string>> Control::share_tokens() {
       group.spawn(self->server_.parts().servers.send_tokens(server));
     co_await group.join();
     for (const auto& [name, server] : self->shards_.present())
-      if (!server->knows_tokens) unaware.push_back(name);
+      if (!server->has_tokens) unaware.push_back(name);
     co_return unaware;
   };
   co_return co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
@@ -200,8 +201,8 @@ EpochView view_of_epoch(const EpochTally& tally, std::uint64_t samples, double n
   view.trained =
       samples > 0 ? static_cast<double>(tally.trained) / static_cast<double>(samples) : 0;
   view.state = is_over ? "ended" : "open";
-  view.begun_unix_seconds = tally.begun_unix_seconds;
-  view.seconds = (is_over ? tally.ended_unix_seconds : now) - tally.begun_unix_seconds;
+  view.start_unix_seconds = tally.start_unix_seconds;
+  view.seconds = (is_over ? tally.ended_unix_seconds : now) - tally.start_unix_seconds;
   view.loss = tally.all.loss();
   view.accuracy = tally.all.accuracy();
   view.scalars = tally.all.scalars;

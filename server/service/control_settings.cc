@@ -363,11 +363,9 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   const auto is_free = [this] {
     return !use_.is_measured && !(use_.is_writing && spread_.has_others());
   };
-  while (!is_free()) {
-    const bool goes_on = co_await changed_.wait(give_up);
-    if (clock_.now() > give_up) co_return why;
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
-  }
+  const bool has_turn = co_await until(is_free, kShownElsewhere, give_up);
+  if (!has_turn && clock_.now() >= give_up) co_return why;
+  if (!has_turn) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   if (job_.shard && job_.measured &&
       (job_.measured->version == job_.store().held().value ||
        clock_.now() - job_.measured_at < kMeasuredAge))
@@ -390,7 +388,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
     view.version = job_.store().held().value;
     view.is_current = job_.store().is_current();
     plan = job_.store().plan();
-    snapshot = job_.store().begin_snapshot(kSnapshotBudgetBytes);
+    snapshot = job_.store().begin_snapshot(kSnapshotBudgetBytes, context_.notifier());
     held = "a version that is at rest, between two rounds";
     if (snapshot) {
       held = "the other servers, each of which tells of its chunks";
@@ -404,10 +402,14 @@ Task<Result<ParametersView>> Control::measure_parameters() {
       why = Error(ErrorCode::kUnavailable, held + ": repeat");
       snapshot.reset();
     }
-    if (clock_.now() > give_up) co_return held_up_by(why, shards_, clock_.now());
-    const bool goes_on = co_await changed_.wait(give_up);  // a round is committed
-    if (!goes_on && clock_.now() <= give_up)
-      co_return Error(ErrorCode::kCancelled, "the call was cancelled");
+    const auto may_begin = [this] {
+      const bool is_read = gate_.is_beginning() || use_.is_loading || replay_;
+      return is_read || !job_.shard ||
+             (job_.store().may_begin_snapshot() && !use_.is_merging && spread_.moving.empty());
+    };
+    const bool goes_on = co_await until(may_begin, kShownElsewhere, give_up);
+    if (!goes_on && clock_.now() >= give_up) co_return held_up_by(why, shards_, clock_.now());
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
   held = "the thread of files, which reads them behind whatever else it does";
   view.measured_unix_seconds = clock_.unix_seconds();

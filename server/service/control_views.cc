@@ -193,7 +193,7 @@ Task<std::vector<ServerView>> Control::servers() {
       ServerView awaited;
       awaited.name = replay_->waited_for();
       awaited.state = "awaited";
-      awaited.knows_tokens = false;
+      awaited.has_tokens = false;
       awaited.trouble = replay_->reason();
       views.push_back(std::move(awaited));
     }
@@ -261,7 +261,7 @@ ServerView Control::shard_view(const ShardGroup::Link& link, bool is_in_route,
   std::vector<std::byte> tokens;
   const auto& joining = server_.parts().servers.tokens();
   if (joining) tokens = proto::encode(joining());
-  view.knows_tokens = link.knows_tokens && link.tokens == tokens;
+  view.has_tokens = link.has_tokens && link.tokens == tokens;
   view.version = link.version;
   view.clock_ahead_seconds = link.clock.ahead();
   view.disk_free_bytes = told.disk_free_bytes;
@@ -424,7 +424,7 @@ Task<Status> Control::drain(std::uint64_t member) {
       return Error(ErrorCode::kFailedPrecondition, "worker '" + found->name + "' is not present: " +
                                                        std::string(to_string(found->state)));
     members_.roster.drain(MemberId(member));
-    events_.publish("member.drain_asked", {{"worker", found->name}, {"member", member}});
+    events_.publish("member.drain_requested", {{"worker", found->name}, {"member", member}});
     changed_.notify_all();
     return {};
   };

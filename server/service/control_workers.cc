@@ -128,7 +128,7 @@ ScaleView Control::scale_view(double efficiency) const {
     question.round_seconds = (last - first) / static_cast<double>(question.rounds - 1);
   const ScaleAdvice advice = advise_scale(question);
   const std::uint64_t useful =
-      std::clamp(advice.useful_workers, std::max(config_.workers.min, config_.workers.keep_min),
+      std::clamp(advice.useful_workers, std::max(config_.workers.min, config_.workers.min_continue),
                  config_.workers.max);
   return ScaleView{
       .workers = advice.workers,
@@ -164,8 +164,8 @@ Task<Result<ScaleView>> Control::hint_scale(std::uint64_t workers, std::string w
     if (workers > config_.workers.max) return refuse("max_workers", config_.workers.max, "raise");
     if (workers > 0 && workers < config_.workers.min)
       return refuse("min_workers", config_.workers.min, "lower");
-    if (workers > 0 && workers < config_.workers.keep_min)
-      return refuse("keep_min_workers", config_.workers.keep_min, "lower");
+    if (workers > 0 && workers < config_.workers.min_continue)
+      return refuse("keep_min_workers", config_.workers.min_continue, "lower");
     commands_.scale_hint = {};
     if (workers > 0) {
       commands_.scale_hint.workers = workers;
@@ -173,7 +173,7 @@ Task<Result<ScaleView>> Control::hint_scale(std::uint64_t workers, std::string w
       commands_.scale_hint.since_unix_seconds = clock_.unix_seconds();
     }
     probe_.scale_hint(workers);
-    tell(events_, log::Level::kInfo, "scale.hinted", {{"workers", workers}, {"why", why}});
+    tell(events_, log::Level::kInfo, "scale.requested", {{"workers", workers}, {"why", why}});
     Act<ScaleView> done;
     done.view = scale_view(kUsualEfficiency);
     done.copy = commands_.copy();
@@ -190,35 +190,29 @@ namespace {
 
 using Measured = std::optional<Result<transport::EchoReport>>;
 
-/// Children of the session's group, so that the session outlives them.
-Task<void> measure_session(transport::Session* session, std::uint32_t bytes,
-                           std::shared_ptr<Measured> out) {
-  auto report = co_await transport::measure_echo(*session, kMeasureTime, bytes);
+/// A child of the session's group, so that the session outlives it.
+Task<void> measure_for(Task<Result<transport::EchoReport>> measuring, std::shared_ptr<Measured> out,
+                       Event* changed) {
+  auto report = co_await std::move(measuring);
   out->emplace(std::move(report));
+  changed->notify_all();
 }
 
 /// Have a worker measure its way to another one.
-Task<void> measure_between(transport::Session* session, std::vector<std::byte> head,
-                           std::shared_ptr<Measured> out) {
+Task<Result<transport::EchoReport>> measure_between(transport::Session* session,
+                                                    std::vector<std::byte> head) {
   const auto kind = static_cast<std::uint16_t>(proto::AboutKind::kMeasure);
   const TimePoint late = centroid::now() + kMeasurePatience;
   const auto reply = co_await session->request(kind, head, Bytes(), late);
-  if (!reply.ok()) {
-    out->emplace(reply.error());
-    co_return;
-  }
-  const auto told = proto::decode<proto::Measured>(reply->head);
-  if (!told.ok()) {
-    out->emplace(told.error());
-    co_return;
-  }
+  if (!reply.ok()) co_return reply.error();
+  CENTROID_CO_ASSIGN(const auto told, proto::decode<proto::Measured>(reply->head));
   transport::EchoReport report;
-  report.round_trips = told->round_trips;
-  report.median_seconds = told->median_seconds;
-  report.p99_seconds = told->p99_seconds;
-  report.bytes_per_second_out = told->bytes_per_second_out;
-  report.bytes_per_second_in = told->bytes_per_second_in;
-  out->emplace(report);
+  report.round_trips = told.round_trips;
+  report.median_seconds = told.median_seconds;
+  report.p99_seconds = told.p99_seconds;
+  report.bytes_per_second_out = told.bytes_per_second_out;
+  report.bytes_per_second_in = told.bytes_per_second_in;
+  co_return report;
 }
 
 }  // namespace
@@ -252,13 +246,16 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
       measure.endpoint = there->join.peer_endpoint;
       measure.ms = static_cast<std::uint32_t>(kMeasureTime.count());
       measure.bytes = bytes;
-      link->tasks->spawn(measure_between(link->session, proto::encode(measure), out));
+      auto measuring = measure_between(link->session, proto::encode(measure));
+      link->tasks->spawn(measure_for(std::move(measuring), out, &self->changed_));
     } else {
-      link->tasks->spawn(measure_session(link->session, bytes, out));
+      auto measuring = transport::measure_echo(*link->session, kMeasureTime, bytes);
+      link->tasks->spawn(measure_for(std::move(measuring), out, &self->changed_));
     }
-    bool goes_on = true;
-    while (!*out && !link->is_gone && goes_on)
-      goes_on = co_await sleep_until(self->clock_.now() + kPoll);
+    const auto is_over = [out, link] { return out->has_value() || link->is_gone; };
+    BlockedOn on{WaitCause::kOperator, "a measurement of the network", "worker",
+                 [link] { return "echoes of worker '" + link->join.name + "'"; }};
+    const bool goes_on = co_await self->until(is_over, std::move(on));
     self->is_measuring_network_ = false;
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     if (!*out)

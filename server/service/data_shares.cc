@@ -176,7 +176,7 @@ void DataShares::part_lost(Link& link) {
   coordinator_.gone(link.id);
   if (link.share.part.samples() == 0) return;
   return_part(link.share.part, link.share.round);
-  log::info("share.returned", {{"worker", link.join.name},
+  log::info("share.requeued", {{"worker", link.join.name},
                                {"epoch", link.share.part.epoch},
                                {"begin", link.share.part.begin},
                                {"end", link.share.part.end},
@@ -206,9 +206,9 @@ std::string DataShares::untrained(bool is_over) const {
   for (const auto& [id, link] : members_.links)
     if (policy_.is_elastic() && (is_over || link->share.round != job_.round))
       shares.give_back(link->share.part);
-  for (const KeptPart& late : open_.late_staged) shares.give_back(late.share);
+  for (const StagedPart& late : open_.late_staged) shares.give_back(late.share);
   if (!is_over)
-    for (const KeptPart& late : open_.parts) shares.give_back(late.share);
+    for (const StagedPart& late : open_.parts) shares.give_back(late.share);
   return shares.to_text();
 }
 
@@ -216,7 +216,7 @@ std::string DataShares::untrained(bool is_over) const {
 void DataShares::coordinate() {
   const std::uint64_t before = coordinator_.cadence().anchor(), nudges = coordinator_.nudges();
   coordinator_.round_over();
-  if (overshoot_ && !coordinator_.holds_growth()) overshoot_->stable();
+  if (overshoot_ && !coordinator_.pauses_growth()) overshoot_->stable();
   const Cadence& cadence = coordinator_.cadence();
   probe_.coordinated(coordinator_, coordinator_.nudges() - nudges);
   if (cadence.anchor() == before) return;
@@ -226,10 +226,10 @@ void DataShares::coordinate() {
                            {"exchange_seconds", cadence.exchange_seconds()},
                            {"divergence", coordinator_.divergence()}};
   static const trace::EventLane kLane("events");
-  kLane.mark(coordinator_.nudges() > nudges ? "cadence.nudged_down" : "cadence.changed",
+  kLane.mark(coordinator_.nudges() > nudges ? "cadence.reduced" : "cadence.changed",
              "steps=" + std::to_string(cadence.anchor()) + " before=" + std::to_string(before));
   if (coordinator_.nudges() > nudges)
-    log::warn("cadence.nudged_down", fields);
+    log::warn("cadence.reduced", fields);
   else
     log::debug("cadence.changed", fields);
 }
@@ -239,7 +239,7 @@ void DataShares::coordinate() {
 void DataShares::skip_empty_epoch_end() {
   const std::uint64_t left = samples_left();
   if (left >= aggregate_.least()) return;
-  if (left > 0) log::warn("samples.left_out", {{"epoch", job_.epoch}, {"samples", left}});
+  if (left > 0) log::warn("samples.excluded", {{"epoch", job_.epoch}, {"samples", left}});
   while (!job_.returned.is_empty()) (void)job_.returned.take(left);
   job_.returned.commit();
   ++job_.epoch;
@@ -263,8 +263,8 @@ std::uint64_t DataShares::oldest_epoch(MemberId* whose) const {
     if (whose != nullptr) *whose = member;
   };
   for (const auto& [id, link] : members_.links) look(link->share.part, id);
-  for (const KeptPart& late : open_.late_staged) look(late.share, late.counts.key.member);
-  for (const KeptPart& late : open_.parts) look(late.share, late.counts.key.member);
+  for (const StagedPart& late : open_.late_staged) look(late.share, late.counts.key.member);
+  for (const StagedPart& late : open_.parts) look(late.share, late.counts.key.member);
   if (const auto returned = job_.returned.oldest_epoch(); returned && *returned < oldest) {
     oldest = *returned;
     if (whose != nullptr) *whose = {};
@@ -285,13 +285,13 @@ void DataShares::end_epochs(bool are_all) {
           {"loss", over->all.loss()},
           {"accuracy", totals_.train_accuracy},
           {"samples", over->all.samples},
-          {"seconds", over->ended_unix_seconds - over->begun_unix_seconds},
+          {"seconds", over->ended_unix_seconds - over->start_unix_seconds},
           {"workers", over->members.size()}});
   }
 }
 
 /// Of the open round.
-void DataShares::count_told(ToldShare told) {
+void DataShares::count_reported(ReportedShare told) {
   open_.tally.add(told.tally);
   open_.shares.push_back(std::move(told));
 }

@@ -40,7 +40,7 @@ class DataShares : private JobPart {
   void part_lost(Link& link);
   void return_part(const DataPart& part, Round of);
   std::string untrained(bool is_over) const;
-  void count_told(ToldShare told);
+  void count_reported(ReportedShare told);
   void coordinate();
 
   // epochs

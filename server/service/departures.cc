@@ -47,7 +47,7 @@ void Departures::member_gone(MemberId id, std::optional<Error> tell) {
                              Progress::kNothing);  // what it has contributed counts, it does not
   }
   changed_.notify_all();
-  outgoing_.notify_all();
+  link->wake.notify_all();
 }
 
 }  // namespace centroid::server

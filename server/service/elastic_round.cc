@@ -51,6 +51,7 @@ void ElasticRound::seat(Link& link) {
       std::max(static_cast<std::uint32_t>(members_.roster.ranked().size()), open.rank.value + 1);
   open.evaluate = std::exchange(job_.evaluate_next, false);
   open_.attempt->seat(link.id);
+  link.wake.notify_all();
   open_.attempt->opens.push_back(open);
   open_.staged.push_back(std::make_unique<StagedContribution>(job_.store().plan(), link.codec,
                                                               job_.shard->round_chunks().size()));
@@ -76,7 +77,7 @@ void ElasticRound::leave_out(const RoundDecision& decision) {
     open_.attempt->left_out.insert(id);
     if (!policy_.applies_each())  // there everybody but one is left out of every round
       events_.publish(
-          "member.left_out",
+          "member.excluded",
           {{"worker", link->join.name}, {"member", id.value}, {"round", job_.round.value}});
     link->pace.is_away = true;
     if (link->pace.opened != open_.attempt->key()) {  // it did not come to begin
@@ -86,27 +87,27 @@ void ElasticRound::leave_out(const RoundDecision& decision) {
     }
     link->late.emplace();
     link->late->key = open_.attempt->key();
-    if (open_.machine.may_come_late(job_.round))
+    if (open_.machine.may_count_late(job_.round))
       link->late->staged = std::move(open_.staged[rank]);
     else
-      settle_late(*link, proto::Outcome::kLate);
+      resolve_late(*link, proto::Outcome::kLate);
   }
   for (const auto& [id, link] : members_.links)
-    if (link->late && link->late->staged && !open_.machine.may_come_late(link->late->key.round))
-      settle_late(*link, proto::Outcome::kLate);
+    if (link->late && link->late->staged && !open_.machine.may_count_late(link->late->key.round))
+      resolve_late(*link, proto::Outcome::kLate);
   open_.parts.clear();
   for (const LateContribution& one : decision.late) {
     open_.attempt->late.push_back(members_.name_of(one.member));
     open_.parts.push_back(std::move(open_.late_staged.front()));
     open_.parts.back().counts.weight = one.weight;
-    data_.count_told(std::move(open_.parts.back().told));
+    data_.count_reported(std::move(open_.parts.back().told));
     open_.late_staged.pop_front();
   }
   CENTROID_CHECK(open_.late_staged.size() == open_.machine.late_waiting());
 }
 
 /// It is known what becomes of a late contribution.
-void ElasticRound::settle_late(Link& link, proto::Outcome outcome, bool has_samples) {
+void ElasticRound::resolve_late(Link& link, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
   link.late->outcome = outcome;
   const bool has_begun = !link.pace.is_brought || link.late->key != link.pace.opened;
@@ -117,7 +118,8 @@ void ElasticRound::settle_late(Link& link, proto::Outcome outcome, bool has_samp
       end && link.late->key == Attempt::Key{end->generation, end->round, end->attempt})
     link.contribution.pending_end.reset();
   link.late->staged.reset();
-  outgoing_.notify_all();
+  link.wake.notify_all();
+  changed_.notify_all();  // a copy of the state for it may be of no use any more
   if (!has_samples || !has_begun) return;
   ++(is_carried ? totals_.late_carried : totals_.late_dropped);
   probe_.contribution_late(is_carried);
@@ -137,9 +139,9 @@ StagedContribution* ElasticRound::stage_for(Link& link, const Attempt::Key& key)
 
 /// What the decision counts, in the order of the sum: by rank, then the late ones as they came.
 void ElasticRound::collect_parts(const RoundDecision& decision) {
-  std::vector<KeptPart> parts;
+  std::vector<StagedPart> parts;
   for (const MemberId member : decision.contributors) {
-    KeptPart part;
+    StagedPart part;
     part.staged = std::move(open_.staged[*open_.attempt->rank_of(member)]);
     part.counts.key = {member, open_.attempt->generation, open_.attempt->round,
                        open_.attempt->number};
@@ -148,7 +150,7 @@ void ElasticRound::collect_parts(const RoundDecision& decision) {
       part.counts.weight = round_servers_.weight_elsewhere(part.counts.key);
     parts.push_back(std::move(part));
   }
-  for (KeptPart& late : open_.parts) parts.push_back(std::move(late));
+  for (StagedPart& late : open_.parts) parts.push_back(std::move(late));
   open_.parts = std::move(parts);
 }
 
@@ -168,7 +170,7 @@ void ElasticRound::member_ready(Link& link, const proto::Computed& done) {
     };
     const auto allowed = allowed_silence(config_.timeouts.round, link.pace.came_late);
     const bool is_allowed = allowed > config_.timeouts.round;
-    log::warn("member.too_slow",
+    log::warn("member.limit_exceeded",
               {{"worker", link.join.name},
                {"took_ms", ms(took)},
                {"round_timeout_ms", config_.timeouts.round.count()},
@@ -179,7 +181,7 @@ void ElasticRound::member_ready(Link& link, const proto::Computed& done) {
                                        "set round_timeout above what it took"}});
   }
   open_.machine.caught_up(link.id, clock_.now());
-  outgoing_.notify_all();
+  link.wake.notify_all();
 }
 
 /// A round is committed: its late contributions count, whatever becomes of this server.
@@ -191,9 +193,9 @@ void ElasticRound::late_counted(const RoundDecision& decision) {
     probe_.staleness(job_.round.value - late.round.value);
     const auto link = members_.find(late.member);
     if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
-      settle_late(*link, proto::Outcome::kCarried);
+      resolve_late(*link, proto::Outcome::kCarried);
   }
-  for (KeptPart& part : open_.parts) part.share = {};
+  for (StagedPart& part : open_.parts) part.share = {};
 }
 
 }  // namespace centroid::server

@@ -24,7 +24,7 @@ class ElasticRound : private JobPart {
   void seat(Link& link);
   void seat_waiting();
   void leave_out(const RoundDecision& decision);
-  void settle_late(Link& link, proto::Outcome outcome, bool has_samples = true);
+  void resolve_late(Link& link, proto::Outcome outcome, bool has_samples = true);
   StagedContribution* stage_for(Link& link, const Attempt::Key& key);
   void collect_parts(const RoundDecision& decision);
   void member_ready(Link& link, const proto::Computed& done);

@@ -31,11 +31,13 @@ Task<bool> InitialValues::initialize() {
   initial_.emplace();
   initial_->from = first;
   initial_->is_here.resize(job_.store().plan().chunks().size());
-  outgoing_.notify_all();
+  members_.find(first)->wake.notify_all();
   // The store goes with its last member, when another one comes.
-  while (job_.shard && job_.store().version().value == 0 && members_.find(first) &&
-         !stopping_.is_requested && !gate_.is_deposed())
-    if (!co_await changed_.wait(TimePoint::max())) break;
+  const auto is_over = [this, first] {
+    return !job_.shard || job_.store().version().value != 0 || !members_.find(first) ||
+           stopping_.is_requested || gate_.is_deposed();
+  };
+  (void)co_await until(is_over, kShownElsewhere);
   initial_.reset();
   co_return job_.shard&& job_.store().version().value != 0;
 }

@@ -1,5 +1,7 @@
 #include "server/service/job_context.h"
 
+#include <boost/asio/post.hpp>
+
 #include "common/base/log_level.h"
 #include "server/service/replay.h"
 
@@ -12,12 +14,11 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       clock(time),
       disk{std::move(blocking),
            std::make_shared<DutyCycle>(settings.checkpoint.processor_share * core_count())},
-      use(on),
       probe(registry),
       events(time),
       phase(time, events, probe),
-      changed(on),
-      outgoing(on),
+      changed_shared(std::make_shared<Event>(on)),
+      changed(*changed_shared),
       gate(time, changed, phase, stopping),
       commands(on, disk.executor, settings, time, gate, job),
       members({.lease = settings.timeouts.lease,
@@ -25,7 +26,7 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       policy(policy_of(settings)),
       aggregate(AggregateRule::parse(settings.aggregate).value()),
       open(policy),
-      waits(time),
+      waits(time, changed),
       journal(on),
       tasks(on) {
   job.run_id = settings.run_id;
@@ -40,6 +41,12 @@ void JobContext::settings_changed() {
   commands.is_changed = true;
   changed.notify_all();
   if (on_settings) on_settings();
+}
+
+std::function<void()> JobContext::notifier() const {
+  return [on = executor, event = changed_shared] {
+    boost::asio::post(on, [event] { event->notify_all(); });
+  };
 }
 
 }  // namespace centroid::server

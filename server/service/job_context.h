@@ -29,6 +29,8 @@ struct JobContext {
 
   /// What looks at settings when they change does; the rest looks at them between two rounds.
   void settings_changed();
+  /// Notifies `changed` from any thread, also when this is gone.
+  std::function<void()> notifier() const;
 
   const Executor executor;
   const ServerConfig& config;
@@ -39,8 +41,8 @@ struct JobContext {
   EventLog events;
   JobPhase phase;
   StopRequest stopping;
-  Event changed;   ///< members, decisions, requests: wakes the round loop
-  Event outgoing;  ///< wakes the outboxes
+  const std::shared_ptr<Event> changed_shared;
+  Event& changed;  ///< members, decisions, requests: wakes the round loop, and Waits::until
   LeaderGate gate;
   JobState job;
   OperatorCommands commands;

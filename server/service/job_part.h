@@ -20,7 +20,6 @@ class JobPart {
         phase_(c.phase),
         stopping_(c.stopping),
         changed_(c.changed),
-        outgoing_(c.outgoing),
         gate_(c.gate),
         job_(c.job),
         commands_(c.commands),
@@ -38,11 +37,11 @@ class JobPart {
         restore_(c.restore),
         epilogue_(c.epilogue),
         tasks_(c.tasks) {}
-  /// Wait until `is_true`; GET /v1/waits shows it meanwhile. It is asked whenever `changed_` is
-  /// notified, so whatever it depends on must do that. Returns whether it is true: not where the
-  /// deadline passed first, or the caller is cancelled.
+  /// As Waits::until.
   Task<bool> until(std::function<bool()> is_true, BlockedOn on,
-                   TimePoint deadline = TimePoint::max()) const;
+                   TimePoint deadline = TimePoint::max()) const {
+    return waits_.until(std::move(is_true), std::move(on), deadline);
+  }
 
   /// Until no checkpoint is being written; it takes no rests meanwhile.
   Task<bool> until_written(BlockedOn on) const;
@@ -62,7 +61,6 @@ class JobPart {
   JobPhase& phase_;
   StopRequest& stopping_;
   Event& changed_;
-  Event& outgoing_;
   LeaderGate& gate_;
   JobState& job_;
   OperatorCommands& commands_;

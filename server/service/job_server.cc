@@ -67,14 +67,15 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   if (leads && !ctx_.commands.stop) ending.result = co_await parts_.rounds.run_rounds();
   if (rows_failure_ && ending.result.ok()) ending.result = *rows_failure_;
   if (ctx_.commands.stop && ending.result.ok() && parts_.data.goal_reached())
-    co_await stop_.heed_stop();  // a larger goal may be set
+    co_await stop_.honour_stop();  // a larger goal may be set
   ctx_.stopping.rounds_ended = true;
-  ctx_.use.fetched.notify_all();
   ctx_.changed.notify_all();
   co_await end_job(ending);
-  while (!ctx_.stopping.is_requested && !ctx_.config.leaving.when_finished &&
-         !ending.is_elsewhere && !ctx_.gate.is_deposed())
-    if (!co_await ctx_.changed.wait(TimePoint::max())) break;
+  const auto is_over = [&] {
+    return ctx_.stopping.is_requested || ctx_.config.leaving.when_finished || ending.is_elsewhere ||
+           ctx_.gate.is_deposed();
+  };
+  (void)co_await ctx_.waits.until(is_over, kShownElsewhere);
   co_await keep_last_state(ending);
   if (ending.is_elsewhere) co_await send_workers_away();
   Error dismissal(ErrorCode::kCancelled, "the job is over");
@@ -92,7 +93,8 @@ Task<void> JobServer::close(transport::Listener& listener) {
   listener.close();
   for (const auto& [id, link] : ctx_.members.links)
     link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
-  ctx_.outgoing.notify_all();
+  ctx_.members.wake_all();
+  ctx_.changed.notify_all();
   ctx_.tasks.cancel();
   co_await ctx_.tasks.join();
   co_await ctx_.journal.stop(ctx_.disk.executor);  // its thread asks the fence, and posts to us
@@ -130,7 +132,7 @@ Task<void> JobServer::end_job(Ending& ending) {
   ending.is_coming_back = ending.is_elsewhere ||
                           (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
   if (ending.is_coming_back)
-    log::info("server.leaves_workers", {{"workers", ctx_.members.links.size()}});
+    log::info("server.workers_released", {{"workers", ctx_.members.links.size()}});
   if (!ending.is_coming_back) co_await finish_everybody(reason, ctx_.phase.reason());
   // After the workers have heard of it: this waits for the disk.
   const bool is_kept = ctx_.commands.is_saved();
@@ -185,7 +187,9 @@ Task<void> JobServer::accept_loop(transport::Listener& listener) {
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
       log::warn("connection.accept_failed", {{"error", connection.error()}});
-      if (!co_await sleep_until(ctx_.clock.now() + std::chrono::milliseconds(100))) co_return;
+      const TimePoint again = ctx_.clock.now() + std::chrono::milliseconds(100);
+      const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
+      if (!goes_on) co_return;
       continue;
     }
     const std::size_t limit = ctx_.config.workers.max + 64;
@@ -240,15 +244,16 @@ Task<void> JobServer::serve(transport::Session& session) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session.close(cause);
   sink.ended(cause);
-  ctx_.outgoing.notify_all();
   children.cancel();
   co_await children.join();
 }
 
 Task<void> JobServer::watch_leases() {
   while (!ctx_.stopping.is_closing) {
-    if (!co_await sleep_until(ctx_.clock.now() + ctx_.config.timeouts.lease / 8)) co_return;
-    ctx_.changed.notify_all();  // a wait whose condition changed untold looks again
+    const TimePoint next = ctx_.clock.now() + ctx_.config.timeouts.lease / 8;
+    const bool goes_on = co_await sleep_until(next);  // lint-ok: a tick
+    if (!goes_on) co_return;
+    ctx_.changed.notify_all();  // conditions that the clock changes
     for (const auto& [id, link] : ctx_.members.links) {
       ctx_.members.roster.heard(id, link->session->connection().last_received());
       link->traffic = link->session->connection().traffic();
@@ -273,7 +278,7 @@ Task<void> JobServer::watch_leases() {
       ctx_.probe.journal(ctx_.journal.state(rows));
     if (parts_.checkpointer.is_checkpoint_due())
       ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());
-    if (!ctx_.use.is_writing && ctx_.journal.wants_checkpoint())
+    if (!ctx_.use.is_writing && ctx_.journal.requires_checkpoint())
       ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());
     if (ctx_.use.is_writing && ctx_.journal.state().is_broken) (void)ctx_.disk.hurried();
     if (ctx_.job.pool && ctx_.job.aggregator)
@@ -313,7 +318,7 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
         evaluator = *it;
   for (const auto& [id, link] : ctx_.members.links) {
     if (link->late && !link->late->outcome)
-      parts_.elastic.settle_late(*link, proto::Outcome::kLate);
+      parts_.elastic.resolve_late(*link, proto::Outcome::kLate);
     const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted &&
                           parts_.exchange.holds_newest(*link);
     link->finish = proto::Finish{.reason = reason,
@@ -324,24 +329,35 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
   ctx_.epilogue = proto::Finish{.reason = reason,
                                 .version = ctx_.job.shard ? ctx_.job.store().version() : Version(),
                                 .text = std::move(text)};
-  ctx_.outgoing.notify_all();
+  ctx_.members.wake_all();
+  co_await await_leaves();
+  for (const auto& [id, link] : ctx_.members.links)
+    log::warn("member.leave_timed_out", {{"worker", link->join.name}});
+}
+
+/// For `drain_timeout`, and again as long as they are sent more than heartbeats: the last state.
+Task<void> JobServer::await_leaves() {
+  const auto waits = ctx_.waits.begin(WaitCause::kWorkers, "job", "workers",
+                                      "their leave: they know that the job is over");
   const auto sent = [this] {
     std::uint64_t bytes = 0;
     for (const auto& [id, link] : ctx_.members.links)
       bytes += link->session->connection().traffic().bytes_out;
     return bytes;
   };
+  const auto are_gone = [this] { return ctx_.members.links.empty(); };
   std::uint64_t seen = sent();
   TimePoint deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;
-  while (!ctx_.members.links.empty() && ctx_.clock.now() < deadline) {
-    co_await ctx_.changed.wait(std::min(deadline, ctx_.clock.now() + kRetryPause));
+  bool have_left = false;
+  while (!have_left && ctx_.clock.now() < deadline) {
+    // No event tells that bytes have left: their counters are read.
+    const TimePoint look = std::min(deadline, ctx_.clock.now() + kRetryPause);
+    have_left = co_await ctx_.waits.until(are_gone, kShownElsewhere, look);
     seen = std::min(seen, sent());  // somebody may have left
     if (sent() < seen + kMoving) continue;
     seen = sent();
-    deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;  // the last state is on its way
+    deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;
   }
-  for (const auto& [id, link] : ctx_.members.links)
-    log::warn("member.did_not_leave", {{"worker", link->join.name}});
 }
 
 }  // namespace centroid::server

@@ -79,6 +79,7 @@ class JobServer final {
   Task<void> serve(std::unique_ptr<transport::Connection> connection);
   Task<void> serve(transport::Session& session);
   Task<void> watch_leases();
+  Task<void> await_leaves();
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);
   transport::Greeting greeting() const;
 

@@ -25,7 +25,7 @@ Task<Status> JobServer::take_the_lead() {
   if (!ctx_.gate.has_election()) {
     if (!ctx_.gate.is_prepared()) CENTROID_CO_TRY(co_await prepare());
     const double age = std::chrono::duration<double>(ctx_.clock.now() - started_).count();
-    log::info("server.ready", {{"round", ctx_.job.round.value}, {"seconds", age}});
+    log::info("server.initialized", {{"round", ctx_.job.round.value}, {"seconds", age}});
     co_return Status();
   }
   co_await ctx_.gate.await_lead();
@@ -37,7 +37,7 @@ Task<Status> JobServer::take_the_lead() {
   CENTROID_CO_TRY(std::move(taken));
   CENTROID_CO_TRY(co_await prepare());
   ctx_.phase.set(Phase::kWaiting, "workers come back to this server");
-  log::info("leader.began",
+  log::info("leader.started",
             {{"term", ctx_.gate.leadership().term},
              {"round", ctx_.job.round.value},
              {"seconds", std::chrono::duration<double>(ctx_.clock.now() - begin).count()}});
@@ -52,7 +52,10 @@ Task<void> JobServer::send_workers_away() {
   for (const auto& [id, link] : ctx_.members.links)
     link->tasks->spawn(link->session->goodbye(where));
   const TimePoint limit = ctx_.clock.now() + kGoodbye;
-  while (!ctx_.members.links.empty() && ctx_.clock.now() < limit) co_await ctx_.changed.wait(limit);
+  const auto are_gone = [this] { return ctx_.members.links.empty(); };
+  BlockedOn on{WaitCause::kWorkers, "this server", "workers",
+               [] { return "the end of their sessions: another server leads"; }};
+  (void)co_await ctx_.waits.until(are_gone, std::move(on), limit);
 }
 
 /// Where the lease is late it is waited for, after a stop not for long.
@@ -72,10 +75,14 @@ Task<void> JobServer::write_last_checkpoint() {
            {{"why", written.error()}, {"when", "at the end"}});
       co_return;
     }
-    log::warn("checkpoint.waits", {{"why", written.error()}, {"action", "it is tried again"}});
-    do {
-      co_await ctx_.changed.wait(ctx_.clock.now() + kSlowPoll);
-    } while (!ctx_.gate.holds().ok() && !ctx_.gate.is_deposed() && may_wait());
+    log::warn("checkpoint.stalled", {{"why", written.error()}, {"action", "it is tried again"}});
+    (void)co_await ctx_.gate.pause();
+    const auto is_over = [&] {  // asked with each look at the leases, too
+      return ctx_.gate.holds().ok() || ctx_.gate.is_deposed() || !may_wait();
+    };
+    BlockedOn on{WaitCause::kCheckpoint, "the last checkpoint", "etcd",
+                 [this] { return "the lease: " + ctx_.gate.leadership().trouble; }};
+    (void)co_await ctx_.waits.until(is_over, std::move(on));
   }
 }
 

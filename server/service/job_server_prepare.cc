@@ -22,10 +22,10 @@ void warn_if_not_durable(const ServerConfig& config) {
   const bool has_checkpoints = config.checkpoint.every_rounds > 0 ||
                                config.checkpoint.every_epochs > 0 ||
                                config.checkpoint.interval.count() > 0;
-  if (config.keeps_journal() || has_checkpoints) return;
+  if (config.writes_journal() || has_checkpoints) return;
   const std::string rows = config.tables.empty() ? "" : " and all pushes to tables of sparse rows";
   const std::string journal = config.is_peer_to_peer() ? "" : ", or journal.mode on";
-  log::warn("job.not_durable",
+  log::warn("job.durability_reduced",
             {{"why", "checkpoints are written at the end only, and there is no journal"},
              {"lost_with_the_server", "all rounds" + rows + " since the start"},
              {"action",
@@ -99,7 +99,7 @@ Task<Status> JobServer::prepare() {
       const auto what = [this] { return present_round(ctx_.job) + " is replayed from it"; };
       const auto waits = ctx_.waits.begin(WaitCause::kJournal, "job", "journal", what);
       CENTROID_CO_ASSIGN(const bool is_over, co_await parts_.start.replay_on());
-      if (!is_over) log::info("journal.waits_for_servers", {{"why", ctx_.replay->reason()}});
+      if (!is_over) log::info("journal.servers_awaited", {{"why", ctx_.replay->reason()}});
     }
   }
   if (ctx_.job.run_id.empty()) {
@@ -107,7 +107,7 @@ Task<Status> JobServer::prepare() {
     CENTROID_CO_TRY(finish(fresh));
     ctx_.job.run_id = fresh.run_id;
   }
-  co_await stop_.heed_stop();
+  co_await stop_.honour_stop();
   if (!ctx_.config.resume) {
     auto remove = [&folder = ctx_.config.journal.dir] { return RestoreMark::remove(folder); };
     CENTROID_CO_TRY(co_await run_on(ctx_.disk.executor, std::move(remove)));  // of another job

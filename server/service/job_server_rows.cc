@@ -42,7 +42,7 @@ Task<Status> JobServer::prepare_rows() {
   options.tables = ctx_.config.tables;
   options.journal_dir = ctx_.config.journal.dir;
   options.servers = ctx_.config.servers;
-  options.keeps_journal = ctx_.config.keeps_journal();
+  options.writes_journal = ctx_.config.writes_journal();
   options.journal_sync = ctx_.config.journal.sync;
   options.lease = ctx_.config.timeouts.lease;
   RowsHooks hooks;
@@ -84,7 +84,7 @@ Task<Status> JobServer::checkpoint_of_rows() {
 
 /// A disk that is full is waited for, as that of the rounds' journal.
 Task<Status> JobServer::start_rows_journal() {
-  if (!ctx_.config.keeps_journal()) co_return Status();
+  if (!ctx_.config.writes_journal()) co_return Status();
   std::optional<Waits::Guard> waits;
   std::string trouble;
   for (;;) {
@@ -94,11 +94,11 @@ Task<Status> JobServer::start_rows_journal() {
     if (ctx_.stopping.is_requested || ctx_.gate.is_deposed()) co_return begun;
     trouble = begun.error().message();
     if (!waits) {
-      log::error("rows_journal.waits",
+      log::error("rows_journal.stalled",
                  {{"error", begun.error()}, {"action", "no push is taken before"}});
       ctx_.waits.begin(waits, WaitCause::kJournal, "tables", "journal", [&] { return trouble; });
     }
-    (void)co_await ctx_.changed.wait(ctx_.clock.now() + kRetryPause);
+    (void)co_await ctx_.waits.next_change(ctx_.clock.now() + kRetryPause);
   }
 }
 

@@ -50,7 +50,7 @@ Task<Result<bool>> JobStart::replay_on() {
 
 /// Once there are parameters. A journal goes on from a checkpoint, so the first one comes before.
 Task<Status> JobStart::start_journal() {
-  if (!config_.keeps_journal() || journal_.is_on()) co_return Status();
+  if (!config_.writes_journal() || journal_.is_on()) co_return Status();
   if (spread_.has_others()) CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
   std::optional<Waits::Guard> full;
   std::string trouble;
@@ -60,7 +60,7 @@ Task<Status> JobStart::start_journal() {
     if (job_.checkpointed == Version()) {
       if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
         phase_.set(Phase::kInitializing, "the journal begins when all tables are here: " + why);
-        (void)co_await changed_.wait(clock_.now() + std::chrono::milliseconds(10));
+        (void)co_await waits_.next_change(clock_.now() + std::chrono::milliseconds(10));
         co_return Status();  // again
       }
       const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
@@ -76,8 +76,9 @@ Task<Status> JobStart::start_journal() {
         co_return Status();  // again when it is settled
       if (!written.ok() && gate_.has_election() &&
           written.error().code() == ErrorCode::kUnavailable) {
-        log::warn("journal.not_begun", {{"why", written.error()}, {"action", "it is tried again"}});
-        (void)co_await changed_.wait(clock_.now() + kRetryPause);
+        log::warn("journal.start_failed",
+                  {{"why", written.error()}, {"action", "it is tried again"}});
+        (void)co_await waits_.next_change(clock_.now() + kRetryPause);
         co_return co_await gate_.may_commit();
       }
       if (!written.ok())
@@ -100,21 +101,22 @@ Task<Status> JobStart::start_journal() {
     if (begun.ok()) break;
     if (config_.journal.full != "wait" || !is_of_disk(begun.error())) co_return begun;
     if (!full)
-      log::error("journal.waits", {{"error", begun.error()}, {"action", "no round begins before"}});
+      log::error("journal.stalled",
+                 {{"error", begun.error()}, {"action", "no round begins before"}});
     trouble = begun.error().message();
     if (!full) waits_.begin(full, WaitCause::kJournal, "job", "journal", [&] { return trouble; });
     phase_.set(Phase::kInitializing, "the journal cannot begin: " + trouble);
     JournalWriter::State told;
     told.trouble = trouble;
     probe_.journal(told);
-    (void)co_await changed_.wait(clock_.now() + kRetryPause);
+    (void)co_await waits_.next_change(clock_.now() + kRetryPause);
     if (stopping_.is_requested || commands_.pause || restore_ || servers_.has_lost_server() ||
         use_.is_writing)
       co_return Status();  // again
   }
-  log::info("journal.begun", {{"dir", config_.journal.dir},
-                              {"round", job_.round.value - 1},
-                              {"sync_ms", config_.journal.sync.count()}});
+  log::info("journal.started", {{"dir", config_.journal.dir},
+                                {"round", job_.round.value - 1},
+                                {"sync_ms", config_.journal.sync.count()}});
   co_return Status();
 }
 

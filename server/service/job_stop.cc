@@ -36,7 +36,7 @@ Task<void> JobStop::keep_halt(const Error& why) {
 
 /// Of a server that begins: the stop holds for the job that it was said to, not for another one in
 /// the same folder, nor for one that was at its goal.
-Task<void> JobStop::heed_stop() {
+Task<void> JobStop::honour_stop() {
   if (!ctx_.commands.stop) co_return;
   const bool has_model = ctx_.job.shard && ctx_.job.store().version().value > 0;
   const bool is_other_run =
@@ -49,7 +49,7 @@ Task<void> JobStop::heed_stop() {
       ctx_.job.run_id = ctx_.commands.stop->run_id;  // by which workers that were away look for it
     co_return;
   }
-  log::info("job.stop_forgotten",
+  log::info("job.stop_discarded",
             {{"run_id", ctx_.commands.stop->run_id},
              {"since", utc(ctx_.commands.stop->since_unix_seconds)},
              {"why", data_.goal_reached() ? "the job is at its goal"
@@ -82,19 +82,23 @@ Task<void> JobStop::stay_stopped() {
   finish.text = "the job " + std::string(halted.empty() ? "was " : "") + what;
   if (!halted.empty()) finish.text += ": " + halted;
   ctx_.epilogue = finish;
-  const TimePoint begin = ctx_.clock.now();
-  while (ctx_.commands.stop && !ctx_.stopping.is_requested && !ctx_.gate.is_deposed()) {
-    const TimePoint limit =
-        ctx_.config.leaving.when_finished ? begin + ctx_.config.timeouts.drain : TimePoint::max();
-    if (ctx_.clock.now() >= limit) co_return;
-    co_await ctx_.changed.wait(limit);
-  }
+  const auto is_over = [this] {
+    return !ctx_.commands.stop || ctx_.stopping.is_requested || ctx_.gate.is_deposed();
+  };
+  const TimePoint limit = ctx_.config.leaving.when_finished
+                              ? ctx_.clock.now() + ctx_.config.timeouts.drain
+                              : TimePoint::max();
+  (void)co_await ctx_.waits.until(is_over, kShownElsewhere, limit);
   if (ctx_.commands.stop) co_return;
   ctx_.epilogue.reset();
   const auto was_told = [](const auto& one) { return one.second->finish.has_value(); };
-  const TimePoint limit = ctx_.clock.now() + ctx_.config.timeouts.drain;
-  while (std::ranges::any_of(ctx_.members.links, was_told) && ctx_.clock.now() < limit)
-    co_await ctx_.changed.wait(limit);
+  const auto are_gone = [this, was_told] {
+    return std::ranges::none_of(ctx_.members.links, was_told);
+  };
+  BlockedOn on{WaitCause::kWorkers, "job", "workers",
+               [] { return "the leave of those that were told to stop: they join again"; }};
+  (void)co_await ctx_.waits.until(are_gone, std::move(on),
+                                  ctx_.clock.now() + ctx_.config.timeouts.drain);
   for (const auto& one : ctx_.members.links)
     if (was_told(one))
       one.second->session->close(Error(ErrorCode::kAborted, "the job goes on: join again"));

@@ -18,7 +18,7 @@ class JobStop {
   /// Finish the round, checkpoint, tell everybody, end. `leaves_workers`: nobody is told; the
   /// workers' connections end, and they wait for a server to come back.
   void request_stop(const std::string& why, bool leaves_workers);
-  Task<void> heed_stop();
+  Task<void> honour_stop();
   Task<void> stay_stopped();
   bool keeps_halts() const;
   Task<void> keep_halt(const Error& why);

@@ -35,10 +35,10 @@ struct RestoreWanted {
 };
 
 /// A contribution to a round that may close without some members.
-struct KeptPart {
+struct StagedPart {
   std::unique_ptr<StagedContribution> staged;
   proto::WeighedContribution counts;  ///< which one, and with what weight
-  ToldShare told;                     ///< of a late one: it is of the round that counts it
+  ReportedShare told;                 ///< of a late one: it is of the round that counts it
   DataPart share;  ///< of a late one, until it is committed: what is lost with it
 };
 
@@ -57,7 +57,7 @@ class KnownScalars {
 /// A worker may ask whether its contribution to one of so many last rounds counted.
 inline constexpr std::uint64_t kCountedRounds = 4096;
 
-/// By which the size of contributions is reckoned while no worker has said how it encodes them.
+/// Estimates the size of contributions while no worker has said how it encodes them.
 inline constexpr const char* kUnknownCodec = "f32";
 
 /// Training data, as workers tell of it.

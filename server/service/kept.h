@@ -9,11 +9,11 @@
 namespace centroid::server {
 
 /// Whether members keep their own part of the state that a checkpoint is of: what error feedback
-/// has left to send, or local training. One that did not is event checkpoint.state_not_kept; of
+/// has left to send, or local training. One that did not is event checkpoint.state_save_failed; of
 /// programs that do not tell, and of workers without a state_dir, nothing is said.
 
 /// It is told to keep its state after this round.
-void keep_told(EventLog& events, Link& link, Round round);
+void keep_reported(EventLog& events, Link& link, Round round);
 void keep_answered(EventLog& events, Link& link, const proto::Kept& kept);
 /// No answer will come any more.
 void keep_unanswered(EventLog& events, Link& link, const std::string& why);

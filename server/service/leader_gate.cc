@@ -23,23 +23,23 @@ void LeaderGate::set_leadership(Leadership present) {
   if (!fence_) return;
   const auto old = leadership_.role;
   leadership_ = std::move(present);
-  if (leadership_.role == Election::Role::kHeld && old == Election::Role::kLeader)
-    log::error("leader.held",
+  if (leadership_.role == Election::Role::kSuspended && old == Election::Role::kLeader)
+    log::error("leader.suspended",
                {{"term", leadership_.term},
                 {"why", "the lease could not be renewed in etcd: " + leadership_.trouble},
                 {"action", "no round is committed until it can"}});
-  if (leadership_.role == Election::Role::kLeader && old == Election::Role::kHeld)
-    log::info("leader.goes_on", {{"term", leadership_.term}});
+  if (leadership_.role == Election::Role::kLeader && old == Election::Role::kSuspended)
+    log::info("leader.resumed", {{"term", leadership_.term}});
   if (phase_.is(Phase::kStandby) && !is_beginning()) phase_.explain(leadership_.to_string());
   changed_.notify_all();
 }
 
 Task<void> LeaderGate::await_lead() {
-  while (leadership_.role == Election::Role::kStandby && !stop_.is_requested) {
-    const bool goes_on = co_await changed_.wait(TimePoint::max());
-    if (!goes_on) co_return;
-  }
-  if (stop_.is_requested) co_return;
+  const auto is_over = [this] {
+    return leadership_.role != Election::Role::kStandby || stop_.is_requested;
+  };
+  const bool goes_on = co_await until(changed_, is_over);
+  if (!goes_on || stop_.is_requested) co_return;
   has_led_ = true;
   log::info("leader.elected", {{"term", leadership_.term}});
 }
@@ -63,15 +63,15 @@ Status LeaderGate::check_lead() const {
 }
 
 Task<Status> LeaderGate::may_commit() {
-  while (fence_) {
-    const Status open = fence_->holds();
-    if (open.ok()) co_return open;
-    if (open.error().code() == ErrorCode::kAborted) co_return open;
-    if (stop_.is_requested)
-      co_return Error(ErrorCode::kAborted, "stopping, and " + open.error().message());
-    co_await changed_.wait(clock_.now() + kSlowPoll);
-  }
-  co_return Status();
+  if (!fence_) co_return Status();
+  Status open;
+  const auto is_over = [this, &open] {
+    open = fence_->holds();
+    return open.ok() || open.error().code() == ErrorCode::kAborted || stop_.is_requested;
+  };
+  (void)co_await until(changed_, is_over);
+  if (open.ok() || open.error().code() == ErrorCode::kAborted) co_return open;
+  co_return Error(ErrorCode::kAborted, "stopping, and " + open.error().message());
 }
 
 Task<Status> LeaderGate::take_folder(Executor on) {
@@ -88,8 +88,13 @@ Task<Status> LeaderGate::act(Executor on, std::function<Status()> act) {
     if (!is_held || stop_.is_requested) co_return done;
     if (fence_->holds().ok() && ++tries > kGateTries) co_return done;
     if (is_beginning()) phase_.explain(done.error().message());
-    if (!co_await sleep_until(clock_.now() + kSlowPoll)) co_return done;
+    const bool goes_on = co_await pause();
+    if (!goes_on) co_return done;
   }
+}
+
+Task<bool> LeaderGate::pause() {
+  co_return co_await sleep_until(clock_.now() + kSlowPoll);  // lint-ok: another process's file
 }
 
 std::function<Status()> LeaderGate::may_write() const {

@@ -48,6 +48,9 @@ class LeaderGate {
   Task<Status> take_folder(Executor on);
   /// `act` on the thread `on`, again where the lease was late meanwhile, until it is done.
   Task<Status> act(Executor on, std::function<Status()> act);
+  /// Before what failed with a late lease is tried again: the fence's file, which another process
+  /// writes, may have been the cause. False: the caller is cancelled.
+  Task<bool> pause();
   /// The lease was late: trying again may help.
   bool is_late(const Error& why) const {
     return fence_ != nullptr && why.code() == ErrorCode::kUnavailable;

@@ -14,8 +14,8 @@
 #include "common/proto/messages.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/coordinate/cadence.h"
+#include "server/coordinate/reported_steps.h"
 #include "server/coordinate/returned_shares.h"
-#include "server/coordinate/steps_told.h"
 #include "server/service/attempt.h"
 #include "transport/session.h"
 
@@ -23,6 +23,9 @@ namespace centroid::server {
 
 /// What the service knows of a present member beyond the roster.
 struct Link {
+  explicit Link(Executor executor) : wake(std::move(executor)) {}
+
+  Event wake;  ///< its outbox: there may be something to send
   MemberId id;
   proto::Join join;
   std::shared_ptr<const Codec> codec;
@@ -33,8 +36,8 @@ struct Link {
   bool is_gone = false;
   Version version;                      ///< state it holds
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
-  std::optional<proto::Wait> wait;      ///< to be told why it waits
-  TimePoint wait_told;                  ///< when it was told last
+  std::optional<proto::Wait> wait;      ///< to be sent: why it waits
+  TimePoint wait_reported;              ///< when `wait` was sent last
   bool init_requested = false, sends_init = false;
   bool state_requested = false;
   Generation told;          ///< whose peers it knows
@@ -73,7 +76,7 @@ struct Link {
 
   /// Its rounds of local steps.
   struct LocalSteps {
-    StepsTold told;
+    ReportedSteps told;
     double divergence = -1;      ///< at its last average
     double parameter_norm = -1;  ///< of its parameters, as it told last
     std::uint32_t fragment = 0;  ///< of the round it began last

@@ -88,7 +88,7 @@ void LocalShard::count_results() {
       .chunks(now.chunks - job_.replies_counted.chunks,
               now.dense_chunks - job_.replies_counted.dense_chunks);
   job_.replies_counted = now;
-  if (!job_.store().keeps_residual() || job_.round.value % kResidualRounds != 1) return;
+  if (!job_.store().stores_residual() || job_.round.value % kResidualRounds != 1) return;
   PlaneNorm norm;
   for (const Chunk& chunk : job_.shard->plan().chunks()) {
     if (!job_.store().is_here(chunk.id)) continue;

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/api/view.h"
 #include "server/membership/roster.h"
@@ -22,6 +23,14 @@ struct Members {
   std::shared_ptr<Link> find(MemberId member) const {
     const auto it = links.find(member);
     return it == links.end() ? nullptr : it->second;
+  }
+  /// There may be something to send to these.
+  void wake(const std::vector<MemberId>& some) const {
+    for (const MemberId member : some)
+      if (const auto link = find(member)) link->wake.notify_all();
+  }
+  void wake_all() const {
+    for (const auto& [id, link] : links) link->wake.notify_all();
   }
   std::string name_of(MemberId member) const {
     const Member* const found = roster.find(member);

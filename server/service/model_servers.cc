@@ -97,7 +97,7 @@ journal::Route ModelServers::journal_route() const {
 
 /// A server that holds nothing yet.
 Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
-  if (const Status fits = check_told_chunks(config_, job_.store().plan().chunks().size());
+  if (const Status fits = check_chunk_count(config_, job_.store().plan().chunks().size());
       !fits.ok()) {
     shards_.dismiss(*link, fits.error());
     shards_.left(link, fits.error());
@@ -109,13 +109,13 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   model.apply_on_worker = config_.applies_on_worker();
   model.fragments = static_cast<std::uint32_t>(config_.local.fragments);
   model.optimizer = config_.optimizer;
-  model.keeps_journal = config_.keeps_journal();
+  model.writes_journal = config_.writes_journal();
   model.journal_sync_ms = static_cast<std::uint32_t>(config_.journal.sync.count());
   // Those that are here: fewer than the setting says when one was lost.
   model.servers = shards_.count_of_staying();
-  CENTROID_CO_ASSIGN(model.workers, workers_to_reckon(nullptr, 1));
-  link->reckoned.workers = model.workers;
-  link->reckoned.servers = model.servers;
+  CENTROID_CO_ASSIGN(model.workers, workers_to_plan(nullptr, 1));
+  link->memory_plan.workers = model.workers;
+  link->memory_plan.servers = model.servers;
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.transfer.codec_down;
@@ -137,7 +137,8 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   plan_moves();
   if (link->is_gone()) co_return told;
   if (!told.ok())  // another one is gone: this one is in the route, and is to begin like the others
-    log::warn("route.not_told", {{"why", told.error()}, {"action", "servers are looked at again"}});
+    log::warn("route.propagation_failed",
+              {{"why", told.error()}, {"action", "servers are looked at again"}});
   proto::ServerState state;
   state.version = job_.store().version();
   state.optimizer_step = job_.store().optimizer_step();
@@ -149,8 +150,8 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   co_return Status();
 }
 
-/// A server on which no chunk lies leaves the route. Another one that is gone meanwhile does not
-/// hear of it: `settle_servers` finds it.
+/// Remove a server without chunks from the route. `resolve_servers` finds other servers that are
+/// lost meanwhile.
 Task<Status> ModelServers::drop_server(std::size_t index) {
   auto links = spread_.links;
   links.erase(links.begin() + static_cast<std::ptrdiff_t>(index));
@@ -160,7 +161,8 @@ Task<Status> ModelServers::drop_server(std::size_t index) {
   const Status told = co_await adopt_route(std::move(links), std::move(owners));
   plan_moves();
   if (told.ok() || !has_lost_server()) co_return told;
-  log::warn("route.not_told", {{"why", told.error()}, {"action", "servers are looked at again"}});
+  log::warn("route.propagation_failed",
+            {{"why", told.error()}, {"action", "servers are looked at again"}});
   co_return Status();
 }
 
@@ -180,7 +182,7 @@ void ModelServers::plan_moves() {
   spread_.target = place(job_.store().plan(), index.size(), before, units);
   const double uneven = imbalance(job_.store().plan(), index.size(), spread_.target);
   if (uneven > kMaxImbalance)
-    log::warn("placement.uneven",
+    log::warn("placement.unbalanced",
               {{"servers", index.size()},
                {"max_over_mean", uneven},
                {"why", job_.shard->encodes()
@@ -201,7 +203,7 @@ void ModelServers::forget_servers() {
   if (job_.shard) job_.shard->assign({});
   for (const auto& [name, link] : shards_.present()) {
     link->has_model = false;
-    link->reckoned = proto::Reckon();
+    link->memory_plan = proto::MemoryPlan();
   }
 }
 
@@ -214,9 +216,9 @@ bool ModelServers::holds_rows(const std::string& server) const {
   return rows_servers_ && rows_servers_->holds(server);
 }
 
-/// A shard server is to go: when its chunks have moved (`settle_servers`), or now if it has none.
+/// A shard server is to go: when its chunks have moved (`resolve_servers`), or now if it has none.
 void ModelServers::let_go(ShardGroup::Link& server) {
-  log::info("server.draining", {{"server", server.name}});
+  log::info("server.drain_started", {{"server", server.name}});
   server.is_draining = true;
   const auto is_it = [&](const auto& link) { return link.get() == &server; };
   if (!holds_rows(server.name) && std::ranges::none_of(spread_.links, is_it))
@@ -229,21 +231,21 @@ void ModelServers::let_go(ShardGroup::Link& server) {
 /// failed_precondition: with the numbers of the one that has not; unavailable: one does not answer
 Task<Status> ModelServers::drain(std::shared_ptr<ShardGroup::Link> server) {
   const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
-    std::optional<proto::Reckon> need;
+    std::optional<proto::MemoryPlan> need;
     const auto is_it = [&](const auto& one) { return one.get() == &link; };
-    const auto workers = workers_to_reckon(nullptr, 0);
+    const auto workers = workers_to_plan(nullptr, 0);
     if (&link == server.get() || link.is_draining || !job_.shard || !workers.ok() ||
         std::ranges::none_of(spread_.links, is_it))
       return need;
     need.emplace();
     need->workers = *workers;
-    need->servers = std::min(link.reckoned.servers, spread_.servers_without(server.get()));
+    need->servers = std::min(link.memory_plan.servers, spread_.servers_without(server.get()));
     return need;
   };
   const auto goes = [&](const auto& one) { return one == server; };
   if (!server->is_draining && std::ranges::any_of(spread_.links, goes)) {
-    const TimePoint limit = clock_.now() + kReckoned;
-    const Status fits = co_await shards_.reckon(wanted, limit);
+    const TimePoint limit = clock_.now() + kMemoryPlanTimeout;
+    const Status fits = co_await shards_.plan_memory(wanted, limit);
     const std::string who = "server '" + server->name + "' is not drained, nothing has moved: ";
     if (!fits.ok() && is_refusal(fits.error()))
       co_return Error(ErrorCode::kFailedPrecondition,
@@ -269,9 +271,9 @@ Task<void> ModelServers::drain_leaving(std::shared_ptr<ShardGroup::Link> server)
     const Status drained = co_await drain(server);
     if (drained.ok() || server->is_gone()) co_return;
     if (why != drained.error().message())
-      log::warn("server.not_drained", {{"server", server->name}, {"why", drained.error()}});
+      log::warn("server.drain_failed", {{"server", server->name}, {"why", drained.error()}});
     why = drained.error().message();
-    if (!co_await sleep_until(clock_.now() + kAskAgain)) co_return;
+    if (!co_await sleep_until(clock_.now() + kRetryInterval)) co_return;  // lint-ok: a retry
   }
 }
 
@@ -292,10 +294,10 @@ std::string ModelServers::longest_silent() const {
          " ms ago";
 }
 
-/// With which shard servers are to reckon their memory: those that are here, one that is `joining`,
+/// For which shard servers must have memory: those that are here, one that is `joining`,
 /// or some `more`.
-Result<std::uint32_t> ModelServers::workers_to_reckon(const proto::Join* joining,
-                                                      std::size_t more) const {
+Result<std::uint32_t> ModelServers::workers_to_plan(const proto::Join* joining,
+                                                    std::size_t more) const {
   std::set<std::string> codecs;
   if (job_.agreed) codecs.insert(job_.agreed->codec);
   if (joining != nullptr) codecs.insert(joining->codec);
@@ -451,31 +453,31 @@ void ModelServers::tell_tokens(ShardGroup::Link& server) {
 Task<void> ModelServers::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
   auto head = proto::encode(joining_tokens_());
   server->tokens = head;
-  server->knows_tokens = false;
+  server->has_tokens = false;
   const TimePoint limit = clock_.now() + kTokensTold;
   const auto told = co_await shards_.ask(server, proto::ServersKind::kTokens, head, Bytes(), limit);
   if (server->is_gone()) co_return;
   if (told.ok()) {
-    server->knows_tokens = server->tokens == head;  // else others are on their way
+    server->has_tokens = server->tokens == head;  // else others are on their way
     co_return;
   }
   server->tokens.clear();
-  log::warn("tokens.not_told", {{"server", server->name}, {"why", told.error()}});
+  log::warn("tokens.propagation_failed", {{"server", server->name}, {"why", told.error()}});
 }
 
-/// Shard servers keep contributions whole: a worker beyond those that they have reckoned with, or
+/// Shard servers store contributions whole: a worker beyond those of their memory plan, or
 /// with another codec, may bring more than they have memory for. fails resource_exhausted: names
 /// worker and server; unavailable: that one does not answer
-Task<Status> ModelServers::reckon_worker(const proto::Join& join) {
+Task<Status> ModelServers::plan_worker(const proto::Join& join) {
   if (!job_.shard || epilogue_ || shards_.present().empty()) co_return Status();
   const auto is_it = [&](const auto& one) { return one.second->join.name == join.name; };
   const std::size_t more = std::ranges::any_of(members_.links, is_it) ? 0 : 1;
   const auto all = static_cast<std::uint32_t>(expected_workers(config_.workers.min > 1, more));
   const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
-    std::optional<proto::Reckon> need;
-    const auto count = workers_to_reckon(&join, 1);
+    std::optional<proto::MemoryPlan> need;
+    const auto count = workers_to_plan(&join, 1);
     if (!job_.shard || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
-    need = link.reckoned;
+    need = link.memory_plan;
     need->workers = *count;
     // As the chunks lie, or will when those that go have gone.
     const bool is_settled = spread_.moving.empty() && spread_.target == spread_.route.owners;
@@ -483,8 +485,8 @@ Task<Status> ModelServers::reckon_worker(const proto::Join& join) {
                                : std::min(need->servers, shards_.count_of_staying());
     return need;
   };
-  const TimePoint limit = clock_.now() + kReckoned;
-  const Status fits = co_await shards_.reckon(wanted, limit);
+  const TimePoint limit = clock_.now() + kMemoryPlanTimeout;
+  const Status fits = co_await shards_.plan_memory(wanted, limit);
   if (fits.ok()) co_return Status();
   const std::string who = "worker '" + join.name + "' is refused: ";
   if (!is_refusal(fits.error()))
@@ -499,17 +501,17 @@ Task<bool> has_room_to_move(Spread& spread, ShardGroup& shards, TimePoint limit)
   const std::uint32_t servers = spread.servers_without(nullptr);
   for (std::size_t i = 1; i < spread.links.size(); ++i) {
     const auto link = spread.links[i];
-    if (link->is_draining || link->is_gone() || link->reckoned.servers <= servers) continue;
+    if (link->is_draining || link->is_gone() || link->memory_plan.servers <= servers) continue;
     const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& one) {
-      std::optional<proto::Reckon> need;
+      std::optional<proto::MemoryPlan> need;
       if (&one != link.get()) return need;
-      need = one.reckoned;
-      need->servers = std::min(servers, one.reckoned.servers);
+      need = one.memory_plan;
+      need->servers = std::min(servers, one.memory_plan.servers);
       return need;
     };
-    const Status fits = co_await shards.reckon(wanted, limit);
+    const Status fits = co_await shards.plan_memory(wanted, limit);
     if (fits.ok()) continue;
-    log::warn("chunks.not_moved", {{"server", link->name}, {"why", fits.error()}});
+    log::warn("chunks.move_failed", {{"server", link->name}, {"why", fits.error()}});
     const bool holds = std::ranges::find(spread.route.owners, i) != spread.route.owners.end();
     if (is_refusal(fits.error()) && holds) spread.target = spread.route.owners;
     if (is_refusal(fits.error()) && !holds) {  // it says both numbers, and ends

@@ -43,7 +43,7 @@ class ModelServers : private JobPart {
 
   // memory
   std::uint64_t expected_workers(bool keeps_whole, std::size_t more = 1) const;
-  Task<Status> reckon_worker(const proto::Join& join);
+  Task<Status> plan_worker(const proto::Join& join);
 
   // values that lie elsewhere
   Task<Result<std::vector<std::byte>>> fetch_chunk(proto::ServerChunk head);
@@ -59,7 +59,7 @@ class ModelServers : private JobPart {
 
  private:
   void let_go(ShardGroup::Link& server);
-  Result<std::uint32_t> workers_to_reckon(const proto::Join* joining, std::size_t more) const;
+  Result<std::uint32_t> workers_to_plan(const proto::Join* joining, std::size_t more) const;
   Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
                           std::shared_ptr<ShardGroup::Link> to);
 

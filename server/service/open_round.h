@@ -28,13 +28,13 @@ struct OpenRound {
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
   std::uint64_t samples = 0;    ///< that its shares have
   Tally tally;
-  std::vector<ToldShare> shares;  ///< what `tally` is the sum of
-  TimePoint opened, looked_at;    ///< looked_at: for who is silent, last
+  std::vector<ReportedShare> shares;  ///< what `tally` is the sum of
+  TimePoint opened, looked_at;        ///< looked_at: for who is silent, last
 
   // policies that close a round without some members
   std::vector<std::unique_ptr<StagedContribution>> staged;  ///< by rank of the attempt
-  std::deque<KeptPart> late_staged;                         ///< in the machine's order
-  std::vector<KeptPart> parts;                              ///< of the round being merged
+  std::deque<StagedPart> late_staged;                       ///< in the machine's order
+  std::vector<StagedPart> parts;                            ///< of the round being merged
 
   // peer-to-peer exchange
   std::uint64_t exchange_failures = 0;

@@ -68,7 +68,7 @@ bool OperatorCommands::take_settings(const std::vector<OperatorState::Setting>& 
     const std::string why = now.empty()        ? "there is no such setting that can be changed live"
                             : now == one.value ? "it is configured so"
                                                : "it has been configured as " + now + " since";
-    log::write(now == one.value ? log::Level::kInfo : log::Level::kWarn, "config.change_forgotten",
+    log::write(now == one.value ? log::Level::kInfo : log::Level::kWarn, "config.change_discarded",
                {{"setting", one.name}, {"value", one.value}, {"why", why}});
   }
   const auto check = [this](const std::vector<config::Schema::Change>&) {
@@ -83,7 +83,7 @@ bool OperatorCommands::take_settings(const std::vector<OperatorState::Setting>& 
         const auto changes,
         schema_->change(text + "}", "PATCH /v1/config, " + std::string(kOperatorFile), check));
     for (const auto& one : changes)
-      log::info("config.remembered",
+      log::info("config.restored",
                 {{"setting", one.name}, {"value", one.to}, {"configured", one.from}});
     return {};
   };
@@ -130,11 +130,11 @@ Task<Result<bool>> OperatorCommands::load(const CheckpointDirectory& checkpoints
     pause = state.pause;
     has_settings = take_settings(state.settings);
   } else if (state.has_job()) {
-    log::info("operator.forgotten",
+    log::info("operator.discarded",
               {{"run_id", state.job.run_id}, {"why", "pause and settings were of another job"}});
   }
   if (!evicted_.empty())
-    log::info("evictions.remembered",
+    log::info("evictions.restored",
               {{"workers", evicted_.size()}, {"first", evicted_.begin()->first}});
   co_return has_settings;
 }
@@ -175,7 +175,7 @@ Task<Status> OperatorCommands::save(std::shared_ptr<const OperatorState> state,
   };
   co_await run_on(executor_, std::move(note));
   if (!written.ok()) {
-    log::error("operator.not_saved", {{"error", written.error()}});
+    log::error("operator.save_failed", {{"error", written.error()}});
     co_return Error(ErrorCode::kUnavailable,
                     "done, but not kept on the disk, so a restart forgets "
                     "it: " +

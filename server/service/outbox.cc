@@ -37,7 +37,7 @@ Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
   if (policy_.is_elastic()) {
     const Attempt::Key key = open_.attempt->key();
     if (link->version != open_.attempt->version) {
-      CENTROID_CO_ASSIGN(const bool is_there, co_await images_.bring_state(link, session, key));
+      CENTROID_CO_ASSIGN(const bool is_there, co_await images_.transfer_state(link, session, key));
       if (!is_there) co_return Status();
     }
     if (!link->late) {
@@ -103,7 +103,13 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   std::shared_ptr<Attempt> attempt;
   std::size_t& sent = link->results.sent;
   const trace::Lane lane(link->join.name + " out");
+  bool is_idle = false;
   while (!session.is_closed() && !link->is_gone) {
+    if (is_idle) {
+      is_idle = false;
+      const bool is_woken = co_await link->wake.wait(TimePoint::max());  // lint-ok: it is idle
+      if (!is_woken) co_return Status();
+    }
     const bool has_seat = open_.attempt && !open_.attempt->closed &&
                           open_.attempt->rank_of(link->id) &&
                           open_.attempt->left_out.count(link->id) == 0;
@@ -118,15 +124,13 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
     } else if (is_free && link->own_state.keep) {
       proto::Keep keep;
       keep.round = *std::exchange(link->own_state.keep, std::nullopt);
-      keep_told(events_, *link, keep.round);
+      keep_reported(events_, *link, keep.round);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
     } else if (is_free && has_seat && !link->pace.behind) {
       CENTROID_CO_TRY(co_await open_round(link, session, attempt));
     } else if (link->late) {
-      if (!link->late->outcome || !link->late->closed) {
-        if (!co_await outgoing_.wait(TimePoint::max())) co_return Status();
-        continue;
-      }
+      is_idle = !link->late->outcome || !link->late->closed;
+      if (is_idle) continue;
       proto::RoundClosed closed = *link->late->closed;
       closed.outcome = *link->late->outcome;
       closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
@@ -155,21 +159,17 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       mark.version = job_.store().version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && link->finish && images_.needs_last_state(*link)) {
-      if (!link->pace.behind)
-        CENTROID_CO_TRY(co_await images_.bring_last_state(link, session));
-      else if (!co_await outgoing_.wait(TimePoint::max()))
-        co_return Status();
+      is_idle = link->pace.behind.has_value();
+      if (!is_idle) CENTROID_CO_TRY(co_await images_.transfer_last_state(link, session));
     } else if (!attempt && link->finish) {
       const proto::Finish finish = *link->finish;
       if (finish.evaluate) link->evaluations.asked.push_back(finish.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
       co_return Status();
+    } else if (!attempt && !link->pace.behind && link->pace.is_away) {
+      elastic_.seat(*link);
     } else {
-      if (!attempt && !link->pace.behind && link->pace.is_away) {
-        elastic_.seat(*link);
-        continue;
-      }
-      if (!co_await outgoing_.wait(TimePoint::max())) co_return Status();
+      is_idle = true;
     }
   }
   co_return Status();

@@ -133,8 +133,8 @@ Result<PastRound> PastRounds::take_end(journal::Reader::End end) {
   round.route = route_;
   round.segment = reader_->segment();
   round.at.resize(at_.size());
-  const bool is_whole = end.head.round == present_.round && end.head.attempt == present_.attempt;
-  if (count_ > 0 && is_whole) round.at = at_;
+  const bool is_complete = end.head.round == present_.round && end.head.attempt == present_.attempt;
+  if (count_ > 0 && is_complete) round.at = at_;
   std::size_t wanted = 0;
   for (const Chunk& chunk : fragment().chunks) {
     if (is_mine(chunk.id)) {
@@ -145,7 +145,7 @@ Result<PastRound> PastRounds::take_end(journal::Reader::End end) {
     }
   }
   if (round.head.round != next_ ||
-      (round.counts() && wanted > 0 && (count_ != wanted || !is_whole)))
+      (round.counts() && wanted > 0 && (count_ != wanted || !is_complete)))
     return mismatched(folder_, "the end of round " + to_string(round.head.round) +
                                    " came where that of round " + to_string(next_) +
                                    " was expected, with " + std::to_string(count_) + " of " +

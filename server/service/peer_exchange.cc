@@ -55,10 +55,14 @@ Task<Status> PeerExchange::fetch_state() {
                      .moved = clock_.now(),
                      .chunks = job_.store().plan().chunks().size(),
                      .planes = 1 + job_.store().optimizer().slots()};
-    outgoing_.notify_all();
-    while (!job_.store().is_current() && members_.find(holder->id)) {
+    holder->wake.notify_all();
+    const auto is_over = [this, id = holder->id] {
+      return job_.store().is_current() || !members_.find(id);
+    };
+    while (!is_over()) {
       const TimePoint limit = upload_->moved + config_.timeouts.stall;
-      if (co_await changed_.wait(limit) || clock_.now() < limit) continue;
+      const bool is_here = co_await until(is_over, kShownElsewhere, limit);
+      if (is_here || clock_.now() < upload_->moved + config_.timeouts.stall) continue;
       const std::string why = "it was asked for the state and sent nothing for " +
                               std::to_string(config_.timeouts.stall.count()) +
                               " ms (stall_timeout)";
@@ -69,7 +73,7 @@ Task<Status> PeerExchange::fetch_state() {
     }
     upload_.reset();
   }
-  use_.fetched.notify_all();
+  changed_.notify_all();
   co_return Status();
 }
 
@@ -85,7 +89,7 @@ Task<Status> PeerExchange::go_back() {
     newest.trained_rounds = job_.trained_rounds;  // those that are here go on without waiting
     job_.replace(std::move(newest));
   } else {
-    job_.replace(std::move(job_).back_to_held());
+    job_.replace(std::move(job_).back_to_stored());
   }
   log::error("state.lost", {{"why", "every worker that held it is gone"},
                             {"version", lost.value},
@@ -94,7 +98,7 @@ Task<Status> PeerExchange::go_back() {
                             {"to_round", job_.round.value}});
   probe_.state_lost();
   if (job_.round.value == 1 && lost_round > 0)
-    tell(events_, log::Level::kWarn, "job.begun_again",
+    tell(events_, log::Level::kWarn, "job.restarted",
          {{"lost_round", lost_round},
           {"why", "every worker that held the state is gone, and there is no checkpoint"}});
   co_return Status();
@@ -161,15 +165,16 @@ void PeerExchange::exchange_failed(Link& link, const proto::ExchangeFailed& fail
   if (is_told_by_all)
     give_up_attempt(link.id, why);
   else if (open_.failed.size() == 1)
-    tasks_.spawn(hear_the_others(open_.attempt, link.id, why));
+    tasks_.spawn(await_other_reports(open_.attempt, link.id, why));
 }
 
 /// One worker alone may be the cut-off one that blames the others: who else failed says so soon.
-Task<void> PeerExchange::hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first,
-                                         std::string why) {
-  const TimePoint until = clock_.now() + kHearing;
-  const bool in_time = co_await sleep_until(until);
-  if (in_time && attempt == open_.attempt && !attempt->closed) give_up_attempt(first, why);
+Task<void> PeerExchange::await_other_reports(std::weak_ptr<const Attempt> of, MemberId first,
+                                             std::string why) {
+  const bool in_time = co_await sleep_until(clock_.now() + kHearing);  // lint-ok: a deadline
+  const auto attempt = of.lock();
+  if (in_time && attempt && attempt == open_.attempt && !attempt->closed)
+    give_up_attempt(first, why);
 }
 
 void PeerExchange::give_up_attempt(MemberId reporter, const std::string& why) {
@@ -180,7 +185,7 @@ void PeerExchange::give_up_attempt(MemberId reporter, const std::string& why) {
 
 /// Attempts that fail again and again although everybody is here: somebody cannot be reached by the
 /// others. The one most of them name goes, so that the rest can go on.
-Status PeerExchange::heed_failures() {
+Status PeerExchange::evict_unreachable() {
   if (open_.exchange_failures < kFailuresBeforeBlame) return {};
   MemberId culprit;
   std::uint64_t votes = 0;
@@ -195,7 +200,7 @@ Status PeerExchange::heed_failures() {
                             members_.find(culprit)->join.peer_endpoint + " in " +
                             std::to_string(open_.exchange_failures) +
                             " attempts: is that address reachable from them?";
-    log::error("member.unreachable", {{"worker", members_.name_of(culprit)}, {"why", why}});
+    log::error("member.unreachable_evicted", {{"worker", members_.name_of(culprit)}, {"why", why}});
     members_.roster.lost(culprit, why);
     control_.member_gone(culprit, Error(ErrorCode::kFailedPrecondition, why));
     open_.exchange_failures = 0;

@@ -32,11 +32,11 @@ class PeerExchange : private JobPart {
   Status state_done(Link& link, const proto::StateMark& mark);
 
   void exchange_failed(Link& link, const proto::ExchangeFailed& failed);
-  Status heed_failures();
+  Status evict_unreachable();
 
  private:
   Task<Status> go_back();
-  Task<void> hear_the_others(std::shared_ptr<Attempt> attempt, MemberId first, std::string why);
+  Task<void> await_other_reports(std::weak_ptr<const Attempt> of, MemberId first, std::string why);
   void give_up_attempt(MemberId reporter, const std::string& why);
 
   const DataShares& data_;

@@ -142,7 +142,7 @@ Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
   }
   const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
   proto::BeatReply reply;
-  reply.takes = proto::BeatReply::kTakesKept;
+  reply.takes = proto::BeatReply::kAcceptsSaved;
   const auto head = proto::encode(reply);
   co_return co_await session.send(answer, head, Bytes(), TimePoint::max());
 }
@@ -198,7 +198,7 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
   Status fits;
   const bool is_valid =
       parts_.admission.check_join(session, *message).ok();  // else `admit` says why
-  if (is_valid) fits = co_await parts_.servers.reckon_worker(*message);
+  if (is_valid) fits = co_await parts_.servers.plan_worker(*message);
   if (fits.ok())
     admitted = parts_.admission.admit(session, std::move(message).value());
   else
@@ -220,7 +220,8 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
 }
 
 Task<void> PeerSession::expect_first_message(Session& session) const {
-  const bool in_time = co_await sleep_until(ctx_.clock.now() + kJoinTimeout);
+  const TimePoint limit = ctx_.clock.now() + kJoinTimeout;
+  const bool in_time = co_await sleep_until(limit);  // lint-ok: a deadline
   if (!in_time || is_known() || session.is_closed()) co_return;
   const Error late(ErrorCode::kDeadlineExceeded, "no Join came within 10 s of the handshake");
   co_await session.goodbye(late);

@@ -94,8 +94,8 @@ ContributionMetrics::ContributionMetrics(metrics::Registry& r) {
                 "Transfers of the state to a worker that were restarted because their round "
                 "closed.");
   returned = r.counter("centroid_server_samples_returned_total",
-                       "Samples of shares whose workers were lost, or left out before they began, "
-                       "given to others.");
+                       "Samples of shares that other workers took over, because a worker was lost "
+                       "or excluded.");
   seconds =
       r.histogram("centroid_server_contribution_seconds",
                   "From opening of a round to a worker's last chunk.", metrics::latency_bounds());

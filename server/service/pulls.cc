@@ -21,6 +21,8 @@ namespace {
 constexpr std::uint64_t kPieceBytes = 1u << 20;
 /// For the client to close its session.
 constexpr std::chrono::seconds kParting{10};
+/// A test removes a file to go on.
+constexpr std::chrono::milliseconds kSuspended{5};
 }  // namespace
 
 struct Pulls::Copy {
@@ -59,10 +61,10 @@ Task<void> Pulls::serve(Session& session, TaskGroup& tasks,
                         std::shared_ptr<const Request> request) {
   const Status served = co_await answer(session, tasks, request);
   if (!served.ok())
-    log::warn("tensors.not_sent", {{"client", session.peer().name},
-                                   {"peer", session.peer().address},
-                                   {"why", served.error()}});
-  const bool goes_on = co_await sleep_until(clock_.now() + kParting);
+    log::warn("tensors.send_failed", {{"client", session.peer().name},
+                                      {"peer", session.peer().address},
+                                      {"why", served.error()}});
+  const bool goes_on = co_await sleep_until(clock_.now() + kParting);  // lint-ok: a deadline
   if (!goes_on || session.is_closed()) co_return;
   const Error over(ErrorCode::kDeadlineExceeded, "the pull was over 10 s ago");
   co_await session.goodbye(over);
@@ -157,7 +159,7 @@ Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
 Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, std::string who) {
   constexpr std::chrono::seconds kEvery{2};
   for (;;) {
-    const bool goes_on = co_await sleep_until(clock_.now() + kEvery);
+    const bool goes_on = co_await sleep_until(clock_.now() + kEvery);  // lint-ok: a tick
     if (!goes_on || *is_over || session.is_closed()) co_return;
     std::vector<WaitView> waits;
     waits_.list(waits);
@@ -177,30 +179,27 @@ Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, st
 /// No round is merged meanwhile (`begin_copy`); one that was being merged when this began may
 /// commit.
 Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who) {
-  bool is_making = false;
-  const auto what = [&is_making] {
-    return is_making ? "its tensors are copied" : "another one is made";
-  };
-  const auto waits = waits_.begin(WaitCause::kState, std::move(who), kStateCopy, what);
   const TimePoint limit = clock_.now() + config_.timeouts.stall;
   for (;;) {
-    while (images_.is_copying()) {
-      const bool goes_on = co_await sleep_until(clock_.now() + kPoll);
-      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-      if (clock_.now() >= limit)
-        co_return Error(ErrorCode::kUnavailable,
-                        "another copy of the state was being made for all of stall_timeout: try "
-                        "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
-    }
+    BlockedOn on{WaitCause::kState, who, kStateCopy, [] { return "another one is made"; }};
+    const auto is_free = [this] { return !images_.is_copying(); };
+    bool goes_on = co_await until(is_free, std::move(on), limit);
+    if (!goes_on && clock_.now() >= limit)
+      co_return Error(ErrorCode::kUnavailable,
+                      "another copy of the state was being made for all of stall_timeout: try "
+                      "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    const auto waits = waits_.begin(WaitCause::kState, who, kStateCopy, "its tensors are copied");
     Status copied;
     {
       const Raised imaging = images_.begin_copy();
-      is_making = true;
       copied = co_await fill_once(copy, tasks);
     }
-    const bool may_mend = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
-    if (!may_mend || clock_.now() >= limit) co_return copied;
-    const bool goes_on = co_await sleep_until(clock_.now() + kPoll);
+    const bool may_repair = !copied.ok() && copied.error().code() == ErrorCode::kAborted;
+    if (!may_repair || clock_.now() >= limit) co_return copied;
+    const auto is_committed = [this] { return !use_.is_merging; };
+    goes_on = co_await until(is_committed, kShownElsewhere, limit);
+    if (!goes_on && clock_.now() >= limit) co_return copied;
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
@@ -243,7 +242,7 @@ Task<Status> Pulls::fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks) {
     co_await yield(executor_);
     bool goes_on = true;
     while (goes_on && fault::is_held("pulls.copying"))
-      goes_on = co_await sleep_until(clock_.now() + kPoll);
+      goes_on = co_await sleep_until(clock_.now() + kSuspended);  // lint-ok: a file of a test
     CENTROID_CO_TRY(state());
   }
   co_return Status();

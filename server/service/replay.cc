@@ -214,10 +214,10 @@ Task<Result<bool>> Replay::recall_all(const PastRound& round) {
     cut(all.failed_at);
     co_return false;
   }
-  log::error("journal.part_missing", {{"server", all.failed_at},
-                                      {"round", job_.round.value},
-                                      {"why", *all.failed},
-                                      {"action", "the replay waits"}});
+  log::error("journal.part_lost", {{"server", all.failed_at},
+                                   {"round", job_.round.value},
+                                   {"why", *all.failed},
+                                   {"action", "the replay waits"}});
   waits_for_ = all.failed_at;
   why_ = "server '" + all.failed_at + "' is waited" + what + " (" + all.failed->message() +
          "; was it started with the run_dir that it had?)";
@@ -257,7 +257,7 @@ Task<Status> Replay::recall(proto::Recall head, std::shared_ptr<ShardGroup::Link
 /// An operator goes on without a server's part of the present round.
 void Replay::cut(const std::string& server) {
   is_cut_ = true;
-  log::error("journal.rounds_given_up",
+  log::error("journal.rounds_abandoned",
              {{"server", server},
               {"round", job_.round.value - 1},
               {"why", "an operator goes on without its part of the rounds behind"}});
@@ -266,10 +266,10 @@ void Replay::cut(const std::string& server) {
 Task<Status> Replay::finish() {
   const journal::Reader& reader = past_.reader();
   if (past_.is_at_gap() && !is_cut_) {
-    log::error("journal.gap", {{"round", job_.round.value - 1},
-                               {"why",
-                                "the journal could not be written then (journal.full), and "
-                                "no checkpoint came behind it: later rounds are lost"}});
+    log::error("journal.gap_found", {{"round", job_.round.value - 1},
+                                     {"why",
+                                      "the journal could not be written then (journal.full), and "
+                                      "no checkpoint came behind it: later rounds are lost"}});
     auto remove = [&reader, end = job_.round.value] {
       auto removed = std::make_shared<Status>();
       for (const LogSegment& segment : reader.segments())

@@ -23,7 +23,7 @@ Task<Status> Restoration::restore_wanted() {
   wanted->doing = "the files of checkpoint " + to_string(wanted->version) + " are looked at";
   (void)co_await moves_.finish_moves();  // where they are does not matter: they are placed anew
   auto outcome = co_await restore(wanted->version, wanted->deletes_newer);
-  if (!outcome.ok()) log::warn("checkpoint.not_restored", {{"why", outcome.error()}});
+  if (!outcome.ok()) log::warn("checkpoint.restore_failed", {{"why", outcome.error()}});
   const bool is_half = wanted->is_half && !outcome.ok();
   Status status;
   if (is_half) status = outcome.error();  // there is nothing to go on with
@@ -37,7 +37,7 @@ Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newe
   // Nothing is touched before everything has been looked at.
   CENTROID_CO_ASSIGN(const auto folder, co_await look(version, delete_newer));
   const CheckpointEntry entry = **folder->found;
-  const bool is_marked = config_.keeps_journal() || folder->has_journal;
+  const bool is_marked = config_.writes_journal() || folder->has_journal;
   RestoreView view;
   view.path = entry.path.string();
   view.version = version.value;
@@ -72,6 +72,7 @@ Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newe
   const auto chosen = std::make_shared<const CheckpointEntry>(entry);
   CENTROID_CO_ASSIGN(JobState next, co_await loader_.load_checkpoint(chosen));
   start_.go_on_from(std::move(next));
+  job_.curves.forget_from(job_.round.value);
   fault::point("restore.loaded");
   servers_.forget_servers();  // the chunks are here, and are placed anew
   job_.gather_again();
@@ -119,7 +120,7 @@ Task<Result<std::shared_ptr<const Restoration::Folder>>> Restoration::look(Versi
                      newer.front().path.string() +
                      ", with the versions that the job will make again: say "
                      "{\"delete_newer\": true}, or take the newest");
-  if ((config_.keeps_journal() || folder->has_journal) && rows_.has_tables() && !newer.empty())
+  if ((config_.writes_journal() || folder->has_journal) && rows_.has_tables() && !newer.empty())
     co_return refuse("the rows of the tables are in the newest checkpoint, " +
                      newer.front().path.string() +
                      ", and in the journal behind it: with tables and a journal a job goes back "
@@ -156,17 +157,12 @@ Task<Status> Restoration::write_mark(std::shared_ptr<RestoreMark> mark,
   co_return co_await run_on(disk_.hurried(), std::move(decide));
 }
 
-/// Remove what the mark names; again where the lease was late meanwhile.
+/// Remove what the mark names.
 Task<Status> Restoration::complete(std::shared_ptr<RestoreMark> mark) {
-  for (;;) {
-    CENTROID_CO_TRY(co_await gate_.may_commit());
-    auto remove = [this, mark, may_write = gate_.may_write()] {
-      return mark->complete(config_.journal.dir, *checkpoints_, may_write);
-    };
-    const Status completed = co_await run_on(disk_.hurried(), std::move(remove));
-    if (completed.ok() || !gate_.is_late(completed.error())) co_return completed;
-    if (!co_await sleep_until(clock_.now() + kSlowPoll)) co_return completed;
-  }
+  auto remove = [this, mark, may_write = gate_.may_write()] {
+    return mark->complete(config_.journal.dir, *checkpoints_, may_write);
+  };
+  co_return co_await gate_.act(disk_.hurried(), std::move(remove));
 }
 
 /// End every membership so that the workers come back, and wait until nothing uses the store.

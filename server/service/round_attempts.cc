@@ -72,9 +72,9 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
       members_.find(open_.attempt->members[rank])->contribution.pending_end.reset();
     codecs.push_back(members_.find(open_.attempt->members[rank])->codec);
   }
-  if (generation_told_ != open_.attempt->generation) {
-    generation_told_ = open_.attempt->generation;
-    events_.publish("generation.formed", {{"generation", generation_told_.value},
+  if (generation_sent_ != open_.attempt->generation) {
+    generation_sent_ = open_.attempt->generation;
+    events_.publish("generation.formed", {{"generation", generation_sent_.value},
                                           {"world", open_.attempt->members.size()},
                                           {"round", job_.round.value}});
   }
@@ -99,7 +99,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
                      clock_.now());
   round_servers_.tell_opened();
   first_elsewhere_ = first_elsewhere();
-  outgoing_.notify_all();
+  members_.wake(open_.attempt->members);
 }
 
 void RoundAttempts::decide(RoundDecision decision) {
@@ -111,8 +111,8 @@ void RoundAttempts::decide(RoundDecision decision) {
   const bool is_short = contributors < aggregate_.least();
   // Of one that closes without some, or whose members are here but had no samples, that is not
   // said.
-  const bool has_lost = !policy_.is_elastic() && contributors < config_.workers.keep_min &&
-                        workers_here() < config_.workers.keep_min;
+  const bool has_lost = !policy_.is_elastic() && contributors < config_.workers.min_continue &&
+                        workers_here() < config_.workers.min_continue;
   if (decision.action == RoundAction::kMerge && (is_short || has_lost)) {
     decision.action = RoundAction::kDeserted;
     decision.text = std::to_string(contributors) + " contributions, ";
@@ -120,7 +120,7 @@ void RoundAttempts::decide(RoundDecision decision) {
       decision.text +=
           "aggregate " + aggregate_.to_string() + " needs " + std::to_string(aggregate_.least());
     else
-      decision.text += "keep_min_workers is " + std::to_string(config_.workers.keep_min);
+      decision.text += "keep_min_workers is " + std::to_string(config_.workers.min_continue);
     ++totals_.aborted;
     probe_.round_aborted();
     tell(events_, log::Level::kWarn, "round.aborted",
@@ -154,7 +154,7 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
     shares.push_back(old->opens[rank]);
   }
   const bool is_short =
-      std::max<std::uint64_t>(members.size(), workers_here()) < config_.workers.keep_min;
+      std::max<std::uint64_t>(members.size(), workers_here()) < config_.workers.min_continue;
   if (members.empty() || is_short) return false;
   // The sum begins anew. A member that has gone cannot send its whole contribution again, so others
   // get its samples. Members with an incomplete contribution returned theirs when they left.
@@ -181,8 +181,9 @@ void RoundAttempts::close_attempt(proto::Outcome outcome, double weight, std::ui
   closed.contributors = contributors;
   closed.reason = reason;
   open_.attempt->closed = closed;
-  for (const auto& [id, link] : members_.links)
-    if (link->late && link->late->key == open_.attempt->key()) link->late->closed = closed;
+  for (const MemberId member : open_.attempt->members)
+    if (const auto link = members_.find(member))
+      if (link->late && link->late->key == open_.attempt->key()) link->late->closed = closed;
 
   RoundView view;
   view.round = closed.round.value;
@@ -209,7 +210,8 @@ void RoundAttempts::close_attempt(proto::Outcome outcome, double weight, std::ui
   job_.history.push_front(std::move(view));
   while (job_.history.size() > most) job_.history.pop_back();
   round_servers_.forget_departed();
-  outgoing_.notify_all();
+  members_.wake(open_.attempt->members);
+  changed_.notify_all();  // copies of the state that it began with may be of no use any more
 }
 
 /// When those that are missing have had their time.
@@ -229,7 +231,7 @@ MemberId RoundAttempts::first_elsewhere() const {
 
 /// Exclude a live member that has sent nothing for `round_timeout` and that blocks the round. The
 /// attempt is repeated without it, or goes on without it where others have contributed and gone.
-void RoundAttempts::leave_silent_out() {
+void RoundAttempts::exclude_silent() {
   const TimePoint now = clock_.now();
   if (now < round_limit()) return;
   open_.looked_at = now;  // from where the next look is counted, where nobody can be left out
@@ -280,7 +282,7 @@ void RoundAttempts::leave_silent_out() {
 void RoundAttempts::set_silent(Link& link) {
   probe_.member_silent();
   events_.publish(
-      "member.left_out",
+      "member.excluded",
       {{"worker", link.join.name}, {"member", link.id.value}, {"round", job_.round.value}});
   data_.part_lost(link);
   link.pace.is_away = true;
@@ -291,7 +293,7 @@ void RoundAttempts::set_silent(Link& link) {
 
 /// A member has its results, or is gone: contributions that waited for their memory go in now.
 void RoundAttempts::results_taken() {
-  if (open_.attempt && !open_.attempt->closed) job_.aggregator->retry_held();
+  if (open_.attempt && !open_.attempt->closed) job_.aggregator->retry_blocked();
 }
 
 void RoundAttempts::lose_server() {

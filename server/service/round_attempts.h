@@ -33,7 +33,7 @@ class RoundAttempts : private JobPart {
                      std::string reason);
   /// When those that are missing have had their time.
   TimePoint round_limit() const;
-  void leave_silent_out();
+  void exclude_silent();
   /// A member has its results, or is gone: contributions that waited for their memory go in now.
   void results_taken();
   /// A server is gone with its chunks.
@@ -51,7 +51,7 @@ class RoundAttempts : private JobPart {
   RoundServers& round_servers_;
   ElasticRound& elastic_;
   WaitReport& wait_report_;
-  Generation generation_told_;
+  Generation generation_sent_;
   MemberId first_elsewhere_;  ///< at the last look for who is silent
 };
 

@@ -23,7 +23,7 @@ std::string exact(double value) {
 
 journal::Base RoundJournal::base() const {
   journal::Base base;
-  if (!journal_.is_on() && !config_.keeps_journal()) return base;
+  if (!journal_.is_on() && !config_.writes_journal()) return base;
   base.run_id = job_.run_id;
   base.terms = terms();
   base.round = Round(job_.round.value - 1);

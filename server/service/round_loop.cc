@@ -12,17 +12,17 @@ JobFacts RoundLoop::facts() const {
   JobFacts now;
   now.lacks_state = exchange_.state_is_wanted();
   now.has_new_settings = commands_.is_changed;
-  now.wants_restore = restore_ && !restore_->outcome;
-  now.wants_stop = stopping_.is_requested;
+  now.needs_restore = restore_ && !restore_->outcome;
+  now.needs_stop = stopping_.is_requested;
   now.is_goal_reached = data_.goal_reached();
   now.lost_server = spread_.lost_since || servers_.has_lost_server();
   now.awaits_server = spread_.lost_since.has_value();
   now.may_not_commit = gate_.held().has_value();
-  now.wants_freeze = spread_.freezes > 0;
+  now.needs_freeze = spread_.freezes > 0;
   now.replays = replay_ != nullptr;
   now.is_paused = commands_.pause.has_value();
   now.has_values = job_.shard && job_.store().version().value > 0;
-  now.lacks_journal = config_.keeps_journal() && !journal_.is_on();
+  now.lacks_journal = config_.writes_journal() && !journal_.is_on();
   return now;
 }
 
@@ -69,15 +69,15 @@ Task<Result<bool>> RoundLoop::make(JobStep step) {
       CENTROID_CO_ASSIGN(const bool is_over, co_await start_.replay_on());
       if (is_over) break;
       phase_.set(Phase::kWaiting, replay_->reason());
-      (void)co_await changed_.wait(TimePoint::max());
+      (void)co_await waits_.next_change();
       break;
     }
     case JobStep::kPause:
       phase_.set(Phase::kPaused, commands_.pause_reason());
       CENTROID_CO_TRY(co_await server_changes_.drain_while_paused());
       break;
-    case JobStep::kSettleServers:
-      co_return co_await server_changes_.settle_servers();
+    case JobStep::kResolveServers:
+      co_return co_await server_changes_.resolve_servers();
     case JobStep::kGather:
       co_return co_await wait_for_members();
     case JobStep::kInitialize:
@@ -110,7 +110,7 @@ Task<Status> RoundLoop::one_round() {
   if (is_for_late) members.clear();
   if (members.empty() && !is_for_late) {
     const bool waits = policy_.is_elastic() || !members_.links.empty();
-    if (waits) co_await changed_.wait(TimePoint::max());
+    if (waits) co_await waits_.next_change();
     co_return Status();
   }
   auto shares = data_.make_shares(members);
@@ -127,9 +127,9 @@ Task<Status> RoundLoop::one_round() {
       TimePoint limit = std::min(give_up.value_or(TimePoint::max()),
                                  open_.machine.deadline().value_or(TimePoint::max()));
       limit = std::min(limit, attempts_.round_limit());
-      const bool woken = co_await changed_.wait(limit);
+      const bool woken = co_await waits_.next_change(limit);
       if (!open_.decision) attempts_.decide(open_.machine.tick(clock_.now()));
-      if (!open_.decision) attempts_.leave_silent_out();
+      if (!open_.decision) attempts_.exclude_silent();
       if (!open_.decision) elastic_.seat_waiting();
       attempts_.results_taken();
       if (servers_.has_lost_server()) {
@@ -137,7 +137,7 @@ Task<Status> RoundLoop::one_round() {
         co_return Status();
       }
       if (!woken && give_up && clock_.now() >= *give_up && !open_.decision) {
-        log::warn("round.given_up",
+        log::warn("round.abandoned",
                   {{"round", job_.round.value},
                    {"why", "stopping, and contributions are missing past drain_timeout"}});
         attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, "the server is stopping");
@@ -162,7 +162,7 @@ Task<Status> RoundLoop::one_round() {
         co_return halt;
       }
       case RoundAction::kRetry:
-        CENTROID_CO_TRY(exchange_.heed_failures());
+        CENTROID_CO_TRY(exchange_.evict_unreachable());
         {
           const auto waits = round_journal_.begin_wait();
           co_await journal_.begin_attempt(round_journal_.base());
@@ -190,7 +190,7 @@ Task<bool> RoundLoop::wait_for_members() {
     const bool stays = !drains || members_.roster.find(id)->state != MemberState::kDraining;
     if (stays && !(link->pace.is_away && !policy_.is_elastic())) ++present;
   }
-  const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.keep_min;
+  const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.min_continue;
   const bool has_begun = present >= needed;
   if (has_begun && here >= kept) co_return true;
   std::string why("min_workers");
@@ -200,7 +200,7 @@ Task<bool> RoundLoop::wait_for_members() {
     why = "aggregate " + aggregate_.to_string();
   // At the start the first of them have not had the time to come.
   if (has_begun && job_.trained_rounds > 0 && !phase_.is(Phase::kWaiting))
-    tell(events_, log::Level::kWarn, "job.short_of_workers",
+    tell(events_, log::Level::kWarn, "job.blocked",
          {{"round", job_.round.value},
           {"workers", here},
           {"keep_min_workers", kept},
@@ -208,7 +208,8 @@ Task<bool> RoundLoop::wait_for_members() {
   phase_.set(Phase::kWaiting, std::to_string(has_begun ? here : present) + " of " +
                                   std::to_string(has_begun ? kept : needed) +
                                   " workers are here (" + why + ")");
-  co_await changed_.wait(is_over ? TimePoint::max() : job_.gather_until.value_or(TimePoint::max()));
+  const TimePoint limit = job_.gather_until.value_or(TimePoint::max());
+  co_await waits_.next_change(is_over ? TimePoint::max() : limit);
   co_return false;
 }
 
@@ -220,7 +221,7 @@ void RoundLoop::dismiss_drained() {
     link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
                                  .version = job_.store().version(),
                                  .text = "drained by an operator"};
-    outgoing_.notify_all();
+    link->wake.notify_all();
   }
 }
 
@@ -237,7 +238,7 @@ Task<void> RoundLoop::apply_changes() {
   auto optimizer = make_optimizer(config_.optimizer);
   CENTROID_CHECK(optimizer.ok());  // `finish` has looked
   job_.store().set_optimizer(std::move(optimizer).value());
-  journal_.begin_anew();  // each segment is replayed with its own
+  journal_.begin_segment_next();  // each segment is replayed with its own
   if (!spread_.has_others()) co_return;
   proto::OptimizerChange change;
   change.learning_rate = config_.optimizer.learning_rate;

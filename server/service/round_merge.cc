@@ -50,6 +50,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
     CENTROID_CO_TRY(co_await round_journal_.written(round.written));
   const TimePoint begin = clock_.now();
   CENTROID_CO_TRY(co_await images_.until_copied());
+  const Raised merging(use_.is_merging, changed_);
   if (round.is_spread) {
     open_.squares.resize(job_.store().plan().chunks().size());
     auto named = std::make_shared<const RoundDecision>(round.decision);
@@ -86,12 +87,13 @@ Task<Status> RoundMerge::await_chunks() {
            " chunks wait for memory: until slower workers have read the results before, or the "
            "journal's disk has taken what came";
   };
-  const auto waits = waits_.begin(WaitCause::kCredit, present_round(job_), "workers", missing);
-  while (open_.complete_chunks < chunks) {
-    if (!co_await changed_.wait(TimePoint::max()))
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  const auto are_summed = [this, chunks] {
     attempts_.results_taken();
-  }
+    return open_.complete_chunks >= chunks;
+  };
+  BlockedOn on{WaitCause::kCredit, present_round(job_), "workers", missing};
+  const bool goes_on = co_await until(are_summed, std::move(on));
+  if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   co_return Status();
 }
 
@@ -169,7 +171,7 @@ void RoundMerge::count_round(const Merging& round) {
   totals_.samples += open_.tally.samples;
   job_.steps_before += open_.tally.steps;
   add_to_curves(round, elapsed);
-  for (const ToldShare& told : open_.shares)
+  for (const ReportedShare& told : open_.shares)
     job_.epochs.add(told, job_.agreed->train_samples, clock_.unix_seconds() - elapsed);
   probe_.round_committed(elapsed, open_.tally.samples, totals_.loss);
   for (const auto& [name, sum] : open_.tally.scalars.all()) probe_.scalar(name, sum.mean());
@@ -181,9 +183,9 @@ void RoundMerge::count_round(const Merging& round) {
                                  {"version", job_.store().version().value},
                                  {"seconds", elapsed},
                                  {"loss", totals_.loss}});
-  ++totals_.rounds_untold;
-  if (clock_.now() - totals_.round_told >= kRoundEvents) {
-    totals_.round_told = clock_.now();
+  ++totals_.rounds_unreported;
+  if (clock_.now() - totals_.round_published >= kRoundEvents) {
+    totals_.round_published = clock_.now();
     events_.publish("round.committed", {{"round", job_.round.value},
                                         {"version", job_.store().version().value},
                                         {"generation", members_.roster.generation().value},
@@ -191,7 +193,7 @@ void RoundMerge::count_round(const Merging& round) {
                                         {"samples", open_.tally.samples},
                                         {"seconds", elapsed},
                                         {"loss", totals_.loss},
-                                        {"rounds", std::exchange(totals_.rounds_untold, 0)}});
+                                        {"rounds", std::exchange(totals_.rounds_unreported, 0)}});
   }
   for (const MemberId member : round.decision.contributors) {
     job_.counted[members_.name_of(member)] = job_.round;
@@ -246,12 +248,12 @@ void RoundMerge::emit(const Chunk& chunk) {
     open_.attempt->payloads.emplace_back(values.begin(), values.end());
     values = open_.attempt->payloads.back();
     open_.attempt->pieces.push_back({chunk.id, values, crc});
-    outgoing_.notify_all();
+    members_.wake(open_.attempt->members);
     return;
   }
   open_.attempt->pieces.push_back({chunk.id, values, crc});
   open_.attempt->holds.push_back(job_.store().hold_spare(chunk.id));
-  outgoing_.notify_all();
+  members_.wake(open_.attempt->members);
 }
 
 /// A chunk's mean is in the spare plane: hand what can be sent now to the outboxes.
@@ -267,13 +269,14 @@ void RoundMerge::encode_reply(ChunkId chunk) {
   const double took = probe_.encode().ended(kLane, begin, clock_.now(), job_.round.value);
   probe_.down(job_.shard->encoder().kind()).encoded(took);
   if (!encoded.ok()) job_.reply_failure = encoded.error().with_context("codec_down");
-  outgoing_.notify_all();
+  members_.wake(open_.attempt->members);
 }
 
 /// All parts of a chunk at once, while its sum is in the cache.
 Task<void> RoundMerge::sum_parts(double total_weight) {
   std::vector<WeighedPart> parts;
-  for (const KeptPart& part : open_.parts) parts.push_back({part.staged.get(), part.counts.weight});
+  for (const StagedPart& part : open_.parts)
+    parts.push_back({part.staged.get(), part.counts.weight});
   std::size_t turn = 0;
   for (const Chunk& chunk : job_.shard->round_chunks()) {
     if (job_.shard->encodes() && !journal_.has_room()) {
@@ -284,21 +287,19 @@ Task<void> RoundMerge::sum_parts(double total_weight) {
     chunk_complete(chunk.id, total_weight);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
-  for (KeptPart& part : open_.parts)
+  for (StagedPart& part : open_.parts)
     part.staged.reset();  // what counts is still to be told to other servers
 }
 
 Task<void> RoundMerge::snapshot_room() {
   // A checkpoint that is still being written keeps copies of what changes; past its budget the
   // round waits for it.
-  if (!job_.store().snapshot_is_full()) co_return;
-  const auto waits = waits_.begin(WaitCause::kCheckpoint, present_round(job_), "checkpoint",
-                                  "its files: there is no memory for more copies of what they "
-                                  "still lack, and run_dir's disk is slower than the rounds");
-  while (job_.store().snapshot_is_full()) {
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
-    if (!goes_on) co_return;
-  }
+  BlockedOn on{WaitCause::kCheckpoint, present_round(job_), "checkpoint", [] {
+                 return "its files: there is no memory for more copies of what they still lack, "
+                        "and run_dir's disk is slower than the rounds";
+               }};
+  const auto has_room = [this] { return !job_.store().snapshot_is_full(); };
+  (void)co_await until(has_room, std::move(on));
 }
 
 }  // namespace centroid::server

@@ -54,7 +54,7 @@ bool RoundServers::may_have_part(MemberId member) const {
 void RoundServers::forget_departed() {
   const auto may_count = [this](MemberId id) {
     return std::any_of(open_.late_staged.begin(), open_.late_staged.end(),
-                       [id](const KeptPart& late) { return late.counts.key.member == id; });
+                       [id](const StagedPart& late) { return late.counts.key.member == id; });
   };
   bool is_any = false;
   for (const MemberId id : std::exchange(departed_, {})) {
@@ -135,15 +135,15 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   merge.attempt = open_.attempt->number;
   merge.version = job_.store().version();
   merge.total_weight = decision->total_weight;
-  merge.wants_norm = config_.optimizer.clip_norm > 0;
+  merge.needs_norm = config_.optimizer.clip_norm > 0;
   merge.reply_rounds = job_.shard->encodes() ? job_.shard->encoder().rounds() : 0;
   merge.clears_residual = local_.is_residual_cleared();
   merge.rate_factor = job_.store().optimizer().rate_factor();
   for (const MemberId member : open_.attempt->members)
     if (open_.attempt->left_out.count(member) == 0) merge.members.push_back(member);
   if (policy_.is_elastic()) {
-    for (const KeptPart& counted : open_.parts) merge.parts.push_back(counted.counts);
-    for (const KeptPart& late : open_.late_staged) merge.keeps.push_back(late.counts.key);
+    for (const StagedPart& counted : open_.parts) merge.parts.push_back(counted.counts);
+    for (const StagedPart& late : open_.late_staged) merge.keeps.push_back(late.counts.key);
     for (const auto& [id, link] : members_.links) {
       if (!link->late || !link->late->staged || link->late->outcome) continue;
       const Attempt::Key& key = link->late->key;
@@ -161,7 +161,7 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   auto head = proto::encode(merge);
   auto answers = co_await shards_.ask_all(links, ServersKind::kMerge, std::move(head));
   if (!answers.ok()) co_return std::move(answers).error();
-  if (!merge.wants_norm) co_return Status();
+  if (!merge.needs_norm) co_return Status();
   for (std::size_t i = 0; i < links.size(); ++i) {
     CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>((*answers)[i].head));
     std::size_t next = 0;

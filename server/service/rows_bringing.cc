@@ -69,7 +69,7 @@ Task<Status> RowsBringing::find_saved() {
   if (!group_.is_begun) co_return Status();
   auto found = co_await loader_.find_newest();
   if (!found.ok()) {
-    log::error("rows.not_restored", {{"why", found.error()}});
+    log::error("rows.restore_failed", {{"why", found.error()}});
     co_return found.error();
   }
   saved_ = std::move(found).value();
@@ -83,7 +83,7 @@ Status RowsBringing::set_tables() {
   tables_.clock = group_.is_mine_loaded ? group_.rows.store().now()
                                         : tables_.saved_clock + group_.rows.store().now();
   if (saved_) tables_.restored_from = saved_->entry.path.filename().string();
-  tables_.keeps_journal = group_.options.keeps_journal;
+  tables_.writes_journal = group_.options.writes_journal;
   tables_.journal_sync_ms = static_cast<std::uint32_t>(group_.options.journal_sync.count());
   wanted_.assign(group_.holders.size(), false);
   proto::Route route = group_.rows.moves().route();

@@ -21,7 +21,7 @@ namespace centroid::server {
 struct RowsOptions {
   std::string leader, tables, journal_dir;
   std::size_t servers = 1;  ///< to wait for, the leader included
-  bool keeps_journal = false;
+  bool writes_journal = false;
   std::chrono::milliseconds journal_sync{}, lease{};
 };
 
@@ -101,7 +101,7 @@ struct RowsGroup {
   Task<void> refresh();
   /// Add what they said last.
   void add_to(std::vector<TableView>& views) const;
-  /// As RowsJournal::wants_checkpoint, of the others.
+  /// As RowsJournal::requires_checkpoint, of the others.
   bool journal_wants_checkpoint(std::uint64_t bytes) const;
 
  private:

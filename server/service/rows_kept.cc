@@ -78,7 +78,7 @@ std::vector<CheckpointPart> RowsKept::parts(std::shared_ptr<RowsSnapshot> mine) 
     Kept& one = all->emplace_back(Kept{holder.kept_link, holder.frozen, {}});
     one.pushed.journal = i == 0 ? mine->journal() : holder.frozen.journal;
     one.pushed.server = holder.name;
-    one.pushed.is_followed = group_.options.keeps_journal && !kept_is_last_;
+    one.pushed.is_followed = group_.options.writes_journal && !kept_is_last_;
     one.pushed.route = kept_route_.version;
     one.pushed.buckets = to_ranges(kept_route_.owners, static_cast<std::uint16_t>(i));
   }
@@ -146,7 +146,7 @@ Task<void> RowsKept::thaw(bool is_written) {
 bool RowsKept::needs_checkpoint() const {
   if (!group_.is_begun) return false;  // what is in journals stays there
   // The last holds pushes off on all servers; of one that is gone without a journal nothing comes.
-  const bool may_hold = group_.options.keeps_journal ||
+  const bool may_hold = group_.options.writes_journal ||
                         std::ranges::none_of(group_.holders, [](const RowsHolder& holder) {
                           return holder.state == RowsState::kAbsent;
                         });

@@ -31,7 +31,7 @@ class RowsLoader {
   explicit RowsLoader(RowsGroup& group) : group_(group) {}
 
   /// Of these checkpoints there may be one to begin with, or not.
-  void look_in(const CheckpointDirectory& checkpoints, bool resumes) {
+  void find_saved(const CheckpointDirectory& checkpoints, bool resumes) {
     checkpoints_ = &checkpoints;
     resumes_ = resumes;
   }

@@ -29,7 +29,7 @@ std::vector<std::uint16_t> RowsMoves::target() const {
     const RowsHolder& holder = group_.holders[i];
     const bool is_draining = holder.is_here() && holder.link->is_draining;
     const bool is_ready = holder.is_here() && holder.state == RowsState::kServing &&
-                          (holder.is_named || !group_.options.keeps_journal);
+                          (holder.is_named || !group_.options.writes_journal);
     keeps[i] = !is_draining && (is_ready || group_.owns(i));
   }
   return replace_buckets(group_.rows.moves().route().owners, keeps);
@@ -163,7 +163,8 @@ Task<void> RowsMoves::move_buckets() {
   (void)co_await find(move->from, std::vector<std::uint16_t>());
   move_trouble_ = status.ok() ? std::string() : status.error().to_string();
   if (!status.ok()) {
-    log::warn("rows.not_moved", {{"from", move->from}, {"to", move->to}, {"why", status.error()}});
+    log::warn("rows.move_failed",
+              {{"from", move->from}, {"to", move->to}, {"why", status.error()}});
     co_return;
   }
   move_again_ = {};
@@ -211,8 +212,8 @@ Task<Status> RowsMoves::tell(std::string server, TablesKind kind, const proto::R
   if (which == 0) {
     Status done;
     if (kind == TablesKind::kBucketsTake) done = group_.rows.moves().take(route, some);
-    if (kind == TablesKind::kBucketsGive) done = group_.rows.moves().give(route, some);
-    if (kind == TablesKind::kBucketsKeep) done = group_.rows.moves().keep(route, some);
+    if (kind == TablesKind::kBucketsRelease) done = group_.rows.moves().give(route, some);
+    if (kind == TablesKind::kBucketsRetain) done = group_.rows.moves().keep(route, some);
     if (!done.ok()) group_.hooks.fail(done.error());  // its tables are in between
     if (done.ok() && kind == TablesKind::kBucketsTake)
       done = co_await group_.rows.journal().on_disk(TimePoint::max());
@@ -236,7 +237,7 @@ Task<Status> RowsMoves::hold(std::string from, std::vector<std::uint16_t> some) 
   proto::Buckets held;
   held.buckets = std::move(some);
   auto head = proto::encode(held);
-  CENTROID_CO_TRY(co_await group_.ask(which, TablesKind::kBucketsHold, std::move(head)));
+  CENTROID_CO_TRY(co_await group_.ask(which, TablesKind::kBucketsBlock, std::move(head)));
   co_return Status();
 }
 
@@ -295,14 +296,14 @@ Task<Status> RowsMoves::move_some(std::string from, std::string to,
     if (taker != 0 && !is_full && sink) group_.shards.give_up(sink, moved.error());
     route = group_.rows.moves().route();
     route.version += 2;
-    (void)co_await tell(from, TablesKind::kBucketsKeep, route, some);
+    (void)co_await tell(from, TablesKind::kBucketsRetain, route, some);
     if (giver != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
     co_return moved;
   }
   group_.holders[taker].has_held = true;
   if (giver != 0 && taker != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
   // One that is lost now comes back and is told where they are.
-  (void)co_await tell(from, TablesKind::kBucketsGive, route, some);
+  (void)co_await tell(from, TablesKind::kBucketsRelease, route, some);
   co_return Status();
 }
 

@@ -49,9 +49,9 @@ Task<void> RowsServers::look() {
     const bool are_brought = co_await bring(std::move(which));
     if (!are_brought) co_return;
   }
-  const bool is_whole = std::ranges::all_of(
+  const bool is_complete = std::ranges::all_of(
       group_.holders, [](const RowsHolder& one) { return one.state != RowsState::kAbsent; });
-  if (!group_.is_begun && is_whole) {
+  if (!group_.is_begun && is_complete) {
     const Status begun = co_await begin();
     if (!begun.ok()) {
       group_.put_off("the tables wait for their first checkpoint", begun.error());
@@ -61,7 +61,7 @@ Task<void> RowsServers::look() {
   if (!group_.is_begun) co_return;
   const bool all_serve = co_await serve_loaded();
   if (!all_serve) co_return;
-  const bool is_up_to_date = co_await owe_checkpoint();
+  const bool is_up_to_date = co_await require_checkpoint();
   if (!is_up_to_date) co_return;
   if (group_.clock.now() - group_.refreshed >= group_.options.lease / 4) co_await group_.refresh();
 }
@@ -215,20 +215,20 @@ Task<bool> RowsServers::let_go() {
 
 /// Where journals are kept the newest checkpoint is to name those who have rows, and nobody else.
 /// False: it could not be written.
-Task<bool> RowsServers::owe_checkpoint() {
+Task<bool> RowsServers::require_checkpoint() {
   const bool is_new = std::ranges::any_of(group_.holders, [](const RowsHolder& holder) {
     return holder.state == RowsState::kServing && !holder.is_named;
   });
   if (!released_.empty() || is_new) {
     if (group_.is_ending) co_return true;  // the last one is coming
     const std::vector<std::string> released = released_;
-    if (group_.options.keeps_journal) {
+    if (group_.options.writes_journal) {
       ++group_.seen;  // the newest may have been made before it was ready
       const Status written = co_await group_.hooks.write_checkpoint();
       if (!written.ok()) {
         group_.put_off("no checkpoint could be written for servers that came or went",
                        written.error());
-        log::warn("rows.checkpoint_owed", {{"why", written.error()}});
+        log::warn("rows.checkpoint_postponed", {{"why", written.error()}});
         co_return false;
       }
     } else {
@@ -261,7 +261,7 @@ Task<void> RowsServers::await_all(std::chrono::milliseconds limit) {
   }
   awaits_all_ = false;
   if (const std::string names = missing(); !names.empty())
-    log::error("rows.servers_missing",
+    log::error("rows.servers_timed_out",
                {{"servers", names}, {"waited_ms", limit.count()}, {"setting", "servers_wait"}});
 }
 

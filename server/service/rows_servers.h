@@ -61,7 +61,7 @@ class RowsServers {
   Status place(std::vector<std::string> others, const SavedRows* saved);
   bool choose();
   Task<Status> begin();
-  Task<Status> settle_claims();
+  Task<Status> resolve_claims();
 
   Task<void> look();
   std::vector<std::size_t> find_absent(std::string& missing);
@@ -70,7 +70,7 @@ class RowsServers {
   // servers that come and go while their tables are in use; false: look again
   Task<bool> welcome();
   Task<bool> let_go();
-  Task<bool> owe_checkpoint();
+  Task<bool> require_checkpoint();
   Task<Status> fetch_all_pushes(std::size_t which);
 
   RowsGroup group_;

@@ -13,7 +13,7 @@ using proto::TablesKind;
 Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
                                         std::string& run_id) {
   run_id_ = &run_id;
-  loader_.look_in(checkpoints, resumes);
+  loader_.find_saved(checkpoints, resumes);
   CENTROID_CO_ASSIGN(saved_, co_await loader_.find_newest());
   const bool was_spread = saved_ && saved_->journals.size() > 1;
   if (resumes && !was_spread) {
@@ -23,7 +23,7 @@ Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, 
     const auto journal = co_await run_on(group_.blocking, std::move(look));
     if (!journal->ok()) co_return journal->error();
     if ((*journal)->pushes > 0) {  // of all keys
-      log::warn("rows.not_spread",
+      log::warn("rows.distribution_failed",
                 {{"why", "the journal has pushes behind the checkpoint of one server"},
                  {"action", "all rows stay on the leader until the job is ended and resumed"}});
       group_.rows.hold("");
@@ -107,11 +107,11 @@ Task<Status> RowsServers::begin() {
   group_.is_begun = true;  // checkpoints of the tables may begin
   const bool is_known = saved_ && saved_->is_followed;
   if (is_known) {
-    const Status settled = co_await settle_claims();
+    const Status settled = co_await resolve_claims();
     if (!settled.ok()) group_.is_begun = false;
     CENTROID_CO_TRY(settled);
   }
-  if (group_.options.keeps_journal != is_known) {  // else the newest says what is in journals
+  if (group_.options.writes_journal != is_known) {  // else the newest says what is in journals
     const Status written = co_await group_.hooks.write_checkpoint();
     if (!written.ok()) {
       group_.is_begun = false;
@@ -128,13 +128,13 @@ Task<Status> RowsServers::begin() {
   saved_.reset();
   loader_.expect_saved();
   if (!group_.is_ending) group_.rows.hold("");
-  log::info("rows.spread",
+  log::info("rows.distributed",
             {{"servers", group_.holders.size()}, {"route", group_.rows.moves().route().version}});
   co_return Status();
 }
 
 /// After a restart of all: who claims a bucket by the newest route has its rows.
-Task<Status> RowsServers::settle_claims() {
+Task<Status> RowsServers::resolve_claims() {
   std::vector<std::vector<std::uint64_t>> claims{group_.rows.moves().claims()};
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
     CENTROID_CO_ASSIGN(const auto reply, co_await group_.ask(i, TablesKind::kBucketsClaims));

@@ -10,17 +10,9 @@ namespace centroid::server {
 
 using proto::ServersKind;
 
-namespace {
-
-/// While a checkpoint or copies hold up a server that is to go.
-constexpr std::chrono::milliseconds kDrainLook{50};
-/// Chunks that are to move wait so long for servers to say that they have memory for them.
-
-}  // namespace
-
 /// Between rounds: the chunks lie where they are to lie, or a step is made towards it. False: look
 /// again, for something has changed or is still missing.
-Task<Result<bool>> ServerChanges::settle_servers() {
+Task<Result<bool>> ServerChanges::resolve_servers() {
   if (shards_.present().empty() && !spread_.has_others() && config_.servers <= 1 &&
       !spread_.lost_since)
     co_return true;
@@ -46,7 +38,7 @@ Task<Result<bool>> ServerChanges::settle_servers() {
   if (here < config_.servers && !spread_.were_here) {
     phase_.set(Phase::kWaiting, std::to_string(here) + " of " + std::to_string(config_.servers) +
                                     " servers are here (servers)");
-    co_await changed_.wait(TimePoint::max());
+    co_await waits_.next_change();
     co_return false;
   }
   spread_.were_here = true;
@@ -58,7 +50,7 @@ Task<Result<bool>> ServerChanges::settle_servers() {
     const auto waits = waits_.begin(WaitCause::kServers, present_round(job_), "servers", what);
     const Status added = co_await servers_.add_server(link);
     if (!added.ok()) {
-      log::warn("server.not_added", {{"server", name}, {"why", added.error()}});
+      log::warn("server.add_failed", {{"server", name}, {"why", added.error()}});
       co_return false;  // its session has ended, or ends now
     }
     if (servers_.has_lost_server()) co_return false;
@@ -66,13 +58,14 @@ Task<Result<bool>> ServerChanges::settle_servers() {
   bool moves = spread_.has_others() && spread_.target != spread_.route.owners;
   if (moves) moves = co_await may_move();
   if (moves) {
-    const bool has_room = co_await has_room_to_move(spread_, shards_, clock_.now() + kReckoned);
+    const bool has_room =
+        co_await has_room_to_move(spread_, shards_, clock_.now() + kMemoryPlanTimeout);
     const bool changes = spread_.target == spread_.route.owners || servers_.has_lost_server();
     if (!has_room && !changes)  // one does not answer, or its session has ended
-      co_await changed_.wait(clock_.now() + kAskAgain);
+      co_await waits_.next_change(clock_.now() + kRetryInterval);
     if (!has_room) co_return false;
     const Status moved = co_await moves_.move_some(job_.trained_rounds == 0);
-    if (!moved.ok()) log::warn("chunks.not_moved", {{"why", moved.error()}});
+    if (!moved.ok()) log::warn("chunks.move_failed", {{"why", moved.error()}});
     if (!moved.ok() || job_.trained_rounds == 0) co_return false;
   }
   if (!spread_.moving.empty()) co_return true;  // it is drained when what it gives is copied
@@ -95,14 +88,19 @@ Task<Result<bool>> ServerChanges::settle_servers() {
 
 /// A checkpoint reads the chunks where they are. What is late lies where its chunks were.
 Task<bool> ServerChanges::may_move() {
-  bool may = !open_.machine.has_late();
-  while (may && (use_.is_writing || spread_.frozen)) {
+  if (open_.machine.has_late()) co_return false;
+  const auto is_read = [this] { return !use_.is_writing && !spread_.frozen; };
+  const auto has_turn = [this, is_read] { return is_read() || spread_.freezes > 0; };
+  while (!is_read()) {
     (void)disk_.hurried();
     if (spread_.freezes > 0) (void)co_await checkpointer_.freeze_for_checkpoint();
-    may = job_.trained_rounds == 0;  // else rounds go on, and so does this when it is over
-    if (may) may = co_await sleep_until(clock_.now() + std::chrono::milliseconds(1));
+    if (job_.trained_rounds > 0) co_return false;  // rounds go on, and so does this when it is over
+    BlockedOn on{WaitCause::kCheckpoint, present_round(job_), "checkpoint",
+                 [] { return "it reads the chunks that are to move where they are"; }};
+    const bool goes_on = co_await until(has_turn, std::move(on));
+    if (!goes_on) co_return false;
   }
-  co_return may;
+  co_return true;
 }
 
 /// No round holds up the chunks that a server gives away, and none waits for them; else wait for
@@ -111,14 +109,12 @@ Task<Status> ServerChanges::drain_while_paused() {
   const auto drains = [](const auto& link) {
     return link && !link->is_gone() && link->is_draining;
   };
-  TimePoint limit = TimePoint::max();
   if (std::ranges::any_of(spread_.links, drains) && !replay_ && !spread_.lost_since &&
       !servers_.has_lost_server()) {
-    CENTROID_CO_ASSIGN(const bool is_settled, co_await settle_servers());
+    CENTROID_CO_ASSIGN(const bool is_settled, co_await resolve_servers());
     if (!is_settled) co_return Status();
-    limit = clock_.now() + kDrainLook;
   }
-  co_await changed_.wait(limit);
+  co_await waits_.next_change();
   co_return Status();
 }
 
@@ -131,24 +127,23 @@ Task<Result<bool>> ServerChanges::recover_servers() {
                                     std::to_string(config_.timeouts.servers.count()) +
                                     " ms (servers_wait) the others take them, from the newest "
                                     "checkpoint");
-    co_await changed_.wait(limit);
+    co_await waits_.next_change(limit);
     co_return false;
   }
   co_await journal_.drop_attempt();
   co_await journal_.stop(disk_.executor);  // read, it begins anew behind the rounds it has
   // From the end of this wait on nothing is awaited before the servers are forgotten.
-  std::optional<Waits::Guard> waits;
-  while (!members_.links.empty() || (open_.attempt && open_.attempt.use_count() > 1) ||
-         use_.is_writing || spread_.copiers > 0) {
-    if (!waits)
-      waits_.begin(waits, WaitCause::kServers, "job", "workers", [this] {
-        return "server '" + spread_.lost +
-               "' is gone with its chunks: the end of the workers' connections, and of what reads "
-               "the state that is given up";
-      });
-    use_.fetched.notify_all();  // no version is kept for a checkpoint now
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(5))) co_return false;
-  }
+  const auto is_unused = [this] {
+    return members_.links.empty() && (!open_.attempt || open_.attempt.use_count() == 1) &&
+           !use_.is_writing && spread_.copiers == 0;
+  };
+  BlockedOn on{WaitCause::kServers, "job", "workers", [this] {
+                 return "server '" + spread_.lost +
+                        "' is gone with its chunks: the end of the workers' connections, and of "
+                        "what reads the state that is given up";
+               }};
+  const bool goes_on = co_await until(is_unused, std::move(on));
+  if (!goes_on) co_return false;
   const Version lost = job_.version();
   const std::uint64_t lost_round = job_.round.value - 1;
   open_ = OpenRound(policy_);
@@ -172,7 +167,7 @@ Task<Result<bool>> ServerChanges::recover_servers() {
                                        {"round", job_.round.value},
                                        {"servers", shards_.present().size() + 1}});
   if (job_.round.value == 1 && lost_round > 0)
-    tell(events_, log::Level::kWarn, "job.begun_again",
+    tell(events_, log::Level::kWarn, "job.restarted",
          {{"lost_round", lost_round},
           {"why", "a server was lost with its chunks, and there is no checkpoint"}});
   co_return false;
@@ -187,7 +182,7 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
   if (const std::string why = why_one_server(config_); !why.empty())
     return Error(ErrorCode::kFailedPrecondition, who + why);
   if (job_.shard) {
-    const Status fits = check_told_chunks(config_, job_.store().plan().chunks().size());
+    const Status fits = check_chunk_count(config_, job_.store().plan().chunks().size());
     if (!fits.ok()) return Error(ErrorCode::kFailedPrecondition, who + fits.error().message());
   }
   if (join.name == config_.leader_name())

@@ -28,7 +28,7 @@ class ServerChanges : private JobPart {
         start_(start) {}
 
   /// False: look again, for something has changed or is still missing.
-  Task<Result<bool>> settle_servers();
+  Task<Result<bool>> resolve_servers();
   /// No round holds up the chunks that a server gives away; else wait for something to change.
   Task<Status> drain_while_paused();
   Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,

@@ -14,9 +14,9 @@
 namespace centroid::server {
 
 /// Who wants something of shard servers' memory waits so long for their answers.
-constexpr std::chrono::seconds kReckoned{5};
+constexpr std::chrono::seconds kMemoryPlanTimeout{5};
 /// What could not be because of one that does not answer, or has no memory, is tried again then.
-constexpr std::chrono::seconds kAskAgain{1};
+constexpr std::chrono::seconds kRetryInterval{1};
 
 /// How the model lies on several servers now. Without shard servers: all lists are empty, and all
 /// chunks are the leader's.
@@ -63,7 +63,7 @@ struct Spread {
   }
 };
 
-/// Before chunks move: fewer servers may have come, or stayed, than one has reckoned with. One
+/// Before chunks move: there may be fewer servers than in its memory plan. One
 /// without memory for its share leaves with the numbers if it holds nothing, else nothing moves.
 /// False: not now.
 Task<bool> has_room_to_move(Spread& spread, ShardGroup& shards, TimePoint limit);

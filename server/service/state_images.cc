@@ -37,33 +37,41 @@ std::size_t StateImages::count() {
   return copies_.size();
 }
 
+/// Of the present version; nullptr: there is none.
+std::shared_ptr<const StateImage> StateImages::present_copy() const {
+  auto newest = newest_.lock();
+  if (newest && newest->version != job_.store().version()) newest.reset();
+  return newest;
+}
+
 /// A copy of the present state, shared by all who need it: they may read it slowly while rounds
 /// commit. Who finds as many as there is memory for waits until one has been sent; nullptr: its
 /// attempt has closed meanwhile.
 Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
     std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
-  bool is_making = false;
-  const auto what = [this, &is_making] {
-    return is_making ? "version " + to_string(job_.store().version()) + " is copied"
-                     : std::to_string(count()) + " of at most " + std::to_string(limit_) +
-                           " copies are made, or sent to others";
+  const std::string who = "worker " + link->join.name;
+  const auto is_too_late = [this, link, key] { return key && !is_of_use(*link, *key); };
+  const auto may_go_on = [this, is_too_late] {
+    return is_too_late() || (!is_copying_ && (present_copy() || count() < limit_));
   };
-  const auto waits = waits_.begin(WaitCause::kState, "worker " + link->join.name, kStateCopy, what);
-  for (;;) {
-    if (key && !is_of_use(*link, *key)) co_return std::shared_ptr<const StateImage>();
-    auto present = newest_.lock();
-    const bool is_present = present && present->version == job_.store().version();
-    if (!is_copying_ && is_present) co_return present;
-    present.reset();
-    if (!is_copying_ && count() < limit_) break;
-    if (!co_await sleep_until(clock_.now() + kPoll))
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  }
-  auto image = std::make_shared<StateImage>();
+  BlockedOn on{WaitCause::kState, who, kStateCopy, [this] {
+                 return std::to_string(count()) + " of at most " + std::to_string(limit_) +
+                        " copies are made, or sent to others";
+               }};
+  const bool goes_on = co_await until(may_go_on, std::move(on));
+  if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  if (is_too_late()) co_return std::shared_ptr<const StateImage>();
+  if (auto present = present_copy()) co_return present;
+  const std::shared_ptr<StateImage> image(new StateImage, [this](const StateImage* sent) {
+    delete sent;
+    changed_.notify_all();  // there may be memory for another one
+  });
   copies_.push_back(image);
   {
     const Raised imaging(is_copying_, changed_);
-    is_making = true;
+    const auto waits = waits_.begin(WaitCause::kState, who, kStateCopy, [this] {
+      return "version " + to_string(job_.store().version()) + " is copied";
+    });
     CENTROID_CO_TRY(co_await fill_image(*image));
   }
   newest_ = image;
@@ -98,8 +106,9 @@ Task<Status> StateImages::fill_image(StateImage& image) {
     const Status copied = co_await copy_image(image);
     if (copied.ok() && image.version == job_.store().version()) co_return Status();
     if (!copied.ok() && copied.error().code() != ErrorCode::kAborted) co_return copied;
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(1)))
-      co_return Error(ErrorCode::kCancelled, "the server is stopping");
+    const auto is_committed = [this] { return !use_.is_merging; };
+    const bool goes_on = co_await until(is_committed, kShownElsewhere);
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
 
@@ -122,12 +131,12 @@ Task<Status> StateImages::copy_image(StateImage& image) {
 /// is ended though the round closes meanwhile, as long as a contribution made from it may count
 /// late: else a link on which it takes longer than a round would never be done. False: it could not
 /// count, the member is to have a newer state.
-Task<Result<bool>> StateImages::bring_state(std::shared_ptr<Link> link, transport::Session& session,
-                                            Attempt::Key key) {
+Task<Result<bool>> StateImages::transfer_state(std::shared_ptr<Link> link,
+                                               transport::Session& session, Attempt::Key key) {
   open_.machine.forgive(link->id);  // it never began an earlier round that it owes
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
   if (!image || !is_of_use(*link, key)) co_return false;
-  if (open_.machine.may_come_late(key.round)) link->pace.opened = key;
+  if (open_.machine.may_count_late(key.round)) link->pace.opened = key;
   link->pace.is_brought = link->pace.opened == key;
   CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(link, session, image, key));
   link->pace.is_brought = false;
@@ -143,8 +152,8 @@ Task<Result<bool>> StateImages::bring_state(std::shared_ptr<Link> link, transpor
 }
 
 /// At the end of the job.
-Task<Status> StateImages::bring_last_state(std::shared_ptr<Link> link,
-                                           transport::Session& session) {
+Task<Status> StateImages::transfer_last_state(std::shared_ptr<Link> link,
+                                              transport::Session& session) {
   CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, std::nullopt));
   const auto sent = co_await send_image(link, session, image, std::nullopt);
   if (!sent.ok()) co_return sent.error();

@@ -27,13 +27,14 @@ class StateImages : private JobPart {
   void forget_newest() { newest_.reset(); }
 
   bool needs_last_state(const Link& link) const;
-  Task<Result<bool>> bring_state(std::shared_ptr<Link> link, transport::Session& session,
-                                 Attempt::Key key);
-  Task<Status> bring_last_state(std::shared_ptr<Link> link, transport::Session& session);
+  Task<Result<bool>> transfer_state(std::shared_ptr<Link> link, transport::Session& session,
+                                    Attempt::Key key);
+  Task<Status> transfer_last_state(std::shared_ptr<Link> link, transport::Session& session);
 
  private:
   bool is_of_use(const Link& link, const Attempt::Key& key) const;
   std::size_t count();
+  std::shared_ptr<const StateImage> present_copy() const;
   Task<Result<std::shared_ptr<const StateImage>>> state_image(std::shared_ptr<Link> link,
                                                               std::optional<Attempt::Key> key);
   Task<Status> fill_image(StateImage& image);

@@ -37,7 +37,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   }
   question.result_bytes = elements_of_largest(fragments) * sizeof(float);
   question.slots = slots;
-  question.keeps_residual = codec_down.feedback.enabled;
+  question.stores_residual = codec_down.feedback.enabled;
   question.compresses_results = config_.compresses_results();
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
@@ -45,7 +45,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.workers = servers_.expected_workers(question.is_elastic || question.waits_for_all);
   question.credit_bytes = question.workers * config_.transfer.credit_bytes;
   question.journal_copies =
-      config_.keeps_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
+      config_.writes_journal() && config_.compresses_results() ? kSnapshotBudgetBytes : 0;
   const MemoryNeed need = memory_need(question);
   const MemoryLimit limit = memory_limit(config_.memory.limit);
   CENTROID_TRY(check_memory(need, limit));
@@ -67,16 +67,16 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   return {};
 }
 
-/// One more worker than memory was reckoned with may bring more than there is room for, and so may
+/// One more worker than in the memory plan may bring more than there is room for, and so may
 /// one with another codec: the first after a restart, too. Who comes back has its room.
 Status StateLoader::check_another(const proto::Join& join) {
   const auto is_it = [&](const auto& entry) { return entry.second->join.name == join.name; };
   const auto is_alike = [&](const auto& entry) { return entry.second->join.codec == join.codec; };
   const std::uint64_t count =
       servers_.expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
-  const bool is_reckoned =
+  const bool has_room =
       count > members_.links.size() + 1 || std::ranges::any_of(members_.links, is_it);
-  if (is_reckoned && std::ranges::any_of(members_.links, is_alike)) return {};
+  if (has_room && std::ranges::any_of(members_.links, is_alike)) return {};
   const Status fits = check_room(job_.store().plan(), job_.shard->fragments(),
                                  job_.store().optimizer().slots(), join.codec);
   if (fits.ok()) return {};
@@ -98,7 +98,7 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                      std::to_string(config_.memory.max_model_bytes) + " (max_model_bytes)");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(config_.optimizer));
   CENTROID_ASSIGN(auto plan, ChunkPlan::make(manifest, config_.transfer.chunk_bytes));
-  if (config_.servers > 1) CENTROID_TRY(check_told_chunks(config_, plan.chunks().size()));
+  if (config_.servers > 1) CENTROID_TRY(check_chunk_count(config_, plan.chunks().size()));
   CENTROID_ASSIGN(auto fragments,
                   FragmentPlan::make(plan, static_cast<std::uint32_t>(config_.local.fragments)));
   CENTROID_TRY(check_room(plan, fragments, optimizer->slots(), codec));
@@ -119,7 +119,7 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   hooks.target = [this](const Chunk& chunk) { return job_.store().spare(chunk); };
   // A result through a codec is copied for the journal: it waits here while there is no room.
   hooks.is_held = [this](ChunkId chunk) {
-    return job_.store().spare_is_held(chunk) || (job_.shard->encodes() && !journal_.has_room());
+    return job_.store().spare_is_read(chunk) || (job_.shard->encodes() && !journal_.has_room());
   };
   hooks.on_complete = [this](ChunkId chunk, double weight) {
     control_.chunk_complete(chunk, weight);
@@ -131,10 +131,10 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
       link->session->release_credit(bytes);
   };
   into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);
-  log::info("store.made", {{"tensors", into.store().plan().manifest().size()},
-                           {"parameters", into.store().plan().total_elements()},
-                           {"chunks", into.store().plan().chunks().size()},
-                           {"optimizer", into.store().optimizer().config().name}});
+  log::info("store.created", {{"tensors", into.store().plan().manifest().size()},
+                              {"parameters", into.store().plan().total_elements()},
+                              {"chunks", into.store().plan().chunks().size()},
+                              {"optimizer", into.store().optimizer().config().name}});
   return {};
 }
 
@@ -165,7 +165,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint() {
   }
   if (!newest->ok()) co_return newest->error();
   if (!**newest)
-    log::warn("checkpoint.none",
+    log::warn("checkpoint.none_found",
               {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
   if (!**newest) co_return JobState();
   co_return co_await load_checkpoint(**newest);
@@ -248,7 +248,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
       entry->path.string() + " is read, " + std::to_string(entry->bytes) + " bytes";
   if (gate_.is_beginning()) phase_.explain("checkpoint " + what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
-  const bool takes_residual = state.store().keeps_residual();
+  const bool takes_residual = state.store().stores_residual();
   auto read = [&directory = *checkpoints_, store = &state.store(), entry, planes = slots.size(),
                takes_residual] {
     const auto load = [&](std::size_t plane, std::uint64_t offset,
@@ -273,7 +273,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
       state.replies_generation = state.replies_committed =
           Generation(std::strtoull(of->second.c_str(), nullptr, 10));
   } else if (has_residual || takes_residual) {
-    log::warn("checkpoint.residual",
+    log::warn("checkpoint.residual_mismatched",
               {{"path", entry->path.string()},
                {"codec_down", config_.transfer.codec_down},
                {"why", has_residual ? "the checkpoint has a residual of the results' codec, which "
@@ -336,7 +336,7 @@ MemoryQuestion StateLoader::memory_question() const {
   question.snapshot_bytes = kSnapshotBudgetBytes;
   if (rows_.has_tables())
     question.tables_bytes = rows_.store().reserved_bytes() + kSnapshotBudgetBytes;
-  if (rows_.has_tables() && config_.keeps_journal())
+  if (rows_.has_tables() && config_.writes_journal())
     question.tables_bytes += RowsJournalWriter::kQueueBytes;
   return question;
 }

@@ -2,20 +2,18 @@
 
 #include <memory>
 
-#include "common/async/task_group.h"
+#include "common/async/task.h"
 #include "server/store/duty_cycle.h"
 
 namespace centroid::server {
 
 /// What reads or replaces the state beside the rounds. Of one thread.
 struct StateUse {
-  explicit StateUse(Executor executor) : fetched(executor) {}
-
   bool is_loading = false;       ///< what is left of the store is of no version
   bool is_writing = false;       ///< a checkpoint
   bool is_loop_writing = false;  ///< the round loop itself waits for it
   bool is_measured = false;      ///< for statistics
-  Event fetched;                 ///< the newest state is here, or announced; or no round follows
+  bool is_merging = false;       ///< a round is committed, on one server after the other
 };
 
 /// The thread of files. A checkpoint that it writes beside rounds takes rests.

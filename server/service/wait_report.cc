@@ -222,9 +222,8 @@ std::vector<WaitView> WaitReport::present_waits() const {
 /// at the moment, or cannot go on with it.
 void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
   constexpr std::chrono::seconds kEvery{2};
-  bool has_news = false;
   for (const auto& [id, link] : members_.links) {
-    if (clock_.now() - link->wait_told < kEvery || link->finish) continue;
+    if (clock_.now() - link->wait_reported < kEvery || link->finish) continue;
     const bool is_for_copy = waits_.has("worker " + link->join.name, kStateCopy);
     const bool has_part = open_.attempt && !open_.attempt->closed && open_.machine.is_missing(id);
     if (has_part && !is_for_copy && !link->contribution.pending_end && !held_up(*link)) continue;
@@ -241,23 +240,24 @@ void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
     }
     if (wait.what.empty()) continue;
     if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
-    link->wait_told = clock_.now();
+    link->wait_reported = clock_.now();
     if (is_for_copy) {
       link->tasks->spawn(send_wait(link, proto::encode(wait), clock_.now() + kEvery));
       continue;
     }
     link->wait = std::move(wait);
-    has_news = true;
+    link->wake.notify_all();
   }
-  if (has_news) outgoing_.notify_all();
 }
 
 /// An event for each wait that lasts: once, when it has.
 Task<void> WaitReport::watch_waits() {
   constexpr double kLasting = 2;
+  constexpr std::chrono::milliseconds kEvery{500};
   std::set<std::pair<std::string, std::string>> told;
   while (!stopping_.is_closing) {
-    if (!co_await sleep_until(clock_.now() + std::chrono::milliseconds(500))) co_return;
+    const bool goes_on = co_await sleep_until(clock_.now() + kEvery);  // lint-ok: a tick
+    if (!goes_on) co_return;
     std::set<std::pair<std::string, std::string>> lasting;
     std::vector<WaitView> waits = present_waits();
     std::erase_if(waits, [](const WaitView& wait) { return wait.seconds < kLasting; });
@@ -265,10 +265,10 @@ Task<void> WaitReport::watch_waits() {
     for (const WaitView& wait : waits) {
       auto key = std::make_pair(wait.who, wait.for_whom);
       if (!told.contains(key) && !lasting.contains(key))
-        events_.publish("wait.lasted", {{"who", wait.who},
-                                        {"for_whom", wait.for_whom},
-                                        {"what", wait.what},
-                                        {"seconds", wait.seconds}});
+        events_.publish("wait.prolonged", {{"who", wait.who},
+                                           {"for_whom", wait.for_whom},
+                                           {"what", wait.what},
+                                           {"seconds", wait.seconds}});
       lasting.insert(std::move(key));
     }
     told = std::move(lasting);

@@ -8,14 +8,15 @@
 #include <utility>
 #include <vector>
 
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/base/clock.h"
 #include "server/api/view.h"
 #include "server/service/probe.h"
 
 namespace centroid::server {
 
-/// True while it lives, or one around it; whoever waits for its end hears of it. Of one thread.
+/// Sets a flag while it lives, also within another one, and notifies those that wait for the end.
+/// Of one thread.
 class Raised {
  public:
   Raised(bool& flag, Event& over) : flag_(flag), was_(flag), over_(over) { flag_ = true; }
@@ -29,9 +30,8 @@ class Raised {
   Event& over_;
 };
 
-/// How often a condition is read that nobody notifies of: one that ends a call or a round, and one
-/// that seldom changes.
-inline constexpr std::chrono::milliseconds kPoll{5}, kSlowPoll{50};
+/// Pause before a file is read again that another process writes: nobody notifies of that.
+inline constexpr std::chrono::milliseconds kSlowPoll{50};
 /// Pause before an attempt that failed is repeated.
 inline constexpr std::chrono::milliseconds kRetryPause{500};
 
@@ -44,9 +44,11 @@ struct BlockedOn {
   std::string who, for_whom;
   std::function<std::string()> what;  ///< asked when somebody looks
 };
+/// Of a wait that GET /v1/waits shows by other means: the reason of the job's phase, the open
+/// round, or a Guard around it.
+inline const BlockedOn kShownElsewhere{};
 
-/// What the service waits for at this moment, each with its name: whoever waits holds a Guard.
-/// Of one thread.
+/// What the service waits for at this moment, each with its name. Of one thread.
 class Waits {
  public:
   using Text = std::function<std::string()>;
@@ -76,7 +78,15 @@ class Waits {
     std::list<Wait>::iterator place_;
   };
 
-  explicit Waits(const Clock& clock) : clock_(clock) {}
+  Waits(const Clock& clock, Event& changed) : clock_(clock), changed_(changed) {}
+
+  /// Wait until `is_true`; GET /v1/waits shows it meanwhile. It is asked whenever `changed` is
+  /// notified, so whatever it depends on must do that. Returns whether it is true: not where the
+  /// deadline passed first, or the caller is cancelled.
+  Task<bool> until(std::function<bool()> is_true, BlockedOn on,
+                   TimePoint deadline = TimePoint::max());
+  /// Wait for the next change of the state, to look again at all of it. The phase says why.
+  Task<bool> next_change(TimePoint deadline = TimePoint::max()) { return changed_.wait(deadline); }
 
   /// `what` is asked when somebody looks.
   [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom, Text what) {
@@ -124,6 +134,7 @@ class Waits {
 
  private:
   const Clock& clock_;
+  Event& changed_;
   std::list<Wait> waits_;
 };
 

@@ -60,9 +60,9 @@ bool ContributionFence::is_opened(const proto::ContributionKey& key) const {
 Task<Status> ContributionFence::await_member(const proto::Enter& enter) {
   const TimePoint limit =
       context_.clock.now() + std::min(kLongestEnter, context_.options.stall_timeout);
-  bool waits = true;
-  if (enter.member > newest_member_) log::debug("enter.early", {{"worker", enter.name}});
-  while (waits && enter.member > newest_member_) waits = co_await changed_.wait(limit);
+  if (enter.member > newest_member_) log::debug("enter.deferred", {{"worker", enter.name}});
+  const auto is_named = [this, &enter] { return enter.member <= newest_member_; };
+  (void)co_await until(changed_, is_named, limit);
   if (is_member(enter)) co_return Status();
   co_return Error(ErrorCode::kAborted,
                   "fenced: worker '" + enter.name + "' is refused by server '" +
@@ -76,10 +76,10 @@ Task<Status> ContributionFence::await_member(const proto::Enter& enter) {
 Task<Status> ContributionFence::await_opened(const proto::Enter& enter,
                                              proto::ContributionKey key) {
   const TimePoint limit = context_.clock.now() + context_.options.stall_timeout;
-  bool waits = true;
   if (is_member(enter))
-    log::debug("push.early", {{"worker", enter.name}, {"round", key.round.value}});
-  while (waits && is_member(enter) && !is_opened(key)) waits = co_await changed_.wait(limit);
+    log::debug("push.deferred", {{"worker", enter.name}, {"round", key.round.value}});
+  const auto is_known = [this, &enter, &key] { return !is_member(enter) || is_opened(key); };
+  (void)co_await until(changed_, is_known, limit);
   if (!is_member(enter))
     co_return Error(ErrorCode::kAborted, "fenced: worker '" + enter.name + "', member " +
                                              to_string(enter.member) +

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <map>
 
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/proto/servers.h"
 #include "server/shard/shard_context.h"
 

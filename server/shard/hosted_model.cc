@@ -40,7 +40,7 @@ Result<std::optional<proto::Whole>> HostedModel::take(const proto::ContributionK
   release_(key.member, bytes);
   const auto staged = staged_.find(key);
   CENTROID_TRY(staged->put(push.chunk, push.weight, std::move(payload), bytes));
-  if (!staged->is_whole()) return std::optional<proto::Whole>();
+  if (!staged->is_complete()) return std::optional<proto::Whole>();
   proto::Whole whole;
   whole.key = key;
   whole.weight = staged->weight();
@@ -60,7 +60,7 @@ Task<Status> HostedModel::take_model(proto::ServerModel model) {
     co_return fits;
   }
   context_.readiness.set_not_ready("the model's chunks that are to lie here are being loaded");
-  if (model.keeps_journal) {
+  if (model.writes_journal) {
     const Status ours = co_await journal_.check_owner();
     if (!ours.ok()) context_.leader.set_fatal(ours.error());
     CENTROID_CO_TRY(ours);
@@ -79,9 +79,9 @@ void HostedModel::drop_round() {
   room_.notify_all();
 }
 
-Status HostedModel::resize(const proto::Reckon& wanted) {
-  if (!chunks_.has_model()) return out_of_order("Reckon came before Model");
-  const proto::Reckon before = chunks_.set_size(wanted);
+Status HostedModel::resize(const proto::MemoryPlan& wanted) {
+  if (!chunks_.has_model()) return out_of_order("MemoryPlan came before Model");
+  const proto::MemoryPlan before = chunks_.set_size(wanted);
   const Status fits = memory_.check(chunks_.model(), chunks_.shard().fragments(),
                                     chunks_.store().optimizer().slots());
   if (!fits.ok()) chunks_.set_size(before);
@@ -109,7 +109,7 @@ Task<Status> HostedModel::begin(proto::ServerState state) {
   staged_.reset();
   sums_.restart();
   drop_round();
-  if (chunks_.model().keeps_journal) CENTROID_CO_TRY(co_await journal_.start(state));
+  if (chunks_.model().writes_journal) CENTROID_CO_TRY(co_await journal_.start(state));
   context_.readiness.set_ready();
   log::info("state.loaded", {{"version", state.version.value},
                              {"route", chunks_.route().version},
@@ -163,7 +163,7 @@ Result<ShardRound::Contributions> HostedModel::contributions_of(const proto::Mer
   for (const proto::WeighedContribution& one : merge.parts) {
     std::shared_ptr<const StagedContribution> staged;
     if (has_part) staged = staged_.find(one.key);
-    if (has_part && (staged == nullptr || !staged->is_whole()))
+    if (has_part && (staged == nullptr || !staged->is_complete()))
       return Error(ErrorCode::kFailedPrecondition,
                    what + ": the contribution of member " + to_string(one.key.member) +
                        " is not whole on server '" + context_.options.name + "'");

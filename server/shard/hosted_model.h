@@ -55,7 +55,7 @@ class HostedModel {
   Task<Status> take_model(proto::ServerModel model);
   /// Compute memory again for more workers, or fewer, or a larger share of the model.
   /// fails  as check_memory: then it is as before
-  Status resize(const proto::Reckon& wanted);
+  Status resize(const proto::MemoryPlan& wanted);
   Status set_optimizer(const proto::OptimizerChange& change);
   Status place(proto::Route route);
   Status load(const proto::ServerChunk& head, Bytes values) { return chunks_.load(head, values); }

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/proto/servers.h"
 #include "transport/session.h"
 
@@ -41,9 +41,8 @@ class LeaderLink {
   void leave() { is_joined_ = false; }
   /// False: it was not joined in time.
   Task<bool> await_joined(TimePoint limit) {
-    bool goes_on = true;
-    while (!is_joined_ && goes_on) goes_on = co_await joined_.wait(limit);
-    co_return is_joined_;
+    const auto is_joined = [this] { return is_joined_; };
+    co_return co_await until(joined_, is_joined, limit);
   }
   /// Of the leader that was joined last.
   const proto::ServerTerms& terms() const { return terms_; }

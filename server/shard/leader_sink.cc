@@ -68,8 +68,8 @@ Task<Status> LeaderSink::dispatch(Session& session, const InFrame& frame) {
       return on_tokens(session, frame);
     case ServersKind::kOpened:
       return on_opened(frame);
-    case ServersKind::kReckon:
-      return on_reckon(session, frame);
+    case ServersKind::kMemoryPlan:
+      return on_memory_plan(session, frame);
     case ServersKind::kForget:
       return on_forget(frame);
     default:
@@ -176,8 +176,8 @@ Task<Status> LeaderSink::on_opened(const InFrame& frame) {
   co_return Status();
 }
 
-Task<Status> LeaderSink::on_reckon(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Reckon>(frame.head));
+Task<Status> LeaderSink::on_memory_plan(Session& session, const InFrame& frame) {
+  CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::MemoryPlan>(frame.head));
   const Status fits = model_.resize(wanted);
   co_return co_await done(session, frame.header, fits);
 }

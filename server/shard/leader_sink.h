@@ -43,7 +43,7 @@ class LeaderSink final : public transport::FrameSink {
   Task<Status> on_statistics(Session& session, const InFrame& frame);
   Task<Status> on_tokens(Session& session, const InFrame& frame);
   Task<Status> on_opened(const InFrame& frame);
-  Task<Status> on_reckon(Session& session, const InFrame& frame);
+  Task<Status> on_memory_plan(Session& session, const InFrame& frame);
   Task<Status> on_forget(const InFrame& frame);
   static Task<Status> refuse(const InFrame& frame);
 

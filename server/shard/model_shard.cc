@@ -9,9 +9,9 @@
 namespace centroid::server {
 
 ModelShard::ModelShard(ChunkPlan plan, FragmentPlan fragments, std::unique_ptr<Optimizer> optimizer,
-                       bool keeps_residual, const Terms& terms)
+                       bool stores_residual, const Terms& terms)
     : terms_(terms),
-      store_(std::move(plan), std::move(optimizer), keeps_residual),
+      store_(std::move(plan), std::move(optimizer), stores_residual),
       fragments_(std::move(fragments)) {
   store_.set_fragments(fragments_.count());
   assign({});
@@ -88,14 +88,14 @@ void ModelShard::apply(const Chunk& chunk) {
 }
 
 void ModelShard::clear_residual() {
-  if (store_.keeps_residual()) store_.clear_residual();
+  if (store_.stores_residual()) store_.clear_residual();
   encoder_->set_rounds(0);
 }
 
 Status ModelShard::encode(const Chunk& chunk, const ReplyEncoder::Emit& emit) {
   ReplyEncoder::Memory memory;
-  memory.means = store_.all_spare();
-  if (store_.keeps_residual()) memory.residual = store_.residual();
+  memory.means = store_.spare_plane();
+  if (store_.stores_residual()) memory.residual = store_.residual();
   return encoder_->complete(chunk.id, memory, emit);
 }
 

@@ -96,7 +96,7 @@ class ModelShard {
 
  private:
   ModelShard(ChunkPlan plan, FragmentPlan fragments, std::unique_ptr<Optimizer> optimizer,
-             bool keeps_residual, const Terms& terms);
+             bool stores_residual, const Terms& terms);
   std::span<float> decoded(const Chunk& chunk) { return std::span(mean_).first(chunk.elements); }
 
   const Terms terms_;

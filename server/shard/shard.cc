@@ -97,7 +97,7 @@ std::optional<Status> Shard::result_of(const Error& failure) const {
   if (is_stopping_) return Status();
   if (context_.leader.fatal()) return Status(*context_.leader.fatal());
   if (failure.code() == ErrorCode::kCancelled) {  // the leader's goodbye
-    log::info("leader.dismissed", {{"why", failure.message()}});
+    log::info("leader.finished", {{"why", failure.message()}});
     return Status();
   }
   if (context_.readiness.is_leaving()) return Status();  // the leader went first
@@ -171,7 +171,7 @@ Task<void> Shard::heartbeats(Session& session) {
   proto::Beat about;
   about.version = kVersion;
   while (!session.is_closed()) {
-    if (!co_await sleep_until(clock.now() + pulse.beat)) co_return;
+    if (!co_await sleep_until(clock.now() + pulse.beat)) co_return;  // lint-ok: a tick
     const Status heard = pulse.check(session.connection(), "the leader");
     if (!heard.ok()) co_return session.close(heard.error());
     about.unix_seconds = clock.unix_seconds();
@@ -204,11 +204,11 @@ Task<void> Shard::leave(Session& session) {
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kLeave);
   const auto reply = co_await session.request(kind, head, Bytes(), limit);
   if (reply.ok()) {
-    const bool is_late = co_await sleep_until(limit);
+    const bool is_late = co_await sleep_until(limit);  // lint-ok: a deadline
     if (!is_late) co_return;
   }
   if (session.is_closed()) co_return;
-  log::warn("server.not_drained",
+  log::warn("server.drain_failed",
             {{"why", reply.ok() ? "its chunks were not moved within drain_timeout" : "no answer"},
              {"drain_timeout_ms", context_.options.drain_timeout.count()}});
   session.close(Error(ErrorCode::kCancelled, stop_reason_ + ", not drained"));
@@ -231,7 +231,9 @@ Task<void> Shard::accept_loop(transport::Listener& listener) {
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
       log::warn("connection.accept_failed", {{"error", connection.error()}});
-      if (!co_await sleep_until(context_.clock.now() + std::chrono::milliseconds(100))) co_return;
+      const TimePoint again = context_.clock.now() + std::chrono::milliseconds(100);
+      const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
+      if (!goes_on) co_return;
       continue;
     }
     if (tasks_.size() > context_.options.max_workers + 64) {
@@ -244,7 +246,8 @@ Task<void> Shard::accept_loop(transport::Listener& listener) {
 
 /// A session that brings nobody is not kept.
 Task<void> Shard::expect_enter(Session& session, const WorkerSink& sink) {
-  const bool in_time = co_await sleep_until(context_.clock.now() + kEnterTimeout);
+  const TimePoint limit = context_.clock.now() + kEnterTimeout;
+  const bool in_time = co_await sleep_until(limit);  // lint-ok: a deadline
   if (!in_time || sink.is_known() || session.is_closed()) co_return;
   const Error late(ErrorCode::kDeadlineExceeded,
                    "no Enter or RowsOpen came within 10 s of the handshake");

@@ -28,7 +28,7 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
   switch (static_cast<TablesKind>(frame.header.kind)) {
     case TablesKind::kBucketsFind:
       co_return co_await on_find(session, frame, *service);
-    case TablesKind::kBucketsHold:
+    case TablesKind::kBucketsBlock:
       co_return co_await on_hold(session, frame, tasks, service);
     case TablesKind::kBucketsRead:
       co_return co_await on_read(session, frame, *service);
@@ -38,8 +38,8 @@ Task<Status> ShardBuckets::on_frame(Session& session, const InFrame& frame,
       co_return co_await session.respond(frame.header, is_put);
     }
     case TablesKind::kBucketsTake:
-    case TablesKind::kBucketsGive:
-    case TablesKind::kBucketsKeep:
+    case TablesKind::kBucketsRelease:
+    case TablesKind::kBucketsRetain:
       co_return co_await on_change(session, frame, tasks, service);
     case TablesKind::kBucketsClaims: {
       const auto& claims = service->moves().claims();
@@ -85,8 +85,8 @@ Task<Status> ShardBuckets::on_change(Session& session, const InFrame& frame, Tas
   BucketMoves& moves = service->moves();
   Status changed;
   if (kind == TablesKind::kBucketsTake) changed = moves.take(change.route, change.buckets);
-  if (kind == TablesKind::kBucketsGive) changed = moves.give(change.route, change.buckets);
-  if (kind == TablesKind::kBucketsKeep) changed = moves.keep(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsRelease) changed = moves.give(change.route, change.buckets);
+  if (kind == TablesKind::kBucketsRetain) changed = moves.keep(change.route, change.buckets);
   changed_();
   if (!changed.ok() || kind != TablesKind::kBucketsTake)
     co_return co_await session.respond(frame.header, changed);

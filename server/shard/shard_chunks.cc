@@ -57,8 +57,8 @@ Status ShardChunks::set_optimizer(const proto::OptimizerChange& change) {
   return {};
 }
 
-proto::Reckon ShardChunks::set_size(const proto::Reckon& size) {
-  proto::Reckon before;
+proto::MemoryPlan ShardChunks::set_size(const proto::MemoryPlan& size) {
+  proto::MemoryPlan before;
   before.workers = std::exchange(model_.workers, size.workers);
   before.servers = std::exchange(model_.servers, size.servers);
   return before;
@@ -80,7 +80,7 @@ Result<bool> ShardChunks::place(proto::Route route) {
   }
   shard_->assign(std::move(is_mine));
   route_ = std::move(route);
-  log::debug("route.told", {{"route", route_.version}, {"servers", route_.servers.size()}});
+  log::debug("route.updated", {{"route", route_.version}, {"servers", route_.servers.size()}});
   return is_changed;
 }
 

@@ -43,7 +43,7 @@ class ShardChunks {
   /// Between rounds.
   Status set_optimizer(const proto::OptimizerChange& change);
   /// By how many workers and servers memory is estimated. Returns what it was by.
-  proto::Reckon set_size(const proto::Reckon& size);
+  proto::MemoryPlan set_size(const proto::MemoryPlan& size);
 
   bool has_model() const { return shard_ != nullptr; }
   const proto::ServerModel& model() const { return model_; }

@@ -218,7 +218,7 @@ void ShardGroup::tell_opened(const proto::Opened& opened) {
   for (const auto& [name, link] : present_) {
     if (link->opened == head) continue;
     link->opened = head;
-    if (!std::exchange(link->is_being_told, true)) link->tasks->spawn(send_opened(link));
+    if (!std::exchange(link->is_being_sent, true)) link->tasks->spawn(send_opened(link));
   }
 }
 
@@ -231,45 +231,45 @@ Task<void> ShardGroup::send_opened(std::shared_ptr<Link> link) {
     const Status sent = co_await link->session->send(kind, head, Bytes(), TimePoint::max());
     if (!sent.ok()) co_return;  // its session ends
   }
-  link->is_being_told = false;
+  link->is_being_sent = false;
 }
 
-Task<Status> ShardGroup::reckon(Wanted wanted, TimePoint limit) {
+Task<Status> ShardGroup::plan_memory(Wanted wanted, TimePoint limit) {
   struct Agreed {
     std::shared_ptr<Link> link;
-    proto::Reckon before, now;
+    proto::MemoryPlan before, now;
   };
   std::vector<Agreed> agreed;
   while (true) {
     Agreed next;
     for (const auto& [name, link] : present_) {
       // One whose session has ended is about to be gone: what it had comes with another one.
-      if (link->reckoned.workers == 0 || link->session->is_closed()) continue;
+      if (link->memory_plan.workers == 0 || link->session->is_closed()) continue;
       const auto need = wanted(*link);
       if (!need) continue;
-      if (need->workers <= link->reckoned.workers && need->servers >= link->reckoned.servers)
+      if (need->workers <= link->memory_plan.workers && need->servers >= link->memory_plan.servers)
         continue;
-      next.link = link, next.before = link->reckoned, next.now = *need;
+      next.link = link, next.before = link->memory_plan, next.now = *need;
       break;
     }
     if (!next.link) co_return Status();
     auto head = proto::encode(next.now);
     const auto told =
-        co_await ask(next.link, ServersKind::kReckon, std::move(head), Bytes(), limit);
+        co_await ask(next.link, ServersKind::kMemoryPlan, std::move(head), Bytes(), limit);
     if (next.link->is_gone() || next.link->session->is_closed()) continue;
     if (told.ok()) {
-      if (next.link->reckoned != next.before) continue;  // others asked meanwhile: look again
-      next.link->reckoned = next.now;
+      if (next.link->memory_plan != next.before) continue;  // others asked meanwhile: look again
+      next.link->memory_plan = next.now;
       agreed.push_back(std::move(next));
       continue;
     }
     for (const Agreed& one : agreed) {
-      if (one.link->is_gone() || one.link->session->is_closed() || one.link->reckoned != one.now)
+      if (one.link->is_gone() || one.link->session->is_closed() || one.link->memory_plan != one.now)
         continue;
       auto back = proto::encode(one.before);
       const auto undone =
-          co_await ask(one.link, ServersKind::kReckon, std::move(back), Bytes(), limit);
-      if (undone.ok() && one.link->reckoned == one.now) one.link->reckoned = one.before;
+          co_await ask(one.link, ServersKind::kMemoryPlan, std::move(back), Bytes(), limit);
+      if (undone.ok() && one.link->memory_plan == one.now) one.link->memory_plan = one.before;
     }
     co_return told.error();
   }

@@ -29,9 +29,9 @@ class ShardGroup {
     transport::Session* session = nullptr;  ///< nullptr: it is gone
     TaskGroup* tasks = nullptr;
     bool has_model = false, is_draining = false;
-    proto::Reckon reckoned;      ///< what it reckons memory with; no workers: it has no model
-    proto::ServerReport report;  ///< the last
-    TimePoint moved;             ///< when its `progress` last grew
+    proto::MemoryPlan memory_plan;  ///< for which it has memory; no workers: it has no model
+    proto::ServerReport report;     ///< the last
+    TimePoint moved;                ///< when its `progress` last grew
     /// Requests that may take as long as it gets on with them.
     struct Work {
       proto::ServersKind kind;
@@ -39,9 +39,9 @@ class ShardGroup {
     };
     std::list<Work> work;
     std::vector<std::byte> tokens;  ///< told last
-    bool knows_tokens = false;      ///< has said that it has those
+    bool has_tokens = false;        ///< has said that it has those
     std::vector<std::byte> opened;  ///< what it is to know (Opened), or is being told
-    bool is_being_told = false;
+    bool is_being_sent = false;
     double joined_unix_seconds = 0;
     ClockWatch clock;     ///< of its machine
     std::string version;  ///< of its program; empty: it has not said
@@ -100,11 +100,11 @@ class ShardGroup {
   /// Who may bring what. Each server hears the newest, whatever it had no time to hear between.
   void tell_opened(const proto::Opened& opened);
   /// Ask servers until each has memory for what `wanted` says of it then; of one that has no model
-  /// nothing is. When one refuses, those that agreed reckon as before.
+  /// nothing is. When one refuses, those that agreed return to their earlier plan.
   /// fails  failed_precondition: with the numbers of the server that refuses; else: that one does
   ///        not answer
-  using Wanted = std::function<std::optional<proto::Reckon>(const Link&)>;
-  Task<Status> reckon(Wanted wanted, TimePoint limit);
+  using Wanted = std::function<std::optional<proto::MemoryPlan>(const Link&)>;
+  Task<Status> plan_memory(Wanted wanted, TimePoint limit);
   /// A worker is gone.
   void forget(MemberId member, const std::string& reason);
 

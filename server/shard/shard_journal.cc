@@ -56,7 +56,7 @@ Task<Status> ShardJournal::start(proto::ServerState state) {
   journal::Base begin = base(state.round);
   CENTROID_CO_TRY(co_await writer_.start(context_.files, std::move(options), std::move(begin)));
   log::info(
-      "journal.begun",
+      "journal.started",
       {{"dir", context_.options.journal_dir}, {"round", state.round.value}, {"sync_ms", sync_ms}});
   co_return Status();
 }
@@ -78,7 +78,7 @@ Task<Result<journal::Parts::Numbers>> ShardJournal::recall(proto::Recall wanted)
 
 Task<void> ShardJournal::checkpointed(Round round) {
   writer_.checkpoint_written(round);
-  if (chunks_.model().keeps_journal) co_return;
+  if (chunks_.model().writes_journal) co_return;
   const Status ours = co_await check_owner();
   if (!ours.ok()) co_return;
   recalled_.reset();

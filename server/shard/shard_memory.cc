@@ -36,7 +36,7 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
   question.parameters = std::min(total, share) / sizeof(float);
   question.tensors = model.manifest.size();
   question.chunks = model.manifest.size() + total / std::max<std::uint64_t>(model.chunk_bytes, 1);
-  question.keeps_residual = down.feedback.enabled;
+  question.stores_residual = down.feedback.enabled;
   question.compresses_results = true;  // every result is a copy
   question.applies_on_worker = model.apply_on_worker;
   question.is_elastic = model.is_elastic;

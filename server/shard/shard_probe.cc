@@ -4,7 +4,7 @@ namespace centroid::server {
 
 ShardProbe::ShardProbe(metrics::Registry& r) : ServerProbe(r) {
   r.gauge("centroid_server_role",
-          "1 for what this server does: it leads (or is alone), stands by, or holds a shard.",
+          "1 for the role of this server: leader (also a single server), standby or shard server.",
           {{"role", "shard"}})
       .set(1);
   has_leader_ =

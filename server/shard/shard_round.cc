@@ -67,13 +67,13 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums());
   proto::MergeReply reply;
   CENTROID_CO_TRY(co_await make_means(keeps_sums, reply.squares));
-  if (has_codec() && merge_.wants_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
+  if (has_codec() && merge_.needs_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
   parts_.clear();
   contributions_.clear();
   staged_.drop_all_but(merge_);
-  if (!merge_.wants_norm) {
+  if (!merge_.needs_norm) {
     proto::Step all;
     all.round = merge_.round;
     all.attempt = merge_.attempt;
@@ -89,8 +89,8 @@ Task<Status> ShardRound::await_snapshot() {
   if (chunks_.store().snapshot_is_full()) {
     const ShardProgress::Activity waits(
         context_.progress, what_ + ": waits until the leader has written a checkpoint", true);
-    while (is_led() && chunks_.store().snapshot_is_full())
-      if (!co_await room_.wait(TimePoint::max())) break;
+    const auto has_room = [this] { return !is_led() || !chunks_.store().snapshot_is_full(); };
+    (void)co_await until(room_, has_room);
   }
   co_return check_led();
 }
@@ -139,7 +139,7 @@ Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares)
     journal_mean(chunk.id, std::as_bytes(mean));
     if (has_codec()) {
       CENTROID_CO_TRY(encode(chunk));
-    } else if (merge_.wants_norm) {
+    } else if (merge_.needs_norm) {
       squares.push_back(shard().squares(chunk));
     }
     if (chunks_.model().apply_on_worker && !has_codec()) emit(chunk, std::as_bytes(mean));

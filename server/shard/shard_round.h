@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/proto/servers.h"
 #include "server/shard/round_sums.h"
 #include "server/shard/shard_chunks.h"

@@ -51,6 +51,7 @@ ShardRows::ShardRows(Executor executor, Executor files, Options options, const C
       files_(std::move(files)),
       options_(std::move(options)),
       clock_(clock),
+      ended_(std::make_shared<Event>(executor_)),
       frozen_(options_.name),
       buckets_([this] { set_beside(beside_); }) {}
 
@@ -82,7 +83,7 @@ void ShardRows::tick() {
 std::uint64_t ShardRows::reserved_bytes() const {
   if (!service_ || is_replaying_) return 0;
   return service_->store().reserved_bytes() + kCopyBytes +
-         (tables_.keeps_journal ? RowsJournalWriter::kQueueBytes : 0);
+         (tables_.writes_journal ? RowsJournalWriter::kQueueBytes : 0);
 }
 
 void ShardRows::set_beside(std::uint64_t bytes) {
@@ -116,9 +117,10 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
   const std::chrono::milliseconds lease(terms.lease_ms);
   const std::shared_ptr<RowsService> fresh(
       new RowsService(tables.tables, lease, clock_, registry_),
-      [files = files_](RowsService* gone) {
+      [files = files_, executor = executor_, ended = ended_](RowsService* gone) {
         // Its journal is closed, which waits for the disk.
         boost::asio::post(files, [owned = std::shared_ptr<RowsService>(gone)] {});
+        boost::asio::post(executor, [ended] { ended->notify_all(); });
       });
   fresh->hold("server '" + options_.name + "': " + kNotYet);
   CENTROID_TRY(fresh->moves().set_route(
@@ -192,7 +194,7 @@ Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
 Task<Status> ShardRows::serve(proto::Route route) {
   if (!service_ || !is_loaded_) co_return before_tables("Serve");
   CENTROID_CO_TRY(service_->moves().settle(route));
-  if (tables_.keeps_journal && !has_journal_) {
+  if (tables_.writes_journal && !has_journal_) {
     RowsJournalWriter::Options options;
     options.folder = options_.journal_dir;
     options.run_id = run_id_;
@@ -242,11 +244,11 @@ Task<Status> ShardRows::on_tables(Session& session, const InFrame& frame, Leader
   const Error again(ErrorCode::kUnavailable, "the leader has placed the tables anew");
   forget(again);
   const TimePoint end = clock_.now() + kEnd;
-  while (!last_.expired() && clock_.now() < end) {
-    const bool goes_on = co_await sleep_until(clock_.now() + std::chrono::milliseconds(2));
-    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-  }
-  if (!last_.expired()) {
+  const auto has_ended = [this] { return last_.expired(); };
+  const bool is_free = co_await until(*ended_, has_ended, end);
+  if (!is_free && clock_.now() < end)
+    co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  if (!is_free) {
     const Error late(ErrorCode::kUnavailable,
                      "clients of an earlier session with the leader do not end");
     co_return co_await session.respond_error(frame.header, late);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/async/io_thread.h"
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
 #include "common/proto/servers.h"
@@ -88,7 +88,8 @@ class ShardRows {
   const Clock& clock_;
   metrics::Registry registry_;  ///< the leader shows them
   std::shared_ptr<RowsService> service_;
-  std::weak_ptr<RowsService> last_;  ///< of an earlier session: its journal must be closed
+  std::weak_ptr<RowsService> last_;     ///< of an earlier session: its journal must be closed
+  const std::shared_ptr<Event> ended_;  ///< that it is
   proto::Tables tables_;
   std::string run_id_;
   std::uint64_t beside_ = 0;

@@ -234,9 +234,9 @@ Task<void> ShardWorkers::send_refused(transport::Session& leader,
 Task<void> ShardWorkers::refuse_if_away(transport::Session& leader,
                                         std::shared_ptr<const proto::Refused> refused) {
   const std::chrono::milliseconds lease(context_.leader.terms().lease_ms);
-  if (!co_await sleep_until(context_.clock.now() + lease)) co_return;
+  if (!co_await sleep_until(context_.clock.now() + lease)) co_return;  // lint-ok: a deadline
   if (away_.erase(refused->member) == 0) co_return;  // it is back, or the leader knows
-  log::warn("worker.away", {{"member", refused->member.value}, {"why", refused->why}});
+  log::warn("worker.disconnected", {{"member", refused->member.value}, {"why", refused->why}});
   co_await send_refused(leader, std::move(refused));
 }
 
@@ -254,11 +254,10 @@ Task<void> ShardWorkers::outbox(std::shared_ptr<Worker> worker) {
   transport::Session& session = *worker->session;
   const trace::Lane lane(worker->enter.name + " out");
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kResult);
-  while (!session.is_closed()) {
-    if (worker->outgoing.empty()) {
-      if (!co_await worker->wake.wait(TimePoint::max())) co_return;
-      continue;
-    }
+  const auto has_work = [&] { return !worker->outgoing.empty() || session.is_closed(); };
+  for (;;) {
+    const bool goes_on = co_await until(worker->wake, has_work);
+    if (!goes_on || session.is_closed()) co_return;
     const ShardResult result = std::move(worker->outgoing.front());
     worker->outgoing.pop_front();
     const auto head = proto::encode(result.head);

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/async/task_group.h"
+#include "common/async/until.h"
 #include "common/base/trace.h"
 #include "common/codec/codec.h"
 #include "common/proto/servers.h"

@@ -20,7 +20,7 @@ bool StagedContributions::stage(const proto::ContributionKey& key, const ChunkPl
   if (!kept.empty() && key < kept.back().key) return false;
   if (key.round <= over_ && !keeps_.contains(key)) return false;
   std::erase_if(kept, [&](const Staged& one) {
-    return !one.contribution->is_whole() || one.key.round == key.round;
+    return !one.contribution->is_complete() || one.key.round == key.round;
   });
   if (kept.size() == kPerWorker) kept.pop_front();
   Staged fresh;

@@ -73,6 +73,7 @@ bool take(std::string_view& text, Number& value) {
 }  // namespace
 
 void Curves::add(CurvePointView round) {
+  if (last_round() >= round.first) forget_from(round.first);
   round.last = round.first;
   round.rounds = 1;
   round.seconds = round.round_seconds + (points_.empty() ? 0 : points_.back().seconds);
@@ -102,12 +103,11 @@ void Curves::halve() {
 void Curves::forget_from(std::uint64_t round) {
   while (!points_.empty() && last_round() >= round) points_.pop_back();
   if (points_.empty()) rounds_per_point_ = 1;
+  ++revision_;
 }
 
-void Curves::go_on(Curves before, std::uint64_t next) {
+void Curves::go_on(Curves before) {
   const std::uint64_t revision = std::max(revision_, before.revision_) + 1;
-  forget_from(next);
-  before.forget_from(next);
   if (before.last_round() >= last_round()) *this = std::move(before);
   revision_ = revision;
 }

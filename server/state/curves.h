@@ -20,13 +20,16 @@ class Curves {
   static constexpr std::size_t kMost = 1024;  ///< points
   static constexpr std::size_t kSaved = 256;  ///< at most so many in `to_text`
 
-  /// One committed round: a point with `first`, `unix_seconds` and what is known of the round.
+  /// Add one committed round, with `first`, `unix_seconds` and its values. Points of this round and
+  /// of later ones are removed: the job has returned to an older state.
   void add(CurvePointView round);
   /// A test result of the newest parameters.
   void evaluated(double loss, double accuracy);
-  /// The job goes on with round `next`, and this is what its state knows of the rounds before.
-  /// `before`: what was known until now, which counts where it reaches further.
-  void go_on(Curves before, std::uint64_t next);
+  /// These curves are those of a checkpoint. Take the points of `before`, the curves until now, if
+  /// they reach further: a replay may restore those rounds without `add`.
+  void go_on(Curves before);
+  /// Remove the points with this round or a later one: the job does not replay them.
+  void forget_from(std::uint64_t round);
 
   const std::vector<CurvePointView>& points() const { return points_; }
   /// Those that have a round behind `round`.
@@ -41,7 +44,6 @@ class Curves {
 
  private:
   void halve();
-  void forget_from(std::uint64_t round);
   std::uint64_t last_round() const { return points_.empty() ? 0 : points_.back().last; }
 
   std::vector<CurvePointView> points_;

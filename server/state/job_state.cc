@@ -15,8 +15,8 @@ void JobState::replace(JobState next) {
   next.was_restored = was_restored;
   next.gather_until = gather_until;
   next.epochs = std::move(epochs);
-  next.epochs.forget_open();
-  next.curves.go_on(std::move(curves), next.round.value);
+  next.epochs.drop_open();
+  next.curves.go_on(std::move(curves));
   if (evaluation.version <= next.version()) next.evaluation = evaluation;
   *this = std::move(next);
 }
@@ -32,7 +32,7 @@ void JobState::gather_again() {
   gather_until.reset();
 }
 
-JobState JobState::back_to_held() && {
+JobState JobState::back_to_stored() && {
   JobState back;
   back.agreed = std::move(agreed);
   back.shard = std::move(shard);

@@ -39,8 +39,8 @@ struct Evaluation {
 /// job goes to another version it is replaced as a whole (`replace`), never field by field.
 ///
 /// factories  `JobState()`: the beginning, without a model. The server makes others from a
-///            checkpoint and from a file of initial values. `back_to_held` goes back to the values
-///            that the store still holds.
+///            checkpoint and from a file of initial values. `back_to_stored` goes back to the
+///            values that the store still holds.
 /// thread     the service's
 struct JobState {
   JobState() = default;
@@ -93,9 +93,8 @@ struct JobState {
   Version version() const { return shard ? store().version() : Version(); }
   JobPosition position() const;
 
-  /// The job goes on from `next`. What epochs have ended stays known, and so do curves and a test
-  /// result that are not of a version to come. The open round must be over, and nothing may read
-  /// the store.
+  /// Replace the state by `next`. Ended epochs, curves and the test result of a version up to that
+  /// of `next` remain. The open round must be over, and nothing may read the store.
   void replace(JobState next);
   /// Free the model's memory, before another state is made: nobody may need it.
   void drop_model();
@@ -103,7 +102,7 @@ struct JobState {
   void gather_again();
   /// The beginning of the same model and data, in the same store, where this holds no values.
   /// Otherwise the state whose values the store holds.
-  JobState back_to_held() &&;
+  JobState back_to_stored() &&;
 
  private:
   JobState& operator=(JobState&&) = default;

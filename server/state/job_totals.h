@@ -17,8 +17,8 @@ struct JobTotals {
   double train_accuracy = 0;      ///< of the last epoch
   double gradient_norm = -1;      ///< of the last mean that might be clipped; -1: none
   // events of committed rounds
-  TimePoint round_told;             ///< when one was last published
-  std::uint64_t rounds_untold = 0;  ///< rounds committed since then
+  TimePoint round_published;            ///< when one was last published
+  std::uint64_t rounds_unreported = 0;  ///< rounds committed since then
 };
 
 }  // namespace centroid::server

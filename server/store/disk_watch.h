@@ -9,8 +9,8 @@
 
 namespace centroid::server {
 
-/// The room on the disk that a folder lies on, looked at now and then by a thread of its own: a
-/// disk that does not answer holds up nobody but the destructor.
+/// The free space of a folder's disk, polled by a thread of its own: a disk that does not answer
+/// blocks only the destructor.
 class DiskWatch {
  public:
   explicit DiskWatch(std::filesystem::path folder,
@@ -19,7 +19,7 @@ class DiskWatch {
   DiskWatch(const DiskWatch&) = delete;
   DiskWatch& operator=(const DiskWatch&) = delete;
 
-  /// As it was at the last look; zeros: the folder is not there, or it cannot be told. Any thread.
+  /// At the last poll; zeros: the folder is missing, or unknown. Any thread.
   file::Space space() const;
 
  private:

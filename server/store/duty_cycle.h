@@ -6,26 +6,26 @@
 
 namespace centroid::server {
 
-/// Keeps the work of one thread to a share of the time, in small pieces, so that others find the
-/// processor free.
+/// Limits the work of one thread to a share of the time, in small pieces, so that other threads
+/// find the processor free.
 class DutyCycle {
  public:
   /// `share` of one processor; 1 and more: no rests.
   explicit DutyCycle(double share) : share_(share) {}
 
-  /// A new work begins, for which nobody waits yet; the one before is over.
+  /// A new work begins, for which no thread waits yet; the one before is over.
   void begin();
 
-  /// The thread at work, between pieces: sleeps until the processor time that it has taken is at
-  /// most its share of the time that has passed, but for what kBurst allows. Not once hurried.
+  /// On the working thread, between pieces: sleeps until its processor time is at most its share of
+  /// the elapsed time, beyond kBurst. Not after `hurry`.
   void rest();
-  /// Any thread: somebody waits for the work. A rest ends at once, and there are no more.
+  /// Any thread: a thread waits for the work. A rest ends at once, and there are no more.
   void hurry();
 
-  /// Seconds whose share may be taken at once: small works never rest.
+  /// Seconds whose share may be used at once: small works never rest.
   static constexpr double kBurst = 0.25;
-  /// How long to rest after `busy` seconds of processor time within `passed` seconds. `credit` is
-  /// what may still be taken without, in seconds of processor time.
+  /// How long to rest after `busy` seconds of processor time within `passed` seconds. `credit`:
+  /// unused processor time in seconds.
   static double rest_seconds(double share, double busy, double passed, double& credit);
 
  private:

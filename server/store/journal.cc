@@ -4,6 +4,8 @@
 
 #include <boost/asio/post.hpp>
 
+#include "common/async/until.h"
+
 namespace centroid::server {
 
 Journal::Journal(Executor executor)
@@ -11,10 +13,10 @@ Journal::Journal(Executor executor)
 
 Task<Status> Journal::start(Executor files, JournalWriter::Options options, journal::Base base,
                             journal::Route route) {
-  options.on_progress = [executor = executor_, moved = moved_, told = told_] {
-    boost::asio::post(executor, [moved, told] {
+  options.on_progress = [executor = executor_, moved = moved_, callback = callback_] {
+    boost::asio::post(executor, [moved, callback] {
       moved->notify_all();
-      if (*told) (*told)();
+      if (*callback) (*callback)();
     });
   };
   accepts_ = has_chunks_ = rotates_ = was_broken_ = false;
@@ -34,7 +36,7 @@ Task<void> Journal::stop(Executor files) {
   moved_->notify_all();
   auto close = [closing] { closing->reset(); };
   co_await run_on(std::move(files), std::move(close));
-  *told_ = nullptr;  // what is posted already may come after its owner has gone
+  *callback_ = nullptr;  // posted calls may come after the owner is destroyed
 }
 
 Task<void> Journal::drop_attempt() {
@@ -44,7 +46,7 @@ Task<void> Journal::drop_attempt() {
 }
 
 void Journal::drop() {
-  accepts_ = false;  // what is still complete of the old attempt has no memory of its own
+  accepts_ = false;  // the finished part of the old attempt uses no memory
   if (has_chunks_) writer_->drop_attempt();
   has_chunks_ = false;
 }
@@ -59,8 +61,8 @@ Task<void> Journal::route(journal::Route route) {
 Task<void> Journal::begin_attempt(journal::Base base) {
   if (!writer_) co_return;
   drop();
-  const bool may_mend = rotates_at_ == base.round || !writer_->state().is_broken;
-  if (rotates_ && may_mend) writer_->begin_segment(std::move(base));
+  const bool may_repair = rotates_at_ == base.round || !writer_->state().is_broken;
+  if (rotates_ && may_repair) writer_->begin_segment(std::move(base));
   rotates_ = false;
   co_await done(writer_->asked());
 }
@@ -84,10 +86,8 @@ void Journal::chunk_copy(ChunkId chunk, journal::Form form, Bytes memory) {
 }
 
 Task<void> Journal::room() {
-  while (!has_room()) {
-    const bool goes_on = co_await moved_->wait(TimePoint::max());
-    if (!goes_on) co_return;
-  }
+  const auto is_free = [this] { return has_room(); };
+  (void)co_await until(*moved_, is_free);
 }
 
 Task<void> Journal::drained() {
@@ -101,11 +101,8 @@ std::uint64_t Journal::end_round(journal::Kind kind, journal::Commit commit) {
 }
 
 Task<void> Journal::done(std::uint64_t number) {
-  if (!writer_) co_return;
-  while (writer_ && !writer_->is_done(number)) {
-    const bool goes_on = co_await moved_->wait(TimePoint::max());
-    if (!goes_on) co_return;
-  }
+  const auto is_done = [this, number] { return !writer_ || writer_->is_done(number); };
+  (void)co_await until(*moved_, is_done);
 }
 
 void Journal::checkpoint_begins(Round round) {
@@ -122,7 +119,7 @@ void Journal::give_up() {
   moved_->notify_all();
 }
 
-bool Journal::wants_checkpoint() {
+bool Journal::requires_checkpoint() {
   if (!writer_) return false;
   const bool is_broken = writer_->state().is_broken;
   const bool is_new = is_broken && !was_broken_;

@@ -23,8 +23,8 @@ constexpr std::size_t kMaxCopies = std::size_t{64} << 20;  // memory_need counts
 
 JournalWriter::JournalWriter(Options options)
     : LogWriter(std::move(options),
-                {.goes_on = "journal.goes_on",
-                 .waits = "journal.waits",
+                {.goes_on = "journal.recovered",
+                 .waits = "journal.stalled",
                  .waits_action = "the round waits until it can be written",
                  .broken = "journal.broken",
                  .broken_action = "rounds are not written until the next checkpoint is",
@@ -135,7 +135,7 @@ void JournalWriter::prune(Round checkpointed) {
 
 bool JournalWriter::has_room() const {
   const std::lock_guard lock(mutex_);
-  return queued_bytes_ < kMaxCopies || is_broken_ || gives_up_;
+  return queued_bytes_ < kMaxCopies || is_broken_ || is_abandoned_;
 }
 
 void JournalWriter::break_off(const Error& why) {
@@ -182,10 +182,10 @@ void JournalWriter::run() {
       frees = frees && queued_bytes_ < kMaxCopies;
       is_broken = is_broken_;
     }
-    const bool mends = job.what == Job::What::kSegment || job.what == Job::What::kPrune;
+    const bool repairs = job.what == Job::What::kSegment || job.what == Job::What::kPrune;
     if (job.what == Job::What::kRoute) route_ = std::move(job.route);
     Status status;
-    if (!is_broken || mends) status = perform(job);
+    if (!is_broken || repairs) status = perform(job);
     bool tells = job.what == Job::What::kEnd || frees;
     {
       const std::lock_guard lock(mutex_);
@@ -235,7 +235,8 @@ Status JournalWriter::perform(Job& job) {
   return {};
 }
 
-/// At the end of the present segment. What a failed attempt left is written over by the next.
+/// At the end of the present segment. The leftovers of a failed attempt are overwritten by the
+/// next.
 Status JournalWriter::write_record(const Head& head, Bytes payload) {
   Head full = head;
   full.payload_bytes = payload.size();
@@ -277,7 +278,7 @@ Status JournalWriter::end_round_now(Job& job) {
   return {};
 }
 
-/// Behind the last round, so that no repeated attempt cuts it off.
+/// After the last round, so that no repeated attempt cuts it off.
 Status JournalWriter::write_route() {
   if (route_.servers.empty()) return {};
   Head head;
@@ -290,8 +291,8 @@ Status JournalWriter::write_route() {
   return {};
 }
 
-/// Segments behind these rounds are of rounds that do not count: the newest goes first, so that
-/// what is left always fits together.
+/// Segments after these rounds do not count: the newest is removed first, so that the rest always
+/// fits together.
 Status JournalWriter::remove_later(Round base) {
   for (;;) {
     fs::path path;
@@ -301,7 +302,7 @@ Status JournalWriter::remove_later(Round base) {
       path = parts_.back().path;
       parts_.pop_back();
     }
-    log::warn("journal.segment_given_up", {{"path", path.string()}, {"round", base.value}});
+    log::warn("journal.segment_abandoned", {{"path", path.string()}, {"round", base.value}});
     const Status removed = file::remove(path);
     if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
     CENTROID_TRY(file::sync_directory(log_.folder));
@@ -309,13 +310,13 @@ Status JournalWriter::remove_later(Round base) {
 }
 
 Status JournalWriter::open_segment(const journal::Base& base) {
-  if (file_) CENTROID_TRY(sync_now());  // a segment begins when all before it is on the disk
+  if (file_) CENTROID_TRY(sync_now());  // a segment begins when everything before it is on the disk
   bool is_broken = false;
   {
     const std::lock_guard lock(mutex_);
     is_broken = is_broken_;
   }
-  if (file_ && is_broken)  // what a write that failed has left; who reads it passes over it, too
+  if (file_ && is_broken)  // the leftovers of a failed write; readers skip them, too
     (void)file::truncate(*file_, parts_.back().path, sound_end_);
   CENTROID_TRY(remove_later(base.round));
   const fs::path path = log_.folder / journal::segment_name(base.round);

@@ -12,45 +12,46 @@
 
 namespace centroid::server {
 
-/// Writes the journal of committed rounds from a thread of its own, in the order in which it is
-/// asked to; the caller never waits.
+/// Writes the journal of committed rounds from a thread of its own, in the order of the calls; the
+/// caller never waits.
 ///
-/// thread  every verb from any one thread; callbacks run on the writer's threads
-/// memory  none that grows with the model: `chunk_copy` keeps copies until they are written; with
-///         64 MiB of them there is no room, and its caller brings no more
-/// failure a write that fails is repeated until it succeeds (`Options::waits`: whoever waits for
-///         `done` waits as long), or the journal is broken: then all is dropped until
-///         `begin_segment`
+/// thread  every method from any one thread; callbacks run on the writer's threads
+/// memory  none that grows with the model: `chunk_copy` stores copies until they are written; with
+///         64 MiB of them there is no room, and its caller must not add more
+/// failure a failing write is repeated until it succeeds (`Options::waits`: waits for `done` last
+/// as
+///         long), or the journal is broken: then everything is dropped until `begin_segment`
 class JournalWriter final : private LogWriter {
  public:
   using LogWriter::Options;
   /// Create the folder and its first segment. Segments of earlier rounds stay until `prune`; one
-  /// that begins where this one does is replaced, later ones are removed: their rounds do not
-  /// count. `route` stands behind the base of every segment, where it names servers.
+  /// that begins at the same round is replaced, later ones are removed: their rounds do not count.
+  /// `route` follows the base of every segment, if it names servers.
   static Result<std::unique_ptr<JournalWriter>> start(Options options, journal::Base base,
                                                       journal::Route route = {});
-  /// Writes what it was asked to, if it can at once, and syncs.
+  /// Writes the pending records, if it can at once, and syncs.
   ~JournalWriter();
 
   /// One chunk of an attempt. `memory` must stay unchanged until it is done or `drop_attempt`.
   void chunk(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form, Bytes memory);
   void chunk_copy(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form,
                   Bytes memory);
-  /// For more copies. `on_progress` comes when there is again.
+  /// For more copies. `on_progress` reports it.
   bool has_room() const;
-  /// The round is over with these chunks. Once done, no kill of the process loses it. Gives the
+  /// The round is over with these chunks. Once done, no kill of the process loses it. Returns the
   /// number for `is_done`.
   std::uint64_t end_round(journal::Kind kind, Round round, std::uint32_t attempt,
                           journal::Commit commit);
-  /// What was asked for so far / whether that number is done.
+  /// The number of the last call
+  /// whether that number is done.
   std::uint64_t asked() const;
   bool is_done(std::uint64_t number) const;
-  /// The attempt will not be committed: its chunks are not written any more, and what was is cut
-  /// off. The caller's memory is free once `asked` is done.
+  /// The attempt will not be committed: its pending chunks are dropped, the written ones cut off.
+  /// The caller's memory is free once `asked` is done.
   void drop_attempt();
-  /// The chunks lie so from here on. Not within an attempt.
+  /// The new placement of the chunks. Not within an attempt.
   void route(journal::Route route);
-  /// What follows goes into a new segment, as with `start`. Mends a broken journal.
+  /// Continue in a new segment, as with `start`. Repairs a broken journal.
   void begin_segment(journal::Base base);
   /// A checkpoint with that many rounds is on the disk: older segments are not needed any more.
   void prune(Round checkpointed);

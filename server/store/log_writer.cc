@@ -35,7 +35,7 @@ void LogWriter::start_threads() {
 void LogWriter::join() {
   {
     const std::lock_guard lock(mutex_);
-    stops_ = gives_up_ = true;
+    stops_ = is_abandoned_ = true;
     changed_.notify_all();
   }
   writer_.join();
@@ -44,7 +44,7 @@ void LogWriter::join() {
 
 void LogWriter::give_up() {
   const std::lock_guard lock(mutex_);
-  gives_up_ = true;
+  is_abandoned_ = true;
   changed_.notify_all();
 }
 
@@ -62,7 +62,7 @@ double LogWriter::unsynced_seconds() const {
   return unsynced_since_ == TimePoint::max() ? 0 : seconds(now() - unsynced_since_);
 }
 
-/// Of an attempt: false when there is to be another, after a while.
+/// Whether an attempt is final; false: repeat it after a while.
 bool LogWriter::may_end(const Status& status, bool is_held) {
   std::unique_lock lock(mutex_);
   if (status.ok()) {
@@ -70,7 +70,7 @@ bool LogWriter::may_end(const Status& status, bool is_held) {
     trouble_.clear();
     return true;
   }
-  if (gives_up_ || (!is_held && (!log_.waits || is_fenced(status)))) return true;
+  if (is_abandoned_ || (!is_held && (!log_.waits || is_fenced(status)))) return true;
   const bool is_new = trouble_.empty();
   trouble_ = status.error().message();
   lock.unlock();
@@ -79,7 +79,7 @@ bool LogWriter::may_end(const Status& status, bool is_held) {
     tell();
   }
   lock.lock();
-  changed_.wait_for(lock, kRepeat, [this] { return gives_up_; });
+  changed_.wait_for(lock, kRepeat, [this] { return is_abandoned_; });
   return false;
 }
 
@@ -122,8 +122,8 @@ Status LogWriter::sync_now() {
     unsynced_since_ = TimePoint::max();
   }
   const TimePoint begin = now();
-  // Never repeated: after a failed one the system may have dropped the pages and call the next one
-  // a success.
+  // Never repeated: after a failed sync the system may have dropped the pages and report the next
+  // one as a success.
   CENTROID_TRY(file::sync_data(*file, path));
   if (log_.on_sync) log_.on_sync(seconds(now() - begin));
   const std::lock_guard lock(mutex_);

@@ -17,45 +17,44 @@
 
 namespace centroid::server {
 
-/// What the writers of the journals of rounds and of rows have in common: a thread that writes and
-/// one that syncs, attempts that are repeated, the files that there are. What is written, and in
-/// which order, is theirs.
+/// Common to the writers of the journals of rounds and of rows: a thread that writes and one that
+/// syncs, repeated attempts, the files. The content and its order are theirs.
 class LogWriter {
  public:
   struct Options {
     std::filesystem::path folder;
-    /// Between two fdatasync; 0: what is done is on the disk.
+    /// Between two fdatasync; 0: a written record is on the disk.
     std::chrono::milliseconds sync_every{1000};
-    bool waits = true;                  ///< a write that fails is repeated until it succeeds
-    std::function<void()> on_progress;  ///< something is done, nothing is left, or it fails
+    bool waits = true;                  ///< a failing write is repeated until it succeeds
+    std::function<void()> on_progress;  ///< a record is done, none is left, or a write fails
     std::function<void(double seconds)> on_sync;
-    /// Asked before each write.
+    /// Called before each write.
     /// fails  unavailable: not now, the write waits; else never again.
     std::function<Status()> may_write;
   };
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
-  /// Stop repeating a write that fails: the journal is broken then.
+  /// Stop repeating a failing write: the journal is broken then.
   void give_up();
 
  protected:
-  /// What the log and tests call it.
+  /// Names for the log and for tests.
   struct Names {
     std::string_view goes_on, waits, waits_action, broken, broken_action, sync_failed, prune_failed,
         removed;
   };
   struct Part {
     std::filesystem::path path;
-    std::uint64_t first = 0, last = 0;  ///< numbers of what is in it
+    std::uint64_t first = 0, last = 0;  ///< numbers of its content
     std::uint64_t bytes = 0;
   };
 
   LogWriter(Options options, const Names& names) : log_(std::move(options)), names_(names) {}
   ~LogWriter() = default;
 
-  /// After the first file is there; they write to the storage of the thread that calls this. The
-  /// last act of a writer's destructor is `join`.
+  /// After the first file exists; they write to the storage of the calling thread. A writer's
+  /// destructor calls `join` last.
   void start_threads();
   void join();
   /// On the writer's thread, until `stops_` and nothing is left.
@@ -63,7 +62,7 @@ class LogWriter {
   /// Nothing can be written any more. Not under the lock.
   virtual void break_off(const Error& why) = 0;
 
-  /// Until it succeeds or is given up.
+  /// Until it succeeds or is abandoned.
   template <class Attempt>
   Status persist(Attempt attempt) {
     for (;;) {
@@ -73,11 +72,11 @@ class LogWriter {
       if (may_end(status, is_held)) return status;
     }
   }
-  /// All up to `sound_end_` goes to the disk. Callable from both threads.
+  /// Sync everything up to `sound_end_`. Callable from both threads.
   Status sync_now();
-  /// Files without anything from number `first` on are removed; the present one stays.
+  /// Remove files without content from number `first` on; the present one stays.
   void prune_now(std::uint64_t first);
-  /// `created` is the present file from here on, whole and on the disk. Under the lock.
+  /// `created` becomes the present file, complete and synced. Under the lock.
   void take_file(file::Descriptor created, Part part);
   void tell() const;
   std::uint64_t bytes_of_parts() const;
@@ -86,12 +85,12 @@ class LogWriter {
   const Options log_;
   mutable Mutex mutex_;  // guards all below
   Condition changed_;
-  bool stops_ = false, gives_up_ = false, is_broken_ = false;
+  bool stops_ = false, is_abandoned_ = false, is_broken_ = false;
   std::string trouble_;
   std::uint64_t written_ = 0;  ///< bytes since the start
   std::deque<Part> parts_;
   std::uint64_t sound_end_ = 0, durable_end_ = 0;    // of the present file
-  std::uint64_t sound_mark_ = 0, durable_mark_ = 0;  // numbers of what ends there
+  std::uint64_t sound_mark_ = 0, durable_mark_ = 0;  // numbers of the content up to there
   TimePoint unsynced_since_ = TimePoint::max();
   std::shared_ptr<file::Descriptor> file_;
   std::uint64_t end_ = 0;  // of the present file; the writer's thread only

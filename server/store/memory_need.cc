@@ -21,10 +21,10 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   const std::uint64_t plane = q.parameters * sizeof(float);
   MemoryNeed need;
   need.parameters = q.parameters;
-  need.plane_count = 2 + q.slots + (q.keeps_residual ? 1 : 0);
+  need.plane_count = 2 + q.slots + (q.stores_residual ? 1 : 0);
   need.planes = need.plane_count * plane;
-  // With `late` each worker may bring a second one before the first is added; a worker that reads
-  // results or a state of one plane slowly has none under way.
+  // With `late` each worker may send a second one before the first is added; a worker that reads
+  // results or a state of one plane slowly has none in flight.
   const std::uint64_t once = q.workers * q.contribution_bytes;  // one of each worker
   need.contributions = q.is_elastic      ? q.kept * once
                        : q.waits_for_all ? once
@@ -48,7 +48,7 @@ Status check_memory(const MemoryNeed& need, const MemoryLimit& limit) {
                      gib(need.tables) + "), the server itself " + std::to_string(need.base) + "; " +
                      limit.source + " allows " + std::to_string(limit.bytes) + " (" +
                      gib(limit.bytes) +
-                     "). Give the tables a smaller max_bytes; memory_limit overrides the limit");
+                     "). Set a smaller max_bytes of the tables; memory_limit overrides the limit");
   return Error(ErrorCode::kFailedPrecondition,  // trying again does not help
                "the model has " + std::to_string(need.parameters) + " parameters and needs " +
                    std::to_string(need.total()) + " bytes (" + gib(need.total()) + ") here, " +

@@ -9,7 +9,7 @@
 namespace centroid::server {
 
 ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer,
-                               bool keeps_residual)
+                               bool stores_residual)
     : plan_(std::make_shared<const ChunkPlan>(std::move(plan))),
       optimizer_(std::move(optimizer)),
       chunks_here_(plan_->chunks().size()),
@@ -18,7 +18,7 @@ ParameterStore::ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimi
   CENTROID_CHECK(optimizer_ != nullptr);
   for (std::size_t k = 0; k < optimizer_->slots(); ++k)
     slots_.push_back(std::make_shared<Plane>(*plan_, static_cast<std::uint32_t>(2 + k)));
-  if (keeps_residual)
+  if (stores_residual)
     residual_ = std::make_shared<Plane>(*plan_, static_cast<std::uint32_t>(2 + slots_.size()));
 }
 
@@ -197,25 +197,22 @@ ParameterStore::Hold ParameterStore::hold_spare(ChunkId chunk) {
   return {spare_->tag(), chunk};
 }
 
-ParameterStore::Hold ParameterStore::hold_params(ChunkId chunk) {
-  params_->hold(chunk);
-  return {params_->tag(), chunk};
-}
-
 void ParameterStore::release(Hold hold) {
   (hold.plane_tag == params_->tag() ? params_ : spare_)->release(hold.chunk);
 }
 
-std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget_bytes) {
-  if (version_ == Version() || is_ahead_ || !is_current() || has_snapshot()) return nullptr;
+std::shared_ptr<Snapshot> ParameterStore::begin_snapshot(std::size_t copy_budget_bytes,
+                                                         std::function<void()> on_room) {
+  if (!may_begin_snapshot()) return nullptr;
   std::vector<std::shared_ptr<const Plane>> planes{params_};
   planes.insert(planes.end(), slots_.begin(), slots_.end());
   if (residual_) planes.push_back(residual_);
-  const std::shared_ptr<Snapshot> snapshot(new Snapshot(
-      plan_, std::move(planes), is_here_, version_, optimizer_step_, copy_budget_bytes));
+  const std::shared_ptr<Snapshot> snapshot(new Snapshot(plan_, std::move(planes), is_here_,
+                                                        version_, optimizer_step_,
+                                                        copy_budget_bytes, std::move(on_room)));
   snapshot_ = snapshot;
-  // The reader's handle. Its end is told to the store by `drop`: a weak pointer that has expired
-  // orders nothing between the reader's last look at the memory and the store's next write.
+  // The reader's handle. `drop` notifies the store of its end: an expired weak pointer does not
+  // order the reader's last read of the memory before the store's next write.
   return {snapshot.get(), [snapshot](Snapshot* read) { read->drop(); }};
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,7 +16,7 @@
 
 namespace centroid::server {
 
-/// With which sums of this weight in all are multiplied to be means.
+/// Factor that turns sums with this total weight into means.
 inline float mean_factor(double total_weight) {
   CENTROID_CHECK(total_weight > 0);
   return static_cast<float>(1.0 / total_weight);
@@ -28,38 +29,39 @@ inline float mean_factor(double total_weight) {
 ///         running snapshot: at most its copy budget)
 /// thread  one (the service's), except Snapshot, which one other thread reads
 /// rounds  contributions are summed into spare(); `apply` turns a chunk's sum into its result;
-///         `commit_swap` publishes by one swap
+/// `commit_swap` publishes by one swap
 class ParameterStore {
  public:
-  /// `keeps_residual`: results are sent through a codec with error feedback. What it leaves out
-  /// grows in spare and becomes the residual with the commit.
-  ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer, bool keeps_residual = false);
+  /// `stores_residual`: results are sent through a codec with error feedback. Its remainder grows
+  /// in spare and becomes the residual with the commit.
+  ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer,
+                 bool stores_residual = false);
   ~ParameterStore();
 
   const ChunkPlan& plan() const { return *plan_; }
   const Optimizer& optimizer() const { return *optimizer_; }
-  /// Another one of the same rule and slots, with another learning rate or schedule. Between
-  /// rounds.
+  /// Replace the optimizer by one with the same rule and slots and another learning rate or
+  /// schedule. Between rounds.
   void set_optimizer(std::unique_ptr<Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
   Version version() const { return version_; }  ///< 0: not initialised
   std::uint64_t optimizer_step() const { return optimizer_step_; }
-  /// The version whose values are here: behind `version` after `commit_elsewhere`, 0 while they
-  /// are being replaced.
+  /// The version of the present values: behind `version` after `commit_elsewhere`, 0 while they are
+  /// replaced.
   Version held() const { return held_; }
   bool is_current() const { return held_ == version_; }
-  /// Planes, and what a running snapshot has copied aside.
+  /// Planes, and the copies of a running snapshot.
   std::uint64_t memory_bytes() const;
 
-  /// Only these chunks (by chunk id) lie here from now on; the memory of the others is given back.
-  /// At first all do. Between rounds, with no reply being sent of what goes.
+  /// Only these chunks (by chunk id) are here from now on; the memory of the others is released. At
+  /// first all are. Between rounds, while no reply of a released chunk is being sent.
   void place(std::vector<bool> is_here);
   bool is_here(ChunkId chunk) const { return is_here_.empty() || is_here_[chunk.value]; }
 
   std::span<const float> params(const Chunk& chunk) const;
-  /// To write into, until the next commit: asking is what saves the chunk for a running snapshot,
-  /// so ask anew after each commit_swap and begin_snapshot.
+  /// To write into, until the next commit: the call preserves the chunk for a running snapshot, so
+  /// repeat it after each commit_swap and begin_snapshot.
   std::span<float> spare(const Chunk& chunk);
-  /// To read (a reply): saves nothing.
+  /// To read (a reply): preserves nothing.
   std::span<const float> spare(const Chunk& chunk) const;
   std::span<const float> slot(std::size_t k, const Chunk& chunk) const;
   /// Planes of the state, in the order of a checkpoint: parameters, slots, residual.
@@ -67,13 +69,13 @@ class ParameterStore {
   std::span<const float> values(std::size_t number, const Chunk& chunk) const {
     return std::as_const(*plane(number)).values(chunk);
   }
-  bool keeps_residual() const { return residual_ != nullptr; }
-  /// All of what committed rounds left out.
+  bool stores_residual() const { return residual_ != nullptr; }
+  /// The remainder of committed rounds.
   std::span<const float> residual() const { return residual_->values(); }
-  /// All of spare, to write into those chunks that `spare` was asked for since the last commit.
-  std::span<float> all_spare() { return spare_->values(); }
-  void clear_residual();  ///< of the chunks that lie here
-  /// Before initialisation only: where initial values are written.
+  /// All of spare, to write into those chunks for which `spare` was called since the last commit.
+  std::span<float> spare_plane() { return spare_->values(); }
+  void clear_residual();  ///< of the chunks that are here
+  /// Before initialisation only: memory for initial values.
   std::span<float> initial(const Chunk& chunk);
 
   /// Publish the initial values as version 1.
@@ -82,68 +84,71 @@ class ParameterStore {
   /// Sum -> mean: spare *= float32(1 / total_weight), in place; total_weight > 0. Then for
   /// `apply: server`: the optimizer's step into spare (slots change).
   void scale(const Chunk& chunk, double total_weight);
-  /// The steps that follow, up to the next commit, see the mean times this (norm clipping); the
-  /// mean in spare, which replies may be reading, stays.
+  /// Later steps, up to the next commit, multiply the mean by this (norm clipping); the mean in
+  /// spare, which replies may be reading, stays.
   void set_gradient_factor(float factor) { gradient_factor_ = factor; }
-  /// The same, with the learning rate times this.
+  /// The same for the learning rate.
   void set_rate_factor(double factor) { optimizer_->set_rate_factor(factor); }
   void apply(const Chunk& chunk);
   /// For `apply: worker`: the same step as the workers', from the mean in spare into the parameters
   /// in place.
   void shadow_apply(const Chunk& chunk) { shadow_apply(chunk, spare_->values(chunk)); }
-  /// The same from a mean that is elsewhere.
+  /// The same from a mean in other memory.
   void shadow_apply(const Chunk& chunk, std::span<const float> mean);
-  /// The same, with Optimizer::ignores_zeros, of a mean that is 0 but for these numbers; of no
-  /// buffer.
+  /// The same, with Optimizer::ignores_zeros, for a mean that is 0 except these numbers; not for
+  /// buffers.
   void shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                     std::span<const float> value);
 
-  /// A step that was committed before, once more: in place, with its rule, the mean times `factor`.
-  /// Of elements of one chunk, by any one thread, while no snapshot lives.
+  /// Repeat a step that was committed before: in place, with its rule, the mean times `factor`. For
+  /// elements of one chunk, by any one thread, while no snapshot exists.
   void step_again(const Chunk& part, const rules::Step& rule, float factor, std::span<float> mean);
 
   /// Spare becomes the parameters (every chunk has been applied). version + 1, optimizer_step + 1.
   void commit_swap();
-  /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; spare and residual change
-  /// places.
+  /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; swaps spare and residual.
   void commit_in_place();
-  /// The same after a round of these chunks, all of which lie here: the others stay as they were.
+  /// The same after a round of these chunks, all of which are here: the others stay as they were.
   void commit_swap(std::span<const Chunk> chunks);
   void commit_in_place(std::span<const Chunk> chunks);
-  /// Rounds take turns with so many parts of the model: a part's steps are counted for itself.
+  /// Rounds train this many parts of the model in turn: each part counts its own steps.
   void set_fragments(std::uint64_t count) { fragments_ = count; }
   /// A round without effect (all weights 0): version + 1, values unchanged. Not after an apply that
   /// changed slots or parameters.
   void commit_unchanged();
-  /// The workers have applied a round among themselves: version + 1, optimizer_step + 1, the values
-  /// here stay behind until they are loaded anew: `begin_replacing`, `load` of every plane,
+  /// The workers have applied a round among themselves: version + 1, optimizer_step + 1. The values
+  /// here stay behind until they are loaded again: `begin_replacing`, `load` of every plane,
   /// `end_replacing`.
   void commit_elsewhere();
   void begin_replacing() { held_ = Version(); }
   void end_replacing() { held_ = version_; }
 
-  /// Readers of a chunk's memory in flight (replies being sent): while there is one, the plane's
-  /// chunk must not be written. The hold follows the memory through commit_swap.
+  /// Readers of a chunk's memory (replies being sent): while there is one, the plane's chunk must
+  /// not be written. The hold follows the memory through commit_swap.
   struct Hold {
     std::uint32_t plane_tag = 0;
     ChunkId chunk;
   };
   Hold hold_spare(ChunkId chunk);
-  Hold hold_params(ChunkId chunk);
   void release(Hold hold);
-  bool spare_is_held(ChunkId chunk) const { return spare_->is_held(chunk); }
-  bool params_are_held(ChunkId chunk) const { return params_->is_held(chunk); }
+  bool spare_is_read(ChunkId chunk) const { return spare_->is_held(chunk); }
+  bool params_are_read(ChunkId chunk) const { return params_->is_held(chunk); }
 
   /// Begin a consistent copy-on-write view of the present version for another thread; one at a
-  /// time. Nullptr while one lives, before initialisation, and while slots or parameters are ahead
-  /// of the version (from a round's first apply to its commit).
-  std::shared_ptr<Snapshot> begin_snapshot(std::size_t copy_budget_bytes);
-  /// The changes still to come may exceed the copy budget. While it is so, neither apply,
+  /// time. Nullptr while one exists, before initialisation, and while slots or parameters are ahead
+  /// of the version (from a round's first apply to its commit). `on_room` is called on the reader's
+  /// thread when the snapshot has room again, and when the next one may begin.
+  std::shared_ptr<Snapshot> begin_snapshot(std::size_t copy_budget_bytes,
+                                           std::function<void()> on_room = {});
+  bool may_begin_snapshot() const {
+    return version_ != Version() && !is_ahead_ && is_current() && !has_snapshot();
+  }
+  /// The changes still to come may exceed the copy budget. Until it is false, call neither apply,
   /// shadow_apply nor commit: the snapshot's reader makes room (a change without room fails the
   /// snapshot, never the round). Once false it stays false until the next begin_snapshot.
   bool snapshot_is_full() const;
 
-  /// Load values (checkpoint, safetensors file): planes as in PlaneWriter, the residual behind the
+  /// Load values (checkpoint, safetensors file): planes as in PlaneWriter, the residual after the
   /// slots. Then `restore` sets the counters.
   ///
   /// fails  invalid_argument: no such plane or elements; failed_precondition: a reply still reads
@@ -173,12 +178,12 @@ class ParameterStore {
   std::vector<float> scratch_;  // a chunk of the mean times gradient_factor_
   std::vector<bool> is_here_;   // by chunk; empty: all
   std::size_t chunks_here_ = 0;
-  bool is_ahead_ = false;  // slots or parameters hold part of the next version
+  bool is_ahead_ = false;  // slots or parameters contain part of the next version
   // Shared with a running snapshot only, which may outlive the store.
   std::shared_ptr<Plane> params_, spare_;
   std::vector<std::shared_ptr<Plane>> slots_;
-  std::shared_ptr<Plane> residual_;     // nullptr: none is kept
-  std::shared_ptr<Snapshot> snapshot_;  ///< the last one, also when nobody reads it any more
+  std::shared_ptr<Plane> residual_;     // nullptr: there is none
+  std::shared_ptr<Snapshot> snapshot_;  ///< the last one, also after its reader has finished
 };
 
 }  // namespace centroid::server

@@ -14,7 +14,7 @@ namespace {
 
 /// A block's parameters, slots and gradient fit in 1 MiB of cache.
 constexpr std::uint64_t kBlockElements = 64 * 1024;
-/// More only wait for the memory.
+/// More would only wait for memory.
 constexpr unsigned kMostThreads = 4;
 
 using Work = std::function<Status(const Chunk&, std::span<float> block)>;
@@ -60,7 +60,7 @@ Status for_blocks(const Chunk& chunk, Each each) {
   return {};
 }
 
-/// Numbers of a block as they are in the journal, those of a sum as the mean.
+/// Numbers of a block as in the journal; a sum as the mean.
 Status read_numbers(const ParameterStore& store, const PastRound& round, const Chunk& block,
                     std::uint64_t skip_bytes, std::span<float> into) {
   const std::uint64_t at = round.at[block.id.value];
@@ -85,7 +85,7 @@ Status step_again(ParameterStore& store, std::span<const PastStep> steps,
     };
     std::vector<PastStep> mine;
     std::ranges::copy_if(steps, std::back_inserter(mine), changes);
-    // Of parameters the last ones count.
+    // For parameters, the last ones count.
     if (!mine.empty() && mine.back().round->form == journal::Form::kParameters)
       mine.erase(mine.begin(), mine.end() - 1);
     return for_blocks(chunk, [&](const Chunk& block, std::uint64_t skip_bytes) -> Status {

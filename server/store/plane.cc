@@ -11,17 +11,17 @@
 namespace centroid::server {
 namespace {
 
-/// Set to zero without touching: private pages that are given back read as zero when next touched.
+/// Set to zero without touching: released private pages read as zero when next touched.
 void zero_lazily(MutableBytes memory) {
   static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   const std::size_t head = std::min(memory.size(), (page - address % page) % page);
-  const std::size_t whole = (memory.size() - head) / page * page;
+  const std::size_t in_pages = (memory.size() - head) / page * page;
   std::byte* const pages = memory.data() + head;
   std::fill_n(memory.data(), head, std::byte{0});
-  if (whole != 0 && madvise(pages, whole, MADV_DONTNEED) != 0)  // refused for locked pages
-    std::fill_n(pages, whole, std::byte{0});
-  std::fill_n(pages + whole, memory.size() - head - whole, std::byte{0});
+  if (in_pages != 0 && madvise(pages, in_pages, MADV_DONTNEED) != 0)  // refused for locked pages
+    std::fill_n(pages, in_pages, std::byte{0});
+  std::fill_n(pages + in_pages, memory.size() - head - in_pages, std::byte{0});
 }
 
 }  // namespace

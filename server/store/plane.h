@@ -11,12 +11,12 @@
 
 namespace centroid::server {
 
-/// One float32 value per parameter, all tensors end to end, and who reads which chunk.
+/// One float32 value per parameter, all tensors end to end, with the readers of each chunk.
 ///
-/// memory  zero at first, and taken from the system only where it is touched
+/// memory  zero at first, and allocated by the system only where it is touched
 class Plane {
  public:
-  /// Elements and chunks of `plan`; `tag` tells this memory from others, whatever role it plays.
+  /// Elements and chunks of `plan`; `tag` distinguishes this memory from others, in every role.
   Plane(const ChunkPlan& plan, std::uint32_t tag);
 
   std::uint32_t tag() const { return tag_; }
@@ -26,7 +26,7 @@ class Plane {
                             static_cast<std::size_t>(chunk.elements));
   }
   std::size_t bytes() const { return memory_.size(); }
-  /// Zero, and give the memory back to the system where it fills whole pages.
+  /// Zero, and release the memory of complete pages to the system.
   void discard(const Chunk& chunk);
 
   void hold(ChunkId chunk) { ++holds_[chunk.value]; }

@@ -17,15 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A batch is closed when it has as much: a copy that stays in the cache until it is written.
+/// Size at which a batch is closed: a copy that stays in the cache until it is written.
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20;
 constexpr std::size_t kSpareBatches = 4;
 
 }  // namespace
 
 RowsJournalWriter::RowsJournalWriter(Options options, Position position)
-    : LogWriter(options, {.goes_on = "rows_journal.goes_on",
-                          .waits = "rows_journal.waits",
+    : LogWriter(options, {.goes_on = "rows_journal.recovered",
+                          .waits = "rows_journal.stalled",
                           .waits_action = "pushes wait until it can be written",
                           .broken = "rows_journal.broken",
                           .broken_action = "pushes are not written until the next checkpoint is",
@@ -120,7 +120,7 @@ RowsJournalWriter::State RowsJournalWriter::state() const {
   State state;
   state.trouble = trouble_;
   state.is_broken = is_broken_;
-  state.gave_up = gives_up_;
+  state.is_abandoned = is_abandoned_;
   state.bytes = bytes_of_parts();
   state.written = written_;
   state.queued_bytes = queued_bytes_;
@@ -190,7 +190,8 @@ Status RowsJournalWriter::write(std::vector<Batch>& batches) {
   return {};
 }
 
-/// At the end of the present segment. What a failed attempt left is written over by the next.
+/// At the end of the present segment. The leftovers of a failed attempt are overwritten by the
+/// next.
 Status RowsJournalWriter::write_batch(const Batch& batch) {
   Head head;
   head.kind = Kind::kBatch;
@@ -223,7 +224,8 @@ Status RowsJournalWriter::write_batch(const Batch& batch) {
 }
 
 Status RowsJournalWriter::open_segment(std::uint64_t number, bool follows_gap) {
-  if (file_ && !follows_gap) CENTROID_TRY(sync_now());  // it begins when all before is on the disk
+  if (file_ && !follows_gap)
+    CENTROID_TRY(sync_now());  // it begins when everything before is on the disk
   const fs::path path = log_.folder / rows_journal::segment_name(number);
   (void)file::remove(path);  // of an attempt that failed
   CENTROID_ASSIGN(file::Descriptor created, file::create(path));

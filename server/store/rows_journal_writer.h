@@ -12,43 +12,43 @@
 
 namespace centroid::server {
 
-/// Writes the journal of tables of sparse rows from a thread of its own, in the order in which it
-/// is asked to; the caller never waits. Group commit: what is asked for while a write (with
-/// `sync_every` 0: a write and its fdatasync) is under way goes into the next.
+/// Writes the journal of tables of sparse rows from a thread of its own, in the order of the calls;
+/// the caller never waits. Group commit: entries during a write (with `sync_every` 0: a write and
+/// its fdatasync) go into the next.
 ///
-/// thread  every verb from any one thread; callbacks run on the writer's threads
-/// memory  what is not yet written: whoever has no room (`has_room`) must wait
-/// failure a write that fails is repeated until it succeeds (`Options::waits`), or the journal is
-///         broken: then all is dropped until `rotate`
+/// thread  every method from any one thread; callbacks run on the writer's threads
+/// memory  unwritten entries: a caller without room (`has_room`) must wait
+/// failure a failing write is repeated until it succeeds (`Options::waits`), or the journal is
+/// broken: then everything is dropped until `rotate`
 class RowsJournalWriter final : private LogWriter {
  public:
-  /// Entries that are not written yet, and the last of every client beyond.
+  /// Unwritten entries, and beyond them the last of every client.
   static constexpr std::size_t kQueueBytes = std::size_t{32} << 20;
 
   struct Options : LogWriter::Options {
     std::string run_id;
-    std::vector<std::string> tables;  ///< as the setting has them
+    std::vector<std::string> tables;  ///< as in the setting
   };
-  /// Where a journal begins: no segment of this number or a higher one is there.
+  /// The start of a journal: there is no segment with this number or a higher one.
   struct Position {
     std::uint64_t segment = 1, batches = 0;
   };
-  /// Create the folder and the first segment. Segments that are there stay until `prune`.
+  /// Create the folder and the first segment. Existing segments stay until `prune`.
   static Result<std::unique_ptr<RowsJournalWriter>> start(Options options, Position position);
-  /// Writes what it was asked to, if it can at once, and syncs.
+  /// Writes the pending entries, if it can at once, and syncs.
   ~RowsJournalWriter();
 
-  /// Once done, no kill of the process loses it. Gives the number for `is_done`.
+  /// Once done, no kill of the process loses it. Returns the number for `is_done`.
   std::uint64_t append(const rows_journal::Entry& entry);
-  /// What was asked for so far is done when it is on the disk, whatever `sync_every` is.
+  /// Sync all entries so far, whatever `sync_every` is.
   void sync();
-  /// What was asked for so far / whether that number is done: written, or dropped by a journal that
-  /// is broken.
+  /// The number of the last call
+  /// whether that number is done: written, or dropped by a broken journal.
   std::uint64_t asked() const;
   bool is_done(std::uint64_t number) const;
   bool has_room() const;
-  /// What follows goes into a segment of this number: a checkpoint of the state now needs none
-  /// below. Mends a broken journal.
+  /// Continue in a segment of this number: a checkpoint of the present state needs none below.
+  /// Repairs a broken journal.
   std::uint64_t rotate();
   /// A checkpoint that needs no segment below `first` is on the disk.
   void prune(std::uint64_t first);
@@ -56,11 +56,11 @@ class RowsJournalWriter final : private LogWriter {
 
   struct State {
     std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
-    bool is_broken = false, gave_up = false;
+    bool is_broken = false, is_abandoned = false;
     std::uint64_t bytes = 0;       ///< of all segments
     std::uint64_t written = 0;     ///< bytes since the start
-    std::size_t queued_bytes = 0;  ///< not yet written
-    double unsynced_seconds = 0;   ///< age of the oldest entry that power loss would take
+    std::size_t queued_bytes = 0;  ///< unwritten
+    double unsynced_seconds = 0;   ///< age of the oldest entry that a power cut would lose
   };
   State state() const;
 
@@ -68,7 +68,7 @@ class RowsJournalWriter final : private LogWriter {
   struct Batch {
     std::vector<std::byte> bytes;  ///< entries
     std::uint64_t last = 0;        ///< number of its last entry
-    std::uint64_t segment = 0;     ///< it begins one of this number; 0: none
+    std::uint64_t segment = 0;     ///< it begins the segment of this number; 0: none
     bool follows_gap = false;
     bool syncs = false;
   };

@@ -38,9 +38,9 @@ ServerProbe::ServerProbe(metrics::Registry& r) {
 
 void ServerProbe::journal(const JournalWriter::State& state) {
   journal_bytes_.set(static_cast<double>(state.bytes));
-  const bool is_new = state.written < journal_seen_;
-  journal_written_.add(static_cast<double>(state.written - (is_new ? 0 : journal_seen_)));
-  journal_seen_ = state.written;
+  const bool is_new = state.written < last_written_;
+  journal_written_.add(static_cast<double>(state.written - (is_new ? 0 : last_written_)));
+  last_written_ = state.written;
   journal_queued_.set(static_cast<double>(state.queued_bytes));
   journal_unsynced_.set(state.unsynced_seconds);
   journal_broken_.set(state.is_broken ? 1 : 0);

@@ -8,8 +8,8 @@
 
 namespace centroid::server {
 
-/// What every server that holds chunks measures, the leader as well as a shard server: bytes and
-/// stages of the gradient path, the journal, who was sent away. Handles are looked up once.
+/// Metrics of every server with chunks, the leader as well as a shard server: bytes and stages of
+/// the gradient path, the journal, refused members. Handles are looked up once.
 class ServerProbe {
  public:
   explicit ServerProbe(metrics::Registry& registry);
@@ -27,7 +27,7 @@ class ServerProbe {
   const trace::StageProbe& encode() const { return encode_; }
   const trace::StageProbe& journal_stage() const { return journal_stage_; }
   void journal_synced(double seconds) const { journal_sync_seconds_.observe(seconds); }
-  /// Of the present writer, whose numbers begin anew with the next one.
+  /// Of the present writer, whose numbers restart with the next one.
   void journal(const JournalWriter::State& state);
 
  private:
@@ -36,7 +36,7 @@ class ServerProbe {
   metrics::Gauge journal_bytes_, journal_queued_, journal_unsynced_, journal_broken_,
       journal_waits_;
   metrics::Histogram journal_sync_seconds_;
-  std::uint64_t journal_seen_ = 0;  ///< bytes that the present writer had written
+  std::uint64_t last_written_ = 0;  ///< bytes that the present writer had written
 };
 
 }  // namespace centroid::server

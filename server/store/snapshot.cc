@@ -12,7 +12,7 @@ std::size_t bytes_of(const Chunk& chunk) {
   return static_cast<std::size_t>(chunk.elements) * sizeof(float);
 }
 
-/// The chunk that holds element `position` of all tensors end to end.
+/// The chunk with element `position` of all tensors end to end.
 std::size_t chunk_at(std::span<const Chunk> chunks, std::uint64_t position) {
   const auto after =
       std::upper_bound(chunks.begin(), chunks.end(), position,
@@ -25,12 +25,13 @@ std::size_t chunk_at(std::span<const Chunk> chunks, std::uint64_t position) {
 Snapshot::Snapshot(std::shared_ptr<const ChunkPlan> plan,
                    std::vector<std::shared_ptr<const Plane>> planes,
                    const std::vector<bool>& is_here, Version version, std::uint64_t optimizer_step,
-                   std::size_t copy_budget_bytes)
+                   std::size_t copy_budget_bytes, std::function<void()> on_room)
     : plan_(std::move(plan)),
       planes_(std::move(planes)),
       version_(version),
       optimizer_step_(optimizer_step),
       copy_budget_bytes_(copy_budget_bytes),
+      on_room_(std::move(on_room)),
       pieces_(planes_.size() * plan_->chunks().size()) {
   for (std::size_t plane = 0; plane < planes_.size(); ++plane) {
     for (const Chunk& chunk : plan_->chunks()) {
@@ -53,10 +54,11 @@ Status Snapshot::read(std::size_t plane, std::uint64_t offset, std::span<float> 
                                                   std::to_string(plane));
   if (offset > total || into.size() > total - offset)
     return Error(ErrorCode::kInvalidArgument,
-                 "snapshot has " + std::to_string(total) + " elements per plane; asked for " +
+                 "snapshot has " + std::to_string(total) + " elements per plane; requested are " +
                      std::to_string(into.size()) + " from " + std::to_string(offset));
   if (into.empty()) return {};
 
+  const bool was_full = is_full();
   const auto chunks = plan_->chunks();
   for (std::size_t at = chunk_at(chunks, offset); !into.empty(); ++at) {
     const Chunk& chunk = chunks[at];
@@ -66,9 +68,9 @@ Status Snapshot::read(std::size_t plane, std::uint64_t offset, std::span<float> 
     const std::lock_guard lock(mutex_);
     if (has_failed_)
       return Error(ErrorCode::kResourceExhausted, "snapshot of version " + to_string(version_) +
-                                                      " was given up: its copy budget of " +
+                                                      " was aborted: its copy budget of " +
                                                       std::to_string(copy_budget_bytes_) +
-                                                      " bytes did not hold the changes");
+                                                      " bytes was too small for the changes");
     Piece& from = piece(plane, chunk.id);
     if (from.unread < count)
       return Error(ErrorCode::kFailedPrecondition, "snapshot plane " + std::to_string(plane) +
@@ -89,6 +91,7 @@ Status Snapshot::read(std::size_t plane, std::uint64_t offset, std::span<float> 
     into = into.subspan(static_cast<std::size_t>(count));
     offset += count;
   }
+  if (was_full && !is_full() && on_room_) on_room_();
   return {};
 }
 
@@ -106,7 +109,7 @@ void Snapshot::preserve(const Plane& memory, const Chunk& chunk) {
   try {
     to.saved = Buffer(bytes);
   } catch (const std::bad_alloc&) {
-    return fail();  // training goes on without this snapshot
+    return fail();  // training continues without this snapshot
   }
   const auto values = memory.values(chunk);
   std::copy(values.begin(), values.end(), to.saved.as<float>().begin());
@@ -137,9 +140,12 @@ void Snapshot::free_copy(Piece& piece, const Chunk& chunk) {
 }
 
 void Snapshot::drop() {
-  const std::lock_guard lock(mutex_);
-  if (!is_done()) fail();
-  is_dropped_.store(true, std::memory_order_release);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_done()) fail();
+    is_dropped_.store(true, std::memory_order_release);
+  }
+  if (on_room_) on_room_();
 }
 
 void Snapshot::fail() {

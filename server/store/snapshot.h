@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -16,15 +17,15 @@
 
 namespace centroid::server {
 
-/// A version frozen for reading by one other thread, while the store goes on.
+/// A version frozen for reading by one other thread, while the store continues.
 ///
-/// A chunk is pending until it was read; the store copies a pending chunk aside before it changes
-/// it. The lock is held for one chunk's copy at most, so neither side waits longer.
+/// A chunk is pending until it was read; the store copies a pending chunk before it changes it. The
+/// lock is held for one chunk's copy at most, so neither side waits longer.
 ///
 /// owns    a share of the planes' memory: safe to read or drop at any moment, from any thread, even
-///         after the store is gone
+///         after the store is destroyed
 /// memory  copies of at most the budget; a change that would need more fails the snapshot instead
-///         (ParameterStore::snapshot_is_full tells beforehand)
+///         (ParameterStore::snapshot_is_full shows it beforehand)
 class Snapshot {
  public:
   ~Snapshot();
@@ -38,12 +39,12 @@ class Snapshot {
   /// frees memory soonest. Each element may be read once.
   ///
   /// fails  invalid_argument: no such plane or elements; failed_precondition: read before, or not
-  ///        here (ParameterStore::place);
-  ///        resource_exhausted: the budget did not hold the store's changes: begin another one
+  ///        here (ParameterStore::place); resource_exhausted: the budget was too small for the
+  ///        store's changes: begin another one
   Status read(std::size_t plane, std::uint64_t offset, std::span<float> into);
 
-  /// Copies that all pending chunks may still need do not fit into what is left of the budget:
-  /// changes wait until more was read.
+  /// The copies that all pending chunks may still need exceed the rest of the budget: changes wait
+  /// until more was read.
   bool is_full() const;
 
   /// All elements were read, or it failed: writers no longer copy.
@@ -53,18 +54,18 @@ class Snapshot {
   friend class ParameterStore;
 
   struct Piece {
-    Buffer saved;              // the chunk as it was, once the store changed it
+    Buffer saved;              // the chunk before the store changed it
     std::uint64_t unread = 0;  // elements
   };
 
   Snapshot(std::shared_ptr<const ChunkPlan> plan, std::vector<std::shared_ptr<const Plane>> planes,
            const std::vector<bool>& is_here, Version version, std::uint64_t optimizer_step,
-           std::size_t copy_budget_bytes);
+           std::size_t copy_budget_bytes, std::function<void()> on_room);
 
   /// Called by the store before it changes a chunk of this memory.
   void preserve(const Plane& memory, const Chunk& chunk);
   std::size_t copied_bytes() const;
-  /// The reader's handle is gone.
+  /// The reader's handle is destroyed.
   void drop();
   bool is_dropped() const { return is_dropped_.load(std::memory_order_acquire); }
 
@@ -80,12 +81,13 @@ class Snapshot {
   const Version version_;
   const std::uint64_t optimizer_step_;
   const std::size_t copy_budget_bytes_;
+  const std::function<void()> on_room_;
 
   std::atomic<bool> is_done_ = false, is_dropped_ = false;
   mutable std::mutex mutex_;  // guards all below
   std::vector<Piece> pieces_;
   std::uint64_t unread_elements_ = 0;
-  std::size_t uncopied_bytes_ = 0;  // of pending chunks that lie in the planes only
+  std::size_t uncopied_bytes_ = 0;  // of pending chunks that are in the planes only
   std::size_t copied_bytes_ = 0;
   bool has_failed_ = false;
 };

@@ -5,8 +5,8 @@
 
 namespace centroid::server {
 
-/// What is told of the values of one tensor. NaN and infinities are counted and left out of the
-/// rest, which is 0 when nothing else is there.
+/// Statistics of the values of one tensor. NaN and infinities are counted and excluded from the
+/// rest, which is 0 if nothing else is there.
 struct TensorStatistics {
   std::uint64_t elements = 0, nonfinite = 0;
   double min = 0, max = 0, mean = 0;
@@ -14,7 +14,7 @@ struct TensorStatistics {
   double norm = 0;       ///< Euclidean
 };
 
-/// What is known of some values of a tensor. Goes between servers as it stands in memory.
+/// Statistics of some values of a tensor. Sent between servers as in memory.
 struct StatisticsPart {
   std::uint64_t elements = 0, nonfinite = 0;
   double min = 0, max = 0, mean = 0;
@@ -22,7 +22,7 @@ struct StatisticsPart {
 };
 static_assert(sizeof(StatisticsPart) == 48);
 
-/// Adds a tensor up piece by piece, in double.
+/// Adds a tensor piece by piece, in double.
 ///
 /// error   relative 1e-12 for up to 1e9 elements (blocks are merged, not sums of squares
 ///         subtracted)
@@ -31,7 +31,7 @@ static_assert(sizeof(StatisticsPart) == 48);
 class StatisticsSum {
  public:
   void add(std::span<const float> values);
-  /// Of values that were added up elsewhere.
+  /// Add values that were summed elsewhere.
   void add(const StatisticsPart& part);
   const StatisticsPart& part() const { return sum_; }
   TensorStatistics result() const;

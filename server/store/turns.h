@@ -6,7 +6,7 @@
 
 namespace centroid::server {
 
-/// Long work on the service thread gives sockets and timers a turn after so many chunks.
+/// Long work on the service thread yields to sockets and timers after this many chunks.
 inline constexpr std::size_t kChunksPerTurn = 4;
 
 inline Task<void> yield(Executor executor) {

@@ -246,7 +246,7 @@ Result<RowTable::State> read_rows(const fs::path& path, RowTable& table) {
   };
   CENTROID_ASSIGN(RowTable::State state, read_rows(path, table.spec(), sink));
   if (left_out > 0)
-    log::warn("rows.left_out",
+    log::warn("rows.skipped",
               {{"table", table.spec().name}, {"rows", left_out}, {"why", "max_bytes"}});
   return state;
 }

@@ -30,7 +30,7 @@ Task<Status> RowsJournal::start(Executor executor, Executor files,
   if (!opened->ok()) co_return opened->error();
   writer_ = std::move(*opened).value();
   writer_->prune(first_segment_);
-  log::info("rows_journal.begun",
+  log::info("rows_journal.started",
             {{"dir", folder}, {"segment", next_.segment}, {"sync_ms", sync.count()}});
   co_return Status();
 }
@@ -45,7 +45,7 @@ void RowsJournal::prune(std::uint64_t first) {
   if (writer_) writer_->prune(first);
 }
 
-bool RowsJournal::wants_checkpoint(std::uint64_t bytes) const {
+bool RowsJournal::requires_checkpoint(std::uint64_t bytes) const {
   if (!writer_) return false;
   const RowsJournalWriter::State state = writer_->state();
   return state.is_broken || (bytes != 0 && state.bytes > bytes);
@@ -141,7 +141,7 @@ Task<Status> RowsJournal::written(TimePoint limit, RowsSession* client) {
     if (client != nullptr) CENTROID_CO_TRY(co_await client->report_wait(clock_.now()));
   }
   const RowsJournalWriter::State state = writer_->state();
-  if (state.is_broken && state.gave_up)
+  if (state.is_broken && state.is_abandoned)
     co_return Error(ErrorCode::kUnavailable,
                     "the server is stopping, and its journal cannot be written: " + state.trouble);
   co_return Status();

@@ -39,7 +39,7 @@ class RowsJournal {
   /// A checkpoint that needs no segment below is on the disk.
   void prune(std::uint64_t first);
   /// Its segments have more than so many bytes, or it is broken: only a checkpoint helps.
-  bool wants_checkpoint(std::uint64_t bytes) const;
+  bool requires_checkpoint(std::uint64_t bytes) const;
   /// The server stops: what cannot be written is not waited for any more.
   void give_up();
   std::optional<RowsJournalWriter::State> state() const;

@@ -174,7 +174,7 @@ Result<std::vector<std::size_t>> RowsReplay::adopt(const std::vector<std::string
 /// What stands behind the last whole batch goes.
 Status RowsReplay::cut_off(Reader& reader) {
   if (gap_ != 0) {
-    log::error("rows_journal.gap",
+    log::error("rows_journal.gap_found",
                {{"segment", gap_},
                 {"why",
                  "the journal could not be written then (journal.full), and no checkpoint came "

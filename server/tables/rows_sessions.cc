@@ -89,7 +89,7 @@ void RowsSessions::expire(const std::function<void(std::uint64_t client)>& forge
     close_silent(*one, now);
   }
   std::erase_if(gone_, [&](const auto& gone) {
-    if (now - gone.second <= proto::kRowsClientKept) return false;
+    if (now - gone.second <= proto::kRowsClientRetention) return false;
     forget(gone.first);
     return true;
   });
@@ -103,7 +103,7 @@ void RowsSessions::close_silent(const RowsSession& client, TimePoint now) {
   if (session.is_closed()) return;
   silent_.add();
   const transport::Peer& peer = session.peer();
-  log::warn("rows.client_silent",
+  log::warn("rows.client_timed_out",
             {{"client", peer.name}, {"peer", peer.address}, {"lease_ms", lease_.count()}});
   session.close(Error(ErrorCode::kUnavailable, "client '" + peer.name +
                                                    "' of rows sent nothing for " +

@@ -131,7 +131,7 @@ Status TableStore::put(std::size_t table, const RowTable::Block& block, std::uin
 
 void TableStore::log_left_out() {
   if (left_out_ > 0)
-    log::warn("rows.left_out", {{"rows", left_out_}, {"why", "max_bytes, shared by the servers"}});
+    log::warn("rows.skipped", {{"rows", left_out_}, {"why", "max_bytes, shared by the servers"}});
   left_out_ = 0;
 }
 

@@ -42,7 +42,7 @@ void bench_bytes(const Options& options) {
   const Floats x(options.elements);
   fill_normal(x.span(), 11);
   for (const Share& share : kShares) {
-    const std::uint64_t k = KeepRatio{share.billionths}.kept(options.elements);
+    const std::uint64_t k = KeepRatio{share.billionths}.count_of(options.elements);
     TopkSelector selector;
     const auto kept = selector.select(x.span(), k);
     const auto count = static_cast<double>(kept.index.size());
@@ -146,7 +146,8 @@ void bench_merge(const Options& options) {
         const auto chunk = unpacked.span().subspan(at, std::min(kChunk, n - at));
         const std::size_t bytes = codec->encode(chunk, out).value();
         payloads[rank].emplace_back(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(bytes));
-        received += static_cast<double>(CodecSpec::parse(spec).value().ratio.kept(chunk.size()));
+        received +=
+            static_cast<double>(CodecSpec::parse(spec).value().ratio.count_of(chunk.size()));
       }
     }
     for (const std::size_t ranks : {std::size_t{4}, kMost}) {

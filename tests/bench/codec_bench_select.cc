@@ -57,7 +57,7 @@ void bench_selection(const Options& options) {
   ThreadPool pool(2);
   bench_cores(options, x.span(), pool);
   for (const Share& share : kShares) {
-    const std::uint64_t k = KeepRatio{share.billionths}.kept(options.elements);
+    const std::uint64_t k = KeepRatio{share.billionths}.count_of(options.elements);
     Turns turns;
     const std::size_t read = turns.add([&] { sink = read_pass(x.span()); });
     const std::size_t half = x.span().size() / 2;
@@ -94,7 +94,7 @@ void bench_selection(const Options& options) {
 void bench_distributions(const Options& options) {
   heading("exact top-k of 1 % on eleven inputs against one read pass, 1 thread");
   const Floats x(options.elements);
-  const std::uint64_t k = KeepRatio{10'000'000}.kept(options.elements);
+  const std::uint64_t k = KeepRatio{10'000'000}.count_of(options.elements);
   for (int which = 0; which < kInputs; ++which) {
     const std::string name = fill_input(x.span(), which);
     TopkSelector selector;
@@ -113,7 +113,7 @@ void bench_others(const Options& options) {
   const std::size_t n = options.elements;
   const Floats x(n);
   fill_normal(x.span(), 7);
-  const std::uint64_t k = KeepRatio{10'000'000}.kept(n);
+  const std::uint64_t k = KeepRatio{10'000'000}.count_of(n);
   const auto place = static_cast<std::ptrdiff_t>(k - 1);
   TopkSelector selector;
   std::vector<std::uint32_t> keys(n), index(k);
@@ -166,7 +166,7 @@ void bench_feedback(const Options& options) {
     for (float& g : gradient.span()) g = -g;
   };
   for (const Share& share : kShares) {
-    const std::uint64_t k = KeepRatio{share.billionths}.kept(options.elements);
+    const std::uint64_t k = KeepRatio{share.billionths}.count_of(options.elements);
     TopkSelector selector;
     Turns turns;
     const std::size_t add = turns.add([&] { add_pass(gradient.span(), plain.span()); }, flip);

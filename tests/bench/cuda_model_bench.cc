@@ -122,14 +122,14 @@ class Models {
     const std::uint64_t n = rows * classes;
     const Memory logits = normal(n), labels = below(rows, classes), bias = normal(classes, 2);
     const Memory losses = normal(rows), correct = below(rows, 2);
-    for (const bool want_gradient : {false, true})
-      row(shape(want_gradient ? "cross-entropy, gradient" : "cross-entropy", rows, classes), n,
-          !want_gradient    ? 4
+    for (const bool needs_gradient : {false, true})
+      row(shape(needs_gradient ? "cross-entropy, gradient" : "cross-entropy", rows, classes), n,
+          !needs_gradient   ? 4
           : classes <= 1024 ? 8
                             : 12,
           [&] {
             return worker::cuda::cross_entropy(words(labels), rows, classes, floats(bias), 1e-3F,
-                                               want_gradient, floats(logits), floats(losses),
+                                               needs_gradient, floats(logits), floats(losses),
                                                words(correct), queue_);
           });
   }

@@ -56,7 +56,7 @@ class Trainer final : public transport::FrameSink {
         co_await transport::connect_session(*cohort_.transport, cohort_.server, greeting, limit);
     if (!opened.ok()) give_up(opened.error());
     session_ = std::move(opened).value();
-    session_->take_unsummed();
+    session_->accept_without_crc();
     tasks_.spawn(read());
     const proto::Join join = make_join();
     const auto head = proto::encode(join);
@@ -68,7 +68,7 @@ class Trainer final : public transport::FrameSink {
     if (!terms.ok()) give_up(terms.error());
     if (terms->chunk_bytes < cohort_.numbers.size() * sizeof(float))
       fail("the model has more than one chunk");
-    if (terms->unsummed) session_->send_unsummed();
+    if (terms->no_payload_crc) session_->send_unsummed();
   }
 
   /// Contribute to the round that waits for it, if there is one and it is among those wanted.

@@ -86,14 +86,14 @@ class LeanMember final : public transport::FrameSink {
     join.model = "none";
     const auto head = proto::encode(join);
     const auto manifest = proto::encode_manifest(manifest_);
-    session.take_unsummed();
+    session.accept_without_crc();
     const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
     const TimePoint limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     const auto reply = co_await session.request(kind, head, manifest, limit);
     if (!reply.ok()) fail(reply.error().message());
     const auto terms = proto::decode<proto::JoinReply>(reply->head);
     if (!terms.ok()) fail(terms.error().message());
-    if (terms->unsummed) session.send_unsummed();
+    if (terms->no_payload_crc) session.send_unsummed();
     plan_ = ChunkPlan::make(manifest_, terms->chunk_bytes).value();
   }
 

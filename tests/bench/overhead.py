@@ -209,7 +209,7 @@ class Bench:
 
 def endpoint_in(log):
     for line in log.read_text(errors="replace").splitlines():
-        if line.startswith("{") and '"worker.metrics_listening"' in line:
+        if line.startswith("{") and '"worker.metrics_opened"' in line:
             return json.loads(line)["endpoint"]
     return None
 

@@ -117,15 +117,15 @@ TEST_F(ApiCallers, StreamsOfEventsLeaveRoomForFiles) {
 }
 
 TEST_F(ApiCallers, AnswersThatNobodyTakesAreBoundedTogether) {
-  options.max_held_bytes = 100'000;
+  options.max_pending_bytes = 100'000;
   options.write_timeout = std::chrono::seconds(60);
   control.config = "{\"text\":{\"value\":\"" + std::string(64u << 20, 'x') + "\"}}";
   start();
   HttpClient deaf(port());
   deaf.send(http_request_text("GET", "/v1/config", bearer("operator")));
-  ASSERT_TRUE(eventually([this] { return !shows("centroid_api_held_bytes 0"); }));
+  ASSERT_TRUE(eventually([this] { return !shows("centroid_api_pending_bytes 0"); }));
   expect_problem(request("GET", "/v1/config", bearer("operator")), 503, "resource_exhausted",
-                 "clients have not taken yet");
+                 "unread answers take");
   EXPECT_EQ(request("GET", "/v1/cluster", bearer("operator")).status, 200) << "small ones may";
   const HttpReply page = request("GET", "/console/uplot.js", "Accept: */*\r\n");
   EXPECT_EQ(page.status, 200) << "it is not copied";

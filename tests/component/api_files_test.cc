@@ -92,7 +92,7 @@ TEST_F(ApiFiles, WhatIsNotThereOrNotRightIsSaid) {
   expect_problem(request("GET", "/v1/checkpoints/7/files/..%2Fmodel.safetensors"), 404,
                  "not_found");
   control.files[0].bytes += 1;
-  expect_problem(request("GET", kPath), 500, "data_loss", "another size");
+  expect_problem(request("GET", kPath), 500, "data_loss", "differs from its manifest");
 }
 
 TEST_F(ApiFiles, AClientThatStopsReadingIsDropped) {

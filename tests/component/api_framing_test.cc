@@ -38,9 +38,9 @@ TEST_F(ApiFramingTest, ATransferEncodingOtherThanChunkedIsRefused) {
     expect_refused(get + "Transfer-Encoding: " + coding + "\r\n",
                    "field 'Transfer-Encoding': expected 'chunked', got '" + std::string(coding));
   const std::string chunked = "Transfer-Encoding: chunked\r\n";
-  expect_refused(get + chunked + chunked, "field 'Transfer-Encoding' stands twice");
+  expect_refused(get + chunked + chunked, "field 'Transfer-Encoding' appears twice");
   expect_refused(get + chunked + "transfer-encoding: x\r\n",
-                 "field 'transfer-encoding' stands twice");
+                 "field 'transfer-encoding' appears twice");
   expect_refused("GET /livez HTTP/1.0\r\n" + chunked, "field 'Transfer-Encoding': HTTP/1.0");
 }
 
@@ -52,8 +52,8 @@ TEST_F(ApiFramingTest, TwoLengthsAreRefused) {
   expect_refused(post + length + chunked, both);
   expect_refused(post + chunked + length, both);
   expect_refused(post + length + "Transfer-Encoding: identity\r\n", "'Transfer-Encoding'");
-  expect_refused(post + length + length, "field 'Content-Length' stands twice");
-  expect_refused(post + length + "Content-Length: 1\r\n", "field 'Content-Length' stands twice");
+  expect_refused(post + length + length, "field 'Content-Length' appears twice");
+  expect_refused(post + length + "Content-Length: 1\r\n", "field 'Content-Length' appears twice");
   for (const char* digits : {"0, 0", "+0", "-1", "0x0", "0 0"})
     expect_refused(post + "Content-Length: " + digits + "\r\n",
                    "field 'Content-Length': expected digits, got '" + std::string(digits) + "'");
@@ -64,7 +64,7 @@ TEST_F(ApiFramingTest, FieldsThatMayStandOnceOnlyAreRefusedTwice) {
   const std::string get = "GET /livez HTTP/1.1\r\nHost: localhost\r\n";
   for (const char* field : {"Host: localhost", "Authorization: Bearer a", "Origin: http://a"}) {
     const std::string line = std::string(field) + "\r\n", name = line.substr(0, line.find(':'));
-    expect_refused(get + line + (name == "Host" ? "" : line), "field '" + name + "' stands twice");
+    expect_refused(get + line + (name == "Host" ? "" : line), "field '" + name + "' appears twice");
   }
   expect_refused("GET /livez HTTP/1.1\r\n", "HTTP/1.1 needs the field 'Host'");
 }
@@ -72,7 +72,7 @@ TEST_F(ApiFramingTest, FieldsThatMayStandOnceOnlyAreRefusedTwice) {
 TEST_F(ApiFramingTest, FoldedLinesAndSpaceBeforeAColonAreRefused) {
   start();
   const std::string get = "GET /livez HTTP/1.1\r\nHost: localhost\r\n";
-  const char* const folded = "goes on in a line that begins with space or tab";
+  const char* const folded = "continues in a line that begins with space or tab";
   expect_refused(get + "X-Fill: a\r\n b\r\n", "field 'X-Fill' " + std::string(folded));
   expect_refused(get + "X-Fill:\r\n\tb\r\n", "field 'X-Fill' " + std::string(folded));
   expect_refused(get + "Transfer-Encoding:\r\n chunked\r\n", "field 'Transfer-Encoding'");
@@ -88,7 +88,7 @@ TEST_F(ApiFramingTest, AHeadThatComesInPiecesIsRefusedToo) {
   for (const char c : std::string("GET /livez HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n"))
     client.send(std::string(1, c));
   client.send(kPause);
-  expect_refusal(client, "field 'X' goes on");
+  expect_refusal(client, "field 'X' continues");
 }
 
 TEST_F(ApiFramingTest, WhatEndsInOneWayOnlyIsExecuted) {

@@ -184,7 +184,7 @@ TEST(ApiSchema, AWrongValueIsNamedWithWhatIsExpected) {
   EXPECT_EQ(said(9.0, whole), "");
   for (const char* wrong : {"-1", "1.5", "10", "\"9\"", "null"})
     EXPECT_EQ(said(OrderedJson::parse(wrong), whole),
-              std::string("x: expected a whole number from 0 to 9, got ") + wrong);
+              std::string("x: expected an integer from 0 to 9, got ") + wrong);
   EXPECT_EQ(said("a", {{"type", "number"}}), "x: expected a number, got \"a\"");
   EXPECT_EQ(said(-1, {{"type", "number"}, {"minimum", 0.5}}),
             "x: expected a number of at least 0.5, got -1");

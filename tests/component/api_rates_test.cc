@@ -19,8 +19,7 @@ TEST_F(ApiTest, AKeyWhoseRequestHadNoAnswerInTimeIsNotDoneAgain) {
   expect_problem(request("POST", "/v1/job:stop", key), 504, "deadline_exceeded");
   control.held = false;
   for (int turn = 0; turn < 2; ++turn)
-    expect_problem(request("POST", "/v1/job:stop", key), 409, "aborted",
-                   "look whether it was done");
+    expect_problem(request("POST", "/v1/job:stop", key), 409, "aborted", "check its effect");
 }
 
 TEST(RateTable, GivesASecondsWorthAtOnceThenTheRate) {

@@ -328,7 +328,7 @@ TEST_F(BusyWorkers, APredictedDivergenceShortensTheRounds) {
     c.local.count = c.cadence.max_steps = 40;
     c.cadence.guard = guard;
     TestServer server(c, transports());
-    const std::size_t marked = marks("cadence.nudged_down");
+    const std::size_t marked = marks("cadence.reduced");
     std::vector<WorkerSpec> specs(2);
     std::vector<double> found;  // by the first worker, at the end of each round
     std::vector<std::uint64_t> steps;
@@ -369,7 +369,7 @@ TEST_F(BusyWorkers, APredictedDivergenceShortensTheRounds) {
         << before << " in round " << shorter;
     EXPECT_EQ(server.registry().serialize().find("centroid_server_cadence_nudges_total 0"),
               std::string::npos);
-    EXPECT_GT(marks("cadence.nudged_down"), marked);
+    EXPECT_GT(marks("cadence.reduced"), marked);
   }
 }
 

@@ -76,13 +76,18 @@ class Client final : public transport::FrameSink {
   /// Hear and say nothing until the handle is gone.
   std::shared_ptr<void> hold() {
     const auto end = std::make_shared<std::promise<void>>();
-    boost::asio::post(thread_.context(), [over = end->get_future().share()] { over.wait(); });
+    std::promise<void> begun;
+    boost::asio::post(thread_.context(), [&begun, over = end->get_future().share()] {
+      begun.set_value();
+      over.wait();
+    });
+    begun.get_future().wait();
     return {nullptr, [end](void*) { end->set_value(); }};
   }
   std::optional<proto::Finish> finish() { return run(wait_finish(this)); }
   /// From now on our payloads have no checksum, and the server's need none.
   void send_unsummed() { run(begin_unsummed(this)); }
-  void take_unsummed() { run(allow_unsummed(this)); }
+  void accept_without_crc() { run(allow_without_crc(this)); }
   /// A bit of the next frame we write changes on the way.
   void damage_next_write() { *damage_.operations = 0; }
   /// The header of the first result.
@@ -107,15 +112,14 @@ class Client final : public transport::FrameSink {
     push(open);
     EXPECT_TRUE(send(Kind::kPushEnd, end_of(open)).ok());
   }
-  /// As `contribute`, and as `hold` from before the server can answer.
-  std::shared_ptr<void> contribute_and_hold(const proto::RoundOpen& open) {
-    push(open);
-    const auto end = std::make_shared<std::promise<void>>();
-    const auto over = end->get_future().share();
-    boost::asio::post(thread_.context(), [this, over, head = proto::encode(end_of(open))] {
-      tasks_.spawn(end_and_hold(this, head, over));
-    });
-    return {nullptr, [end](void*) { end->set_value(); }};
+  /// As `contribute`, and as `hold` from before this server can answer.
+  std::shared_ptr<void> contribute_and_hold(const proto::RoundOpen& open, Executor server) {
+    std::promise<void> is_held;
+    boost::asio::post(server, [held = is_held.get_future().share()] { held.wait(); });
+    contribute(open);
+    auto end = hold();
+    is_held.set_value();
+    return end;
   }
   static proto::PushEnd end_of(const proto::RoundOpen& open) {
     proto::PushEnd end;
@@ -158,8 +162,8 @@ class Client final : public transport::FrameSink {
     self->session_->send_unsummed();
     co_return;
   }
-  static Task<void> allow_unsummed(Client* self) {
-    self->session_->take_unsummed();
+  static Task<void> allow_without_crc(Client* self) {
+    self->session_->accept_without_crc();
     co_return;
   }
   static transport::FaultPlan damage() {
@@ -182,12 +186,6 @@ class Client final : public transport::FrameSink {
     const std::vector<std::byte> payload(payload_bytes);
     co_return co_await self->session_->send(static_cast<std::uint16_t>(kind), head, payload,
                                             self->limit());
-  }
-  static Task<void> end_and_hold(Client* self, std::vector<std::byte> head,
-                                 std::shared_future<void> over) {
-    const Status sent = co_await send_head(self, Kind::kPushEnd, std::move(head), 0);
-    EXPECT_TRUE(sent.ok());
-    over.wait();  // blocks its thread
   }
   static Task<Status> ask_head(Client* self, Kind kind, std::vector<std::byte> head) {
     const auto reply = co_await self->session_->request(static_cast<std::uint16_t>(kind), head,

@@ -17,7 +17,8 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   ASSERT_TRUE(second);
   auto restored = std::async(std::launch::async, [&] { return server.restore(begin->version); });
   ASSERT_TRUE(server.wait_for_wait("round loop", "the end of round 2"));
-  auto held = client.contribute_and_hold(*second);  // its session does not end at once
+  auto held =
+      client.contribute_and_hold(*second, server.executor());  // its session does not end at once
   ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
   auto written = std::async(std::launch::async, [&] { return server.checkpoint(); });
   (void)written.wait_for(std::chrono::milliseconds(300));
@@ -393,7 +394,7 @@ TEST_F(ContractTest, PayloadsOfAnotherMachineCarryAChecksum) {
   ASSERT_TRUE(client.open(server.endpoint()).ok());
   const auto reply = client.enter();
   ASSERT_TRUE(reply.ok()) << reply.error().to_string();
-  EXPECT_FALSE(reply->unsummed);
+  EXPECT_FALSE(reply->no_payload_crc);
   const auto round = client.round();
   ASSERT_TRUE(round);
   client.send_unsummed();
@@ -412,10 +413,10 @@ struct ChecksumTest : ContractTest {
 TEST_F(ContractTest, PayloadsWithinAMachineHaveNoChecksum) {
   client.join.node = transport::this_node();
   ASSERT_TRUE(client.open(server.endpoint()).ok());
-  client.take_unsummed();
+  client.accept_without_crc();
   const auto reply = client.enter();
   ASSERT_TRUE(reply.ok()) << reply.error().to_string();
-  EXPECT_TRUE(reply->unsummed);
+  EXPECT_TRUE(reply->no_payload_crc);
   const auto round = client.round();
   ASSERT_TRUE(round);
   client.send_unsummed();
@@ -423,23 +424,23 @@ TEST_F(ContractTest, PayloadsWithinAMachineHaveNoChecksum) {
   client.contribute(*round);
   const auto result = client.result();
   ASSERT_TRUE(result);
-  EXPECT_NE(result->flags & transport::kFlagUnsummed, 0u);
+  EXPECT_NE(result->flags & transport::kFlagNoPayloadCrc, 0u);
   EXPECT_EQ(result->payload_crc, 0u);
 }
 
 TEST_F(ChecksumTest, PayloadsWithinAMachineHaveOneToo) {
   client.join.node = transport::this_node();
   ASSERT_TRUE(client.open(server.endpoint()).ok());
-  client.take_unsummed();
+  client.accept_without_crc();
   const auto reply = client.enter();
   ASSERT_TRUE(reply.ok()) << reply.error().to_string();
-  EXPECT_FALSE(reply->unsummed);
+  EXPECT_FALSE(reply->no_payload_crc);
   const auto round = client.round();
   ASSERT_TRUE(round);
   client.contribute(*round);
   const auto result = client.result();
   ASSERT_TRUE(result);
-  EXPECT_EQ(result->flags & transport::kFlagUnsummed, 0u);
+  EXPECT_EQ(result->flags & transport::kFlagNoPayloadCrc, 0u);
   EXPECT_NE(result->payload_crc, 0u);
 }
 
@@ -477,13 +478,13 @@ TEST_F(ChecksumTest, PayloadsWithoutOneEndTheSession) {
 TEST_F(ContractTest, LeaveWithoutTheRequestFlagEndsTheSession) {
   enter();
   ASSERT_TRUE(client.send(Kind::kLeave, proto::Leave{.reason = "done"}).ok());
-  expect_ended("Leave (27) came without the request flag");
+  expect_ended("Leave (27) arrived without the request flag");
 }
 
 TEST_F(ContractTest, JoinWithoutTheRequestFlagEndsTheSession) {
   ASSERT_TRUE(client.open(server.endpoint()).ok());
   ASSERT_TRUE(client.send(Kind::kJoin, client.join).ok());
-  expect_ended("Join (16) came without the request flag");
+  expect_ended("Join (16) arrived without the request flag");
 }
 
 TEST_F(ContractTest, OneWayMessageAsARequestEndsTheSession) {
@@ -491,19 +492,19 @@ TEST_F(ContractTest, OneWayMessageAsARequestEndsTheSession) {
   const auto round = client.round();
   ASSERT_TRUE(round);
   EXPECT_FALSE(client.ask(Kind::kPushEnd, Client::end_of(*round)).ok());
-  expect_ended("PushEnd (23) came with the request flag");
+  expect_ended("PushEnd (23) arrived with the request flag");
 }
 
 TEST_F(ContractTest, PayloadWhereThereIsNoneEndsTheSession) {
   enter();
   ASSERT_TRUE(client.send(Kind::kHeartbeat, proto::Empty(), 8).ok());
-  expect_ended("Heartbeat (26) came with a payload of 8 bytes");
+  expect_ended("Heartbeat (26) arrived with a payload of 8 bytes");
 }
 
 TEST_F(ContractTest, HeadOfAMessageWithoutOneEndsTheSession) {
   enter();
   ASSERT_TRUE(client.send(Kind::kInitDone, proto::Leave{.reason = "x"}).ok());
-  expect_ended("InitDone (19) came with a head of 5 bytes, but has none");
+  expect_ended("InitDone (19) arrived with a head of 5 bytes, but has none");
 }
 
 TEST_F(ContractTest, NumbersOutOfRangeInPushEndEndTheSession) {

@@ -56,7 +56,7 @@ class Server final : public transport::FrameSink {
       const std::lock_guard lock(mutex_);
       payload_.reset();
     }
-    EXPECT_TRUE(spawn(bring_state(this, message.version)).get().ok());
+    EXPECT_TRUE(spawn(transfer_state(this, message.version)).get().ok());
     send(Kind::kRoundOpen, message);
     std::unique_lock lock(mutex_);
     const bool came = heard_.wait_for(lock, kPatience, [&] { return payload_.has_value(); });
@@ -125,7 +125,7 @@ class Server final : public transport::FrameSink {
     co_return co_await self->session_->send(static_cast<std::uint16_t>(kind), head, payload,
                                             limit());
   }
-  static Task<Status> bring_state(Server* self, Version version) {
+  static Task<Status> transfer_state(Server* self, Version version) {
     proto::StateChunk chunk;
     chunk.version = version;
     auto head = proto::encode(chunk);

@@ -85,7 +85,7 @@ class GpuWorkers : public testing::Test, protected InProcess {
                             const ChunkPlan& plan) -> Result<std::unique_ptr<DeviceResidual>> {
         const auto at = group.device_gradient();
         CENTROID_ASSIGN(auto residual, make_device_residual(codec, plan, at.gradient, *at.device));
-        group.leave_gradient();
+        group.keep_gradient_on_device();
         return residual;
       };
     WorkerSpec out;
@@ -239,8 +239,8 @@ class FailingResidual final : public DeviceResidual {
   Status undo(std::uint64_t position, std::uint64_t elements) override {
     return residual_->undo(position, elements);
   }
-  Status read_kept(std::span<float> residual, std::span<float> momentum) override {
-    return residual_->read_kept(residual, momentum);
+  Status read_copies(std::span<float> residual, std::span<float> momentum) override {
+    return residual_->read_copies(residual, momentum);
   }
   Status read(std::span<float> residual, std::span<float> momentum) override {
     return residual_->read(residual, momentum);

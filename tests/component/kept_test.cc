@@ -12,7 +12,7 @@
 namespace centroid::test {
 namespace {
 
-using proto::KeptState;
+using proto::SavedState;
 using server::ServerConfig;
 
 struct NotKept {
@@ -22,7 +22,7 @@ struct NotKept {
 
 std::vector<NotKept> not_kept(TestServer& server) {
   std::vector<NotKept> found;
-  const auto is_ours = [](std::string_view type) { return type == "checkpoint.state_not_kept"; };
+  const auto is_ours = [](std::string_view type) { return type == "checkpoint.state_save_failed"; };
   for (const auto& event : server.control().events().read(0, 4096, is_ours).events) {
     NotKept& one = found.emplace_back();
     for (const auto& [name, value] : event.fields) {
@@ -109,10 +109,10 @@ class KeptContractTest : public KeptTest {
     ASSERT_TRUE(client_->send(Kind::kHeartbeat, proto::Empty()).ok());
     const auto beat = client_->beat_reply();
     ASSERT_TRUE(beat.has_value());
-    EXPECT_EQ(beat->takes & proto::BeatReply::kTakesKept, proto::BeatReply::kTakesKept);
-    if (tells) say(KeptState::kWillTell, Round(), "");
+    EXPECT_EQ(beat->takes & proto::BeatReply::kAcceptsSaved, proto::BeatReply::kAcceptsSaved);
+    if (tells) say(SavedState::kWillReport, Round(), "");
   }
-  void say(KeptState state, Round round, const std::string& why) {
+  void say(SavedState state, Round round, const std::string& why) {
     proto::Kept kept;
     kept.round = round;
     kept.state = state;
@@ -142,7 +142,7 @@ class KeptContractTest : public KeptTest {
 TEST_F(KeptContractTest, WhoIsGoneBeforeItAnswersHasNotKeptItsPart) {
   enter(true);
   const Round first = train(Round(1));
-  say(KeptState::kKept, first, "");
+  say(SavedState::kKept, first, "");
   const Round second = train(Round(first.value + 1));
   client_.reset();
   const auto told = wait_not_kept(server_, 1);
@@ -156,7 +156,7 @@ TEST_F(KeptContractTest, WhoDoesNotAnswerBeforeTheNextHasNotKeptItsPart) {
   enter(true);
   const Round first = train(Round(1));
   const Round second = train(Round(first.value + 1));
-  say(KeptState::kNotKept, second, "no room");
+  say(SavedState::kNotSaved, second, "no room");
   const auto told = wait_not_kept(server_, 2);
   ASSERT_EQ(told.size(), 2u);
   EXPECT_EQ(told[0].round, first.value);

@@ -264,7 +264,7 @@ TEST_F(RowsOnServers, AServerThatIsGoneIsNamedAndGetsItsRowsOfTheCheckpointAgain
   const Status told = client->push(keys, Floats(400, 1.0f));
   ASSERT_FALSE(told.ok());
   EXPECT_EQ(told.error().code(), ErrorCode::kAborted);
-  EXPECT_THAT(told.error().message(), HasSubstr("server 's1' of table 'emb' began anew from "));
+  EXPECT_THAT(told.error().message(), HasSubstr("server 's1' of table 'emb' restarted from "));
   EXPECT_EQ(client->lost(), 1u);
   EXPECT_EQ(patient->lost(), 0u);
   const Floats now = pulled(*patient, keys);

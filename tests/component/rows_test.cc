@@ -343,7 +343,7 @@ TEST_F(RowsRestartTest, APushWithoutAnAnswerIsRepeatedForSoLongAfterItWasBegun) 
   }
   ASSERT_FALSE(tried.ok());
   EXPECT_EQ(tried.error().code(), ErrorCode::kFailedPrecondition) << tried.error().to_string();
-  EXPECT_THAT(tried.error().message(), HasSubstr("2 seconds after the push was begun"));
+  EXPECT_THAT(tried.error().message(), HasSubstr("2 seconds after the push began"));
   EXPECT_LE(tries, 5);
   EXPECT_EQ((*client)->rest(), 2u);
   // The next push forgets it, also one that is refused before anything is sent.

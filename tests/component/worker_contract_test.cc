@@ -402,21 +402,21 @@ TEST_F(KeepingWorkerTest, TellsWhatBecameOfItsPartWhereThatIsTaken) {
   ASSERT_TRUE(server.send(Kind::kHeartbeat, reply).ok());
   const auto will = server.kept(1);
   ASSERT_EQ(will.size(), 1u);
-  EXPECT_EQ(will[0].state, proto::KeptState::kWillTell);
+  EXPECT_EQ(will[0].state, proto::SavedState::kWillReport);
   train(1, share);
   keep(1);
   const auto first = server.kept(2);
   ASSERT_EQ(first.size(), 2u);
   EXPECT_EQ(first[1].round, Round(1));
-  EXPECT_EQ(first[1].state, proto::KeptState::kKept) << first[1].why;
+  EXPECT_EQ(first[1].state, proto::SavedState::kKept) << first[1].why;
   keep(1);  // it is there
   keep(7);
   const auto kept = server.kept(4);
   ASSERT_EQ(kept.size(), 4u);
   EXPECT_EQ(kept[2].round, Round(1));
-  EXPECT_EQ(kept[2].state, proto::KeptState::kKept);
+  EXPECT_EQ(kept[2].state, proto::SavedState::kKept);
   EXPECT_EQ(kept[3].round, Round(7));
-  EXPECT_EQ(kept[3].state, proto::KeptState::kNotKept);
+  EXPECT_EQ(kept[3].state, proto::SavedState::kNotSaved);
   EXPECT_EQ(kept[3].why, "what is in memory is the state after round 1");
 }
 

@@ -140,7 +140,7 @@ class ByHand {
  public:
   ByHand(const CodedMean& model, const std::string& codec, std::uint32_t world)
       : plan_(model.plan()), codec_(make_codec(codec).value()) {
-    whole_ = WholeEncoder::make(codec).value();
+    whole_ = SumEncoder::make(codec).value();
     for (std::uint32_t rank = 0; rank < world; ++rank)
       if (whole_->spec().feedback.enabled)
         feedback_.push_back(ErrorFeedback::make(codec, plan_).value());
@@ -183,7 +183,7 @@ class ByHand {
  private:
   const ChunkPlan& plan_;
   std::unique_ptr<Codec> codec_;
-  std::unique_ptr<WholeEncoder> whole_;
+  std::unique_ptr<SumEncoder> whole_;
   std::vector<std::unique_ptr<ErrorFeedback>> feedback_;
 };
 

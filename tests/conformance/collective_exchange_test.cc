@@ -147,10 +147,10 @@ TEST_P(Exchange, ParcelsOutsideTheirMemoryAreRefusedBeforeAnythingIsSent) {
     bad[peer] = {0, 11, 10};
     EXPECT_THAT(refused(bad, good), HasSubstr("has 11 bytes, at most 10 were agreed"));
     bad[peer] = {1, 10, 10};
-    EXPECT_THAT(refused(bad, good), HasSubstr("ends behind its memory of 10 bytes"));
-    EXPECT_THAT(refused(good, bad), HasSubstr("ends behind its memory of 10 bytes"));
+    EXPECT_THAT(refused(bad, good), HasSubstr("ends beyond its memory of 10 bytes"));
+    EXPECT_THAT(refused(good, bad), HasSubstr("ends beyond its memory of 10 bytes"));
     bad[peer] = {~std::uint64_t{0}, 0, 1};
-    EXPECT_THAT(refused(good, bad), HasSubstr("ends behind its memory"));
+    EXPECT_THAT(refused(good, bad), HasSubstr("ends beyond its memory"));
     EXPECT_TRUE(succeeds(exchange(group, memory, good, place, good, lengths)));
   });
 }

@@ -106,7 +106,7 @@ TEST_P(ProtocolTest, more_payload_than_credit_ends_the_session) {
   ASSERT_TRUE(on_client(write_raw(*raw, kData, 0, 0, {}, 600)).ok());
   ASSERT_TRUE(on_client(write_raw(*raw, kData, 0, 0, {}, 401)).ok());
   expect_refused(ErrorCode::kResourceExhausted,
-                 "401 bytes came, but the sender's credit is 400 of 1000");
+                 "401 bytes arrived, but the sender's credit is 400 of 1000");
 }
 
 TEST_P(ProtocolTest, credit_that_was_not_taken_ends_the_session) {

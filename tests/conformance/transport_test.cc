@@ -139,10 +139,10 @@ Task<void> checksums_may_be_left_out(Pair& pair) {
   const auto payload = pattern(1, 100);
   OutFrame frame;
   frame.kind = 20;
-  frame.flags = kFlagUnsummed;
+  frame.flags = kFlagNoPayloadCrc;
   frame.payload = payload;
   FrameLimits limits = pair.server->limits();
-  limits.takes_unsummed = true;
+  limits.accepts_without_crc = true;
   pair.server->set_limits(limits);
   Status status = co_await pair.client->write(frame);
   CO_ASSERT(status.ok());
@@ -153,7 +153,7 @@ Task<void> checksums_may_be_left_out(Pair& pair) {
   status = co_await pair.server->read_payload(got);
   CO_ASSERT(status.ok());
   EXPECT_TRUE(got == payload);
-  limits.takes_unsummed = false;
+  limits.accepts_without_crc = false;
   pair.server->set_limits(limits);
   status = co_await pair.client->write(frame);
   CO_ASSERT(status.ok());

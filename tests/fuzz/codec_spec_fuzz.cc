@@ -11,6 +11,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!spec.ok()) return 0;
   const auto again = CodecSpec::parse(spec->to_string());
   if (!again.ok() || !(*again == *spec) || again->to_string() != spec->to_string()) std::abort();
-  if (spec->ratio.kept(1000) > 1000) std::abort();
+  if (spec->ratio.count_of(1000) > 1000) std::abort();
   return 0;
 }

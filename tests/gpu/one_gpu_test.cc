@@ -132,7 +132,7 @@ class OneGpuWorker : public testing::TestWithParam<Way>, protected InProcess {
                                 const ChunkPlan& plan) -> Result<std::unique_ptr<DeviceResidual>> {
         const auto at = group.device_gradient();
         CENTROID_ASSIGN(auto residual, make_device_residual(codec, plan, at.gradient, *at.device));
-        group.leave_gradient();
+        group.keep_gradient_on_device();
         ++residuals_;
         return residual;
       };

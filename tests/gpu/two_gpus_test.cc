@@ -121,7 +121,7 @@ TEST_F(TwoGpus, ARankThatNeverComesEndsTheWaitOfTheOther) {
   EXPECT_EQ(ended.error().code(), ErrorCode::kAborted);
   EXPECT_THAT(ended.error().message(),
               HasSubstr("ncclAllReduce of device 0 has not ended within 2000 ms"));
-  EXPECT_THAT(ended.error().message(), HasSubstr("not begun by device 1"));
+  EXPECT_THAT(ended.error().message(), HasSubstr("not started by device 1"));
   EXPECT_GE(took, kTimeout);
   EXPECT_LT(took, 10 * kTimeout);
   EXPECT_FALSE(add(*group, 1, fives, 3, 4).ok());  // nothing goes on after it

@@ -170,7 +170,7 @@ class Server(Process):
     def wait_ready(self):
         self.wait_open()
         if self.leads_alone:
-            self.wait_event("server.ready")
+            self.wait_event("server.initialized")
         return self
 
     def call(self, method, path, body=None):

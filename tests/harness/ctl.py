@@ -39,7 +39,7 @@ class Altered:
     """A way to a server's REST that alters answers: `date` seconds are added to its clock, `words` replaced in bodies of paths that begin with `path`, or are it. `before` is called with the path of each request."""
 
     def __init__(self, server):
-        self.date, self.words, self.path, self.is_whole = 0, {}, "/", False
+        self.date, self.words, self.path, self.is_complete = 0, {}, "/", False
         self.before = lambda path: None
         outer = self
 
@@ -53,7 +53,7 @@ class Altered:
                 connection.request(self.command, self.path, body, {name: text for name, text in self.headers.items() if name != "Host"})
                 answer = connection.getresponse()
                 body = answer.read()
-                is_meant = self.path == outer.path if outer.is_whole else self.path.startswith(outer.path)
+                is_meant = self.path == outer.path if outer.is_complete else self.path.startswith(outer.path)
                 for old, new in outer.words.items() if is_meant else ():
                     body = body.replace(old.encode(), new.encode())
                 self.send_response_only(answer.status)

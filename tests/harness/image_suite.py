@@ -133,10 +133,10 @@ class Image(unittest.TestCase):
         serving = [*hardened, "-v", "/var/lib/centroid", "-e", f"CENTROID_API_TOKEN={TOKEN}"]
         waiting = ["--server", "127.0.0.1:7070", "--join-timeout", "10m"]
         cases = {
-            "server": (True, [*serving, IMAGES["server"]], "server.ready"),
-            "worker": (True, [*hardened, IMAGES["worker"], *waiting], "worker.metrics_listening"),
-            "server-elsewhere": (False, [*serving, "-e", "CENTROID_API_LISTEN=127.0.0.1:8081", IMAGES["server"]], "server.ready"),
-            "worker-elsewhere": (False, [*hardened, "-e", "CENTROID_METRICS_LISTEN=127.0.0.1:9092", IMAGES["worker"], *waiting], "worker.metrics_listening"),
+            "server": (True, [*serving, IMAGES["server"]], "server.initialized"),
+            "worker": (True, [*hardened, IMAGES["worker"], *waiting], "worker.metrics_opened"),
+            "server-elsewhere": (False, [*serving, "-e", "CENTROID_API_LISTEN=127.0.0.1:8081", IMAGES["server"]], "server.initialized"),
+            "worker-elsewhere": (False, [*hardened, "-e", "CENTROID_METRICS_LISTEN=127.0.0.1:9092", IMAGES["worker"], *waiting], "worker.metrics_opened"),
         }
         for name, (is_healthy, words, event) in cases.items():
             with self.subTest(name):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Check habits of the code base: no sleeps in tests, no imports of tests, no environment reads outside config, no detached work, no default stream of CUDA, no files beside
-common/storage, no long files, no comments of C++ beyond the column limit (clang-format leaves comments as they are).
+"""Check habits of the code base: no sleeps in tests, no imports of tests, no environment reads outside config, no detached work, no default stream of CUDA, no polls in the
+server, no files beside common/storage, no long files, no comments of C++ beyond the column limit (clang-format leaves comments as they are).
 
 Usage: check_habits.py [ROOT]         exit status 1 when something is found.
 Waive one line with a comment on it:  // lint-ok: <reason>
@@ -58,6 +58,18 @@ RULES = [
         r"",
         r"\bcuda(DeviceSynchronize|ThreadSynchronize|StreamLegacy|StreamPerThread)\b|\bcuCtxSynchronize\b|\bcuda(Memcpy|Memset)\s*\(|<<<[^;<>,]*(,[^;<>,]*){1,2}>>>",
         "no default stream and no wait for a whole device: each waits for what other streams add with other devices",
+    ),
+    (
+        r"server/.*\.(h|cc)",
+        r"server/\w+/rows_\w+\.cc",  # tables on several servers still poll while buckets move
+        r"\bsleep_until\s*\(",
+        "the server does not poll; await what changes (common/async/until.h). Of a deadline, a tick, a retry, or what another process changes, say which",
+    ),
+    (
+        r"server/(service|shard|store)/.*\.(h|cc)",
+        r"",
+        r"\bco_await[^;]*(\.|->)\s*wait\s*\(",
+        "a wait says what for; use until (common/async/until.h), in server/service the one with a name that /v1/waits shows",
     ),
     (
         r"(common/(checkpoint|storage)|server|client|worker)/.*\.(h|cc)",

@@ -239,16 +239,16 @@ class Console(ClusterTest):
         self.assertEqual([bar["name"] for bar in bars], list(wanted))
         shares = [{stage: float(number) / 100 for stage, number in re.findall(r"(\w+) (\S+) %", bar["label"].partition(": ")[2])} for bar in bars]
         most = max(1, *(sum(one.values()) for one in shares))
-        for bar, shown in zip(bars, shares):
-            with self.subTest(bar["name"]):
-                self.assertEqual(bar["label"], bar["title"])
-                self.assertEqual(shown.keys(), wanted[bar["name"]].keys())
+        for drawn, shown in zip(bars, shares):
+            with self.subTest(drawn["name"]):
+                self.assertEqual(drawn["label"], drawn["title"])
+                self.assertEqual(shown.keys(), wanted[drawn["name"]].keys())
                 for stage, share in shown.items():  # two digits behind the point are shown; the server goes on with what is no training
-                    self.assertAlmostEqual(share * stageSeconds, wanted[bar["name"]][stage], delta=0.02 * wanted[bar["name"]][stage] + 0.006 / 100 * stageSeconds, msg=stage)
-                self.assertEqual([kind for kind, _, _ in bar["parts"]], [f"stage-{stage}" for stage in shown])
-                for (_, x, width), (k, share) in zip(bar["parts"], enumerate(shown.values())):
+                    self.assertAlmostEqual(share * stageSeconds, wanted[drawn["name"]][stage], delta=0.02 * wanted[drawn["name"]][stage] + 0.006 / 100 * stageSeconds, msg=stage)
+                self.assertEqual([kind for kind, _, _ in drawn["parts"]], [f"stage-{stage}" for stage in shown])
+                for (_, x, width), (k, share) in zip(drawn["parts"], enumerate(shown.values())):
                     self.assertAlmostEqual(width, 100 * share / most, delta=0.05)
-                    self.assertAlmostEqual(x, sum(one for _, _, one in bar["parts"][:k]), places=3)
+                    self.assertAlmostEqual(x, sum(one for _, _, one in drawn["parts"][:k]), places=3)
 
     def assert_walk(self, wanted, got, back):
         """The keyboard reaches all there is, in the order of the page, and one sees where it is."""

@@ -119,13 +119,13 @@ class Scraped(ClusterTest):
         self.begun = time.monotonic()
         arguments = ["--epochs", "1000000", "--min-workers", "3", "--clip-norm", "1", "--checkpoint.every-rounds", "200", "--tables", "emb:dim=4", "--journal.mode", "on"]
         self.cluster = self.server(*arguments, *self.spread)
-        self.shards = [self.shard(self.cluster.data, "s1").wait_event("shard.metrics_listening")["endpoint"]]
+        self.shards = [self.shard(self.cluster.data, "s1").wait_event("shard.metrics_opened")["endpoint"]]
         gpus = self.stand_in_for_gpus()
         self.workers = [
             self.worker(self.cluster, f"w{k}", "--metrics.listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
             for k, codec in enumerate(("f32", "int8", "topk:0.1"))
         ]
-        self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in self.workers]
+        self.endpoints = [worker.wait_event("worker.metrics_opened")["endpoint"] for worker in self.workers]
         self.prometheus = self.start_prometheus(self.cluster.api, *self.more_servers())
 
     def more_servers(self):
@@ -161,7 +161,7 @@ class Scraped(ClusterTest):
         """A server whose workers make local steps, which diverge from each other; slow ones, for the sake of the others here."""
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--local-steps", "4", "--outer", "optimizer", *arguments, name="averaged", run="averaged")
         workers = [self.worker(server, name, "--metrics.listen", "127.0.0.1:0", "--slowdown", "20", *of_worker(name)) for name in ("a0", "a1")]
-        self.endpoints += [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in workers]
+        self.endpoints += [worker.wait_event("worker.metrics_opened")["endpoint"] for worker in workers]
         return server
 
     def stand_in_for_gpus(self):
@@ -307,13 +307,13 @@ class Encrypted(TlsTest, Scraped):
         common += ["--checkpoint.every-rounds", "200", "--tables", "emb:dim=4"]
         servers = [self.server(*common, *self.spread, *secure, "--name", name, name=name) for name in ("a", "b")]
         places = ",".join(server.data for server in servers)
-        self.shards = [self.shard(places, "s1", *self.issue("s1"), *self.trust).wait_event("shard.metrics_listening")["endpoint"]]
+        self.shards = [self.shard(places, "s1", *self.issue("s1"), *self.trust).wait_event("shard.metrics_opened")["endpoint"]]
         gpus = self.stand_in_for_gpus()
         workers = [
             self.worker(places, f"w{k}", *self.trust, *self.issue(f"w{k}"), "--metrics.listen", "127.0.0.1:0", "--codec", codec, environment=gpus)
             for k, codec in enumerate(("int8", "topk:0.1"))
         ]
-        self.endpoints = [worker.wait_event("worker.metrics_listening")["endpoint"] for worker in workers]
+        self.endpoints = [worker.wait_event("worker.metrics_opened")["endpoint"] for worker in workers]
         authority = self.certificates / "ca.crt"
         more = ["scheme: https", f"tls_config: {{ca_file: {json.dumps(str(authority))}}}", "authorization: {credentials: look}"]
         shown = self.issue("recorder")

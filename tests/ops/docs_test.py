@@ -307,7 +307,7 @@ class Table(ClusterTest):
         server = self.server("--epochs", "1000000", "--min-workers", "1", "--tables", "emb:dim=4")
         workers = [self.worker(server, f"w{k}", "--metrics.listen", "127.0.0.1:0") for k in range(3)]
         places = {"run": self.folder / "run", "folder": self.folder, "data": server.data, "api": server.api}
-        places["metrics"] = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+        places["metrics"] = workers[0].wait_event("worker.metrics_opened")["endpoint"]
         server.wait_cluster("three workers", lambda view: view["world"] == 3 and view["round"] > 5)
         places["tensor"] = server.get("/v1/parameters")["parameters"][0]["name"]
         for name, lines in RUN.items():

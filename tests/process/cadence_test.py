@@ -52,7 +52,7 @@ class Unequal(CadenceTest):
         self.assertEqual(done["samples_total"], 3 * TRAIN)
         self.assertGreater(done["returned_samples"], 0)
         self.assertEqual(server.metric("centroid_server_samples_returned_total"), done["returned_samples"])
-        server.wait_event("share.returned", worker="c")
+        server.wait_event("share.requeued", worker="c")
 
     def test_with_one_gradient_a_round_keeps_its_size(self):
         server = self.serve("--cadence.mode", "speed", "--epochs", "6")

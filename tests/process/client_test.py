@@ -475,7 +475,7 @@ class Pull(ClientTest):
         log = self.folder / "reader.log"
         reader = Process(sys.executable, ["-c", program], log, environment)
         self.processes.append(reader)
-        wait_for(lambda: "pull.waits" in reader.text(), "the reader's line")
+        wait_for(lambda: "pull.stalled" in reader.text(), "the reader's line")
         self.assertIn("waits for a copy of the state: its tensors are copied", reader.text())
         hold.unlink()
         self.assertEqual(reader.exit_status(), 0, reader.text())
@@ -510,7 +510,7 @@ class Pull(ClientTest):
             tensors = centroid.pull(server.data, timeout=60)  # when they have been given up
             value = array.array("f", [self.BEGIN - 0.5 * (tensors.version - 1)]).tobytes()
             self.assertEqual(tensors["w"].tobytes(), 2_000_000 * value)
-            self.assertRegex(server.wait_event("tensors.not_sent")["why"], "credit|took nothing for 12 s")
+            self.assertRegex(server.wait_event("tensors.send_failed")["why"], "credit|took nothing for 12 s")
         self.assertEqual(self.failure, [])
 
 

@@ -164,7 +164,7 @@ class Codecs(ClusterTest):
         again = self.stopped_and_started(lambda folder: None)
         restored = again.events("feedback.restored")[0]
         self.assertEqual(restored["after_round"], restored["round"] - 1)
-        self.assertEqual(again.events("feedback.begins_at_zero"), [])
+        self.assertEqual(again.events("feedback.reset"), [])
 
     def test_altered_state_is_refused_and_training_goes_on_from_zero(self):
         def alter(folder):
@@ -174,7 +174,7 @@ class Codecs(ClusterTest):
             path.write_bytes(data)
 
         again = self.stopped_and_started(alter)
-        self.assertIn("CRC-32C differs", again.events("feedback.begins_at_zero")[0]["why"])
+        self.assertIn("CRC-32C differs", again.events("feedback.reset")[0]["why"])
         self.assertEqual(again.events("feedback.restored"), [])
 
     def test_state_of_another_round_is_not_taken(self):
@@ -183,7 +183,7 @@ class Codecs(ClusterTest):
             shutil.rmtree(max(folder.glob("checkpoint-*")))
 
         again = self.stopped_and_started(age)
-        self.assertIn("no state after round", again.events("feedback.begins_at_zero")[0]["why"])
+        self.assertIn("no state after round", again.events("feedback.reset")[0]["why"])
 
     def test_worker_that_left_takes_its_state_once_also_later(self):
         server = self.server("--min-workers", 2)
@@ -199,14 +199,14 @@ class Codecs(ClusterTest):
         server.wait_more_rounds(3)
         again.kill()
         third = self.worker(server, "w1", *flags, model=WIDE)
-        third.wait_event("feedback.begins_at_zero")
+        third.wait_event("feedback.reset")
         self.assertEqual(server.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, workers[0], third, server)
 
     def test_resume_tells_when_the_residual_cannot_be_used(self):
         self.train("run", "f32", "--codec-down", "topk:0.03", rounds=60)
         server = self.server("--rounds", 70, "--resume", "--apply", "worker", name="server-2")
-        self.assertIn("it is lost", server.wait_event("checkpoint.residual")["why"])
+        self.assertIn("it is lost", server.wait_event("checkpoint.residual_mismatched")["why"])
 
     def results_beside(self, run, data, *bad_rounds):
         """What a second worker, whose own gradients are 0, gets while one sends everything with error feedback and nobody steps."""

@@ -221,7 +221,7 @@ class Ctl(CtlTest):
         server.wait_worker("w2", "left")
         way = Altered(server)  # the list is of a moment before it left
         self.addCleanup(way.close)
-        way.words, way.path, way.is_whole = {'"state":"left"': '"state":"active"'}, "/v1/workers", True
+        way.words, way.path, way.is_complete = {'"state":"left"': '"state":"active"'}, "/v1/workers", True
         # On a busy machine one of the others may be slow, which is said and right.
         self.assertNotIn("w2", checks(way.api)["members"]["found"])
         workers[0].kill()
@@ -259,7 +259,7 @@ class Ctl(CtlTest):
         server, workers = self.training("--lease", "6s")
         way = Altered(server)  # on a busy machine it may look when half of the lease has passed: it is to ask all the same
         self.addCleanup(way.close)
-        way.path, way.words, way.is_whole = "/v1/workers", {'"silent_seconds":': '"silent_seconds":0,"was":'}, True
+        way.path, way.words, way.is_complete = "/v1/workers", {'"silent_seconds":': '"silent_seconds":0,"was":'}, True
         workers[1].send(signal.SIGSTOP)
         found = {one["check"]: one for one in self.doctor(way.api)}
         self.assertRegex(found["worker w1"]["found"], r"^was lost while it was measured: .*silent")
@@ -308,7 +308,7 @@ class Ctl(CtlTest):
         self.ctl(server, *mine, "checkpoints", "make")
         found = {one["check"]: one for one in json.loads(self.ctl(server, *mine, "doctor"))}
         self.assertRegex(found["members"]["found"], r"(2 measured from the server: at least .*/s|w[01]: .*/s between it and the server)")
-        self.assertEqual((found["scale"]["verdict"], found["scale"]["found"]), ("warning", "2 workers, 5 are wanted (a fair)"))
+        self.assertEqual((found["scale"]["verdict"], found["scale"]["found"]), ("warning", "2 workers, 5 are requested (a fair)"))
         self.assertIn("start 3 more", found["scale"]["do"])
         self.assertRegex(found["token eyes"]["found"], "expires in")
         self.assertNotIn("members", {one["check"] for one in json.loads(self.ctl(server, *mine, "doctor", "--no-members"))})

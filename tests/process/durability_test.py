@@ -108,7 +108,7 @@ class Kill(DurabilityTest):
                 self.assertTrue(self.disturbed(run, expected, *arguments, fault=fault, worker=codec))
                 for name in (f"w0-{run}", f"w1-{run}"):
                     log = next(process for process in self.processes if process.name == name)
-                    self.assertEqual(log.events("contribution.settled")[0]["counted"], True)
+                    self.assertEqual(log.events("contribution.resolved")[0]["counted"], True)
 
     def test_a_round_that_is_begun_anew_sends_the_same_bits(self):
         """Killed between the contributions and the commit: what codecs had left out, and momentum, are then those before the round."""
@@ -146,7 +146,7 @@ class Kill(DurabilityTest):
                 again = self.launch(run, "--resume", *arguments, name=f"after-{run}", listen=server.data, rounds=40)
                 self.assert_status(again, DONE)
                 self.assert_exit(DONE, *workers)
-                settled = workers[1].events("contribution.settled")[0]
+                settled = workers[1].events("contribution.resolved")[0]
                 self.assertEqual((settled["counted"], settled["round"], last), (True, 1, 3), settled)
 
     def test_the_share_of_a_lost_worker_is_trained_as_if_the_server_had_not_died(self):
@@ -165,7 +165,7 @@ class Kill(DurabilityTest):
         expected = state_bytes(self.checkpoints("whole")[-1])
         server, workers = begin("killed", name="before", environment={"CENTROID_TEST_FAULT": "round.committed:1"})
         self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
-        self.assertEqual(server.events("share.returned")[0]["begin"], 32)  # behind those of the others
+        self.assertEqual(server.events("share.requeued")[0]["begin"], 32)  # behind those of the others
         again = self.launch("killed", "--resume", *JOURNAL, name="after", listen=server.data)
         self.assert_status(again, DONE)
         self.assert_exit(DONE, *workers)
@@ -202,14 +202,14 @@ class FullDisk(ClusterTest):
 
     def test_round_waits_and_says_so_until_there_is_space(self):
         place, server, worker = self.journal_on_small_disk()
-        server.wait_event("journal.waits", error="No space left")
+        server.wait_event("journal.stalled", error="No space left")
         (said,) = wait_for(lambda: self.journal_waits(server), "the journal in /v1/waits")
         self.assertIn("No space left", said["what"])
         held = server.cluster()["version"]
         wait_for(lambda: server.metric("centroid_server_journal_waits") == 1, "the metric")
         self.assertEqual(server.cluster()["version"], held)
         subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
-        server.wait_event("journal.goes_on")
+        server.wait_event("journal.recovered")
         server.wait_more_rounds()
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
@@ -225,7 +225,7 @@ class FullDisk(ClusterTest):
                         more.write(bytes(4096))
                 server = self.server(*JOURNAL, option, place / "its", run=option, name=f"of{option}")
                 worker = self.worker(server, f"w{option}")
-                server.wait_event("journal.waits", error="No space left")
+                server.wait_event("journal.stalled", error="No space left")
                 (said,) = wait_for(lambda server=server: self.journal_waits(server), "the journal in /v1/waits")
                 self.assertIn("No space left", said["what"])
                 wait_for(lambda server=server: server.metric("centroid_server_journal_waits") == 1, "the metric")
@@ -247,7 +247,7 @@ class FullDisk(ClusterTest):
 
     def test_stop_does_not_wait_for_space(self):
         _, server, worker = self.journal_on_small_disk()
-        server.wait_event("journal.waits")
+        server.wait_event("journal.stalled")
         server.post("/v1/job:stop")
         self.assert_exit(DONE, worker, server)
 
@@ -315,8 +315,8 @@ class NothingKept(ClusterTest):
         kept = (("--journal.mode", "on"), ("--checkpoint.every-rounds", 5), ("--checkpoint.every-epochs", 1), ("--checkpoint.interval", "1h"))
         for i, flags in enumerate(((), ("--exchange", "ring"), ("--tables", "t:dim=2"), *kept)):
             server = self.server(*flags, run=f"run{i}", name=f"server{i}")
-            server.wait_event("server.ready")
-            told = server.events("job.not_durable")
+            server.wait_event("server.initialized")
+            told = server.events("job.durability_reduced")
             if flags in kept:
                 self.assertEqual(told, [], flags)
             else:
@@ -501,7 +501,7 @@ class Damage(DurabilityTest):
         data = bytearray(segment.read_bytes())
         data[700] ^= 1
         segment.write_bytes(data)
-        self.assert_status(self.resume(*JOURNAL), USAGE, segment.name, "byte ", "altered", "committed rounds stand behind it")
+        self.assert_status(self.resume(*JOURNAL), USAGE, segment.name, "byte ", "altered", "committed rounds follow them")
         checked = self.ctl("checkpoints", "verify", self.folder / "run" / "checkpoints")
         self.assertEqual(checked.returncode, 1, checked.stdout)
         self.assertIn("byte ", checked.stdout + checked.stderr)

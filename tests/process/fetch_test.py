@@ -68,7 +68,7 @@ class Fetch(CtlTest):
         (self.folder / "empty").mkdir()
         for command in (("verify",), ("list",), ("export", "--to", self.folder / "none.safetensors")):
             said = self.ctl(None, "checkpoints", command[0], self.folder / "empty", *command[1:], status=ANSWERED_BADLY)
-            self.assertIn("empty: holds no checkpoint; expected folders checkpoint-VERSION in it, or one of these", said)
+            self.assertIn("empty: contains no checkpoint; expected folders checkpoint-VERSION in it, or one of these", said)
 
     def test_the_newest_is_fetched_though_another_one_takes_its_place(self):
         server = self.server("--checkpoint.keep", 1)

@@ -153,12 +153,12 @@ class Loss(MembershipTest):
                 exchange = way if way[:1] == ["--exchange"] else []
                 first = self.worker(server, f"w0-{number}", *exchange)
                 self.wait_short(server)
-                self.assertEqual(server.events("job.short_of_workers"), [], "the others had no time to come")
+                self.assertEqual(server.events("job.blocked"), [], "the others had no time to come")
                 second = self.worker(server, f"w1-{number}", *exchange)
                 server.wait_round(3)
                 second.kill()
                 state = self.wait_short(server)
-                server.wait_event("job.short_of_workers", workers=1, keep_min_workers=2)
+                server.wait_event("job.blocked", workers=1, keep_min_workers=2)
                 wait = wait_for(lambda: [one for one in server.get("/v1/waits")["waits"] if one["who"] == "job"], "a wait of the job")[0]
                 self.assertEqual((wait["for_whom"], wait["what"]), ("workers", state["state_reason"]))
                 if "asp" not in way:
@@ -179,7 +179,7 @@ class Loss(MembershipTest):
         server.wait_round(3)
         link.cut()
         server.wait_worker("w1", "active", index=1)
-        workers[1].wait_event("server.unreachable", why="closed")
+        workers[1].wait_event("server.connection_failed", why="closed")
         server.wait_more_rounds()
         self.stop_in_order(server, *workers)
         self.assert_same_fingerprint("w0", "w1")
@@ -198,7 +198,7 @@ class Loss(MembershipTest):
                 wait_for(gate.has_altered, "an altered byte")
                 server.wait_worker(names[1], "active", index=1)
                 if direction == "down":
-                    workers[1].wait_event("server.unreachable", why="data_loss")
+                    workers[1].wait_event("server.connection_failed", why="data_loss")
                 else:
                     server.wait_event("member.lost", why="data_loss")
                 server.wait_more_rounds()
@@ -225,7 +225,7 @@ class Silence(MembershipTest):
         workers[1].send(signal.SIGCONT)
         again = self.wait_back(server, "w1")
         self.assertGreater(again["member"], dead["member"])
-        workers[1].wait_event("server.unreachable", why="fenced")
+        workers[1].wait_event("server.connection_failed", why="fenced")
         server.wait_cluster("two workers", lambda cluster: cluster["world"] == 2)
         server.wait_more_rounds()
         self.stop_in_order(server, *workers)
@@ -246,7 +246,7 @@ class Silence(MembershipTest):
         server, workers = self.cluster_of("w0", "w1", arguments=["--lease", 800])
         server.send(signal.SIGSTOP)
         for worker in workers:  # three leases of silence: they try again, in vain until the server goes on
-            worker.wait_event("server.unreachable", why="silent")
+            worker.wait_event("server.connection_failed", why="silent")
         server.send(signal.SIGCONT)
         for worker in workers:
             self.wait_back(server, worker.name)

@@ -45,7 +45,7 @@ class Cost(MetricsTest):
         """Processor time, which others' load changes little, of what answers: while the cluster trains, all series there."""
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--checkpoint.every-rounds", "50", "--tables", "emb:dim=4", "--journal.mode", "on")
         workers = [self.worker(server, name, "--metrics.listen", "127.0.0.1:0", "--codec", "int8") for name in ("w0", "w1")]
-        place = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+        place = workers[0].wait_event("worker.metrics_opened")["endpoint"]
         server.wait_round(100)
         for program, process, endpoint, thread in (("server", server, server.api, "control"), ("worker", workers[0], place, "metrics")):
             with self.subTest(program), contextlib.closing(http.client.HTTPConnection(endpoint, timeout=30)) as connection:
@@ -83,7 +83,7 @@ class Bounded(MetricsTest):
             with self.subTest(exchange):
                 server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.rate", "0", "--exchange", exchange, name=exchange, run=exchange)
                 stays = [self.worker(server, f"{exchange}{k}", "--exchange", exchange, "--metrics.listen", "127.0.0.1:0") for k in range(2)]
-                places = [server.api, stays[0].wait_event("worker.metrics_listening")["endpoint"]]
+                places = [server.api, stays[0].wait_event("worker.metrics_opened")["endpoint"]]
                 server.wait_round(20)
 
                 def names(places=places):
@@ -118,7 +118,7 @@ class Numbers(ClientTest):
             server.wait_worker(f"t{program}", "left")
             count = len(shown())
             self.assertEqual(count, min(16, 10 * (program + 1)), shown())
-        self.assertEqual(len(server.events("scalar.left_out")), 1)
+        self.assertEqual(len(server.events("scalar.dropped")), 1)
 
 
 class WorkerMetrics(MetricsTest):
@@ -126,7 +126,7 @@ class WorkerMetrics(MetricsTest):
         """A server with one worker that has trained a few rounds, and the endpoint of the worker's metrics."""
         server = self.server("--epochs", "1000000")
         worker = self.worker(server, "w0", "--metrics.listen", "127.0.0.1:0", "--codec", codec)
-        endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
+        endpoint = worker.wait_event("worker.metrics_opened")["endpoint"]
         server.wait_round(5)
         return server, worker, endpoint
 
@@ -157,7 +157,7 @@ class WorkerMetrics(MetricsTest):
     def test_codecs_the_journal_and_leases_are_there_too(self):
         server = self.server("--epochs", "1000000", "--codec-down", "int8", "--apply", "worker", "--journal.mode", "on", "--lease", "8s")
         worker = self.worker(server, "w0", "--metrics.listen", "127.0.0.1:0", "--codec", "int8")
-        endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
+        endpoint = worker.wait_event("worker.metrics_opened")["endpoint"]
         server.wait_round(30)
         wait_for(lambda: series(server.call("GET", "/metrics")[1])["centroid_server_lease_seconds"] == 8, "leases that were looked at")
         theirs, mine = series(self.get(endpoint)[2]), series(server.call("GET", "/metrics")[1])
@@ -188,7 +188,7 @@ class WorkerMetrics(MetricsTest):
                 server = self.server("--epochs", "1000000", "--min-workers", "2", *common, name=exchange, run=exchange)
                 names = [f"{exchange}{i}" for i in range(2)]
                 workers = [self.worker(server, name, *common, "--metrics.listen", "127.0.0.1:0") for name in names]
-                endpoint = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+                endpoint = workers[0].wait_event("worker.metrics_opened")["endpoint"]
                 server.wait_round(30)
                 first = server.workers(names[0])[0]
                 theirs = series(self.get(endpoint)[2])
@@ -206,21 +206,21 @@ class WorkerMetrics(MetricsTest):
     def test_nothing_is_said_of_a_version_that_is_not_known(self):
         """Before the first round, and when the server goes away in a round."""
         alone = self.worker("127.0.0.1:1", "w1", "--metrics.listen", "127.0.0.1:0")
-        values = series(self.get(alone.wait_event("worker.metrics_listening")["endpoint"])[2])
+        values = series(self.get(alone.wait_event("worker.metrics_opened")["endpoint"])[2])
         self.assertIn("centroid_worker_samples_total", values)
         for name in ("version_number", "train_loss_nats", "rank_number"):
             self.assertNotIn(f"centroid_worker_{name}", values)
         server, worker, endpoint = self.listening()
         wait_for(lambda: series(self.get(endpoint)[2]).get("centroid_worker_version_number", 0) >= 5, "version 5 at the worker")
         server.kill()
-        worker.wait_event("server.unreachable")
+        worker.wait_event("server.connection_failed")
         values = series(self.get(endpoint)[2])
         self.assertGreaterEqual(values["centroid_worker_version_number"], 5)
 
     def test_connections_between_workers_are_counted_and_stay(self):
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--exchange", "ring")
         workers = [self.worker(server, name, "--exchange", "ring", "--metrics.listen", "127.0.0.1:0") for name in ("w0", "w1")]
-        endpoint = workers[0].wait_event("worker.metrics_listening")["endpoint"]
+        endpoint = workers[0].wait_event("worker.metrics_opened")["endpoint"]
         server.wait_round(5)
 
         def opened():
@@ -245,7 +245,7 @@ class WorkerMetrics(MetricsTest):
     def test_a_worker_is_ready_while_it_is_a_member(self):
         place = f"127.0.0.1:{free_port()}"
         worker = self.worker(place, "w0", "--metrics.listen", "127.0.0.1:0", "--join-timeout", "600s")
-        endpoint = worker.wait_event("worker.metrics_listening")["endpoint"]
+        endpoint = worker.wait_event("worker.metrics_opened")["endpoint"]
         status, _, text = self.get(endpoint, "/readyz")
         self.assertEqual((status, text), (503, "not a member of a cluster now\n"))
         self.assertEqual([self.get(endpoint, path)[0] for path in ("/livez", "/healthz")], [200, 200])
@@ -301,7 +301,7 @@ class ServerMetrics(MetricsTest):
 
     def listening(self, leaders, name, *arguments):
         shard = self.shard(leaders, name, "--metrics.listen", "127.0.0.1:0", *arguments)
-        return shard, shard.wait_event("shard.metrics_listening")["endpoint"]
+        return shard, shard.wait_event("shard.metrics_opened")["endpoint"]
 
     def test_a_shard_server_tells_what_it_does(self):
         codec = ["--apply", "worker", "--codec-down", "int8", "--journal.mode", "on"]

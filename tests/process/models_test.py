@@ -157,13 +157,13 @@ class Adapters(ModelsTest):
 class Refusals(ModelsTest):
     def test_what_does_not_fit_is_named(self):
         cases = (
-            (dict(model="mlp:64-10"), "data set text is for a model that takes tokens"),
+            (dict(model="mlp:64-10"), "data set text needs a model of tokens"),
             (dict(model=SHAPE + ",vocabulary=300"), "tokens out of 300 without classes"),
             (dict(model=SHAPE + ",classes=4"), "and 4 classes"),
             (dict(model=SHAPE + ",heads=3"), "field heads is there twice"),
             (dict(model="transformer:width=30"), "width 30 is no multiple of heads 4"),
-            (dict(data="text:/none"), "/none does not exist: give files or folders"),
-            (dict(model=SHAPE + ",lora=2"), "give a file with --base-weights"),
+            (dict(data="text:/none"), "/none does not exist: name files or folders"),
+            (dict(model=SHAPE + ",lora=2"), "set a file with --base-weights"),
             (dict(more=["--adapter.save", "x"]), "adapter.load and adapter.save are for transformers with lora=RANK"),
             (dict(more=["--memory-limit", 100000]), "memory_limit allows 100000"),
         )

@@ -97,7 +97,7 @@ class Stopped(Policy):
             return waits if {"w1", "w2"} <= {wait["for_whom"] for wait in waits} else None
 
         wait_for(named, "both held workers in /v1/waits")
-        said = workers["w0"].wait_event("round.waits", why=": contribution")  # to who waits, every 2 s
+        said = workers["w0"].wait_event("round.stalled", why=": contribution")  # to who waits, every 2 s
         self.assertRegex(said["why"], "round [0-9]+ waits for w[12]: contribution")
         at = server.cluster()["round"]
         workers["w1"].send(signal.SIGCONT)
@@ -356,12 +356,12 @@ class Refused(Policy):
     def test_wrong_policies_are_named(self):
         for flags, texts in (
             (["--policy", "backup:0"], ["policy", "backup:0", "from 1 to 4096"]),
-            (["--policy", "asap"], ["known are bsp, backup:B, quorum:K"]),
-            (["--policy", "ssp"], ["a number behind : is missing"]),
-            (["--policy", "asp", "--late", "damp"], ["policy asp says itself"]),
-            (["--policy", "asp", "--exchange", "ring"], ["exchange ring", "take exchange star, or policy bsp"]),
+            (["--policy", "asap"], ["expected bsp, backup:B, quorum:K"]),
+            (["--policy", "ssp"], ["a number after : is missing"]),
+            (["--policy", "asp", "--late", "damp"], ["policy asp itself decides"]),
+            (["--policy", "asp", "--exchange", "ring"], ["exchange ring", "use exchange star, or policy bsp"]),
             (["--policy", "bsp", "--late", "carry"], ["nothing is late"]),
-            (["--policy", "backup:1", "--exchange", "ring"], ["exchange ring", "take exchange star, or policy bsp"]),
+            (["--policy", "backup:1", "--exchange", "ring"], ["exchange ring", "use exchange star, or policy bsp"]),
             (["--policy", "quorum:2", "--exchange", "hierarchical"], ["exchange hierarchical"]),
         ):
             with self.subTest(flags):

@@ -61,7 +61,7 @@ class Crash(RecoveryTest):
         newest = self.checkpoints()[-1]
         goal = int(newest.name.split("-")[1]) + 300  # behind it, however long the disk took
         for worker in workers:
-            worker.wait_event("server.unreachable")
+            worker.wait_event("server.connection_failed")
         again = self.server(*common, "--rounds", goal, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
         self.assertEqual(again.wait_event("checkpoint.loaded")["path"], str(newest))
         self.assert_exit(DONE, *workers, again)
@@ -97,7 +97,7 @@ class Crash(RecoveryTest):
         workers = [self.worker(server, name) for name in ("w0", "w1")]
         server.wait_more_rounds(50)
         server.send(signal.SIGTERM)
-        self.assert_status(server, DONE, "server.leaves_workers")
+        self.assert_status(server, DONE, "server.workers_released")
         version = server.events("job.ended")[0]["version"]
         goal = version + 300
         again = self.server(*common, "--rounds", goal, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
@@ -149,7 +149,7 @@ class SecondServer(RecoveryTest):
             self.assert_second_is_refused(first, run / "journal", "--journal.mode", keeps, "--journal.dir", run / "journal", run=f"journal-{keeps}")
         first.send(signal.SIGCONT)
         first.wait_more_rounds(50)
-        self.assertEqual(worker.events("server.unreachable"), [])
+        self.assertEqual(worker.events("server.connection_failed"), [])
         first.kill()
         third = self.server("--resume", *goal, name="third", listen=first.data, api=first.api)  # a killed one holds nothing
         third.wait_more_rounds(20)
@@ -226,7 +226,7 @@ class Damage(RecoveryTest):
 
     def test_nothing_to_resume_starts_afresh_and_says_so(self):
         server = self.train(3, "--resume", workers=1)
-        server.wait_event("checkpoint.none", action="starting afresh")
+        server.wait_event("checkpoint.none_found", action="starting afresh")
 
 
 class KnownDamage(RecoveryTest, CtlTest):
@@ -492,8 +492,8 @@ class Ending(RecoveryTest):
         server.wait_missing("w1")
         server.send(signal.SIGTERM)
         self.assert_exit(DONE, workers[0], server)
-        server.wait_event("round.given_up")
-        server.wait_event("member.did_not_leave", worker="w1")
+        server.wait_event("round.abandoned")
+        server.wait_event("member.leave_timed_out", worker="w1")
         self.assertEqual(len(self.checkpoints()), 1)
 
     def test_second_sigterm_ends_at_once(self):

@@ -88,7 +88,7 @@ class Rest(ClusterTest):
         self.assertEqual(stream.next("audit.recorded")["path"], "/v1/checkpoints")
         server.post("/v1/job:pause")
         self.assertEqual(stream.next("job.phase_changed")["to"], "paused")
-        self.assertIn("operator", stream.next("wait.lasted")["for_whom"])
+        self.assertIn("operator", stream.next("wait.prolonged")["for_whom"])
         again = Stream(server, **{"Last-Event-ID": str(lost["id"] - 1)})
         self.addCleanup(again.close)
         self.assertEqual(again.next(), lost)

@@ -94,7 +94,7 @@ class Kill(RestoreTest):
             self.assertEqual(server.exit_status(), -signal.SIGKILL, server.text())
         if again:
             second = self.launch(run, f"{run}-b", "--resume", environment={"CENTROID_TEST_FAULT": again})
-            wait_for(lambda: not second.is_running() or second.events("server.ready"), f"{again}, or a server that is ready")
+            wait_for(lambda: not second.is_running() or second.events("server.initialized"), f"{again}, or a server that is ready")
             second.kill()
             self.assertEqual(second.exit_status(), -signal.SIGKILL, second.text())
         last = self.train(run, f"{run}-c", "--resume")
@@ -135,7 +135,7 @@ class WhileItTrains(RestoreTest):
         again.wait_ready()
         self.assertEqual(again.events("checkpoint.loaded")[0]["round"], old["round"])
         self.assertGreaterEqual(again.events("journal.replayed")[0]["round"], committed)
-        self.assertEqual(again.events("checkpoint.restore_completed") + again.events("checkpoint.restore_stale"), [])
+        self.assertEqual(again.events("checkpoint.restore_completed") + again.events("checkpoint.restore_discarded"), [])
         again.wait_more_rounds(5)
         self.assertTrue(all(worker.is_running() for worker in workers))
 

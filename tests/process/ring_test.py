@@ -59,7 +59,7 @@ class Bits(RingTest):
         server = self.server("--exchange", "ring", "--min-workers", 4, "--rounds", 40, "--reduce.ring-order", "bandwidth", "--exit-when-finished")
         workers = [self.worker(server, f"w{i}", "--exchange", "ring", model="mlp:64-128-10") for i in range(4)]
         self.assert_exit(DONE, *workers, server)
-        orders = {worker.events("peers.ring")[-1]["order"] for worker in workers}
+        orders = {worker.events("peers.ring_ordered")[-1]["order"] for worker in workers}
         self.assertEqual(len(orders), 1, orders)
         self.assert_same_fingerprint(*(f"w{i}" for i in range(4)))
 
@@ -143,7 +143,7 @@ class Loss(RingTest):
         server.wait_cluster("waiting", lambda cluster: cluster["state"] == "waiting")
         late = self.peer(server, "w9")
         self.assertEqual(server.wait_event("state.lost")["to_round"], 1)
-        self.assertGreaterEqual(server.wait_event("job.begun_again")["lost_round"], 1)
+        self.assertGreaterEqual(server.wait_event("job.restarted")["lost_round"], 1)
         server.wait_round(3)
         self.stop_in_order(server, late)
 

@@ -70,15 +70,15 @@ class Robust(ClientTest):
 class Refusals(ClusterTest):
     def test_settings_that_cannot_work_are_named(self):
         cases = {
-            ("--aggregate", "average"): "known are mean, median and trimmed_mean:F",
-            ("--aggregate", "trimmed_mean:0"): "a whole number from 1",
+            ("--aggregate", "average"): "expected mean, median or trimmed_mean:F",
+            ("--aggregate", "trimmed_mean:0"): "an integer from 1",
             ("--aggregate", "median"): "it needs 3 workers",
             ("--aggregate", "trimmed_mean:2", "--min-workers", 4): "it needs 5 workers",
-            ("--aggregate", "median", "--exchange", "ring"): "nobody has all contributions",
+            ("--aggregate", "median", "--exchange", "ring"): "no process has all contributions",
             ("--aggregate", "median", "--policy", "asp"): "nothing to set it against",
             ("--aggregate", "median", "--policy", "backup:1"): "false contributions are fast",
             ("--aggregate", "median", "--nonfinite", "propagate"): "NaN has no place in an order",
-            ("--aggregate", "median", "--weight-by", "steps"): "every worker counts alike",
+            ("--aggregate", "median", "--weight-by", "steps"): "every worker has the same weight",
         }
         for number, (flags, text) in enumerate(cases.items()):
             with self.subTest(flags=flags):
@@ -102,7 +102,7 @@ class Refusals(ClusterTest):
         self.assert_exit(DONE, *workers, server)
         trained = [worker.events("worker.ended")[0]["samples"] for worker in workers]
         self.assertEqual(sum(trained), 3 * 1600)
-        self.assertEqual([worker.events("samples.left_out") for worker in (server, *workers)], [[]] * 4)
+        self.assertEqual([worker.events("samples.excluded") for worker in (server, *workers)], [[]] * 4)
 
 
 if __name__ == "__main__":

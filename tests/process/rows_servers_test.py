@@ -307,7 +307,7 @@ class RowsServersTest(RowsServersCluster):
             self.assertEqual(done.returncode, status, done.stdout + done.stderr)
             return done.stdout
 
-        self.assertIn("tables  journals of 'b' were not there to look at", verify())
+        self.assertIn("tables  journals of 'b' are missing", verify())
         said = verify(here, there)
         self.assertRegex(said, r"(?m)^journal-b of tables  .* pushes in .* sound$")
         self.assertNotIn("not there", said)

@@ -85,7 +85,7 @@ class RowsTest(ClusterTest):
                     if list((self.folder / run / "checkpoints").glob("checkpoint-*")):
                         self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
                     else:
-                        self.assertIn("holds no checkpoint", checked.stderr)  # the first was not whole yet
+                        self.assertIn("contains no checkpoint", checked.stderr)  # the first was not whole yet
                     again = self.launch(run, "--resume", name=f"after-{run}").wait_ready()
                     client = RowsClient(again.data, 1)
                     held = client.newest
@@ -119,7 +119,7 @@ class RowsTest(ClusterTest):
         environment = {"CENTROID_TEST_FAULT": fault}
         resume = ["--resume"] if attempt else []
         server = self.launch(run, *resume, *arguments, name=f"{attempt}-{run}", environment=environment)
-        wait_for(lambda: server.events("server.ready") or not server.is_running(), "the server's start or end")
+        wait_for(lambda: server.events("server.initialized") or not server.is_running(), "the server's start or end")
         client = None
         try:
             if server.is_running():
@@ -274,7 +274,7 @@ class RowsTest(ClusterTest):
 
         thread = threading.Thread(target=load, daemon=True)
         thread.start()
-        server.wait_event("rows_journal.waits", error="No space left")
+        server.wait_event("rows_journal.stalled", error="No space left")
         (said,) = wait_for(lambda: [w for w in server.get("/v1/waits")["waits"] if w["for_whom"] == "journal"], "the journal in /v1/waits")
         self.assertIn("No space left", said["what"])
         self.assertIn("rows-1", said["who"])

@@ -43,9 +43,9 @@ class RowsWaits(ClientTest):
         self.assertTrue(reader.is_running(), reader.text())
 
     def told(self, reader):
-        return [line for line in reader.text().splitlines() if "rows.waits" in line]
+        return [line for line in reader.text().splitlines() if "rows.stalled" in line]
 
-    def wait_told(self, reader, count):
+    def wait_reported(self, reader, count):
         """What it said of the newest of so many waits."""
         return wait_for(lambda: self.told(reader)[count - 1 :], f"wait {count} to be told")[-1]
 
@@ -66,15 +66,15 @@ class RowsWaits(ClientTest):
         self.assertEqual(self.told(reader), [])
         for count in (1, 2):
             b.send(signal.SIGSTOP)
-            line = self.wait_told(reader, count)
-            self.assert_names(line, "b", of_b["endpoint"], r"no answer, last heard \d+ ms ago")
+            line = self.wait_reported(reader, count)
+            self.assert_names(line, "b", of_b["endpoint"], r"no answer, last frame received \d+ ms ago")
             self.assertRegex(line, r"a pull of \d+ rows")
             b.send(signal.SIGCONT)
             self.wait_pulls(reader)
             self.assertEqual(len(self.told(reader)), count)
             leader.wait_rows()
         b.kill()
-        self.assert_names(self.wait_told(reader, 3), "b", of_b["endpoint"], "no connection: .*refused")
+        self.assert_names(self.wait_reported(reader, 3), "b", of_b["endpoint"], "no connection: .*refused")
         self.shard(leader.data, "b", 1, listen=of_b["endpoint"])
         self.wait_pulls(reader)
         leader.send(signal.SIGSTOP)

@@ -195,13 +195,13 @@ class FullDisk(JournalTest):
         b = self.start_shard(leader, "full", "b", "--journal.dir", place / "journal")
         c = self.start_shard(leader, "full", "c")
         workers = self.workers(leader, "-full")
-        b.wait_event("journal.waits", error="No space left")
+        b.wait_event("journal.stalled", error="No space left")
         held = leader.cluster()["version"]
         told = wait_for(lambda: [one["trouble"] for one in leader.get("/v1/servers")["servers"] if one["name"] == "b" and one["trouble"]], "what b cannot do")
         self.assertIn("No space left", told[0])
         self.assertEqual(leader.cluster()["version"], held, "a round was committed that b has not written")
         subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
-        b.wait_event("journal.goes_on")
+        b.wait_event("journal.recovered")
         self.assert_exit(DONE, *workers, leader, b, c)
         self.assert_nothing_lost("full", expected, leader, rounds=rounds)
 
@@ -266,7 +266,7 @@ class Change(JournalTest):
         waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if "run_dir" in w["what"]], "the cause")
         self.assertIn("has no round of this run", waits[0])
         self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
-        given_up = leader.wait_event("journal.rounds_given_up")
+        given_up = leader.wait_event("journal.rounds_abandoned")
         self.assertEqual((given_up["server"], given_up["round"]), ("b", made["round"]))
         leader.wait_cluster("rounds again", lambda view: view["state"] == "training" and view["round"] > made["round"] + 20)
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
@@ -284,7 +284,7 @@ class Change(JournalTest):
             d = self.start_shard(leader, "run", "d")  # the leader looks again
             wait_for(lambda: any(wait["who"] == "replay" for wait in leader.get("/v1/waits")["waits"]), "b to be asked again")
             self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
-        self.assertEqual(leader.wait_event("journal.rounds_given_up")["server"], "b")
+        self.assertEqual(leader.wait_event("journal.rounds_abandoned")["server"], "b")
         leader.wait_more_rounds(20)
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, *workers, leader, empty, shards["c"], d)
@@ -389,7 +389,7 @@ class Verify(JournalTest):
         said = self.verify("run")
         for label in ("journal ", "journal-b ", "journal-c "):
             self.assertRegex(said, rf"(?m)^{label} .* sound$")
-        self.assertIn(f"parts  rounds 1 to {last}, {last} committed behind the newest checkpoint  those of 'b', 'c' are whole", said)
+        self.assertIn(f"parts  rounds 1 to {last}, {last} committed after the newest checkpoint  those of 'b', 'c' are complete", said)
         self.assertEqual(self.verify("run/checkpoints"), said)
         named = [one for which in ("", "-b", "-c") for one in ("--journal", self.folder / "run" / f"journal{which}")]
         self.assertEqual(self.verify("run", *named), said)
@@ -401,7 +401,7 @@ class Verify(JournalTest):
         self.alter(run, "journal-b", lambda data: data.__setitem__(at + 60, data[at + 60] ^ 1))
         said = self.verify(run, status=1)
         self.assertRegex(said, rf"(?m)^journal-b  DAMAGED  .*journal-b/journal-\d+.log, byte {at}: .*CRC-32C differs")
-        self.assertRegex(said, r"(?m)^parts  .* those of 'c' are whole$")
+        self.assertRegex(said, r"(?m)^parts  .* those of 'c' are complete$")
         leader = self.start_leader(run, "--resume", name="resumed", rounds=100_000).wait_ready()
         for which in "bc":
             self.start_shard(leader, run, which, tag="-resumed")
@@ -425,9 +425,9 @@ class Verify(JournalTest):
 
     def test_of_fragments_and_of_chunks_that_have_moved_all_are_looked_for_where_they_lay(self):
         last = self.killed("moved", joins="d")
-        self.assertIn(f"parts  rounds 1 to {last}, {last} committed behind the newest checkpoint  those of 'b', 'c', 'd' are whole", self.verify("moved"))
+        self.assertIn(f"parts  rounds 1 to {last}, {last} committed after the newest checkpoint  those of 'b', 'c', 'd' are complete", self.verify("moved"))
         last = self.killed("fragments", "--local-steps", 4, "--outer", "optimizer", "--fragments", 2)
-        self.assertIn("those of 'b', 'c' are whole", self.verify("fragments"))
+        self.assertIn("those of 'b', 'c' are complete", self.verify("fragments"))
         at, number, size = self.records("fragments", "journal-c", COMMIT)[-6]
         self.alter("fragments", "journal-c", lambda data: data.__delitem__(slice(at + size, None)))
         self.assertRegex(self.verify("fragments", status=1), rf"DAMAGED  round \d+ is committed, and the journal of server 'c' does not have it, and ends with round {number}")
@@ -437,13 +437,13 @@ class Verify(JournalTest):
         apart = self.copy("apart")
         (self.folder / apart / "journal-c").rename(self.folder / "elsewhere")
         said = self.verify(apart)
-        self.assertIn("those of 'b' are whole", said)
-        self.assertIn("those of 'c' were not there to look at, and a resume needs them", said)
+        self.assertIn("those of 'b' are complete", said)
+        self.assertIn("those of 'c' are missing, and a resume needs them", said)
         (self.folder / apart / "journal").rename(self.folder / "leader's")
-        self.assertIn("the leader's journal, which says what is committed, was not there", self.verify(apart))
-        self.assertIn("elsewhere/nowhere  holds no journal", self.verify(apart, "--journal", self.folder / "elsewhere" / "nowhere", status=1))
+        self.assertIn("the leader's journal, which records the commits, is missing", self.verify(apart))
+        self.assertIn("elsewhere/nowhere  contains no journal", self.verify(apart, "--journal", self.folder / "elsewhere" / "nowhere", status=1))
         both = [one for name in ("leader's", "elsewhere") for one in ("--journal", self.folder / name)]
-        self.assertIn("those of 'c' are whole", self.verify(apart, *both))
+        self.assertIn("those of 'c' are complete", self.verify(apart, *both))
 
     def test_the_leaders_journal_is_read_first_wherever_it_lies(self):
         self.killed()
@@ -472,7 +472,7 @@ class Verify(JournalTest):
     def test_of_a_single_checkpoint_the_rounds_behind_it_are_looked_for(self):
         after, last, checkpoint = self.renewed()
         self.put_back("journal")  # the leader's goes last
-        whole = f"parts  rounds {after + 1} to {last}, {last - after} committed behind the newest checkpoint  those of 'b', 'c' are whole"
+        whole = f"parts  rounds {after + 1} to {last}, {last - after} committed after the newest checkpoint  those of 'b', 'c' are complete"
         self.assertIn(whole, self.verify("run"))
         journals = self.named(*(self.folder / "run" / journal for journal in self.JOURNALS))
         self.assertIn(whole, self.verify(checkpoint, *journals))
@@ -481,7 +481,7 @@ class Verify(JournalTest):
     def test_a_journal_of_an_earlier_run_counts_as_not_there(self):
         self.killed("old", "--run-id", "old", "--tables", "count:dim=1")
         self.killed("run", "--tables", "count:dim=1")
-        for journal, missing in (("journal-c", "those of 'c' were not there to look at, and a resume needs them"), ("journal", "the leader's journal, which says what is committed, was not there")):
+        for journal, missing in (("journal-c", "those of 'c' are missing, and a resume needs them"), ("journal", "the leader's journal, which records the commits, is missing")):
             with self.subTest(journal=journal):
                 run = self.copy(f"with-{journal}")
                 shutil.rmtree(self.folder / run / journal)
@@ -490,7 +490,7 @@ class Verify(JournalTest):
                 self.assertIn(missing, said)
                 for label in (journal, f"{journal} of tables"):
                     self.assertIn(f"{label}  has nothing of run 'r', only of 'old': it counts as not there\n", said)
-                self.assertIn(f"tables  journals of '{'c' if journal == 'journal-c' else 'the leader'}' were not there", said)
+                self.assertIn(f"tables  journals of '{'c' if journal == 'journal-c' else 'the leader'}' are missing", said)
 
     def test_every_copy_of_a_journal_is_compared(self):
         self.killed()
@@ -500,7 +500,7 @@ class Verify(JournalTest):
         of_run = [self.folder / "run" / journal for journal in self.JOURNALS]
         said = self.verify("run", *self.named(*of_run, self.folder / "short" / "journal-b"), status=1)
         self.assertIn(f"parts  DAMAGED  round {number + 1} is committed, and the journal of server 'b' in {self.folder}/short/journal-b does not have it", said)
-        self.assertRegex(said, r"(?m)^parts  .* those of 'c' are whole$")
+        self.assertRegex(said, r"(?m)^parts  .* those of 'c' are complete$")
 
     def test_a_journal_without_the_pushes_behind_the_checkpoint_is_damaged(self):
         self.killed("run", "--tables", "count:dim=1")

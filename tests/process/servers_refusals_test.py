@@ -291,8 +291,8 @@ class Lies(ServersTest):
                 with self.subTest(name, server=session.name):
                     act(liar, session, chunk)
                     said = session.refusal()
-                    for text in texts:
-                        self.assertIn(text.format(chunk=chunk, bytes=4 * count, more=4 * count + 4, server=session.name), said)
+                    for expected in texts:
+                        self.assertIn(expected.format(chunk=chunk, bytes=4 * count, more=4 * count + 4, server=session.name), said)
             liar.close()
             self.assertEqual(self.state(leader), before, "the state has changed")
             self.assertEqual(leader.cluster()["version"], 2)
@@ -312,7 +312,7 @@ class Lies(ServersTest):
             "unknown chunk": (push_unknown, "push of chunk 3 by liar", "there is no such chunk"),
             "too many numbers": (lambda p, s, c: numbers(p, c, SIZES[c] + 1), by_push, "{more} bytes, at most {bytes}"),
             "too few numbers": (lambda p, s, c: p.push_bytes(c, bytes(4 * SIZES[c] - 1)), by_push, "on server '{server}'"),
-            "a chunk twice": (lambda p, s, c: (numbers(p, c), numbers(p, c)), by_push, "on server '{server}'", "chunk {chunk} of rank", "came twice"),
+            "a chunk twice": (lambda p, s, c: (numbers(p, c), numbers(p, c)), by_push, "on server '{server}'", "chunk {chunk} of rank", "arrived twice"),
             "weight of NaN": (lambda p, s, c: numbers(p, c, weight=NAN), "Push.weight is"),
             "weight below 0": (lambda p, s, c: numbers(p, c, weight=-1.0), "Push.weight is -1"),
             "a cut head": (lambda p, s, c: p.send_by(s.peer, p.PUSH, p.place), "malformed Push"),
@@ -361,10 +361,10 @@ class Lies(ServersTest):
             "of another name": (new.member, "other", f"fenced: worker 'other' is refused by server 'b': member {new.member} of that name is none any more"),
             "invented": (new.member + 1000, "twin", f"fenced: worker 'twin' is refused by server 'b': member {new.member + 1000} is unknown to its leader"),
         }
-        for name, (member, called, text) in cases.items():
+        for name, (member, called, expected) in cases.items():
             with self.subTest(name):
                 who = types.SimpleNamespace(name=called, run_id=new.run_id, member=member, codec="f32", send_by=new.send_by)
-                with self.assertRaisesRegex(AssertionError, text):
+                with self.assertRaisesRegex(AssertionError, expected):
                     Session(who, *new.servers[1], new.route)
         self.assertEqual([], [event for event in leader.events("member.lost") if event["worker"] == "twin" and event["member"] == new.member])
         self.contribute(new)  # nobody has taken its place
@@ -389,7 +389,7 @@ class Lies(ServersTest):
         first.close()
         other.until_round()  # the next attempt, for a part of the first is in the sum
         self.contribute(other)
-        shard.wait_event("push.early", worker="other", round=2)
+        shard.wait_event("push.deferred", worker="other", round=2)
         self.assertEqual(leader.cluster()["version"], 2)
         link.down.release()
         other.until_round()
@@ -398,7 +398,7 @@ class Lies(ServersTest):
         early = types.SimpleNamespace(name="late", run_id=other.run_id, member=other.member + 1, codec="f32", send_by=other.send_by)
         thread = threading.Thread(target=lambda: entered.append(Session(early, *other.servers[1], other.route)))
         thread.start()
-        shard.wait_event("enter.early", worker="late")
+        shard.wait_event("enter.deferred", worker="late")
         late = Peer(leader.data, "late").join()
         other.send(other.LEAVE, text("the test"), flags=REQUEST, identity=9)
         late.until_round()
@@ -440,8 +440,8 @@ class Lies(ServersTest):
                 lost.owners = tuple(wrong if one == chunk else owner for one, owner in enumerate(lost.owners))
                 lost.push(chunk, [1.0] * SIZES[chunk])
                 said = lost.sessions[wrong].refusal()
-                for text in (f"push of chunk {chunk} by lost", f"by route {lost.route}", f"not on '{lost.sessions[wrong].name}'", "join again"):
-                    self.assertIn(text, said)
+                for expected in (f"push of chunk {chunk} by lost", f"by route {lost.route}", f"not on '{lost.sessions[wrong].name}'", "join again"):
+                    self.assertIn(expected, said)
                 lost.close()
                 self.assertEqual(self.state(leader), before, "the state has changed")
         self.assertEqual(leader.cluster()["version"], 2)
@@ -508,8 +508,8 @@ class Lies(ServersTest):
         stale.push(moved[0], [1.0] * SIZES[moved[0]])
         owner = stale.owners[moved[0]]
         said = stale.sessions[owner].refusal() if owner else stale.refusal()
-        for text in (f"push of chunk {moved[0]} by stale", "by route", "join again"):
-            self.assertIn(text, said)
+        for expected in (f"push of chunk {moved[0]} by stale", "by route", "join again"):
+            self.assertIn(expected, said)
         if owner:
             self.assertIn("it lies on server 'c', not on 'b'", said)
         stale.close()
@@ -528,7 +528,7 @@ class Lies(ServersTest):
                 leader = self.launch_server("--servers", 2, *flags, *clip, name=f"leader{most}", run=f"run{most}").wait_ready()
                 peer = LeaderPeer(leader.data, "peer", many).join()
                 if clip:
-                    self.assertIn(f"the model has 120000 chunks, on several servers with clip_norm at most {most} can be told of: set a larger chunk_bytes, which is 64", peer.refusal())
+                    self.assertIn(f"the model has 120000 chunks, on several servers with clip_norm at most {most} fit a message: set a larger chunk_bytes, which is 64", peer.refusal())
                 else:
                     self.assertEqual(peer.next()[:2], (peer.JOIN, 2))
                 peer.close()
@@ -551,8 +551,8 @@ class Lies(ServersTest):
 
     def assert_goes_on_without(self, leader, good, deaf, *texts):
         said = deaf.refusal()
-        for text in texts:
-            self.assertIn(text, said)
+        for expected in texts:
+            self.assertIn(expected, said)
         while leader.cluster()["version"] == 3:
             good.until_round()  # the same one, without the other
             if leader.cluster()["version"] == 3:

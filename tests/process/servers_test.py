@@ -99,7 +99,7 @@ class WorkersState(ServersTest):
                 self.assert_exit(DONE, *others, again)
                 began = [worker.wait_event("local.restored") for worker in others[1:]]
                 self.assertEqual({event["after_round"] for event in began}, {again.wait_event("checkpoint.loaded")["round"]})
-                self.assertEqual([worker.events("feedback.begins_at_zero") for worker in others[1:]], 3 * [[]])
+                self.assertEqual([worker.events("feedback.reset") for worker in others[1:]], 3 * [[]])
                 self.assertEqual(self.model_bytes(run), self.model_bytes("whole"))
 
 
@@ -166,17 +166,17 @@ class Loss(ServersTest):
 
     def test_without_a_checkpoint_the_job_begins_again_and_says_so(self):
         leader = self.leader(1, "--epochs", 1_000_000, "--servers-wait", "300ms")
-        self.assertIn("checkpoint.every_rounds", leader.wait_event("job.not_durable")["action"])
+        self.assertIn("checkpoint.every_rounds", leader.wait_event("job.durability_reduced")["action"])
         b = self.shard(leader, "b")
         workers = self.workers(leader)
         self.wait_placed(leader, 2)
         leader.wait_more_rounds(5)
         b.kill()
-        lost = leader.wait_event("job.begun_again")["lost_round"]
+        lost = leader.wait_event("job.restarted")["lost_round"]
         self.assertGreaterEqual(lost, 5)
-        told = wait_for(lambda: [event for worker in workers for event in worker.events("job.begun_again")], "a worker that is in round 1 again")
+        told = wait_for(lambda: [event for worker in workers for event in worker.events("job.restarted")], "a worker that is in round 1 again")
         self.assertIn(told[0]["lost_round"], (lost - 1, lost))
-        (told,) = leader.get("/v1/events?type=job.begun_again")["events"]
+        (told,) = leader.get("/v1/events?type=job.restarted")["events"]
         self.assertEqual(told["lost_round"], lost)
         leader.wait_more_rounds(5)
         self.assertEqual(leader.post("/v1/job:stop")[0], 202)
@@ -210,7 +210,7 @@ class Strangers(ServersTest):
         operate = self.operator(leader)
 
         def knows():
-            return {one["name"]: one["knows_tokens"] for one in operate("GET", "/v1/servers")["servers"]}
+            return {one["name"]: one["has_tokens"] for one in operate("GET", "/v1/servers")["servers"]}
 
         wait_for(lambda: knows() == {"leader": True, "b": True}, "server b knows the tokens")
         shard.send(signal.SIGSTOP)
@@ -296,12 +296,13 @@ class Change(ServersTest):
         b, c = [self.shard(leader, name) for name in ("b", "c")]
         workers = self.workers(leader)
         leader.wait_more_rounds(20)
-        before = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
-        self.assertEqual(sorted(before), ["b", "c", "leader"])
-        self.assertLess(max(one["bytes"] for one in before.values()), 2 * min(one["bytes"] for one in before.values()))
-        self.assertEqual(leader.post("/v1/servers/nobody:drain")[0], 404)
-        self.assertEqual(leader.post("/v1/servers/leader:drain")[0], 409)
-        self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
+        with self.held(workers[0]):
+            before = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
+            self.assertEqual(sorted(before), ["b", "c", "leader"])
+            self.assertLess(max(one["bytes"] for one in before.values()), 2 * min(one["bytes"] for one in before.values()))
+            self.assertEqual(leader.post("/v1/servers/nobody:drain")[0], 404)
+            self.assertEqual(leader.post("/v1/servers/leader:drain")[0], 409)
+            self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
         self.assert_status(b, DONE, "drained")
 
         def without_b():
@@ -533,7 +534,7 @@ class Refusals(ServersTest):
 
     def test_a_leader_that_is_not_there_is_waited_for_and_then_left(self):
         shard = self.shard("127.0.0.1:1", "b", "--join-timeout", "300ms")
-        self.assert_status(shard, FAILED, "gave up joining 127.0.0.1:1")
+        self.assert_status(shard, FAILED, "could not join 127.0.0.1:1")
 
     def test_a_worker_that_joins_a_shard_server_is_told_whom_to_join(self):
         leader = self.leader(2, "--rounds", 1000)

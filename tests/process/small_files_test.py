@@ -71,7 +71,7 @@ class SmallFilesTest(ClusterTest):
 
     def is_killed_at_start(self, program):
         """Whether it ends by the fault before it is ready."""
-        wait_for(lambda: not program.is_running() or program.events("server.ready"), "a server that is ready, or killed")
+        wait_for(lambda: not program.is_running() or program.events("server.initialized"), "a server that is ready, or killed")
         if program.is_running():
             return False
         self.assert_killed(program)
@@ -206,7 +206,7 @@ class Endpoints(SmallFilesTest):
             return False
         self.assertEqual(json.loads(file.read_text())["pid"], second.pid if point.endswith("renamed") else first.pid)
         third = self.start(run, "c", file)
-        third.wait_event("server.ready")
+        third.wait_event("server.initialized")
         self.assertEqual(json.loads(file.read_text())["pid"], third.pid)
         self.assertEqual(list(self.folder.glob("*.tmp*")), [])
         return True
@@ -224,7 +224,7 @@ class Term(SmallFilesTest):
         folder = self.folder / run / "checkpoints"
         for number in range(2):  # what is left over does not pile up
             server = self.launch_server(*common, run=run, name=f"{run}-{number}", environment=fault(place))
-            wait_for(lambda server=server: not server.is_running() or server.events("leader.began"), "a leader, or a killed one")
+            wait_for(lambda server=server: not server.is_running() or server.events("leader.started"), "a leader, or a killed one")
             if server.is_running():
                 return False
             self.assert_killed(server)
@@ -260,10 +260,10 @@ class Feedback(SmallFilesTest):
         """The worker that comes back, at the job's end."""
         again = self.join(server, run)
         self.assert_exit(DONE, again, server)
-        told = again.events("feedback.restored") + again.events("feedback.begins_at_zero")
+        told = again.events("feedback.restored") + again.events("feedback.reset")
         self.assertEqual(len(told), 1, told)
         self.assertNotIn("refused", told[0].get("why", ""))
-        self.assertEqual(again.events("feedback.not_saved"), [])
+        self.assertEqual(again.events("feedback.save_failed"), [])
         (folder,) = (self.folder / "state" / run).iterdir()
         states = list(folder.glob("checkpoint-*"))
         self.assertTrue(1 <= len(states) <= 3, states)

@@ -109,7 +109,7 @@ class Takeover(StandbyTest):
         self.assertEqual(leader.metric("centroid_server_is_leader"), 1)
         status = [pathlib.Path(self.programs) / "centroidctl", "--server", standby.api, "status"]
         shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=True).stdout
-        self.assertIn(f"standby, term {leader.cluster()['term']}; the leader is a, --server {leader.api} asks it", shown)
+        self.assertIn(f"standby, term {leader.cluster()['term']}; the leader is a, --server {leader.api} queries it", shown)
         old_term = leader.cluster()["term"]
         known = self.committed(leader)
         leader.kill()
@@ -179,7 +179,7 @@ class Shown(StandbyTest):
         etcd, leader, (standby,), _ = self.pair("--rounds", 0)
         wait_for(lambda: "b" in self.seen(leader), "the standby")
         etcd.kill()
-        standby.wait_event("candidates.not_told")
+        standby.wait_event("candidates.update_failed")
         etcd = self.start_etcd()
         told = time.time()
         wait_for(lambda: self.seen(leader)["b"]["seen_unix_seconds"] > told, "the standby, seen after etcd came back")
@@ -317,7 +317,7 @@ class Fencing(StandbyTest):
         self.assertEqual(standby.post("/v1/job:resume")[0], 202)
         deposed = leader.wait_event("leader.deposed")
         self.assertIn("deposed", str(deposed["error"]))
-        leader.wait_event("server.becomes_standby")
+        leader.wait_event("server.demoted")
         leader.wait_ready()  # a free port again, so another one
         self.assertIn(leader.cluster()["leader"], ("b", ""))
         self.assertEqual(len(leader.events("checkpoint.written")), written)
@@ -422,7 +422,7 @@ class Steered(StandbyTest):
         b.wait_more_rounds(5)
         a.endpoints_file.unlink()
         a.send(signal.SIGCONT)
-        a.wait_event("server.becomes_standby")
+        a.wait_event("server.demoted")
         a.wait_ready()
         a.wait_cluster("its leader", lambda view: view["leader"] == "b")
         self.assertEqual(self.shown(a, "checkpoint.keep", "checkpoint.every_rounds"), [(4, "flag"), (200, "flag")])
@@ -516,7 +516,7 @@ class Usage(ClusterTest):
             (["--etcd.endpoints", "https://a:1", "--etcd.authority", "/nowhere"], "there is no file /nowhere"),
             (["--etcd.endpoints", "http://a"], "is no endpoint"),
             (["--etcd.endpoints", "http://a:1", "--cluster", "a/b"], "expected 1 to 128"),
-            (["--etcd.endpoints", "http://a:1", "--etcd.lease", "2500"], "whole seconds"),
+            (["--etcd.endpoints", "http://a:1", "--etcd.lease", "2500"], "use a multiple of 1000"),
         ):
             with self.subTest(arguments):
                 self.assert_status(self.launch_server(*arguments, name=f"bad{len(self.processes)}"), USAGE, text)

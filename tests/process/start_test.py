@@ -118,11 +118,11 @@ class Reaching(ClusterTest):
         with contextlib.closing(socket.socket()) as taken:  # so that no other test's program listens there meanwhile
             taken.bind(("127.0.0.1", 0))
             worker = self.worker(f"127.0.0.1:{taken.getsockname()[1]}", "w0", "--join-timeout", "1500")
-            self.assert_status(worker, FAILED, "gave up joining", "--join-timeout", "Connection refused")
-        retries = worker.events("server.unreachable")
+            self.assert_status(worker, FAILED, "could not join", "--join-timeout", "Connection refused")
+        retries = worker.events("server.connection_failed")
         self.assertGreaterEqual(len(retries), 3)
         self.assertGreater(retries[-1]["retry_ms"], retries[0]["retry_ms"])
-        self.assertIn("gave up", self.summary("w0")["error"])
+        self.assertIn("could not join", self.summary("w0")["error"])
 
     def test_worker_gives_up_on_a_server_that_greets_and_then_is_silent(self):
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
@@ -141,13 +141,13 @@ class Reaching(ClusterTest):
     def test_worker_joins_a_server_that_comes_later(self):
         port = free_port()
         worker = self.worker(f"127.0.0.1:{port}", "w0")
-        worker.wait_event("server.unreachable", why="refused")
+        worker.wait_event("server.connection_failed", why="refused")
         server = self.server("--rounds", "3", "--exit-when-finished", listen=f"127.0.0.1:{port}")
         self.assert_exit(DONE, worker, server)
 
     def test_worker_without_a_server_stops_on_sigterm(self):
         worker = self.worker(f"127.0.0.1:{free_port()}", "w0")
-        worker.wait_event("server.unreachable")
+        worker.wait_event("server.connection_failed")
         worker.send(signal.SIGTERM)
         self.assert_exit(DONE, worker)
 
@@ -238,7 +238,7 @@ class Admission(ClusterTest):
     def test_full_cluster_makes_a_worker_wait(self):
         server = self.trained_pair("--max-workers", "1")
         late = self.worker(server, "w1")
-        late.wait_event("server.unreachable", why="the cluster is full")
+        late.wait_event("server.connection_failed", why="the cluster is full")
         self.processes[1].send(signal.SIGTERM)
         server.wait_worker("w1", "active")
 
@@ -261,7 +261,7 @@ class Data(ClusterTest):
         return f"idx:{folder}"
 
     def test_empty_data_set(self):
-        self.assert_unfit("train-images-idx3-ubyte", "holds no samples", arguments=["--data", self.write_idx(0)], model="mlp:16-10")
+        self.assert_unfit("train-images-idx3-ubyte", "contains no samples", arguments=["--data", self.write_idx(0)], model="mlp:16-10")
 
     def test_missing_files(self):
         self.assert_unfit("/nowhere", "does not exist", arguments=["--data", "idx:/nowhere"], name="one")

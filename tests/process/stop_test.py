@@ -127,9 +127,9 @@ class Restart(StopTest):
         hold.write_text("")
         self.addCleanup(lambda: hold.unlink(missing_ok=True))
         begin = time.monotonic()
-        self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "kept": False}))
+        self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "saved": False}))
         server.wait_cluster("a pause", lambda view: view["state"] == "paused")
-        self.assertEqual(server.post("/v1/job:stop"), (202, {"action": "stop", "kept": False}))
+        self.assertEqual(server.post("/v1/job:stop"), (202, {"action": "stop", "saved": False}))
         self.assert_exit(DONE, worker)  # the stop is carried out meanwhile
         self.assertLess(time.monotonic() - begin, 9, "no answer waited for its deadline")
         self.assertTrue(server.is_running(), "its end waits for the disk")
@@ -165,7 +165,7 @@ class Pause(StopTest):
         server.wait_round(3)
         self.change(server, {"checkpoint.keep": 7, "lr": 0.125, "lease": "25s", "checkpoint.every_rounds": 50})
         self.change(server, {"checkpoint.every_rounds": 0})  # as it was: nothing to remember
-        self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "kept": True}))
+        self.assertEqual(server.post("/v1/job:pause"), (202, {"action": "pause", "saved": True}))
         paused = server.wait_cluster("a pause", lambda view: view["state"] == "paused")
         self.assertEqual(server.post("/v1/checkpoints")[0], 201)
         server.kill()
@@ -178,7 +178,7 @@ class Pause(StopTest):
         shown = {name: (settings[name]["value"], settings[name]["origin"]) for name in ("checkpoint.keep", "lease", "checkpoint.every_rounds")}
         self.assertEqual(shown, {"checkpoint.keep": (7, "rest"), "lease": (25000, "rest"), "checkpoint.every_rounds": (0, "default")})
         self.assertIn("operator.json", settings["checkpoint.keep"]["source"])
-        self.assertEqual(len(again.events("config.remembered")), 3)
+        self.assertEqual(len(again.events("config.restored")), 3)
         worker = self.worker(again, "w0")
         again.wait_worker("w0", "joining")
         self.assertEqual(again.cluster()["round"], paused["round"])
@@ -194,7 +194,7 @@ class Pause(StopTest):
         settings = third.get("/v1/config")
         self.assertEqual((settings["checkpoint.keep"]["value"], settings["checkpoint.keep"]["origin"]), (5, "flag"))
         self.assertEqual((settings["lease"]["value"], settings["lease"]["origin"]), (25000, "rest"))
-        self.assertIn("configured as 5", third.events("config.change_forgotten")[0]["why"])
+        self.assertIn("configured as 5", third.events("config.change_discarded")[0]["why"])
         third.kill()
         other = self.server("--checkpoint.keep", 4, run="other", name="other")
         self.assertEqual(other.get("/v1/config")["checkpoint.keep"]["value"], 4)
@@ -229,7 +229,7 @@ class Pause(StopTest):
         self.assertEqual(server.post("/v1/job:pause")[0], 202)
         server.kill()
         other = self.server("--resume", "--run-id", "other", name="other")
-        other.wait_event("operator.forgotten", run_id="r")
+        other.wait_event("operator.discarded", run_id="r")
         other.wait_cluster("no pause", lambda view: view["state"] == "waiting")
 
 
@@ -253,7 +253,7 @@ class OtherJobs(StopTest):
         self.assert_stopped(same)
         same.kill()
         other = self.server("--resume", "--run-id", "other", name="other")
-        other.wait_event("job.stop_forgotten", why="another job")
+        other.wait_event("job.stop_discarded", why="another job")
         self.assert_begins(other)
         self.stop(self.server("--resume", name="third"))
         self.assert_begins(self.server(name="afresh"))  # without resume: a new run

@@ -193,7 +193,7 @@ class Clients(TlsTest):
         server = self.server(*self.issue("server", "DNS:elsewhere.example"), "--api.tls")
         plain = self.server(run="plain", name="plain")
         worker = self.worker(server, "w0", *self.trust, *self.issue("w0"), "--tls.server-name", "elsewhere.example", "--metrics.listen", "127.0.0.1:0", "--metrics.tls")
-        metrics = worker.wait_event("worker.metrics_listening")["endpoint"]
+        metrics = worker.wait_event("worker.metrics_opened")["endpoint"]
         server.wait_event("member.joined")
         port = server.api.rsplit(":", 1)[1]
         for where in (f"{server.api}/healthz", f"localhost:{port}/readyz", f"{plain.api}/healthz", f"{metrics}/healthz"):
@@ -235,7 +235,7 @@ class Clients(TlsTest):
 
         (verdict, found), *others = certificates()
         self.assertEqual((verdict, others), ("warning", []))
-        self.assertIn("worker short: the one it joined with holds until ", found)
+        self.assertIn("worker short: the one it joined with is valid until ", found)
         server.post(f"/v1/workers/{server.workers('short')[0]['member']}:drain")
         server.wait_worker("short", "left")
         self.assertEqual(server.workers("short")[0]["certificate_expires_unix_seconds"], None)
@@ -251,7 +251,7 @@ class Clients(TlsTest):
     def test_metrics_of_a_worker_by_https(self):
         server = self.server("--min-workers", "1")
         worker = self.worker(server, "w0", *self.issue("worker"), "--metrics.listen", "127.0.0.1:0", "--metrics.tls")
-        where = worker.wait_event("worker.metrics_listening")["endpoint"]
+        where = worker.wait_event("worker.metrics_opened")["endpoint"]
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
         for _ in range(2):

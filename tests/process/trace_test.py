@@ -105,7 +105,7 @@ class Trace(ClusterTest):
 
     def test_ctl_tells_what_devices_wait_for(self):
         server, (first, _) = self.cluster()
-        where = first.wait_event("worker.metrics_listening")["endpoint"]
+        where = first.wait_event("worker.metrics_opened")["endpoint"]
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{where}/v1/trace", timeout=20) as reply:
             self.assertIn("cpu:0", lanes(json.loads(reply.read())["traceEvents"]))
         out = self.folder / "all.json"
@@ -167,7 +167,7 @@ class Trace(ClusterTest):
             gpus = {"LD_LIBRARY_PATH": str(self.folder)}
         server = self.server("--epochs", "1000000", "--trace.file", self.folder / "server.json")
         worker = self.worker(server, "w0", "--metrics.listen", "127.0.0.1:0", environment=gpus)
-        where = worker.wait_event("worker.metrics_listening")["endpoint"]
+        where = worker.wait_event("worker.metrics_opened")["endpoint"]
         server.wait_cluster("two epochs", lambda cluster: cluster["epoch"] >= 2)
 
         def rows():
@@ -238,7 +238,7 @@ class Trace(ClusterTest):
             file.write_text(whole[:cut])
             done = self.ctl("--output", "json", "trace", "--from", file)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("made.json ends in half a line", done.stderr)
+            self.assertIn("made.json ends in an incomplete line", done.stderr)
             found = {row["lane"]: row["spans"] for row in json.loads(done.stdout)}
             self.assertEqual(found["loop"], 1 if cut == whole.rindex(",\n") + 1 else 2)
         file.write_text(whole + "\n]\n")

@@ -77,7 +77,7 @@ class Repeating(ClusterTest):
 
     def test_wrong_schedule_is_named(self):
         server = self.launch_server("--lr-schedule", "cosine:rounds=0")
-        self.assert_status(server, USAGE, 'field "rounds" is "0", expected a whole number, at least 1')
+        self.assert_status(server, USAGE, 'field "rounds" is "0", expected an integer, at least 1')
 
     def test_other_seed_gives_other_bytes(self):
         self.assertNotEqual(self.train("one", "--seed", 1), self.train("two", "--seed", 2))

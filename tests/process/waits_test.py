@@ -32,7 +32,7 @@ class Waits(ClusterTest):
             return waits if rounds == {name} else None
 
         waits = wait_for(settled, f"the round waits for {name} alone")
-        said = workers[other].wait_event("round.waits", why=f"waits for {name}")
+        said = workers[other].wait_event("round.stalled", why=f"waits for {name}")
         self.assertNotIn(f"waits for {other}", said["why"])
         return waits
 
@@ -60,7 +60,7 @@ class Waits(ClusterTest):
                 server.wait_more_rounds(3)
         self.assertRegex(what[0], r"from chunk [0-9]+ of round [0-9]+, fragment [12] of 2 on")
         self.assertNotIn("w1", {for_whom for _, for_whom, _ in self.waits(server)})
-        workers["w1"].wait_event("round.waits", why="worker w1 waits for w0: credit: ")
+        workers["w1"].wait_event("round.stalled", why="worker w1 waits for w0: credit: ")
         self.end(server, workers, "w0")
 
     def test_the_last_in_the_order_is_named_too(self):
@@ -73,7 +73,7 @@ class Waits(ClusterTest):
 
         why = wait_for(told, "how many are missing")[0]
         self.assertRegex(why, r"; the round has 1 of the 2 contributions that it needs, of 2 workers, last heard [0-9]+ ms ago$")
-        said = workers["w0"].wait_event("round.waits", why="; the round has 1 of the 2 contributions")["why"]
+        said = workers["w0"].wait_event("round.stalled", why="; the round has 1 of the 2 contributions")["why"]
         self.assertRegex(said, r"last heard [0-9]+ ms ago")
         self.end(server, workers, "w1")
 

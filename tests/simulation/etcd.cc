@@ -40,7 +40,7 @@ class SimulatedEtcdClient final : public Etcd {
     CENTROID_CO_TRY(co_await travel());
     co_return lease;
   }
-  Task<Result<Lease>> look(std::int64_t id) override {
+  Task<Result<Lease>> time_to_live(std::int64_t id) override {
     CENTROID_CO_TRY(co_await travel());
     Lease lease;
     lease.id = id;

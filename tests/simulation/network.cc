@@ -242,7 +242,7 @@ class SimulatedTransport final : public transport::Transport {
     if (arrives >= deadline)
       co_return Error(ErrorCode::kDeadlineExceeded, where + ": no answer in time");
     std::unique_ptr<Network::Half> half = network_.connect(endpoint, options_.stall_timeout);
-    if (!half) co_return Error(ErrorCode::kUnavailable, where + ": refused, nobody listens there");
+    if (!half) co_return Error(ErrorCode::kUnavailable, where + ": refused, no listener");
     auto stream = std::make_unique<Stream>(executor_, std::move(*half));
     std::unique_ptr<Connection> made =
         std::make_unique<transport::FramedConnection>(std::move(stream), options_);

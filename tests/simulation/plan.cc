@@ -34,10 +34,10 @@ Plan Plan::draw(std::uint64_t seed) {
 }
 
 Ledger::Rule Plan::rule() const {
-  const bool is_whole =
+  const bool is_complete =
       policy == "bsp" || policy.starts_with("backup") || policy.starts_with("quorum");
   const bool is_exact =
-      is_whole && late == "drop" && codec == "f32" && codec_down == "f32" && optimizer == "sgd";
+      is_complete && late == "drop" && codec == "f32" && codec_down == "f32" && optimizer == "sgd";
   if (!is_exact) return Ledger::Rule::kReplicas;
   return policy == "bsp" ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
 }

@@ -169,7 +169,7 @@ bool TestServer::wait_until(const std::function<bool(const server::ClusterView&)
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while (std::chrono::steady_clock::now() < deadline) {
     if (condition(view())) return true;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lint-ok: a poll, under a deadline
   }
   return false;
 }
@@ -222,7 +222,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   memory.begin_local = [&](const worker::LocalTerms& terms, const ChunkPlan& plan) {
     return local->begin(terms, plan);
   };
-  if (!spec.state_dir.empty()) memory.keep_local = [&](Round round) { return local->keep(round); };
+  if (!spec.state_dir.empty()) memory.save_local = [&](Round round) { return local->keep(round); };
   if (spec.custom && spec.custom->residual)
     memory.device_residual = [&](const std::string& codec, const ChunkPlan& plan) {
       return spec.custom->residual(*group, codec, plan);

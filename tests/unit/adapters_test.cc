@@ -243,7 +243,7 @@ TEST(Adapters, OfAnotherModelAreRefused) {
   with("\"LORA\"", "\"IA3\"");
   EXPECT_THAT(refusal(lora, 77), HasSubstr("peft_type is not LORA"));
   with("\"r\": 2", "\"r\": 2.5");
-  EXPECT_THAT(refusal(lora, 77), HasSubstr("whole number"));
+  EXPECT_THAT(refusal(lora, 77), HasSubstr("integer"));
   with("\"bias\"", "\"use_dora\": false, \"rank_pattern\": {}, \"bias\"");
   EXPECT_EQ(refusal(lora, 77), "ok");
   Manifest more = config.trained();
@@ -349,7 +349,7 @@ TEST_F(MergeTest, WhatCannotBeMergedIsNamed) {
   const auto numbers = random_floats(head, 1);
   write(folder.file("head.safetensors"), head, std::as_bytes(std::span(numbers)));
   EXPECT_THAT(merge("out.safetensors", {}, "head.safetensors"),
-              FailsWith(ErrorCode::kInvalidArgument, HasSubstr("holds no matrix blocks.0.")));
+              FailsWith(ErrorCode::kInvalidArgument, HasSubstr("contains no matrix blocks.0.")));
   const std::string json = text_of(folder.file("lora/adapter_config.json"));
   const auto refused = [&](const std::string& what, const std::string& with) {
     replace("lora/adapter_config.json", what, with);

@@ -124,7 +124,7 @@ TEST(Aggregator, WhatWaitsInTheOrderOfTheSumNamesTheRankWhoseTurnItIs) {
   EXPECT_EQ(queued(1).behind, Ranks{});
   EXPECT_EQ(queued(2).behind, Ranks{1});
   f.held.clear();
-  f.aggregator->retry_held();
+  f.aggregator->retry_blocked();
   f.aggregator->absent(1);
   EXPECT_EQ(queued(1).bytes, 0u);
   EXPECT_EQ(queued(2).bytes, 0u);
@@ -255,7 +255,7 @@ TEST(Aggregator, AChunkThatIsStillBeingReadIsWrittenLater) {
   ASSERT_TRUE(f.offer(1, 0, 1, all[1]).ok());
   EXPECT_EQ(f.sum[0], -1.0f);
   f.held.clear();
-  f.aggregator->retry_held();
+  f.aggregator->retry_blocked();
   EXPECT_EQ(f.complete.size(), 1u);
   EXPECT_EQ(f.sum[3], all[0][3] + all[1][3]);
 }
@@ -393,7 +393,7 @@ TEST(RobustAggregator, AResultThatIsStillReadHoldsUpTheNext) {
   for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
   EXPECT_TRUE(f.complete.empty());
   f.held.clear();
-  f.aggregator->retry_held();
+  f.aggregator->retry_blocked();
   EXPECT_EQ(f.complete.size(), 1u);
 }
 

@@ -10,6 +10,7 @@
 #include "common/async/io_thread.h"
 #include "common/async/task.h"
 #include "common/async/task_group.h"
+#include "common/async/until.h"
 
 namespace centroid {
 namespace {
@@ -229,6 +230,50 @@ Task<void> two_rounds() {
   EXPECT_FALSE(came);
 }
 TEST(Event, ANotificationIsNotKept) { run(two_rounds()); }
+
+Task<void> await_three(Event& event, const int& count, Deadline deadline, int& asked, int& came) {
+  const auto is_three = [&count, &asked] {
+    ++asked;
+    return count == 3;
+  };
+  const bool is_true = co_await until(event, is_three, deadline);
+  came = is_true ? 1 : -1;
+}
+
+Task<void> until_three() {
+  Event event(co_await asio::this_coro::executor);
+  TaskGroup group(co_await asio::this_coro::executor);
+  int count = 0;
+  int asked = 0;
+  int came = 0;
+  group.spawn(await_three(event, count, TimePoint::max(), asked, came));
+  for (int times = 1; times <= 3; ++times) {
+    for (int i = 0; i < 5; ++i) co_await pass();
+    EXPECT_EQ(asked, times) << "once at first, then after each notification";
+    EXPECT_EQ(came, 0);
+    if (times < 3) event.notify_all();
+  }
+  count = 3;
+  event.notify_all();
+  co_await group.join();
+  EXPECT_EQ(came, 1);
+  group.spawn(await_three(event, count, in(-1ms), asked, came));
+  co_await group.join();
+  EXPECT_EQ(came, 1) << "true at once, whatever the deadline";
+  count = 0;
+  group.spawn(await_three(event, count, in(1ms), asked, came));
+  co_await group.join();
+  EXPECT_EQ(came, -1);
+  came = 0;
+  group.spawn(await_three(event, count, TimePoint::max(), asked, came));
+  for (int i = 0; i < 5; ++i) co_await pass();
+  group.cancel();
+  co_await group.join();
+  EXPECT_EQ(came, -1);
+}
+TEST(Until, EndsWhenTheConditionIsTrueTheDeadlinePassesOrTheWaiterIsCancelled) {
+  run(until_three());
+}
 
 // A type without a default, as Result is.
 Task<void> run_elsewhere(Executor pool) {

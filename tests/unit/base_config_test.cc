@@ -207,9 +207,9 @@ TEST_F(Config, BadJsonNamesLineAndColumn) {
   EXPECT_THAT(text_problem(R"({"rate": 1e999})"), HasSubstr("run.json:1:"));
   EXPECT_THAT(text_problem("{} {}"), HasSubstr("run.json:1:4"));
   EXPECT_THAT(text_problem("{\"offset\": 1,\n\"offset\": 2}"),
-              HasSubstr("run.json:2: offset is given twice, first in line 1"));
+              HasSubstr("run.json:2: offset is set twice, first in line 1"));
   EXPECT_THAT(text_problem("{\"checkpoint\": {\"bytes\": 1},\n\"checkpoint.bytes\": 2}"),
-              HasSubstr("given twice"));
+              HasSubstr("set twice"));
 }
 
 TEST_F(Config, GroupsAreObjectsAndMayBeEmpty) {
@@ -325,7 +325,7 @@ TEST(ConfigHelp, ListsBasicFieldsAndAllOfThemOnDemand) {
 
 TEST_F(Config, AMissingConfigFileIsAProblem) {
   EXPECT_THAT(problem({"--config", "/nowhere.json"}), HasSubstr("/nowhere.json"));
-  EXPECT_THAT(problem({"--config", "/nowhere", "--config", "/nowhere"}), HasSubstr("given twice"));
+  EXPECT_THAT(problem({"--config", "/nowhere", "--config", "/nowhere"}), HasSubstr("set twice"));
 }
 
 TEST_F(Config, TwoFieldsOfOneNameAbort) {

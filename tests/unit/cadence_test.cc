@@ -176,10 +176,10 @@ TEST(Cadence, ANudgeReachesTheNextPlanAndNeverGoesUp) {
 TEST(Cadence, HeldGrowthStaysHeld) {
   Cadence cadence(of(10));
   cadence.worked(kTwo[0], 10, 1.0);
-  cadence.hold_growth(true);
+  cadence.pause_growth(true);
   cadence.exchanged(0.5);
   EXPECT_EQ(cadence.anchor(), 10u);
-  cadence.hold_growth(false);
+  cadence.pause_growth(false);
   cadence.exchanged(0.5);
   EXPECT_EQ(cadence.anchor(), 50u);
 }
@@ -242,9 +242,9 @@ TEST(Cadence, RoundsAreAsLongAsBeforeWhenASlowMemberRecovers) {
   EXPECT_THAT(work(1), ElementsAre(40, 40));
 
   ASSERT_THAT(work(9), ElementsAre(90, 10));
-  cadence.hold_growth(true);  // that they drift apart holds them where they are
+  cadence.pause_growth(true);  // that they drift apart holds them where they are
   EXPECT_THAT(work(1), ElementsAre(10, 10));
-  cadence.hold_growth(false);
+  cadence.pause_growth(false);
   EXPECT_THAT(work(1), ElementsAre(40, 40));
 }
 

@@ -275,8 +275,8 @@ TEST_F(Checkpoints, DamagedOnesAreRefusedAndTheOlderOffered) {
   std::string flipped = model;
   flipped.back() = static_cast<char>(flipped.back() ^ 1);
   refuses("model.safetensors", flipped, "CRC-32C differs");
-  refuses("model.safetensors", model.substr(0, model.size() - 1), "manifest.json says");
-  refuses("model.safetensors", model + "x", "manifest.json says");
+  refuses("model.safetensors", model.substr(0, model.size() - 1), "manifest.json expects");
+  refuses("model.safetensors", model + "x", "manifest.json expects");
   refuses("manifest.json", "", "not a JSON object");
   refuses("manifest.json", manifest.substr(0, manifest.size() / 2), "not a JSON object");
   refuses("manifest.json", replaced(manifest, "4000", "4001"), "altered");

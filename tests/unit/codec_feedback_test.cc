@@ -276,7 +276,7 @@ TEST(ErrorFeedback, APromiseThatIsKeptIsNotUndone) {
   Feedback f("topk:0.1");
   f.send(f.gradient(1), 1);
   f.feedback->commit_promised();
-  f.feedback->promise_kept();
+  f.feedback->confirm_promised();
   const auto left = f.residual();
   f.feedback->undo_promised();
   EXPECT_TRUE(same_bits(f.residual(), left));

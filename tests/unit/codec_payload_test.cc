@@ -162,7 +162,7 @@ TEST(TopkCodec, PayloadsAreAsShortAsTheBarsSay) {
   for (float& v : x) v = static_cast<float>(random.normal());
   const auto each = [&](const std::string& spec) {
     return static_cast<double>(encoded(spec, x).size()) /
-           static_cast<double>(CodecSpec::parse(spec).value().ratio.kept(x.size()));
+           static_cast<double>(CodecSpec::parse(spec).value().ratio.count_of(x.size()));
   };
   EXPECT_LE(each("topk:0.01"), 5.04);
   EXPECT_LE(each("topk:0.01,values=bf16"), 3.05);
@@ -447,7 +447,7 @@ TEST(Payload, ScalesAndBitsOfSignAreChecked) {
   EXPECT_THAT(refusal("sign", bad, 300), HasSubstr("scale of block 1"));
   bad = good;
   bad.back() |= std::byte{0x10};
-  EXPECT_THAT(refusal("sign", bad, 300), HasSubstr("bits behind the last number"));
+  EXPECT_THAT(refusal("sign", bad, 300), HasSubstr("bits after the last number"));
   bad = good;
   bad[0] = std::byte{0x13};
   EXPECT_THAT(refusal("sign", bad, 300), HasSubstr("form 19"));

@@ -54,7 +54,7 @@ TEST(CodecSpec, ErrorsNameWhatIsWrong) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "name is empty"},
       {":block=64", "name is empty"},
-      {"f31", "name \"f31\" is unknown; known are f32, bf16, f16, int8, topk, sign"},
+      {"f31", "name \"f31\" is unknown; expected one of f32, bf16, f16, int8, topk, sign"},
       {"F32", "\"F32\" is unknown"},
       {"f32 ", "\"f32 \" is unknown"},
       {"f32:", "field \"\" is not field=value"},
@@ -72,7 +72,7 @@ TEST(CodecSpec, ErrorsNameWhatIsWrong) {
       {"topk:0.0000000001", "at most nine decimals"},
       {"topk:values=int8", "ratio \"values=int8\""},
       {"topk:0.01,values=int4", "field \"values\" is \"int4\", expected f32, bf16 or int8"},
-      {"topk:0.01,values=int8,values=int8", "field \"values\" stands twice"},
+      {"topk:0.01,values=int8,values=int8", "field \"values\" appears twice"},
       {"topk:0.01,", "field \"\" is not field=value"},
       {"topk:0.01,momentum=1", "field \"momentum\" is \"1\", expected at least 0 and less than 1"},
       {"topk:0.01,momentum=nan", "field \"momentum\" is \"nan\""},

@@ -25,8 +25,8 @@ TEST(TopkSlow, MoreThanFiftyThousandCasesGiveTheReference) {
       const auto x = topk_cases::numbers(distribution, n, random.next());
       const auto order = topk_cases::order_of(x);
       for (const std::uint64_t k :
-           {std::uint64_t{1}, KeepRatio{1'000'000}.kept(n), KeepRatio{10'000'000}.kept(n),
-            KeepRatio{100'000'000}.kept(n), 1 + random.below(n), std::uint64_t{n}}) {
+           {std::uint64_t{1}, KeepRatio{1'000'000}.count_of(n), KeepRatio{10'000'000}.count_of(n),
+            KeepRatio{100'000'000}.count_of(n), 1 + random.below(n), std::uint64_t{n}}) {
         const auto expected = topk_cases::reference(x, order, k);
         for (const topk::Kernels* kernels : topk::runnable_kernels()) {
           for (const bool fused : {false, true}) {

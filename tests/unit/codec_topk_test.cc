@@ -20,10 +20,10 @@ constexpr std::uint64_t kSeed = 20;
 
 std::vector<std::uint64_t> counts_of(std::size_t n) {
   return {1,
-          KeepRatio{1'000'000}.kept(n),
-          KeepRatio{10'000'000}.kept(n),
-          KeepRatio{100'000'000}.kept(n),
-          KeepRatio{500'000'000}.kept(n),
+          KeepRatio{1'000'000}.count_of(n),
+          KeepRatio{10'000'000}.count_of(n),
+          KeepRatio{100'000'000}.count_of(n),
+          KeepRatio{500'000'000}.count_of(n),
           n};
 }
 
@@ -61,13 +61,13 @@ TEST(Topk, EveryWayGivesTheReferenceOnEveryDistribution) {
 
 TEST(Topk, SixteenMillionAndOneElementsKeepAllAtRatioOne) {
   const std::size_t n = 16'777'217;
-  EXPECT_EQ(KeepRatio{1'000'000'000}.kept(n), n);
-  EXPECT_EQ(KeepRatio{0}.kept(n), 1u);
-  EXPECT_EQ(KeepRatio{1}.kept(0), 0u);
-  EXPECT_EQ(KeepRatio{500'000'000}.kept(3), 2u);
-  EXPECT_EQ(KeepRatio{10'000'000}.kept(100), 1u);
-  EXPECT_EQ(KeepRatio{10'000'000}.kept(101), 2u);
-  EXPECT_EQ(KeepRatio{999'999'999}.kept(std::uint64_t{1} << 62),
+  EXPECT_EQ(KeepRatio{1'000'000'000}.count_of(n), n);
+  EXPECT_EQ(KeepRatio{0}.count_of(n), 1u);
+  EXPECT_EQ(KeepRatio{1}.count_of(0), 0u);
+  EXPECT_EQ(KeepRatio{500'000'000}.count_of(3), 2u);
+  EXPECT_EQ(KeepRatio{10'000'000}.count_of(100), 1u);
+  EXPECT_EQ(KeepRatio{10'000'000}.count_of(101), 2u);
+  EXPECT_EQ(KeepRatio{999'999'999}.count_of(std::uint64_t{1} << 62),
             (std::uint64_t{1} << 62) - (std::uint64_t{1} << 62) / 1'000'000'000);
 }
 

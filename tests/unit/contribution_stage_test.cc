@@ -25,9 +25,9 @@ struct Fixture {
 TEST(StagedContribution, IsAddedOnlyAsAWhole) {
   Fixture f;
   ASSERT_TRUE(f.put(1, 3, 3).ok());
-  EXPECT_FALSE(f.staged.is_whole());
+  EXPECT_FALSE(f.staged.is_complete());
   ASSERT_TRUE(f.put(0, 3, 1).ok());
-  EXPECT_TRUE(f.staged.is_whole());
+  EXPECT_TRUE(f.staged.is_complete());
   EXPECT_EQ(f.staged.weight(), 3);
   EXPECT_EQ(f.staged.bytes(), 32 * sizeof(float));
   std::vector<float> sum(16, 10);
@@ -42,7 +42,7 @@ TEST(StagedContribution, IsAddedOnlyAsAWhole) {
 TEST(StagedContribution, WhatCannotBeAddedIsRefusedWhenItComes) {
   Fixture f;
   ASSERT_TRUE(f.put(0, 3, 1).ok());
-  EXPECT_THAT(f.put(0, 3, 1).error().message(), HasSubstr("came twice"));
+  EXPECT_THAT(f.put(0, 3, 1).error().message(), HasSubstr("arrived twice"));
   EXPECT_THAT(f.put(7, 3, 1).error().message(), HasSubstr("does not exist"));
   EXPECT_THAT(f.put(1, 4, 1).error().message(), HasSubstr("weight changed"));
   EXPECT_FALSE(f.put(1, 3, 1, 15).ok()) << "a payload of the wrong length";

@@ -404,7 +404,7 @@ TEST(Metrics, WeighBySamples) {
   // What an epoch says of the two: 60 and 40 batches of 32 samples in a second each.
   EpochTallies epochs;
   const auto told = [](const char* worker, std::uint64_t begin, std::uint64_t batches) {
-    return ToldShare{
+    return ReportedShare{
         .part = {.epoch = 0, .begin = begin, .end = begin + 32 * batches},
         .worker = worker,
         .devices = 1,
@@ -412,7 +412,7 @@ TEST(Metrics, WeighBySamples) {
         .tally = {.loss_sum = 0.5 * static_cast<double>(32 * batches), .samples = 32 * batches}};
   };
   epochs.add(told("a", 0, 30), 3200, 1), epochs.add(told("b", 30 * 32, 40), 3200, 2);
-  ToldShare rest = told("a", 70 * 32, 30);
+  ReportedShare rest = told("a", 70 * 32, 30);
   rest.compute_seconds = 0;
   epochs.add(rest, 3200, 3);
   EXPECT_EQ(epochs.end(0, 9), nullptr);
@@ -425,7 +425,7 @@ TEST(Metrics, WeighBySamples) {
   EXPECT_DOUBLE_EQ(over->share_of(b), 0.4);
   EXPECT_EQ(a.contributions, 2u);
   EXPECT_EQ(over->trained, 3200u);
-  EXPECT_EQ(over->begun_unix_seconds, 1);
+  EXPECT_EQ(over->start_unix_seconds, 1);
   EXPECT_DOUBLE_EQ(over->all.loss(), 0.5);
 
   // And what the next shares are made of.
@@ -445,11 +445,11 @@ TEST(Metrics, WeighBySamples) {
 /// one after the other, and come again after a job has gone back.
 TEST(Metrics, AnEpochHasWhatItsOwnSharesTold) {
   EpochTallies epochs;
-  ToldShare both{.part = {.epoch = 4, .begin = 8, .end = 12},  // of 10
-                 .worker = "a",
-                 .devices = 2,
-                 .compute_seconds = 4,
-                 .tally = {.loss_sum = 8, .samples = 5, .correct = 3, .steps = 2}};
+  ReportedShare both{.part = {.epoch = 4, .begin = 8, .end = 12},  // of 10
+                     .worker = "a",
+                     .devices = 2,
+                     .compute_seconds = 4,
+                     .tally = {.loss_sum = 8, .samples = 5, .correct = 3, .steps = 2}};
   ASSERT_TRUE(both.tally.scalars.record("s", 7).ok());
   epochs.add(both, 10, 1);
   epochs.add({.part = {.epoch = 4, .begin = 15, .end = 20},  // wholly of the next
@@ -481,7 +481,7 @@ TEST(Metrics, AnEpochHasWhatItsOwnSharesTold) {
   EXPECT_EQ(epochs.end(6, 9), nullptr);
 
   epochs.add(both, 10, 5);
-  epochs.forget_open();
+  epochs.drop_open();
   EXPECT_EQ(epochs.end(9, 9), nullptr);
   epochs.add(both, 10, 5);
   over = epochs.end(5, 9);
@@ -533,7 +533,7 @@ TEST(Control, NumbersOfCadenceAndGuard) {
   for (int round = 1; round <= 5; ++round) {
     sync.contributed(kA, {.steps = 1, .compute_seconds = 1, .divergence = 0.1 * round});
     sync.round_over();
-    EXPECT_FALSE(sync.holds_growth());
+    EXPECT_FALSE(sync.pauses_growth());
   }
   EXPECT_EQ(sync.nudges(), 0u);
   EXPECT_EQ(Overshoot::fixed(7).steps(), 7u);

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "server/coordinate/reported_steps.h"
 #include "server/coordinate/returned_shares.h"
-#include "server/coordinate/steps_told.h"
 
 namespace centroid::server {
 namespace {
@@ -146,7 +146,7 @@ TEST(Coordinator, ParametersThatDriftApartShortenTheRounds) {
           member,
           {.steps = 40, .compute_seconds = 1, .exchange_seconds = 0.01, .divergence = divergence});
     coordinator.round_over();
-    EXPECT_EQ(coordinator.holds_growth(), round >= 2);
+    EXPECT_EQ(coordinator.pauses_growth(), round >= 2);
   }
   EXPECT_EQ(coordinator.nudges(), 1u);
   EXPECT_THAT(coordinator.plan(members), ElementsAre(20, 20));
@@ -172,14 +172,14 @@ TEST(Coordinator, FragmentsAreComparedEachWithItself) {
   };
   for (int i = 0; i < 10; ++i) turn(0);
   EXPECT_EQ(coordinator.nudges(), 0u);
-  EXPECT_FALSE(coordinator.holds_growth());
+  EXPECT_FALSE(coordinator.pauses_growth());
   EXPECT_DOUBLE_EQ(coordinator.divergence(), 0.09);
   for (int i = 1; i <= 3; ++i) turn(0.001 * i);
   EXPECT_EQ(coordinator.nudges(), 1u);
   EXPECT_EQ(coordinator.cadence().anchor(), 20u);
   for (int i = 0; i < 4; ++i) turn(0.003);
   EXPECT_EQ(coordinator.nudges(), 1u);
-  EXPECT_FALSE(coordinator.holds_growth());
+  EXPECT_FALSE(coordinator.pauses_growth());
 }
 
 /// With asp a round is one contribution: the next one's member is another, and no growth of this.
@@ -199,7 +199,7 @@ TEST(Coordinator, MembersAreComparedWhenAllHaveTold) {
   };
   for (int i = 0; i < 50; ++i) turn(0);
   EXPECT_EQ(coordinator.nudges(), 0u);
-  EXPECT_FALSE(coordinator.holds_growth());
+  EXPECT_FALSE(coordinator.pauses_growth());
   for (int i = 1; i <= 5; ++i) turn(0.001 * i, false);
   EXPECT_EQ(coordinator.nudges(), 1u);
   EXPECT_EQ(coordinator.cadence().anchor(), 20u);
@@ -211,7 +211,7 @@ TEST(Coordinator, MembersAreComparedWhenAllHaveTold) {
       joining.round_over();
     }
   EXPECT_EQ(joining.nudges(), 0u);
-  EXPECT_FALSE(joining.holds_growth());
+  EXPECT_FALSE(joining.pauses_growth());
 }
 
 /// Nobody is waited for without end.
@@ -245,7 +245,7 @@ TEST(Coordinator, WhoTellsSeldomHidesNoGrowth) {
       continue;
     }
     EXPECT_EQ(coordinator.nudges(), 0u);
-    EXPECT_FALSE(coordinator.holds_growth());
+    EXPECT_FALSE(coordinator.pauses_growth());
   }
 }
 
@@ -492,16 +492,16 @@ TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
 
 /// Of a share of 4 steps, 2 of them behind the contribution, that tells of 2: half the pace
 /// otherwise, and half as many steps for it. From then on each tells of as many as a share has.
-TEST(StepsTold, SevenAndFourLessFiveAndThreeAreTwoAndOne) {
-  StepsTold first, second;
+TEST(ReportedSteps, SevenAndFourLessFiveAndThreeAreTwoAndOne) {
+  ReportedSteps first, second;
   EXPECT_EQ(first.contributed(7, 2, true), 5);
   EXPECT_EQ(second.contributed(4, 1, true), 3);
   EXPECT_EQ(first.contributed(1, 0, true), 1 + 2);
   EXPECT_EQ(second.contributed(1, 0, true), 1 + 1);
 }
 
-TEST(StepsTold, StepsBehindAContributionAreOfTheNext) {
-  StepsTold steps;
+TEST(ReportedSteps, StepsBehindAContributionAreOfTheNext) {
+  ReportedSteps steps;
   EXPECT_EQ(steps.contributed(4, 2, false), 2);
   EXPECT_EQ(steps.contributed(10, 2, true), 10);
   EXPECT_EQ(steps.contributed(7, 2, false), 5);  // the round before came to nothing
@@ -513,7 +513,7 @@ TEST(StepsTold, StepsBehindAContributionAreOfTheNext) {
                    4 + 2.5 / 3);  // the last round has nothing behind it
 
   Coordinator coordinator(tuned(10));
-  StepsTold probe;
+  ReportedSteps probe;
   coordinator.contributed(MemberId(1),
                           {.steps = probe.contributed(4, 2, false), .compute_seconds = 2 * 0.5});
   EXPECT_DOUBLE_EQ(coordinator.cadence().seconds_per_step(MemberId(1)), 0.5);

@@ -142,7 +142,7 @@ TEST(LoadText, ReadsFilesAndFoldersInOrderAndSaysWhatIsMissing) {
   EXPECT_EQ(load_data(options)->train.vocabulary, 258U);
   options.vocabulary_file.clear();
   options.spec = "text:" + folder.file("none");
-  EXPECT_THAT(load_data(options), FailsWith(ErrorCode::kNotFound, HasSubstr("give files")));
+  EXPECT_THAT(load_data(options), FailsWith(ErrorCode::kNotFound, HasSubstr("name files")));
   options.spec = "text:" + folder.path();
   options.context = 0;
   EXPECT_THAT(load_data(options),
@@ -151,7 +151,7 @@ TEST(LoadText, ReadsFilesAndFoldersInOrderAndSaysWhatIsMissing) {
   std::filesystem::create_directory(folder.file("empty"));
   options.spec = "text:" + folder.file("empty");
   EXPECT_THAT(load_data(options),
-              FailsWith(ErrorCode::kFailedPrecondition, HasSubstr("holds no files")));
+              FailsWith(ErrorCode::kFailedPrecondition, HasSubstr("contains no files")));
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ struct Sender {
     if (!on_device) return;
     const auto at = group->device_gradient();
     feedback->use_device(make_device_residual(codec, plan, at.gradient, *at.device).value());
-    group->leave_gradient();
+    group->keep_gradient_on_device();
   }
   std::unique_ptr<ReplicaGroup> group;
   std::unique_ptr<ErrorFeedback> feedback;  // goes first: it uses the device

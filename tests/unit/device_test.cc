@@ -105,7 +105,7 @@ TEST(HostMemory, OfACpuIsPlainAndNothingIsKept) {
     EXPECT_EQ(a.size(), 100U);
     EXPECT_EQ(memory.use().pinned, 0U);
   }
-  EXPECT_EQ(memory.use().kept, 0U);
+  EXPECT_EQ(memory.use().unused, 0U);
   EXPECT_EQ(memory.use().refused, 0U);
   EXPECT_THROW((void)memory.take(std::numeric_limits<std::size_t>::max()), std::bad_alloc);
 }

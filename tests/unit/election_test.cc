@@ -15,7 +15,7 @@ namespace centroid::server {
 namespace {
 
 using std::chrono::milliseconds;
-using Ask = Election::Ask;
+using Call = Election::Call;
 using Role = Election::Role;
 
 constexpr milliseconds kTtl{3000};
@@ -43,18 +43,18 @@ struct Etcd {
   }
   std::optional<Election::Reply> serve(const Election::Request& request, TimePoint now) {
     Election::Reply reply;
-    if (request.ask == Ask::kGrant) {
+    if (request.call == Call::kGrant) {
       leases.push_back({++last_lease, now + kTtl});
       reply.lease = last_lease;
       reply.ttl = kTtl;
       return reply;
     }
     Lease* const lease = request.lease == 0 ? nullptr : find(request.lease);
-    if (request.ask == Ask::kAcquire && !holder) {
+    if (request.call == Call::kAcquire && !holder) {
       if (lease == nullptr) return std::nullopt;  // etcd refuses: no such lease
       holder = Holder{.value = "", .term = ++revision, .lease = request.lease};
     }
-    if (request.ask == Ask::kRenew) {
+    if (request.call == Call::kRenew) {
       if (lease == nullptr) return reply;
       lease->ends = now + kTtl;
       reply.ttl = kTtl;
@@ -93,7 +93,7 @@ TEST(Election, WithoutRenewalALeaderStopsBeforeItsLeaseEndsInEtcd) {
   Election a = make_election();
   step(a, etcd, kStart);
   EXPECT_EQ(a.role(a.acts_until() - milliseconds(1)), Role::kLeader);
-  EXPECT_EQ(a.role(a.acts_until()), Role::kHeld);
+  EXPECT_EQ(a.role(a.acts_until()), Role::kSuspended);
   EXPECT_LT(a.acts_until(), etcd.leases.back().ends);
 }
 
@@ -103,7 +103,7 @@ TEST(Election, ALeaderThatCouldNotRenewGoesOnInItsTermWhenNobodyTookOver) {
   step(a, etcd, kStart);
   const auto term = a.term();
   const TimePoint late = a.acts_until() + milliseconds(50);
-  ASSERT_EQ(a.role(late), Role::kHeld);
+  ASSERT_EQ(a.role(late), Role::kSuspended);
   step(a, etcd, late);  // the lease still lives
   EXPECT_EQ(a.role(late), Role::kLeader);
   EXPECT_EQ(a.term(), term);
@@ -139,7 +139,7 @@ TEST(Election, ALostAnswerToTheAcquisitionIsFoundOutByALook) {
     const auto request = a.next(now);
     ASSERT_TRUE(request);
     const auto reply = etcd.serve(*request, now);
-    has_lost = request->ask == Ask::kAcquire;
+    has_lost = request->call == Call::kAcquire;
     if (has_lost)
       a.failed(now, "timeout");
     else

@@ -136,7 +136,7 @@ TEST(EtcdClient, KeysWithAPrefixAndWhatIsLeftOfALease) {
     return io.wait(what(client));
   };
   const auto list = [](EtcdClient& client) { return client.list("/k/", 2); };
-  const auto look = [](EtcdClient& client) { return client.look(5); };
+  const auto look = [](EtcdClient& client) { return client.time_to_live(5); };
   const auto found = ask(Canned(http("200 OK", R"({"kvs":[{"value":"aGVsbG8=","lease":"1"},)"
                                                R"({"value":"aGVsbG8=","lease":"2"}]})")),
                          list);

@@ -23,6 +23,15 @@ TEST(Fence, IsShutBeforeTheFirstLeadAndAfterTheLease) {
   EXPECT_TRUE(fence.check().ok());
 }
 
+TEST(Fence, SaysWhenItOpensAgainForThoseThatWaitForIt) {
+  const TemporaryDirectory folder;
+  Fence fence(folder.path(), "a");
+  EXPECT_TRUE(fence.open(7, soon()));
+  EXPECT_FALSE(fence.open(7, soon())) << "it was open";
+  EXPECT_FALSE(fence.open(7, std::chrono::steady_clock::now()));
+  EXPECT_TRUE(fence.open(7, soon())) << "the lease was late";
+}
+
 TEST(Fence, ALaterTermInTheFolderShutsItForGoodAndNamesTheServer) {
   const TemporaryDirectory folder;
   Fence old(folder.path(), "a"), young(folder.path(), "b");

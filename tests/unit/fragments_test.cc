@@ -80,7 +80,7 @@ TEST(Fragments, MoreThanTensorsAreRefused) {
   const auto made = FragmentPlan::make(plan_of({5, 0, 5}), 3);
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().message(),
-            "3 fragments of a model of 2 tensors: each fragment holds at least one (fragments)");
+            "3 fragments of a model of 2 tensors: each fragment needs at least one (fragments)");
   EXPECT_FALSE(FragmentPlan::make(plan_of({5}), 0).ok());
 }
 

@@ -56,7 +56,7 @@ TEST(FrameHeader, DecodesWhatWasEncoded) {
     header.payload_bytes = rng.next();
     header.head_crc = static_cast<std::uint32_t>(rng.next());
     header.payload_crc = static_cast<std::uint32_t>(rng.next());
-    if ((header.flags & kFlagUnsummed) != 0) header.payload_crc = 0;
+    if ((header.flags & kFlagNoPayloadCrc) != 0) header.payload_crc = 0;
     const auto back = decode_header(encode_header(header), all);
     ASSERT_TRUE(back.ok());
     expect_same(*back, header);
@@ -65,11 +65,11 @@ TEST(FrameHeader, DecodesWhatWasEncoded) {
 
 TEST(FrameHeader, APayloadWithoutChecksumIsRefusedUnlessAgreed) {
   FrameHeader header;
-  header.flags = kFlagUnsummed;
+  header.flags = kFlagNoPayloadCrc;
   EXPECT_EQ(decode_header(encode_header(header), FrameLimits()).error().code(),
             ErrorCode::kDataLoss);
   FrameLimits agreed;
-  agreed.takes_unsummed = true;
+  agreed.accepts_without_crc = true;
   EXPECT_TRUE(decode_header(encode_header(header), agreed).ok());
   header.payload_crc = 1;
   EXPECT_FALSE(decode_header(encode_header(header), agreed).ok());

@@ -129,7 +129,7 @@ TEST_P(GpuGroup, TheGradientsNormIsThatOfTheHost) {
   const auto left = group_of(*model, kGpus, NCCL_STAND_IN);
   ASSERT_TRUE(left->step(data, first(31), {}).ok());
   const double before = left->gradient_norm().value();
-  left->leave_gradient();
+  left->keep_gradient_on_device();
   std::ranges::fill(left->gradients(), 0.0F);
   ASSERT_TRUE(left->step(data, first(31), {}).ok());
   EXPECT_EQ(left->gradient_norm().value(), before);
@@ -530,7 +530,7 @@ TEST_P(GpuGroup, HostMemoryIsPinnedAndComesBack) {
     data = a.data();
     EXPECT_EQ(memory.use().pinned, 4000U);
   }
-  EXPECT_EQ(memory.use().kept, 4000U);
+  EXPECT_EQ(memory.use().unused, 4000U);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(memory.take(3000).data(), data);
   EXPECT_EQ(simt::traffic().allocations - before, 1U);
   {
@@ -538,17 +538,17 @@ TEST_P(GpuGroup, HostMemoryIsPinnedAndComesBack) {
     EXPECT_NE(small.data(), data);
     const Buffer b = memory.take(8000);  // what is kept makes room for it
     EXPECT_EQ(memory.use().pinned, 9000U);
-    EXPECT_EQ(memory.use().kept, 0U);
+    EXPECT_EQ(memory.use().unused, 0U);
     const Buffer plain = memory.take(2000);
     EXPECT_EQ(memory.use().refused, 2000U);
     EXPECT_EQ(memory.use().pinned, 9000U);
   }
-  EXPECT_EQ(memory.use().kept, 9000U);
+  EXPECT_EQ(memory.use().unused, 9000U);
   simt::limit_pinned(300);
   {
     const Buffer plain = memory.take(400);
     EXPECT_EQ(memory.use().refused, 2400U);
-    EXPECT_EQ(memory.use().kept, 0U);  // given back before that
+    EXPECT_EQ(memory.use().unused, 0U);  // given back before that
     std::ranges::fill(plain.bytes(), std::byte{1});
   }
   simt::limit_pinned(std::size_t{1} << 40);

@@ -73,7 +73,7 @@ TEST_P(GpuMemory, NothingIsTakenWhileGpusAdd) {
       const auto feedback = ErrorFeedback::make(codec, plan).value();
       const auto at = group->device_gradient();
       feedback->use_device(make_device_residual(codec, plan, at.gradient, *at.device).value());
-      group->leave_gradient();
+      group->keep_gradient_on_device();
       const std::uint64_t before = simt::traffic().beside;
       std::uint64_t round = 0;
       for (const auto& samples : Plan().lists) {
@@ -219,19 +219,19 @@ TEST_P(GpuMemory, WhatIsNotUsedIsSaid) {
   GroupOptions none = two;
   none.nccl = "libnccl-that-is-not-here.so.2";
   EXPECT_THAT(log_of([&] { train(none); }),
-              AllOf(HasSubstr("nccl.not_used"), HasSubstr("libnccl-that-is-not-here.so.2"),
+              AllOf(HasSubstr("nccl.disabled"), HasSubstr("libnccl-that-is-not-here.so.2"),
                     HasSubstr("added on the host")));
   none.nccl = "";
   EXPECT_THAT(log_of([&] { train(none); }), HasSubstr("the setting nccl is empty"));
   GroupOptions plain = two;
   plain.pinned_bytes = 100;
   EXPECT_THAT(log_of([&] { train(plain); }),
-              AllOf(HasSubstr("memory.not_pinned"), HasSubstr("the limit is 100 bytes")));
+              AllOf(HasSubstr("memory.pinning_failed"), HasSubstr("the limit is 100 bytes")));
   simt::use_lt_mode(simt::LtMode::kHidesNan);
   EXPECT_THAT(log_of([&] { train(two); }),
-              AllOf(HasSubstr("cublaslt.not_used"), HasSubstr("its ReLU hides NaN")));
+              AllOf(HasSubstr("cublaslt.disabled"), HasSubstr("its ReLU hides NaN")));
   simt::use_lt_mode(simt::LtMode::kHidesNanLater);
-  EXPECT_THAT(log_of([&] { train(two); }), HasSubstr("cublaslt.shape_not_used"));
+  EXPECT_THAT(log_of([&] { train(two); }), HasSubstr("cublaslt.shape_rejected"));
   simt::use_lt_mode(simt::LtMode::kGood);
   nccl_.set("fail_call", 0, 1);
   EXPECT_THAT(log_of([&] { train(two, false); }),

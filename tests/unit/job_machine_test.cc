@@ -15,9 +15,9 @@ namespace {
 
 using Fact = bool JobFacts::*;
 constexpr std::array<Fact, 13> kFacts{
-    &JobFacts::lacks_state,   &JobFacts::has_new_settings, &JobFacts::wants_restore,
-    &JobFacts::wants_stop,    &JobFacts::is_goal_reached,  &JobFacts::lost_server,
-    &JobFacts::awaits_server, &JobFacts::may_not_commit,   &JobFacts::wants_freeze,
+    &JobFacts::lacks_state,   &JobFacts::has_new_settings, &JobFacts::needs_restore,
+    &JobFacts::needs_stop,    &JobFacts::is_goal_reached,  &JobFacts::lost_server,
+    &JobFacts::awaits_server, &JobFacts::may_not_commit,   &JobFacts::needs_freeze,
     &JobFacts::replays,       &JobFacts::is_paused,        &JobFacts::has_values,
     &JobFacts::lacks_journal,
 };
@@ -33,20 +33,20 @@ JobFacts facts_of(std::uint32_t bits) {
 void apply(JobStep step, JobFacts& facts) {
   if (step == JobStep::kFetchState) facts.lacks_state = false;
   if (step == JobStep::kTakeSettings) facts.has_new_settings = false;
-  if (step == JobStep::kRestore) facts.wants_restore = false;
+  if (step == JobStep::kRestore) facts.needs_restore = false;
   if (step == JobStep::kAwaitLead) facts.may_not_commit = false;
-  if (step == JobStep::kFreeze) facts.wants_freeze = false;
+  if (step == JobStep::kFreeze) facts.needs_freeze = false;
   if (step == JobStep::kReplay) facts.replays = false;
   if (step == JobStep::kPause) facts.is_paused = false;
-  if (step == JobStep::kSettleServers) facts.awaits_server = facts.lost_server = false;
+  if (step == JobStep::kResolveServers) facts.awaits_server = facts.lost_server = false;
   if (step == JobStep::kInitialize) facts.has_values = true;
   if (step == JobStep::kBeginJournal) facts.lacks_journal = false;
 }
 
 /// Nothing but the wish to train.
 void expect_may_train(const JobFacts& f, const std::string& where) {
-  EXPECT_FALSE(f.lacks_state || f.has_new_settings || f.wants_restore || f.wants_stop) << where;
-  EXPECT_FALSE(f.may_not_commit || f.wants_freeze || f.replays || f.is_paused) << where;
+  EXPECT_FALSE(f.lacks_state || f.has_new_settings || f.needs_restore || f.needs_stop) << where;
+  EXPECT_FALSE(f.may_not_commit || f.needs_freeze || f.replays || f.is_paused) << where;
   EXPECT_FALSE(f.lacks_journal) << where;
   EXPECT_TRUE(f.has_values) << where;
 }
@@ -69,7 +69,7 @@ TEST(JobMachine, EveryStepThatSucceedsLeadsToARoundOrToTheEnd) {
       expect_may_train(facts, where);
       EXPECT_FALSE(facts.is_goal_reached) << where;
     } else {
-      EXPECT_TRUE(facts.wants_stop || facts.is_goal_reached) << where;
+      EXPECT_TRUE(facts.needs_stop || facts.is_goal_reached) << where;
     }
   }
 }
@@ -77,8 +77,8 @@ TEST(JobMachine, EveryStepThatSucceedsLeadsToARoundOrToTheEnd) {
 TEST(JobMachine, AStopIsTakenBeforeAnythingThatWaits) {
   for (std::uint32_t bits = 0; bits < kAll; ++bits) {
     JobFacts facts = facts_of(bits);
-    facts.wants_stop = true;
-    facts.lacks_state = facts.has_new_settings = facts.wants_restore = false;
+    facts.needs_stop = true;
+    facts.lacks_state = facts.has_new_settings = facts.needs_restore = false;
     EXPECT_EQ(JobMachine().next(facts), JobStep::kEnd) << "facts " << bits;
   }
 }
@@ -88,9 +88,9 @@ TEST(JobMachine, AtTheGoalALostServerIsAwaitedFirst) {
   facts.is_goal_reached = facts.has_values = true;
   facts.lost_server = facts.awaits_server = true;
   JobMachine machine;
-  EXPECT_EQ(machine.next(facts), JobStep::kSettleServers);
-  machine.over(JobStep::kSettleServers, false);
-  EXPECT_EQ(machine.next(facts), JobStep::kSettleServers);
+  EXPECT_EQ(machine.next(facts), JobStep::kResolveServers);
+  machine.over(JobStep::kResolveServers, false);
+  EXPECT_EQ(machine.next(facts), JobStep::kResolveServers);
   facts.lost_server = facts.awaits_server = false;
   EXPECT_EQ(machine.next(facts), JobStep::kEnd);
 }
@@ -118,9 +118,9 @@ void run_ledger(std::uint64_t seed) {
       EXPECT_FALSE(facts.has_values) << where;
     }
     const bool answer = rng.below(4) != 0;
-    const bool asks = step == JobStep::kSettleServers || step == JobStep::kGather;
+    const bool asks = step == JobStep::kResolveServers || step == JobStep::kGather;
     if (!asks || !answer) settled = gathered = false;
-    if (step == JobStep::kSettleServers) settled = answer;
+    if (step == JobStep::kResolveServers) settled = answer;
     if (step == JobStep::kGather) gathered = answer;
     if (rng.below(3) != 0) apply(step, facts);
     machine.over(step, answer);

@@ -70,7 +70,7 @@ TEST(JobState, GoesBackToTheBeginningAsAWhole) {
 TEST(JobState, GoesBackToWhatTheStoreHolds) {
   JobState job = job_behind_its_workers();
   const ModelShard* const shard = job.shard.get();
-  job.replace(std::move(job).back_to_held());
+  job.replace(std::move(job).back_to_stored());
   expect_nothing_of_the_later_version(job);
   EXPECT_EQ(job.shard.get(), shard);
   EXPECT_EQ(job.version(), Version(1));
@@ -86,7 +86,7 @@ TEST(JobState, GoesBackToWhatTheStoreHolds) {
 TEST(JobState, BeginsAnewInTheSameStoreThatHoldsNothing) {
   JobState job = job_behind_its_workers();
   job.store().begin_replacing();  // the last worker goes while it sends the newest values
-  job.replace(std::move(job).back_to_held());
+  job.replace(std::move(job).back_to_stored());
   EXPECT_EQ(job.version(), Version());
   EXPECT_EQ(job.round, Round(1));
   EXPECT_EQ(job.offset, 0u);
@@ -96,7 +96,7 @@ TEST(JobState, BeginsAnewInTheSameStoreThatHoldsNothing) {
 TEST(JobState, KeepsATestResultThatIsNotOfAVersionToCome) {
   JobState job = job_behind_its_workers();
   job.evaluation.version = Version(1);
-  job.replace(std::move(job).back_to_held());
+  job.replace(std::move(job).back_to_stored());
   EXPECT_EQ(job.evaluation.version, Version(1));
   EXPECT_EQ(job.evaluation.accuracy, 0.5);
 }
@@ -108,8 +108,11 @@ TEST(JobState, KeepsTheCurvesOfRoundsThatAreNotGivenUp) {
     point.first = round;
     job.curves.add(point);
   }
-  job.replace(std::move(job).back_to_held());
-  ASSERT_EQ(job.curves.points().size(), 1u);
+  job.replace(std::move(job).back_to_stored());
+  CurvePointView again;
+  again.first = 2;
+  job.curves.add(again);
+  ASSERT_EQ(job.curves.points().size(), 2u);
   EXPECT_EQ(job.curves.points()[0].last, 1u);
   JobState loaded;
   loaded.round = Round(7);

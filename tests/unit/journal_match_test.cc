@@ -23,7 +23,7 @@ Contents contents(const std::string& folder, const std::string& terms, const std
     Contents::Ended ended;
     ended.round = Round(round);
     ended.is_commit = true;
-    ended.has = ended.wanted = 1;
+    ended.has = ended.needed = 1;
     ended.route = out.routes.size() - 1;
     out.ended.push_back(ended);
   }

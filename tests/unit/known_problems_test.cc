@@ -138,7 +138,8 @@ TEST_F(KnownDamage, OfOtherFilesNothingIsKnown) {
 
   find_out();
   fs::resize_file(file, 9);
-  EXPECT_THAT(seen(directory, 2), HasSubstr("9 bytes, manifest.json says")) << "what is seen now";
+  EXPECT_THAT(seen(directory, 2), HasSubstr("9 bytes, manifest.json expects"))
+      << "what is seen now";
 }
 
 TEST_F(KnownDamage, DoesNotCountAsKept) {

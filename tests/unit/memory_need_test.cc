@@ -32,7 +32,7 @@ TEST(MemoryNeed, TwoPlanesAndOnePerSlot) {
   MemoryQuestion adam = plain(1'000'000'000);
   adam.slots = 2;
   EXPECT_EQ(memory_need(adam).planes, 16'000'000'000u);
-  adam.keeps_residual = true;
+  adam.stores_residual = true;
   EXPECT_EQ(memory_need(adam).planes, 20'000'000'000u);
 }
 

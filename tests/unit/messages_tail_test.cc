@@ -50,14 +50,14 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
 }
 
 TEST(Messages, WhatShardServersGoByIsRefusedByNameWhereItCannotBe) {
-  Reckon reckon;
+  MemoryPlan reckon;
   reckon.servers = 2;
-  EXPECT_NE(decode<Reckon>(encode(reckon)).error().message().find("Reckon.workers is 0"),
+  EXPECT_NE(decode<MemoryPlan>(encode(reckon)).error().message().find("MemoryPlan.workers is 0"),
             std::string::npos);
   reckon.workers = 3;
-  EXPECT_TRUE(decode<Reckon>(encode(reckon)).ok());
+  EXPECT_TRUE(decode<MemoryPlan>(encode(reckon)).ok());
   reckon.servers = 0;
-  EXPECT_NE(decode<Reckon>(encode(reckon)).error().message().find("Reckon.servers is 0"),
+  EXPECT_NE(decode<MemoryPlan>(encode(reckon)).error().message().find("MemoryPlan.servers is 0"),
             std::string::npos);
   Opened opened;
   opened.members = {{.member = MemberId(3), .name_crc = 1}, {.member = MemberId(7), .name_crc = 1}};

@@ -182,7 +182,7 @@ TEST(Messages, EveryKindWithAHeadHasAnExampleInTheContract) {
   expect_documented<RecallReply>("recall-reply");
   expect_documented<OptimizerChange>("optimizer-change");
   expect_documented<ServerReport>("server-report");
-  expect_documented<Reckon>("reckon");
+  expect_documented<MemoryPlan>("reckon");
   expect_documented<RowsBlock>("rows-block");
   expect_documented<Buckets>("buckets");
   expect_documented<RowsFrozen>("rows-frozen");
@@ -227,7 +227,7 @@ TEST(Messages, ServersAreAsTheContractSays) {
   const std::vector<ContributionKey> kept{{MemberId(5), Generation(2), Round(6), 0}};
   EXPECT_EQ(merge.keeps, kept);
   EXPECT_EQ(merge.members, std::vector<MemberId>{MemberId(4)});
-  EXPECT_FALSE(merge.wants_norm);
+  EXPECT_FALSE(merge.needs_norm);
   Merge wrong = merge;
   wrong.total_weight = 0;
   EXPECT_FALSE(decode<Merge>(encode(wrong)).ok());
@@ -308,7 +308,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);
   EXPECT_EQ(reply.counted, Round(41));
-  EXPECT_TRUE(reply.unsummed);
+  EXPECT_TRUE(reply.no_payload_crc);
   EXPECT_EQ(reply.local_steps, 20u);
   EXPECT_EQ(reply.fragments, 4u);
   EXPECT_EQ(reply.weight_by, WeightBy::kSteps);
@@ -550,17 +550,17 @@ TEST(Messages, RequestFlagAndPayloadAreThoseOfTheKind) {
   };
   EXPECT_EQ(text(Kind::kLeave, true, 0), "");
   EXPECT_EQ(text(Kind::kLeave, false, 0),
-            "Leave (27) came without the request flag, but is a request");
+            "Leave (27) arrived without the request flag, but is a request");
   EXPECT_EQ(text(Kind::kJoin, false, 0),
-            "Join (16) came without the request flag, but is a request");
+            "Join (16) arrived without the request flag, but is a request");
   EXPECT_EQ(text(Kind::kPushEnd, true, 0),
-            "PushEnd (23) came with the request flag, but is one-way");
+            "PushEnd (23) arrived with the request flag, but is one-way");
   EXPECT_EQ(text(Kind::kPushEnd, false, 9),
-            "PushEnd (23) came with a payload of 9 bytes, but has none");
+            "PushEnd (23) arrived with a payload of 9 bytes, but has none");
   EXPECT_EQ(text(Kind::kPush, false, 9), "");
   EXPECT_EQ(text(Kind::kJoin, true, 9), "");
   const Status headed = check_frame(static_cast<std::uint16_t>(Kind::kInitDone), false, 5, 0);
-  EXPECT_EQ(headed.error().message(), "InitDone (19) came with a head of 5 bytes, but has none");
+  EXPECT_EQ(headed.error().message(), "InitDone (19) arrived with a head of 5 bytes, but has none");
   EXPECT_TRUE(check_frame(static_cast<std::uint16_t>(Kind::kHeartbeat), false, 9, 0).ok());
   EXPECT_TRUE(check_frame(4711, true, 9, 9).ok());
 }

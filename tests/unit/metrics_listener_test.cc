@@ -93,13 +93,13 @@ TEST(Pulse, is_lost_while_a_question_has_no_answer) {
         answer = std::move(answered);
       },
       std::chrono::milliseconds(0));
-  (void)pulse.look();
-  while (pulse.look().ok()) {
+  (void)pulse.check();
+  while (pulse.check().ok()) {
   }
-  EXPECT_TRUE(has(pulse.look().error().message(), "has not answered"));
+  EXPECT_TRUE(has(pulse.check().error().message(), "has not answered"));
   EXPECT_EQ(questions, 1);  // one at a time
   answer();
-  EXPECT_TRUE(pulse.look().ok());
+  EXPECT_TRUE(pulse.check().ok());
   EXPECT_EQ(questions, 2);
 }
 

@@ -243,7 +243,7 @@ TEST_F(NcclTest, ARankThatNeverComesEndsTheWaitOfTheOthers) {
   EXPECT_EQ(ended.error().code(), ErrorCode::kAborted);
   EXPECT_THAT(ended.error().message(),
               HasSubstr("ncclAllReduce of device 0 has not ended within 50 ms"));
-  EXPECT_THAT(ended.error().message(), HasSubstr("not begun by device 1"));
+  EXPECT_THAT(ended.error().message(), HasSubstr("not started by device 1"));
   // Nothing goes on after it.
   const std::array<std::span<float>, 1> tensors{std::span<float>(x)};
   EXPECT_FALSE(group->all_reduce(1, tensors, 1, 2, nullptr).ok());
@@ -282,7 +282,7 @@ TEST_F(NcclTest, ALaterOperationIsWatchedWhenAnEarlierOneIsOver) {
         ended.error().message(),
         HasSubstr(is_settled ? "ncclAllReduce of device 0 was under way"
                              : "ncclAllReduce of device 0 has not ended within 1000 ms; not "
-                               "begun by device 1"));
+                               "started by device 1"));
     EXPECT_EQ(in_.aborts(0), 1);
   }
 }

@@ -62,7 +62,7 @@ struct Fixture {
   ReplyEncoder::Memory memory() {
     ReplyEncoder::Memory memory;
     memory.means = spare;
-    if (encoder->keeps_residual()) memory.residual = residual;
+    if (encoder->stores_residual()) memory.residual = residual;
     return memory;
   }
 
@@ -175,7 +175,7 @@ TEST(ReplyEncoder, SendsATensorWhenItsLastChunkIsThereAndTheWholeWhenItIsGlobal)
 
 TEST(ReplyEncoder, StochasticRoundingRepeatsItsBitsAndDiffersByRound) {
   Fixture one("int8:rounding=stochastic"), two("int8:rounding=stochastic");
-  EXPECT_FALSE(one.encoder->keeps_residual());
+  EXPECT_FALSE(one.encoder->stores_residual());
   const auto first = one.encode(Round(1), one.mean(1));
   EXPECT_EQ(two.encode(Round(1), two.mean(1)), first);
   EXPECT_NE(two.encode(Round(2), two.mean(1)), first);

@@ -48,7 +48,7 @@ TEST(AggregateRule, ReadsWhatItPrintsAndNamesWhatItMayBe) {
   for (const std::string text : {"", "means", "trimmed_mean", "median:1"}) {
     const auto refused = AggregateRule::parse(text);
     ASSERT_FALSE(refused.ok()) << text;
-    EXPECT_THAT(refused.error().message(), HasSubstr("known are mean, median"));
+    EXPECT_THAT(refused.error().message(), HasSubstr("expected mean, median"));
   }
   for (const std::string text : {"trimmed_mean:", "trimmed_mean:0", "trimmed_mean:-1",
                                  "trimmed_mean:2048", "trimmed_mean:1x", "trimmed_mean: 1"}) {

@@ -378,7 +378,7 @@ class Ledger {
     for (const int m : seats_)
       if (gone_.count(m) == 0 && done_.count(m) == 0) owes_.emplace(m, round_);
     for (const int m : seats_)
-      EXPECT_EQ(machine_.owed(MemberId(static_cast<std::uint64_t>(m) + 1)).has_value(),
+      EXPECT_EQ(machine_.awaited_ready(MemberId(static_cast<std::uint64_t>(m) + 1)).has_value(),
                 owes_.count(m) > 0);
     if (decision.action == RoundAction::kSkip) {
       EXPECT_FALSE(broken_.empty()) << "why was it skipped?";

@@ -46,21 +46,21 @@ TEST(RoundPolicy, WhatIsWrongIsNamed) {
     return parsed.ok() ? std::string() : parsed.error().message();
   };
   EXPECT_THAT(message("asap", "drop"),
-              HasSubstr("known are bsp, backup:B, quorum:K,grace=0.5, ssp:S and asp"));
-  EXPECT_THAT(message("backup", "drop"), HasSubstr("a number behind : is missing"));
-  EXPECT_THAT(message("backup:0", "drop"), HasSubstr("whole number from 1 to 4096"));
-  EXPECT_THAT(message("backup:1.5", "drop"), HasSubstr("whole number"));
+              HasSubstr("expected bsp, backup:B, quorum:K,grace=0.5, ssp:S or asp"));
+  EXPECT_THAT(message("backup", "drop"), HasSubstr("a number after : is missing"));
+  EXPECT_THAT(message("backup:0", "drop"), HasSubstr("integer from 1 to 4096"));
+  EXPECT_THAT(message("backup:1.5", "drop"), HasSubstr("integer"));
   EXPECT_THAT(message("backup:1,grace=1", "drop"), HasSubstr("\"grace=1\" is unknown"));
   EXPECT_THAT(message("quorum:2,grace=-1", "drop"), HasSubstr("number from 0 to 100"));
-  EXPECT_THAT(message("quorum:2,grace=1,grace=1", "drop"), HasSubstr("stands twice"));
+  EXPECT_THAT(message("quorum:2,grace=1,grace=1", "drop"), HasSubstr("appears twice"));
   EXPECT_THAT(message("quorum:grace=1", "drop"), HasSubstr("missing"));
-  EXPECT_THAT(message("backup:1", "keep"), HasSubstr("drop, carry:max=4 and damp"));
-  EXPECT_THAT(message("backup:1", "carry:max=0"), HasSubstr("whole number from 1"));
+  EXPECT_THAT(message("backup:1", "keep"), HasSubstr("drop, carry:max=4 or damp"));
+  EXPECT_THAT(message("backup:1", "carry:max=0"), HasSubstr("integer from 1"));
   EXPECT_THAT(message("bsp", "carry"), HasSubstr("nothing is late"));
   EXPECT_THAT(message("asp:8", "drop"), HasSubstr("\"8\" is unknown"));
-  EXPECT_THAT(message("ssp", "drop"), HasSubstr("a number behind : is missing"));
-  EXPECT_THAT(message("ssp:-1", "drop"), HasSubstr("whole number from 0"));
-  EXPECT_THAT(message("ssp:1", "carry"), HasSubstr("says itself what becomes"));
+  EXPECT_THAT(message("ssp", "drop"), HasSubstr("a number after : is missing"));
+  EXPECT_THAT(message("ssp:-1", "drop"), HasSubstr("integer from 0"));
+  EXPECT_THAT(message("ssp:1", "carry"), HasSubstr("itself decides about"));
 }
 
 TEST(RoundPolicy, BackupClosesWithoutTheSlowestAndCountsTheDeadAmongThem) {
@@ -72,7 +72,7 @@ TEST(RoundPolicy, BackupClosesWithoutTheSlowestAndCountsTheDeadAmongThem) {
   EXPECT_EQ(merged.action, RoundAction::kMerge);
   EXPECT_THAT(merged.contributors, ElementsAre(kA, kC, kD));
   EXPECT_EQ(merged.total_weight, 7);
-  EXPECT_EQ(machine.owed(kB), Round(1));
+  EXPECT_EQ(machine.awaited_ready(kB), Round(1));
   EXPECT_FALSE(machine.contribute(kB, of(1)).ok()) << "the round is closed";
 
   machine.open(Round(2), 0, {kA, kB, kC, kD});  // kB was given a seat nevertheless
@@ -164,7 +164,7 @@ TEST(RoundPolicy, LateContributionsAreDroppedCarriedOrDamped) {
     machine.open(Round(1 + rounds_late), 0, {kA, kB});
     const double weight = machine.late(kB, Round(1), of(8)).value();
     EXPECT_FALSE(machine.late(kB, Round(1), of(8)).ok()) << "twice";
-    EXPECT_FALSE(machine.owed(kB));
+    EXPECT_FALSE(machine.awaited_ready(kB));
     const RoundDecision merged = machine.contribute(kA, of(4)).value();
     EXPECT_EQ(merged.total_weight, 4 + weight);
     EXPECT_EQ(merged.late.size(), weight > 0 ? 1u : 0u);

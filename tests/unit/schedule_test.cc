@@ -71,11 +71,11 @@ TEST(Schedule, WhatIsWrongIsNamed) {
   EXPECT_THAT(message(""), HasSubstr("the name is not"));
   EXPECT_THAT(message("cosine"), HasSubstr("\"rounds\" is missing"));
   EXPECT_THAT(message("step"), HasSubstr("\"every\" is missing"));
-  EXPECT_THAT(message("cosine:rounds=0"), HasSubstr("whole number, at least 1"));
-  EXPECT_THAT(message("cosine:rounds=1.5"), HasSubstr("whole number"));
-  EXPECT_THAT(message("cosine:rounds=nan"), HasSubstr("whole number"));
+  EXPECT_THAT(message("cosine:rounds=0"), HasSubstr("integer, at least 1"));
+  EXPECT_THAT(message("cosine:rounds=1.5"), HasSubstr("integer"));
+  EXPECT_THAT(message("cosine:rounds=nan"), HasSubstr("integer"));
   EXPECT_THAT(message("cosine:rounds=10,floor=2"), HasSubstr("from 0 to 1"));
-  EXPECT_THAT(message("cosine:rounds=10,rounds=11"), HasSubstr("stands twice"));
+  EXPECT_THAT(message("cosine:rounds=10,rounds=11"), HasSubstr("appears twice"));
   EXPECT_THAT(message("cosine:rounds=10,every=3"), HasSubstr("cosine takes rounds, warmup, floor"));
   EXPECT_THAT(message("cosine:rounds=10,"), HasSubstr("not field=value"));
   EXPECT_THAT(message("cosine:rounds=10,warmup=10"), HasSubstr("below rounds"));

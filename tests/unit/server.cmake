@@ -6,6 +6,7 @@ centroid_test(chunk_fetcher_test LABEL unit SOURCES unit/chunk_fetcher_test.cc D
 centroid_test(placement_test LABEL unit SOURCES unit/placement_test.cc DEPS centroid::shard)
 centroid_test(round_sums_test LABEL unit SOURCES unit/round_sums_test.cc DEPS centroid::shard)
 centroid_test(leader_gate_test LABEL unit SOURCES unit/leader_gate_test.cc DEPS centroid::service)
+centroid_test(waits_test LABEL unit SOURCES unit/waits_test.cc DEPS centroid::service)
 centroid_test(server_test LABEL unit
   SOURCES unit/roster_test.cc unit/round_machine_test.cc unit/round_policy_test.cc unit/round_ledger_test.cc unit/contribution_stage_test.cc unit/aggregator_test.cc unit/control_numbers_test.cc unit/messages_test.cc unit/messages_tail_test.cc
           unit/reply_encoder_test.cc unit/robust_test.cc

@@ -140,6 +140,26 @@ TEST(Snapshot, IsFullUntilTheRestFitsIntoTheBudget) {
   EXPECT_EQ(read_plane(*snapshot, 1, frozen[1].size(), 20), frozen[1]);
 }
 
+TEST(Snapshot, TellsWhenThereIsRoomAndWhenTheNextOneMayBegin) {
+  CounterRng rng(5);
+  const auto store = initialized_store(small_plan(), "momentum", rng);
+  const std::size_t elements = planes_of(*store)[0].size();
+  int told = 0;
+  auto snapshot = store->begin_snapshot(plane_bytes(*store), [&] { ++told; });
+  ASSERT_TRUE(store->snapshot_is_full());
+  std::vector<float> half(elements / 2);
+  ASSERT_TRUE(snapshot->read(0, 0, half).ok());
+  EXPECT_EQ(told, 0);
+  std::vector<float> rest(elements - half.size());
+  ASSERT_TRUE(snapshot->read(0, half.size(), rest).ok());
+  EXPECT_FALSE(store->snapshot_is_full());
+  EXPECT_EQ(told, 1);
+  EXPECT_FALSE(store->may_begin_snapshot());
+  snapshot.reset();
+  EXPECT_EQ(told, 2);
+  EXPECT_TRUE(store->may_begin_snapshot());
+}
+
 TEST(Snapshot, FailsRatherThanGrowBeyondTheBudget) {
   CounterRng rng(6), same_rng(6);
   const auto store = initialized_store(small_plan(), "momentum", rng);

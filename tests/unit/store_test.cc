@@ -210,25 +210,18 @@ TEST(ParameterStore, HoldsFollowTheMemoryThroughSwaps) {
   const ChunkId chunk(3), other(4);
   const auto reply = store->hold_spare(chunk);
   const auto second = store->hold_spare(chunk);
-  EXPECT_TRUE(store->spare_is_held(chunk));
-  EXPECT_FALSE(store->spare_is_held(other));
-  EXPECT_FALSE(store->params_are_held(chunk));
+  EXPECT_TRUE(store->spare_is_read(chunk));
+  EXPECT_FALSE(store->spare_is_read(other));
+  EXPECT_FALSE(store->params_are_read(chunk));
 
   store->commit_swap();
-  EXPECT_FALSE(store->spare_is_held(chunk));
-  EXPECT_TRUE(store->params_are_held(chunk));
+  EXPECT_FALSE(store->spare_is_read(chunk));
+  EXPECT_TRUE(store->params_are_read(chunk));
   store->release(reply);
   store->commit_swap();
-  EXPECT_TRUE(store->spare_is_held(chunk));
+  EXPECT_TRUE(store->spare_is_read(chunk));
   store->release(second);
-  EXPECT_FALSE(store->spare_is_held(chunk));
-
-  const auto joiner = store->hold_params(other);
-  EXPECT_TRUE(store->params_are_held(other));
-  store->commit_swap();
-  EXPECT_TRUE(store->spare_is_held(other));
-  store->release(joiner);
-  EXPECT_FALSE(store->spare_is_held(other));
+  EXPECT_FALSE(store->spare_is_read(chunk));
 }
 
 TEST(ParameterStoreDeathTest, RefusesToWriteWhatIsBeingSent) {
@@ -330,7 +323,8 @@ TEST(ParameterStore, RefusesToLoadOverWhatIsBeingSent) {
   CounterRng rng(12);
   const auto store = initialized_store(small_plan(), "sgd", rng);
   const Chunk& chunk = store->plan().chunks()[2];
-  const auto reply = store->hold_params(chunk.id);
+  const auto reply = store->hold_spare(chunk.id);
+  store->commit_swap();
   const float one = 1.0f;
   const Status status = store->load(0, chunk.position, {&one, 1});
   ASSERT_FALSE(status.ok());

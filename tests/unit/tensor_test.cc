@@ -198,7 +198,7 @@ TEST(ManifestValidation, RefusesWithTheTensorAndTheReason) {
       {{}, "no tensor"},
       {{{"", DType::kF32, {}}}, "0 bytes"},
       {{{std::string(257, 'x'), DType::kF32, {}}}, "257 bytes"},
-      {{{"a", DType::kF32, {}}, {"a", DType::kF32, {}}}, "tensor 1 \"a\": name stands twice"},
+      {{{"a", DType::kF32, {}}, {"a", DType::kF32, {}}}, "tensor 1 \"a\": name appears twice"},
       {{{"a\xC3", DType::kF32, {}}}, "not UTF-8"},
       {{{"\xED\xA0\x80", DType::kF32, {}}}, "not UTF-8"},
       {{{"\xC0\x80", DType::kF32, {}}}, "not UTF-8"},

@@ -133,9 +133,9 @@ TEST(TraceSampling, TellsPeriodsMarksAndSamples) {
   lane.span("loading", end - std::chrono::seconds(1), end);
   lane.mark("it.happened", "because \"of\" \xff " + std::string(300, 'x'));
   static std::atomic<bool> is_asked = false;  // the source outlives the test
-  add_source([](const Tell& tell) {
+  add_source([](const RecordSample& record) {
     if (is_asked) return;
-    tell("gpu 0 utilization", "ratio", 0.75);
+    record("gpu 0 utilization", "ratio", 0.75);
     is_asked = true;
   });
   start_sampling();

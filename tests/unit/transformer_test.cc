@@ -130,7 +130,7 @@ class Reference {
     for (std::size_t r = 0; r < x.size() / width; ++r)
       for (std::size_t j = 0; j < width; ++j) {
         const std::uint64_t group = r * ((width + 3) / 4) + j / 4;
-        const bool is_kept = (kept_of_four(key, group, settings.threshold) >> (j % 4)) & 1U;
+        const bool is_kept = (survivors_of_four(key, group, settings.threshold) >> (j % 4)) & 1U;
         x[r * width + j] *= is_kept ? double{settings.scale} : 0;
       }
     return x;
@@ -247,7 +247,7 @@ TEST(TransformerConfig, RefusesWhatIsWrongAndSaysWhat) {
       {"transformer:lora=4,lora_targets=gate_proj", "there is with mlp=swiglu only"},
       {"transformer:lora=4,lora_targets=q_proj+q_proj", "field lora_targets is 'q_proj+q_proj'"},
       {"transformer:lora=4,lora_targets=x", "one or more of q_proj"},
-      {"transformer:lora=4", "give a file with --base-weights"},
+      {"transformer:lora=4", "set a file with --base-weights"},
       {"transformer:layers=128,width=8192", "more than 2147483648 parameters"}};
   for (const auto& [spec, why] : cases) {
     const auto model = make_model(spec);

@@ -18,7 +18,7 @@ Error other_operation(std::uint32_t peer, const std::string& theirs, const std::
 Call::Call(Plan plan) : plan_(std::move(plan)) {
   Schedule& schedule = plan_.schedule;
   if (schedule.scratch_bytes != 0) scratch_ = plan_.pool->take(schedule.scratch_bytes);
-  if (plan_.keeps_copy && !plan_.output.empty()) {
+  if (plan_.saves_input && !plan_.output.empty()) {
     copy_ = std::make_unique_for_overwrite<std::byte[]>(plan_.output.size());
     std::memcpy(copy_.get(), plan_.output.data(), plan_.output.size());
   }
@@ -147,7 +147,7 @@ Result<std::uint32_t> Call::expect(Channel& channel, const DataHead& head, std::
   return at;
 }
 
-/// A bounded frame is as long as it is. One that is shorter than it may be ends its peer's part.
+/// A bounded frame has its actual length. One below the maximum ends its peer's part.
 void Call::take_length(Channel& channel, ReceiveStep& step, std::uint64_t bytes) {
   plan_.lengths[step.peer] += bytes;
   if (bytes == step.to.bytes) return;
@@ -170,7 +170,7 @@ void Call::stored(Channel& channel, std::uint32_t receive, std::optional<std::ui
 void Call::received(Channel& channel, std::uint32_t receive, Bytes payload) {
   const ReceiveStep& step = plan_.schedule.receives[receive];
   if (!is_received(step.after)) {
-    Kept segment;
+    CachedBlock segment;
     segment.memory = plan_.pool->take(payload.size());
     segment.bytes = payload.size();
     std::copy(payload.begin(), payload.end(), segment.payload().begin());
@@ -277,7 +277,7 @@ std::uint32_t Call::blamed() const {
     if (channel.received < channel.receives.size() && !answers_.contains(channel.peer))
       return channel.peer;
   }
-  // Everybody we wait for waits too: follow the chain to the one that said nothing.
+  // Every rank that we wait for waits too: follow the chain to the silent one.
   std::uint32_t rank = waits_for();
   for (std::size_t hops = 0; hops < plan_.members.size(); ++hops) {
     const auto answer = answers_.find(rank);

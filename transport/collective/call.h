@@ -19,11 +19,12 @@
 
 namespace centroid::collective {
 
-/// One operation of this rank, from its start to its end: what is still to come and to go. Knows no
-/// sockets: links ask it for frames and bring what arrived.
+/// One operation of this rank, from start to end: its remaining sends and receives. Independent of
+/// sockets: connections request its frames and pass received ones.
 ///
-/// thread    made on the caller's; then the driver's executor, but for `is_done`, `status` after
-///           it, and `park`
+/// thread    made on the caller's; then the driver's executor, except `is_done`, `status` after it,
+///           and
+///           `park`
 /// lifetime  the caller's memory is used until `is_done`
 class Call {
  public:
@@ -37,15 +38,15 @@ class Call {
     Arithmetic arithmetic;
     double weight = 1;       ///< of this rank's numbers
     double divisor = 1;      ///< of the complete result
-    bool is_factor = false;  ///< multiply by 1/divisor, as the server does; else divide
+    bool is_factor = false;  ///< multiply by 1/divisor, as the server does; otherwise divide
     std::shared_ptr<ScratchPool> pool;
     Bytes input;
     MutableBytes output;
-    bool keeps_copy = false;  ///< of the input, put back into the output on failure
-    /// By local rank: counts what came of bounded parts. Read once done.
+    bool saves_input = false;  ///< of the input, restored in the output on failure
+    /// By local rank: received counts of bounded parts. Read once done.
     std::span<std::uint64_t> lengths;
     std::chrono::milliseconds timeout{0};
-    /// Runs on the driver before the waiters wake, with how it ended.
+    /// Runs on the driver before the waiters wake, with the result.
     std::function<void(const Status&)> on_end;
   };
 
@@ -57,7 +58,7 @@ class Call {
     std::size_t received = 0;  ///< complete
     std::uint64_t bytes_in = 0;
     bool is_ready = false;   ///< the peer has begun: no credit is needed
-    bool is_queued = false;  ///< stands in the link's queue
+    bool is_queued = false;  ///< in the connection's queue
     bool is_writing = false;
   };
 
@@ -78,23 +79,24 @@ class Call {
   const SendStep& next_send(const Channel& channel) const;
   DataHead head_of(const SendStep& send) const;
   Bytes payload_of(const SendStep& send) const;
-  /// Checksum of the payload when a peer has made it already.
+  /// Checksum of the payload if a peer has computed it.
   std::optional<std::uint32_t> checksum_of(const SendStep& send) const;
   void sent(Channel& channel);
 
-  /// Which receive a frame is.
-  /// fails  failed_precondition: the peer does something else.
+  /// The receive of a frame.
+  /// fails  failed_precondition: the peer runs another operation.
   Result<std::uint32_t> expect(Channel& channel, const DataHead& head, std::uint64_t bytes);
-  /// Where the payload can be put right away, else it is given to `received` in other memory.
+  /// Memory for the payload, if it can be stored at once; otherwise `received` gets it in other
+  /// memory.
   std::optional<MutableBytes> place_for(std::uint32_t receive);
   void stored(Channel& channel, std::uint32_t receive, std::optional<std::uint32_t> checksum);
-  /// The payload may be combined piece by piece, as it comes; then `stored` when all of it has.
+  /// The payload may be combined piece by piece; then call `stored` after the last one.
   bool takes_pieces(std::uint32_t receive) const;
   void take_piece(std::uint32_t receive, std::uint64_t offset, Bytes piece);
-  /// Combine or copy a payload; one that is early is kept until its turn.
+  /// Combine or copy a payload; an early one is stored until its turn.
   void received(Channel& channel, std::uint32_t receive, Bytes payload);
 
-  // Frames of this call that I/O touches at the moment: its end waits for them.
+  // Frames of this call with I/O in progress: its end waits for them.
   void begin_io() { ++io_; }
   bool end_io() { return --io_ == 0; }
   bool has_io() const { return io_ != 0; }
@@ -105,19 +107,19 @@ class Call {
   void fail(Error error);                                        ///< the first cause stays
   bool is_failing() const { return error_.has_value(); }
   bool is_complete() const { return left_ == 0; }
-  /// Everything is moved, or it has failed and no I/O touches our memory.
+  /// All bytes have moved, or it has failed and no I/O uses our memory.
   bool can_end() const { return io_ == 0 && (left_ == 0 || error_); }
-  /// Set the status. Then the driver is told, and `wake` called.
+  /// Set the status. Then the driver is notified, and `wake` called.
   void end();
   void wake();
 
-  /// The rank this call waits for (global), the silent one behind it when peers have answered.
+  /// The rank that this call waits for (global); if peers have answered, the silent one behind it.
   std::uint32_t blamed() const;
   std::uint32_t waits_for() const;
 
   std::atomic<bool>& is_done() { return is_done_; }
   const Status& status() const { return status_; }  ///< once done
-  /// Resume when done. False: it is done already, and the handler was not taken.
+  /// Resume when done. False: it is done already, and the handler was not used.
   bool park(transport::Parking::Handler& handler);
 
   /// A late operation: this rank has begun it, and waits for that one. False: known already.
@@ -145,8 +147,8 @@ class Call {
   std::vector<Channel> channels_;
   std::vector<std::uint8_t> received_;
   std::vector<std::optional<std::uint32_t>>
-      checksums_;  ///< of payloads that were stored as they came
-  std::map<std::uint32_t, Kept> early_;
+      checksums_;  ///< of payloads that were stored on arrival
+  std::map<std::uint32_t, CachedBlock> early_;
   std::map<std::uint32_t, std::uint32_t> answers_;  ///< global rank -> the one it waits for
   std::size_t left_ = 0;                            ///< sends and receives
   std::size_t io_ = 0;

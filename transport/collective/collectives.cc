@@ -33,7 +33,7 @@ bool overlap(Bytes a, Bytes b) {
          b.data() < a.data() + a.size();
 }
 
-/// One call being put together.
+/// A call while it is built.
 struct Draft {
   Draft(const Group& in_group, Operation operation, ConstElements in, Elements out,
         const CallOptions& call_options)
@@ -76,10 +76,10 @@ Status check_root(const Draft& draft, std::uint32_t root, std::string_view name)
 }
 
 Status check_count(const Draft& draft, std::string_view name, std::uint64_t is,
-                   std::uint64_t wanted) {
-  if (is == wanted) return {};
-  return draft.refuse("the " + std::string(name) + " holds " + std::to_string(is) +
-                      " elements, not " + std::to_string(wanted));
+                   std::uint64_t requested) {
+  if (is == requested) return {};
+  return draft.refuse("the " + std::string(name) + " has " + std::to_string(is) +
+                      " elements, not " + std::to_string(requested));
 }
 
 Result<Parts> parts_for(const Draft& draft, std::span<const std::uint64_t> counts,
@@ -94,10 +94,10 @@ Result<Parts> parts_for(const Draft& draft, std::span<const std::uint64_t> count
   return parts;
 }
 
-/// Where the part stands within the whole, when it is the same memory.
-Result<bool> is_part_of(const Draft& draft, Bytes whole, Bytes part, Range range) {
-  if (!overlap(whole, part)) return false;
-  if (part.data() == whole.data() + range.begin * draft.shape.element_bytes) return true;
+/// The position of the part within the buffer, if they share memory.
+Result<bool> is_part_of(const Draft& draft, Bytes buffer, Bytes part, Range range) {
+  if (!overlap(buffer, part)) return false;
+  if (part.data() == buffer.data() + range.begin * draft.shape.element_bytes) return true;
   return draft.refuse("input and output overlap, and not at the rank's own part");
 }
 
@@ -117,9 +117,10 @@ Call::Plan plan_of(Draft& draft) {
   plan.pool = core.generation->scratch;
   plan.input = draft.input.bytes;
   plan.output = draft.output.bytes;
-  plan.keeps_copy = draft.options.preserve_input && draft.shape.is_in_place;
+  plan.saves_input = draft.options.preserve_input && draft.shape.is_in_place;
   plan.timeout = draft.options.timeout.count() > 0 ? draft.options.timeout : network.timeout();
-  if (draft.options.on_end) plan.on_end = [told = draft.options.on_end](const Status&) { told(); };
+  if (draft.options.on_end)
+    plan.on_end = [notify = draft.options.on_end](const Status&) { notify(); };
   return plan;
 }
 
@@ -128,8 +129,7 @@ Handle begin(Draft& draft, bool is_waited) {
   return begin(draft.group, make_call(plan_of(draft)), is_waited);
 }
 
-/// First the sum of the weights, then the numbers: it must be known where the first part is
-/// complete.
+/// First the sum of the weights, then the numbers: the first complete part needs the sum.
 Handle begin_weighted(Draft& draft, Call::Plan plan, bool is_waited) {
   plan.weight = draft.options.weight;
   plan.is_factor = true;
@@ -154,17 +154,17 @@ Handle begin_weighted(Draft& draft, Call::Plan plan, bool is_waited) {
     if (status.ok() && *weight == 0)
       main->fail(Error(ErrorCode::kInvalidArgument, "weight: the sum over all ranks is 0"));
     main->set_divisor(*weight);
-    network->start(main, false);  // when the weights failed, the group's cause ends it
+    network->start(main, false);  // if the weights failed, the group's cause ends it
   };
   network->start(make_call(std::move(weights)), is_waited);
   return Handle(draft.group.core().generation->driver, main);
 }
 
 Result<Algorithm> choose(const Draft& draft, std::uint64_t bytes) {
-  const Algorithm wanted = draft.options.algorithm;
-  if (wanted == Algorithm::kRecursiveDoubling && bytes > kMaxDoublingBytes)
+  const Algorithm requested = draft.options.algorithm;
+  if (requested == Algorithm::kRecursiveDoubling && bytes > kMaxDoublingBytes)
     return draft.refuse("recursive doubling is for messages up to 16 MiB");
-  if (wanted != Algorithm::kAuto) return wanted;
+  if (requested != Algorithm::kAuto) return requested;
   const std::uint64_t limit = draft.shape.world == 2 ? kDirectBytes : kDoublingBytes;
   if (bytes <= limit) return Algorithm::kRecursiveDoubling;
   if (pays_hierarchy(draft.group.nodes())) return Algorithm::kHierarchical;
@@ -172,10 +172,10 @@ Result<Algorithm> choose(const Draft& draft, std::uint64_t bytes) {
   return halves && bytes <= kHalvingBytes ? Algorithm::kHalvingDoubling : Algorithm::kRing;
 }
 
-/// Everything a reduction has beyond its schedule.
+/// The parts of a reduction beyond its schedule.
 Status prepare_reduction(Draft& draft) {
   const CallOptions& options = draft.options;
-  if (options.reduction == Reduction::kNone) return draft.refuse("no reduction given");
+  if (options.reduction == Reduction::kNone) return draft.refuse("no reduction is set");
   CENTROID_ASSIGN(draft.arithmetic, arithmetic_of(draft.input.dtype, options.reduction));
   draft.signature.reduction = options.reduction;
   if (options.reduction != Reduction::kWeightedMean) return {};
@@ -194,7 +194,7 @@ Handle begin_reduction(Draft& draft, bool is_waited) {
   return begin(draft.group, make_call(std::move(plan)), is_waited);
 }
 
-/// Places in the ring stand for ranks; the schedule names ranks.
+/// Places in the ring represent ranks; the schedule names ranks.
 Schedule ring_in_order(Shape shape, std::uint64_t count, std::span<const std::uint32_t> order) {
   if (order.empty()) return ring_all_reduce(shape, count);
   shape.rank =
@@ -336,8 +336,8 @@ Handle start_all_to_all(const Group& group, ConstElements input, Elements output
   return begin(draft, is_waited);
 }
 
-/// gather and scatter: `whole` is the root's memory of all parts, `part` everybody's own.
-Result<Parts> rooted_parts(Draft& draft, ConstElements whole, ConstElements part,
+/// gather and scatter: `buffer` is the root's memory of all parts, `part` each rank's own.
+Result<Parts> rooted_parts(Draft& draft, ConstElements buffer, ConstElements part,
                            std::uint32_t root, std::span<const std::uint64_t> counts) {
   CENTROID_TRY(check(draft));
   CENTROID_TRY(check_root(draft, root, "root"));
@@ -346,15 +346,15 @@ Result<Parts> rooted_parts(Draft& draft, ConstElements whole, ConstElements part
   draft.signature.root = root;
   const std::vector<std::uint64_t> same(draft.shape.world, part.count());
   Parts parts = parts_of(counts.empty() ? std::span<const std::uint64_t>(same) : counts);
-  if (counts.empty() && is_root) parts = even_parts(whole.count(), draft.shape.world);
+  if (counts.empty() && is_root) parts = even_parts(buffer.count(), draft.shape.world);
   if (parts.size() != draft.shape.world)
     return draft.refuse(std::to_string(counts.size()) + " counts for a group of " +
                         std::to_string(draft.shape.world));
-  if (is_root) CENTROID_TRY(check_count(draft, "whole", whole.count(), parts.back().end));
+  if (is_root) CENTROID_TRY(check_count(draft, "whole", buffer.count(), parts.back().end));
   CENTROID_TRY(check_count(draft, "part", part.count(), parts[rank].size()));
   if (is_root) {
     CENTROID_ASSIGN(draft.shape.is_in_place,
-                    is_part_of(draft, whole.bytes, part.bytes, parts[rank]));
+                    is_part_of(draft, buffer.bytes, part.bytes, parts[rank]));
   }
   return parts;
 }
@@ -517,12 +517,12 @@ Handle all_reduce_bucket_async(const Group& group, std::span<const Elements> ten
   }
   const Elements data(dtype, MutableBytes(packed.get(), bytes));
   Draft draft(group, Operation::kAllReduce, data, data, options);
-  draft.options.preserve_input = false;  // the tensors change only when all has gone well
+  draft.options.preserve_input = false;  // the tensors change only after success
   if (Status planned = plan_all_reduce(draft); !planned.ok())
     return Handle(std::move(planned).error());
   draft.tag = options.tag;
   Call::Plan plan = plan_of(draft);
-  plan.on_end = [packed, told = std::move(options.on_end),
+  plan.on_end = [packed, notify = std::move(options.on_end),
                  parts =
                      std::vector<Elements>(tensors.begin(), tensors.end())](const Status& status) {
     std::size_t from = 0;
@@ -531,7 +531,7 @@ Handle all_reduce_bucket_async(const Group& group, std::span<const Elements> ten
         std::memcpy(part.bytes.data(), packed.get() + from, part.bytes.size());
       from += part.bytes.size();
     }
-    if (told) told();
+    if (notify) notify();
   };
   if (options.reduction == Reduction::kWeightedMean && group.world() > 1 && bytes != 0)
     return begin_weighted(draft, std::move(plan), false);

@@ -14,11 +14,11 @@ namespace centroid::collective {
 ///
 /// fails   invalid_argument (sizes, types, root: nothing is sent); else the group ends with the
 ///         cause, which names the rank: unavailable (it died or left), deadline_exceeded (it is
-///         silent), failed_precondition (it issued something else), or what `abort` was given
+///         silent), failed_precondition (it issued something else), or the error of `abort`
 /// bits    the same on every rank and in every run of the same world and sizes, whatever the timing
 /// steps, bytes   docs/explanation/rounds.md#all-reduce-algorithms
 
-/// Combine the numbers of all ranks; every rank gets the result.
+/// Combine the numbers of all ranks; every rank receives the result.
 Handle all_reduce_async(const Group& group, ConstElements input, Elements output,
                         CallOptions options = {});
 Status all_reduce(const Group& group, ConstElements input, Elements output,
@@ -30,27 +30,27 @@ Status all_reduce(const Group& group, Elements data, CallOptions options = {});
 Handle all_reduce_bucket_async(const Group& group, std::span<const Elements> tensors,
                                CallOptions options = {});
 
-/// Combine; rank i gets part i. `counts`: elements of each part; empty: even, the first r parts one
-/// longer. In place when the output is its own part within the input; the rest of the input is then
-/// overwritten.
+/// Combine; rank i receives part i. `counts`: elements of each part; empty: even, the first r parts
+/// one longer. In place if the output is its own part within the input; the rest of the input is
+/// then overwritten.
 Handle reduce_scatter_async(const Group& group, ConstElements input, Elements output,
                             CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 Status reduce_scatter(const Group& group, ConstElements input, Elements output,
                       CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 
-/// Every rank gets the parts of all, in rank order. In place when the input is its own part within
-/// the output.
+/// Every rank receives the parts of all, in rank order. In place if the input is its own part
+/// within the output.
 Handle all_gather_async(const Group& group, ConstElements input, Elements output,
                         CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 Status all_gather(const Group& group, ConstElements input, Elements output,
                   CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 
-/// Every rank gets what the root has.
+/// Every rank receives the root's data.
 Handle broadcast_async(const Group& group, Elements data, std::uint32_t root,
                        CallOptions options = {});
 Status broadcast(const Group& group, Elements data, std::uint32_t root, CallOptions options = {});
 
-/// Part i of the input goes to rank i. Empty counts: even parts of the same size on every rank.
+/// Part i of the input is sent to rank i. Empty counts: even parts of the same size on every rank.
 Handle all_to_all_async(const Group& group, ConstElements input, Elements output,
                         CallOptions options = {}, std::span<const std::uint64_t> send_counts = {},
                         std::span<const std::uint64_t> receive_counts = {});
@@ -58,19 +58,19 @@ Status all_to_all(const Group& group, ConstElements input, Elements output,
                   CallOptions options = {}, std::span<const std::uint64_t> send_counts = {},
                   std::span<const std::uint64_t> receive_counts = {});
 
-/// The root gets the parts of all. `counts` empty: the same on every rank, or on the root the even
-/// parts of the output.
+/// The root receives the parts of all. `counts` empty: the same on every rank, or on the root the
+/// even parts of the output.
 Handle gather_async(const Group& group, ConstElements input, Elements output, std::uint32_t root,
                     CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 Status gather(const Group& group, ConstElements input, Elements output, std::uint32_t root,
               CallOptions options = {}, std::span<const std::uint64_t> counts = {});
-/// Rank i gets part i of the root's input.
+/// Rank i receives part i of the root's input.
 Handle scatter_async(const Group& group, ConstElements input, Elements output, std::uint32_t root,
                      CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 Status scatter(const Group& group, ConstElements input, Elements output, std::uint32_t root,
                CallOptions options = {}, std::span<const std::uint64_t> counts = {});
 
-/// Returns when every rank has called it.
+/// Returns after every rank has called it.
 Handle barrier_async(const Group& group, CallOptions options = {});
 Status barrier(const Group& group, CallOptions options = {});
 

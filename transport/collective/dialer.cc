@@ -25,20 +25,20 @@ const Endpoint kSharedEndpoint{"collective", 0};
 
 std::string name_of(std::uint32_t rank) { return "rank " + std::to_string(rank); }
 
-/// A connection that says nothing is closed when its time is over.
+/// Closes a connection that is silent until its deadline.
 class Bound {
  public:
   Bound(Connection& connection, Deadline deadline) : timer_(connection.executor(), deadline) {
     timer_.async_wait([state = state_, &connection](const boost::system::error_code& error) {
       if (error || state->is_over) return;
       state->is_late = true;
-      connection.close(Error(ErrorCode::kDeadlineExceeded, connection.peer() + " said nothing"));
+      connection.close(Error(ErrorCode::kDeadlineExceeded, connection.peer() + " sent nothing"));
     });
   }
   ~Bound() { state_->is_over = true; }
   Bound(const Bound&) = delete;
   Bound& operator=(const Bound&) = delete;
-  /// False: it came too late.
+  /// False: it was too late.
   bool stop() {
     state_->is_over = true;
     return !state_->is_late;
@@ -58,12 +58,12 @@ Task<Result<InFrame>> read_kind(Connection& connection, std::uint16_t kind) {
   if (frame.header.kind != kind) {
     co_return Error(ErrorCode::kDataLoss, connection.peer() + ": a frame of kind " +
                                               std::to_string(frame.header.kind) +
-                                              " came before the join");
+                                              " arrived before the join");
   }
   co_return frame;
 }
 
-/// Set while this lives.
+/// Set during its lifetime.
 struct Flag {
   explicit Flag(bool& one) : flag(one) { flag = true; }
   ~Flag() { flag = false; }
@@ -131,12 +131,12 @@ transport::Greeting Dialer::greeting() const {
   return out;
 }
 
-/// What we want of the connection with a rank.
+/// The features that we request of the connection with a rank.
 std::uint32_t Dialer::features(std::uint32_t rank) const {
   const std::vector<std::string>& nodes = roster_.nodes;
   const bool is_near = !nodes.empty() && !nodes[rank].empty() && nodes[rank] == nodes[roster_.rank];
   std::uint32_t out = 0;
-  if (is_near || !station_->options.payload_checksum) out |= kFeatureUnsummed;
+  if (is_near || !station_->options.payload_checksum) out |= kFeatureNoPayloadCrc;
   if (is_near && station_->shared_listener) out |= kFeatureSharedMemory;
   return out;
 }
@@ -164,7 +164,7 @@ bool Dialer::is_wanted(std::uint32_t rank) const {
   return !is_stopping_ && !pairs_[rank].is_connected && network_.needed_until(rank) > now();
 }
 
-/// False: the pair has its connection, or nobody wants it any more.
+/// False: the pair has its connection, or nothing needs it any more.
 Task<bool> Dialer::pause(std::uint32_t rank, TimePoint until) {
   while (is_wanted(rank) && now() < until) (void)co_await changed_.wait(until);
   co_return is_wanted(rank);
@@ -188,7 +188,8 @@ Task<void> Dialer::call(std::uint32_t rank) {
     if (tried.ok()) break;
     const ErrorCode code = tried.error().code();
     pair.failure = std::move(tried).error();
-    // Others are not there yet, or in the generation before: the roster may have reached us first.
+    // Others are not there yet, or in the previous generation: the roster may have reached us
+    // first.
     if (code == ErrorCode::kFailedPrecondition || code == ErrorCode::kAborted) {
       network_.on_refused(rank, *pair.failure);
       break;
@@ -198,18 +199,18 @@ Task<void> Dialer::call(std::uint32_t rank) {
   }
   pair.has_caller = false;
   if (pair.is_connected || is_stopping_ || !pair.failure) co_return;
-  log::info("peers.not_connected", {{"generation", roster_.generation},
-                                    {"rank", rank},
-                                    {"endpoint", roster_.endpoints[rank].to_string()},
-                                    {"error", *pair.failure}});
+  log::info("peers.connection_failed", {{"generation", roster_.generation},
+                                        {"rank", rank},
+                                        {"endpoint", roster_.endpoints[rank].to_string()},
+                                        {"error", *pair.failure}});
 }
 
 Task<Status> Dialer::try_peer(std::uint32_t rank, Deadline deadline) {
   const Endpoint endpoint = roster_.endpoints[rank];
   CENTROID_CO_ASSIGN(auto connection, co_await station_->transport->connect(endpoint, deadline));
   Bound bound(*connection, deadline);
-  const std::uint32_t wanted = features(rank);
-  CENTROID_CO_ASSIGN(const JoinReply agreed, co_await introduce(*connection, rank, wanted));
+  const std::uint32_t requested = features(rank);
+  CENTROID_CO_ASSIGN(const JoinReply agreed, co_await introduce(*connection, rank, requested));
   if ((agreed.features & kFeatureSharedMemory) != 0) {
     const Status moved = co_await try_shared(rank, agreed.shared_port, deadline);
     if (moved.ok() || is_stopping_) co_return moved;
@@ -221,9 +222,9 @@ Task<Status> Dialer::try_peer(std::uint32_t rank, Deadline deadline) {
   co_return Status();
 }
 
-/// Say who we are, and hear what both sides want.
+/// Send our identity, and receive the features of both sides.
 Task<Result<JoinReply>> Dialer::introduce(Connection& connection, std::uint32_t rank,
-                                          std::uint32_t wanted) {
+                                          std::uint32_t requested) {
   CENTROID_CO_ASSIGN(const transport::Peer peer,
                      co_await transport::send_hello(connection, greeting()));
   connection.set_limits(peer.limits);
@@ -231,7 +232,7 @@ Task<Result<JoinReply>> Dialer::introduce(Connection& connection, std::uint32_t 
   join.generation = roster_.generation;
   join.rank = roster_.rank;
   join.world = static_cast<std::uint32_t>(roster_.endpoints.size());
-  join.features = wanted;
+  join.features = requested;
   const std::vector<std::byte> head = encode(join);
   OutFrame frame;
   frame.kind = kJoin;
@@ -241,7 +242,7 @@ Task<Result<JoinReply>> Dialer::introduce(Connection& connection, std::uint32_t 
   if ((reply.header.flags & transport::kFlagError) != 0)
     co_return transport::decode_error(reply.head).with_context(name_of(rank));
   CENTROID_CO_ASSIGN(JoinReply agreed, decode_join_reply(reply.head));
-  agreed.features &= wanted;
+  agreed.features &= requested;
   co_return agreed;
 }
 
@@ -251,8 +252,8 @@ Task<Status> Dialer::try_shared(std::uint32_t rank, std::uint32_t port, Deadline
   endpoint.port = static_cast<std::uint16_t>(port);
   CENTROID_CO_ASSIGN(auto connection, co_await station_->shared->connect(endpoint, deadline));
   Bound bound(*connection, deadline);
-  const std::uint32_t wanted = kFeatureUnsummed;
-  CENTROID_CO_ASSIGN(const JoinReply agreed, co_await introduce(*connection, rank, wanted));
+  const std::uint32_t requested = kFeatureNoPayloadCrc;
+  CENTROID_CO_ASSIGN(const JoinReply agreed, co_await introduce(*connection, rank, requested));
   CENTROID_CO_TRY(co_await confirm(*connection));
   if (!bound.stop()) co_return Error(ErrorCode::kDeadlineExceeded, "join: too late");
   put(rank, std::move(connection), agreed.features);
@@ -304,7 +305,7 @@ Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection) {
   frame.head = head;
   const Status sent = co_await connection->write(frame);
   if (!sent.ok()) co_return;
-  // Closed instead: the peer goes on through shared memory, or has given up.
+  // Closed instead: the peer continues through shared memory, or has cancelled.
   const auto stays = co_await read_kind(*connection, kStay);
   if (!stays.ok() || !bound.stop()) co_return;
   put(join->rank, std::move(connection), agreed.features);
@@ -326,7 +327,8 @@ Task<Result<Join>> Dialer::greet_peer(Connection& connection) {
   co_return join;
 }
 
-/// As long as the caller's greeting may take, one caller at a time, and not for ever more bytes.
+/// For at most the time of a caller's greeting, one caller at a time, and for a bounded number of
+/// bytes.
 Task<void> Dialer::answer_echoes(Connection& connection) {
   constexpr std::uint64_t kMostBytes = 2ull << 30;
   if (is_measured_) co_return;
@@ -335,14 +337,14 @@ Task<void> Dialer::answer_echoes(Connection& connection) {
   for (std::uint64_t moved = 0; moved < kMostBytes && !is_stopping_;) {
     const auto frame = co_await connection.read_header();
     if (!frame.ok() || frame->header.kind != transport::kEcho) break;
-    const auto wanted = transport::echo_bytes(*frame);
-    if (!wanted.ok()) break;
-    moved += *wanted + frame->header.payload_bytes;
+    const auto requested = transport::echo_bytes(*frame);
+    if (!requested.ok()) break;
+    moved += *requested + frame->header.payload_bytes;
     if (frame->header.payload_bytes > 0) {
       const Status skipped = co_await connection.skip_payload();
       if (!skipped.ok()) break;
     }
-    const std::vector<std::byte> payload(*wanted);
+    const std::vector<std::byte> payload(*requested);
     OutFrame answer;
     answer.kind = transport::kEcho;
     answer.flags = transport::kFlagResponse;

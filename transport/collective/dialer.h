@@ -14,16 +14,16 @@ namespace centroid::collective {
 
 class Network;
 
-/// Role in the greeting of who only measures the way here: its Echo requests are answered.
+/// Role in the greeting of a caller that only measures the path: its Echo requests are answered.
 inline constexpr const char* kMeasurer = "measure";
 
-/// Where one process listens for its peers and how it calls them, in all generations.
+/// One process's listener and its way to call peers, in all generations.
 struct Station {
   MeshOptions options;
   std::shared_ptr<Driver> driver;
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<transport::Listener> listener;
-  /// For ranks on this machine; none when it is off or does not work here.
+  /// For ranks on this machine; none if it is off or does not work here.
   std::unique_ptr<transport::Transport> shared;
   std::unique_ptr<transport::Listener> shared_listener;
 
@@ -34,19 +34,20 @@ struct Station {
 /// peers that call.
 ///
 /// who calls  the higher rank as soon as it needs the lower one; the lower one a moment later
-///            (`MeshOptions::head_start`), because mostly both need it at the same time. While the
-///            higher rank is calling it refuses the lower one's call, and whoever is being called
+///            (`MeshOptions::head_start`), because usually both need it at the same time. While the
+///            higher rank is calling it refuses the lower one's call, and a rank that is being
+/// called
 ///            does not call back: so a pair never ends with two connections, one per side
 /// when       a call is repeated until an operation that needs it has ended. The caller confirms
-///            with `stay`: a call that was given up while it waited to be answered counts nothing
+///            with `stay`: a call that was cancelled before its answer has no effect
 /// thread     the driver's executor
 class Dialer {
  public:
   Dialer(Network& network, std::shared_ptr<Station> station, Roster roster);
 
-  /// From now on, until `stop_answering`.
+  /// Answer calls until `stop_answering`.
   void answer();
-  /// Connect with this rank, unless that is under way.
+  /// Connect with this rank, unless that is in progress.
   void need(std::uint32_t rank);
   /// Why the last call of this rank failed.
   const std::optional<Error>& failure(std::uint32_t rank) const { return pairs_[rank].failure; }
@@ -57,9 +58,9 @@ class Dialer {
  private:
   struct Pair {
     bool is_connected = false;
-    bool has_caller = false;         ///< a task of ours sees to it
+    bool has_caller = false;         ///< a task of ours calls it
     bool is_calling = false;         ///< it waits for the peer's answer at this moment
-    std::uint32_t answered_now = 0;  ///< calls of the peer that are not decided yet
+    std::uint32_t answered_now = 0;  ///< undecided calls of the peer
     std::optional<Error> failure;
   };
   class Answering;
@@ -73,7 +74,7 @@ class Dialer {
   Task<void> call(std::uint32_t rank);
   Task<Status> try_peer(std::uint32_t rank, Deadline deadline);
   Task<Result<JoinReply>> introduce(transport::Connection& connection, std::uint32_t rank,
-                                    std::uint32_t wanted);
+                                    std::uint32_t requested);
   Task<Status> try_shared(std::uint32_t rank, std::uint32_t port, Deadline deadline);
   Task<void> answer_peers(transport::Listener& listening);
   Task<void> answer_peer(std::unique_ptr<transport::Connection> connection);

@@ -30,10 +30,10 @@ Driver::~Driver() {
 }
 
 void Driver::begin_work(bool is_waited) {
-  begun_.fetch_add(1);
+  started_.fetch_add(1);
   work_.fetch_add(1);
   if (is_waited) return;
-  // Under the mutex: the background thread may stand between its check and its sleep.
+  // Under the mutex: the background thread may be between its check and its sleep.
   const std::lock_guard lock(mutex_);
   if (!is_driven_) background_.notify_one();
 }
@@ -76,10 +76,10 @@ void Driver::wait(const std::atomic<bool>& is_done) {
   }
 }
 
-/// Run what is ready; else wait for something, by looking or asleep.
-void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
-  const bool spins = spin_.count() != 0 && may_look;
-  if (!may_look && polls_.empty()) {
+/// Run ready handlers; otherwise wait for one, polling or asleep.
+void Driver::turn(bool may_spin, const std::atomic<bool>& is_done) {
+  const bool spins = spin_.count() != 0 && may_spin;
+  if (!may_spin && polls_.empty()) {
     context_.run_one();
     return;
   }
@@ -87,20 +87,21 @@ void Driver::turn(bool may_look, const std::atomic<bool>& is_done) {
   while (!is_done && context_.poll_one() != 0) has_run = true;
   if (has_run) return;
   const TimePoint begin = centroid::now();
-  if (may_look && look(spins ? spin_ : look_)) {
-    look_ = std::min<std::chrono::nanoseconds>(kLook, 2 * look_);
+  if (may_spin && look(spins ? spin_ : spin_time_)) {
+    spin_time_ = std::min<std::chrono::nanoseconds>(kSpinTime, 2 * spin_time_);
     return;
   }
   if (polls_.arm()) context_.run_one();
   polls_.disarm();
-  if (!may_look) return;
-  // A wait that was hardly longer would have paid; a long one is somebody who computes.
-  const bool would_pay = centroid::now() - begin < 3 * kLook;
-  look_ = would_pay ? kLook : std::max<std::chrono::nanoseconds>(kLook / 16, look_ / 2);
+  if (!may_spin) return;
+  // If a wait was hardly longer, polling would have paid; a long one means that a rank computes.
+  const bool would_pay = centroid::now() - begin < 3 * kSpinTime;
+  spin_time_ =
+      would_pay ? kSpinTime : std::max<std::chrono::nanoseconds>(kSpinTime / 16, spin_time_ / 2);
 }
 
 bool Driver::look(std::chrono::nanoseconds most) {
-  // Where ranks share cores, the next look is worth something only when another one has run.
+  // If ranks share cores, the next poll is useful only after another rank has run.
   const unsigned looks = has_cores_ ? 32 : 1;
   const TimePoint until = centroid::now() + most;
   for (unsigned n = 1;; ++n) {
@@ -108,7 +109,7 @@ bool Driver::look(std::chrono::nanoseconds most) {
       if (polls_.poll()) return true;
       relax();
     }
-    ::sched_yield();  // whoever can run goes first
+    ::sched_yield();  // other runnable threads first
     if ((polls_.empty() || n % 4 == 0) && context_.poll_one() != 0) return true;
     if (centroid::now() >= until) return false;
   }
@@ -117,8 +118,8 @@ bool Driver::look(std::chrono::nanoseconds most) {
 void Driver::run_in_background() {
   std::unique_lock lock(mutex_);
   while (!is_stopping_) {
-    const std::size_t begun = begun_;
-    // Whoever waits drives itself.
+    const std::size_t begun = started_;
+    // A waiter drives itself.
     const auto has_work = [this] {
       return is_stopping_ || (!is_driven_ && waiting_ == 0 && work_ != 0);
     };
@@ -129,7 +130,7 @@ void Driver::run_in_background() {
     }
     const bool is_idle = work_ == 0;
     if (is_stopping_ || is_driven_ || waiting_ != 0 ||
-        (is_idle && (watches_ == 0 || begun != begun_)))
+        (is_idle && (watches_ == 0 || begun != started_)))
       continue;
     is_driven_ = true;
     lock.unlock();

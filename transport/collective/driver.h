@@ -16,17 +16,17 @@
 namespace centroid::collective {
 
 /// Runs one io_context on whichever thread has time: a caller that waits for its operation runs it
-/// itself, so that its bytes are sent, received and summed without a hop between threads (a wake-up
-/// on another core costs about 45 us, a small all-reduce 30). While operations are under way that
-/// nobody waits for, a thread of the driver's own runs it. One thread at a time: objects on the
-/// executor need no locks. When nothing has been under way for kIdle, the driver's own thread
-/// sleeps on the sockets, so that a peer's goodbye is answered; before that nobody reads, so that
-/// the next operation finds no thread to take over from.
+/// itself, so that its bytes are sent, received and summed without a switch between threads (a
+/// wake-up on another core costs about 45 us, a small all-reduce 30). While operations without a
+/// waiting caller are in progress, a thread of the driver runs it. One thread at a time: objects on
+/// the executor need no locks. After kIdle without operations, the driver's thread sleeps on the
+/// sockets, to answer a peer's Leave; before that no thread reads, so that the next operation has
+/// no thread to take over from.
 class Driver {
  public:
-  /// `spin`: how long a waiting caller polls before it sleeps; helps only while there are more
-  /// cores than ranks. 0: it looks into shared memory, at most for kLook, as long as that pays, and
-  /// gives its core to whoever can run between looks.
+  /// `spin`: how long a waiting caller polls before it sleeps; useful only with more cores than
+  /// ranks. 0: it polls shared memory for at most kSpinTime, as long as that pays, and yields its
+  /// core between polls.
   Driver(const std::string& name, std::chrono::microseconds spin);
   ~Driver();
   Driver(const Driver&) = delete;
@@ -35,14 +35,15 @@ class Driver {
   Executor executor() { return context_.get_executor(); }
   boost::asio::io_context& context() { return context_; }
   transport::PollSet& polls() { return polls_; }
-  /// Whether every rank of this machine has a core: else a look needs another to have run before.
+  /// Whether every rank of this machine has a core: otherwise a poll needs another rank to have run
+  /// before.
   void set_has_cores(bool has_cores) { has_cores_ = has_cores; }
 
-  /// Something is under way until `end_work`; any thread. `is_waited`: the caller calls `wait` next
-  /// and runs the context itself, unless another does.
+  /// An operation is in progress until `end_work`; any thread. `is_waited`: the caller calls `wait`
+  /// next and runs the context itself, unless another does.
   void begin_work(bool is_waited);
   void end_work();
-  /// Something is under way as long as this lives.
+  /// Work in progress during its lifetime.
   class Work {
    public:
     explicit Work(Driver& driver) : driver_(driver) { driver_.begin_work(false); }
@@ -53,10 +54,10 @@ class Driver {
    private:
     Driver& driver_;
   };
-  /// From now on there are peers to listen to while idle; any thread.
+  /// From now on there are peers to read from while idle; any thread.
   void begin_watch();
   void end_watch();
-  /// Block until `finish(is_done)`, running the context when no other thread does.
+  /// Block until `finish(is_done)`, running the context if no other thread does.
   void wait(const std::atomic<bool>& is_done);
   /// On the driver: end the waits for `is_done`.
   void finish(std::atomic<bool>& is_done);
@@ -66,11 +67,11 @@ class Driver {
   T run(Task<T> task);
 
  private:
-  static constexpr std::chrono::microseconds kLook{50};
+  static constexpr std::chrono::microseconds kSpinTime{50};
   static constexpr std::chrono::milliseconds kIdle{20};
 
   void run_in_background();
-  void turn(bool may_look, const std::atomic<bool>& is_done);
+  void turn(bool may_spin, const std::atomic<bool>& is_done);
   bool look(std::chrono::nanoseconds most);
 
   boost::asio::io_context context_{1};
@@ -78,12 +79,12 @@ class Driver {
   const std::chrono::microseconds spin_;
   transport::PollSet polls_;
   std::atomic<bool> has_cores_{false};
-  std::chrono::nanoseconds look_ = kLook;  ///< how long it pays at present
+  std::chrono::nanoseconds spin_time_ = kSpinTime;  ///< how long it pays at present
   std::mutex mutex_;
   std::condition_variable waiters_, background_;
   std::atomic<std::size_t> waiting_{0};  ///< threads asleep in `wait`
   std::atomic<std::size_t> watches_{0};
-  std::atomic<std::size_t> begun_{0};  ///< works, ever
+  std::atomic<std::size_t> started_{0};  ///< works, ever
   bool is_driven_ = false;
   std::atomic<bool> is_stopping_{false};
   std::atomic<std::size_t> work_{0};

@@ -29,7 +29,7 @@ Status check(const Group& group, std::span<const Parcel> parcels, std::size_t me
       return bad(which + "has " + std::to_string(bytes) + " bytes, at most " +
                  std::to_string(parcel.most) + " were agreed");
     if (parcel.begin > memory || bytes > memory - parcel.begin)
-      return bad(which + "ends behind its memory of " + std::to_string(memory) + " bytes");
+      return bad(which + "ends beyond its memory of " + std::to_string(memory) + " bytes");
   }
   return {};
 }
@@ -64,7 +64,8 @@ Handle start(const Group& group, Bytes input, std::span<const Parcel> out, Mutab
   plan.output = output;
   plan.lengths = lengths;
   plan.timeout = options.timeout.count() > 0 ? options.timeout : network.timeout();
-  if (options.on_end) plan.on_end = [told = std::move(options.on_end)](const Status&) { told(); };
+  if (options.on_end)
+    plan.on_end = [notify = std::move(options.on_end)](const Status&) { notify(); };
   return begin(group, make_call(std::move(plan)), is_waited);
 }
 

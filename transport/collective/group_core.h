@@ -9,7 +9,7 @@
 
 namespace centroid::collective {
 
-/// What the groups of one generation share; closes the network with the last of them.
+/// Shared by the groups of one generation; closes the network with the last of them.
 struct Generation {
   explicit Generation(std::shared_ptr<Network> links) : network(std::move(links)) {}
   ~Generation() { network->close(); }
@@ -28,7 +28,7 @@ struct Group::Core {
   std::shared_ptr<Generation> generation;
   std::vector<std::uint32_t> members;
   std::vector<std::string> nodes;   ///< by rank of the group; empty: unknown
-  std::vector<std::uint32_t> ring;  ///< ranks of the group as rings go round; empty: in order
+  std::vector<std::uint32_t> ring;  ///< order of the ranks in rings; empty: in order
   std::uint32_t rank = 0;
   std::uint64_t id = 0;
   std::mutex mutex;
@@ -40,7 +40,7 @@ struct Group::Core {
   }
 };
 
-/// The group of these members (sorted ranks of the generation); `rank` is our place among them.
+/// The group of these members (sorted ranks of the generation); `rank` is our index among them.
 Group make_group(std::shared_ptr<Generation> generation, std::vector<std::uint32_t> members,
                  std::uint32_t rank);
 

@@ -114,7 +114,7 @@ Task<std::optional<Result<transport::EchoReport>>> measure_there(std::shared_ptr
 Task<Result<transport::EchoReport>> Mesh::measure(Endpoint endpoint, std::string run_id,
                                                   std::chrono::milliseconds time,
                                                   std::uint32_t bytes) {
-  const Driver::Work work(*impl_->station->driver);  // else its thread may sleep
+  const Driver::Work work(*impl_->station->driver);  // otherwise its thread may sleep
   auto there = measure_there(impl_->station, endpoint, run_id, time, bytes);
   // No slot, as in run_on: it ends by its own deadlines.
   auto token = boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),

@@ -8,10 +8,10 @@ namespace centroid::collective {
 
 namespace {
 
-/// A failed operation waits so long for its last frames before their connections are closed.
+/// A failed operation waits this long for its last frames before their connections are closed.
 constexpr std::chrono::milliseconds kGrace{200};
 
-std::string name_of(const Link& link) { return "rank " + std::to_string(link.rank()); }
+std::string name_of(const PeerConnection& link) { return "rank " + std::to_string(link.rank()); }
 
 }  // namespace
 
@@ -39,11 +39,11 @@ void Network::open() {
 
 void Network::add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
                        std::uint32_t features) {
-  links_[rank] = std::make_unique<Link>(*this, rank, std::move(connection), features);
-  Link& link = *links_[rank];
+  links_[rank] = std::make_unique<PeerConnection>(*this, rank, std::move(connection), features);
+  PeerConnection& link = *links_[rank];
   readers_.spawn(link.read());
   writers_.spawn(link.write());
-  for (const auto& [group, over] : aborted_) tell_over(link, group, over);
+  for (const auto& [group, over] : aborted_) notify_aborted(link, group, over);
   std::vector<std::shared_ptr<Call>> begun;
   for (const auto& [key, call] : calls_)
     if (!call->is_failing()) begun.push_back(call);
@@ -90,13 +90,13 @@ std::shared_ptr<Call> Network::find(const Key& key) const {
 
 bool Network::is_over(const Key& key) const {
   if (aborted_.contains(key.group)) return true;
-  const auto at = begun_.find(std::pair(key.group, key.tag));
-  return at != begun_.end() && key.sequence < at->second && !calls_.contains(key);
+  const auto at = started_.find(std::pair(key.group, key.tag));
+  return at != started_.end() && key.sequence < at->second && !calls_.contains(key);
 }
 
 std::optional<Error> Network::unreachable(const Call& call) const {
   for (const std::uint32_t member : call.plan().members) {
-    const Link* const link = links_[member].get();
+    const PeerConnection* const link = links_[member].get();
     if (link == nullptr) continue;
     if (link->lost() && !link->has_left())
       return Error(link->lost()->code(), link->lost()->message()).with_context(name_of(*link));
@@ -106,7 +106,7 @@ std::optional<Error> Network::unreachable(const Call& call) const {
 
 void Network::begin(const std::shared_ptr<Call>& call) {
   const Key& key = call->key();
-  std::uint64_t& next = begun_[std::pair(key.group, key.tag)];
+  std::uint64_t& next = started_[std::pair(key.group, key.tag)];
   next = std::max(next, key.sequence + 1);
   calls_.emplace(key, call);
   if (call->is_failing()) return;
@@ -120,7 +120,7 @@ void Network::begin(const std::shared_ptr<Call>& call) {
       return;
     }
     for (const Call::Channel& channel : call->channels()) {
-      const Link* const link = link_to(channel.peer);
+      const PeerConnection* const link = link_to(channel.peer);
       if (link == nullptr || !link->has_left()) continue;
       Error gone(ErrorCode::kUnavailable,
                  "rank " + std::to_string(channel.peer) + " has left the group");
@@ -129,7 +129,7 @@ void Network::begin(const std::shared_ptr<Call>& call) {
     }
   }
   for (Call::Channel& channel : call->channels()) {
-    Link* const link = link_to(channel.peer);
+    PeerConnection* const link = link_to(channel.peer);
     if (link == nullptr) {
       dialer_.need(channel.peer);
     } else if (channel.bytes_in >= kReadyFrom) {
@@ -150,8 +150,8 @@ void Network::begin(const std::shared_ptr<Call>& call) {
 }
 
 void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
-  Link& link = *link_to(early.rank);
-  link.kept_ -= early.segment.bytes;
+  PeerConnection& link = *link_to(early.rank);
+  link.early_bytes_ -= early.segment.bytes;
   link.give_back(early.segment.bytes);
   Call::Channel* const channel = call->channel_of(early.rank);
   if (channel == nullptr) return refuse_late(link, early.head);
@@ -163,7 +163,7 @@ void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
 
 void Network::advance(const std::shared_ptr<Call>& call) {
   for (Call::Channel& channel : call->channels())
-    if (Link* const link = link_to(channel.peer)) link->enqueue(call, channel);
+    if (PeerConnection* const link = link_to(channel.peer)) link->enqueue(call, channel);
 }
 
 void Network::settle(const std::shared_ptr<Call>& call) {
@@ -175,27 +175,27 @@ void Network::settle(const std::shared_ptr<Call>& call) {
   call->wake();
 }
 
-void Network::keep(Link& link, const DataHead& head, Kept segment) {
+void Network::keep(PeerConnection& link, const DataHead& head, CachedBlock segment) {
   Early early;
   early.head = head;
   early.segment = std::move(segment);
   early.rank = link.rank();
-  if (auto call = find(head.key)) {  // begun while the payload came
+  if (auto call = find(head.key)) {  // begun while the payload arrived
     deliver(call, early);
     advance(call);
     settle(call);
     return;
   }
   if (is_over(head.key)) {
-    link.kept_ -= early.segment.bytes;
+    link.early_bytes_ -= early.segment.bytes;
     link.give_back(early.segment.bytes);
     return;
   }
   pending_[head.key].frames.push_back(std::move(early));
 }
 
-void Network::refuse_late(Link& link, const DataHead& head) {
-  if (aborted_.contains(head.key.group)) return;  // what was under way when it ended
+void Network::refuse_late(PeerConnection& link, const DataHead& head) {
+  if (aborted_.contains(head.key.group)) return;  // in progress when it ended
   Error error(ErrorCode::kFailedPrecondition,
               name_of(link) + " sent " + to_string(head.signature()) +
                   " for an operation that expects nothing from it on rank " +
@@ -203,7 +203,7 @@ void Network::refuse_late(Link& link, const DataHead& head) {
   begin_abort(head.key.group, std::move(error));
 }
 
-void Network::on_ready(Link& link, const Key& key) {
+void Network::on_ready(PeerConnection& link, const Key& key) {
   if (auto call = find(key)) {
     if (Call::Channel* const channel = call->channel_of(link.rank())) {
       channel->is_ready = true;
@@ -234,16 +234,16 @@ void Network::abort(std::uint64_t group, Error cause) {
   });
 }
 
-/// Everybody passes it on, because not every pair is connected: whoever waits for a lost rank,
-/// however far from it, has a connection with the one it waits for.
+/// Every rank passes it on, because not every pair is connected: a rank that waits for a lost rank,
+/// at any distance, has a connection with the one it waits for.
 void Network::begin_abort(std::uint64_t group, Error cause, std::uint32_t culprit,
-                          const Link* teller) {
+                          const PeerConnection* teller) {
   const auto [at, is_new] = aborted_.emplace(group, Over{cause, culprit});
   if (!is_new) return;
   if (culprit_ == kNoRank) culprit_ = culprit;
   drop_pending(group);
   for (const auto& link : links_)
-    if (link && link.get() != teller) tell_over(*link, group, at->second);
+    if (link && link.get() != teller) notify_aborted(*link, group, at->second);
   std::vector<std::shared_ptr<Call>> failed;
   for (const auto& [key, call] : calls_)
     if (key.group == group) failed.push_back(call);
@@ -261,15 +261,15 @@ void Network::drop_pending(std::uint64_t group) {
   std::erase_if(pending_, [&](const auto& entry) {
     if (entry.first.group != group) return false;
     for (const Early& early : entry.second.frames) {
-      Link& link = *link_to(early.rank);
-      link.kept_ -= early.segment.bytes;
+      PeerConnection& link = *link_to(early.rank);
+      link.early_bytes_ -= early.segment.bytes;
       link.give_back(early.segment.bytes);
     }
     return true;
   });
 }
 
-void Network::tell_over(Link& link, std::uint64_t group, const Over& over) {
+void Network::notify_aborted(PeerConnection& link, std::uint64_t group, const Over& over) {
   Abort abort;
   abort.group = group;
   abort.code = over.cause.code();
@@ -278,11 +278,11 @@ void Network::tell_over(Link& link, std::uint64_t group, const Over& over) {
   link.send_control(kAbort, encode(abort));
 }
 
-void Network::on_abort(Link& link, const Abort& abort) {
+void Network::on_abort(PeerConnection& link, const Abort& abort) {
   begin_abort(abort.group, Error(abort.code, abort.text), abort.culprit, &link);
 }
 
-void Network::on_lost(Link& link) {
+void Network::on_lost(PeerConnection& link) {
   has_bad_links_ = true;
   leave_.notify_all();
   if (is_closing_) return;
@@ -304,12 +304,12 @@ void Network::on_lost(Link& link) {
   }
 }
 
-void Network::on_left(Link& link) {
+void Network::on_left(PeerConnection& link) {
   has_bad_links_ = true;
   std::vector<std::shared_ptr<Call>> hit;
   for (const auto& [key, call] : calls_) {
     const Call::Channel* const channel = call->channel_of(link.rank());
-    // It left behind its last frame: what has not come will not.
+    // It left after its last frame: missing frames will not arrive.
     if (channel != nullptr && channel->received < channel->receives.size() &&
         channel->next_receive < channel->receives.size())
       hit.push_back(call);
@@ -318,9 +318,9 @@ void Network::on_left(Link& link) {
     fail(call, Error(ErrorCode::kUnavailable, name_of(link) + " has left the group"), link.rank());
 }
 
-// ---- who waits for whom: when an operation is late, its ranks tell each other what they know
+// ---- who waits for whom: when an operation is late, its ranks exchange what they know
 
-void Network::tell_waits(Link& link, const Call& call) {
+void Network::notify_waiting(PeerConnection& link, const Call& call) {
   Waiting waiting;
   waiting.key = call.key();
   waiting.rank = rank_;
@@ -333,38 +333,38 @@ void Network::tell_waits(Link& link, const Call& call) {
   }
 }
 
-void Network::ask(Link& link, const Call& call) {
+void Network::ask(PeerConnection& link, const Call& call) {
   link.send_control(kQuery, encode(call.key()));
-  tell_waits(link, call);
+  notify_waiting(link, call);
 }
 
-/// Once: that it is late, and what we know.
+/// Once: report that it is late, and what we know.
 void Network::ask(Call& call) {
   if (std::exchange(call.is_queried, true)) return;
   for (const std::uint32_t member : call.plan().members)
-    if (Link* const link = link_to(member)) ask(*link, call);
+    if (PeerConnection* const link = link_to(member)) ask(*link, call);
 }
 
-void Network::on_query(Link& link, const Key& key) {
+void Network::on_query(PeerConnection& link, const Key& key) {
   const auto call = find(key);
   if (!call || call->is_failing()) return;  // not begun, or ended: the chain of waits stops here
   if (!call->is_queried) return ask(*call);
-  tell_waits(link, *call);
+  notify_waiting(link, *call);
 }
 
-Status Network::on_waiting(Link& link, const Waiting& waiting) {
+Status Network::on_waiting(PeerConnection& link, const Waiting& waiting) {
   if (waiting.rank >= world_ || waiting.waits_for >= world_)
     return Error(ErrorCode::kDataLoss, "an answer about a rank that does not exist");
   const auto call = find(waiting.key);
   if (!call || waiting.rank == rank_ || !call->answered(waiting.rank, waiting.waits_for)) return {};
   for (const std::uint32_t member : call->plan().members) {
-    Link* const other = link_to(member);
+    PeerConnection* const other = link_to(member);
     if (other != nullptr && other != &link) other->send_control(kWaiting, encode(waiting));
   }
   return {};
 }
 
-/// What is said of the rank that an operation has waited for in vain.
+/// Description of the rank that an operation has waited for in vain.
 std::string Network::silence(const Call& call, std::uint32_t blamed) const {
   std::string text = "rank " + std::to_string(blamed) + " did not do its part within " +
                      std::to_string(call.plan().timeout.count()) + " ms";
@@ -435,7 +435,7 @@ Task<void> Network::shut_down() {
   while (is_waiting() && now() < deadline) (void)co_await leave_.wait(deadline);
   for (const auto& link : links_)
     if (link) link->stop();
-  // A peer that reads nothing must not hold us.
+  // A peer that does not read must not block us.
   for (const auto& link : links_) {
     if (link && !link->has_confirmed_leave())
       link->lose(Error(ErrorCode::kCancelled, "this rank has left"));

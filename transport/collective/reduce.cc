@@ -29,7 +29,7 @@ struct F16 {
   CENTROID_KERNEL std::uint16_t store(float x) { return f16_from_f32(x); }
 };
 
-// Whole numbers wrap around, as the unsigned ones of the same width do.
+// Integers wrap around, as unsigned ones of the same width do.
 template <class T>
 using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
                                              std::type_identity<T>>::type;
@@ -46,7 +46,7 @@ struct Multiply {
     return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
   }
 };
-// NaN wins, wherever it stands: one bad number must not vanish.
+// NaN wins in every position: one bad number must not vanish.
 struct Least {
   template <class T>
   CENTROID_KERNEL T of(T a, T b) {
@@ -61,7 +61,7 @@ struct Most {
 };
 
 // Payloads and parts of a buffer have no alignment of their own: every access is a memcpy, which
-// becomes a plain unaligned load or store.
+// compiles to a plain unaligned load or store.
 template <class Format>
 CENTROID_KERNEL typename Format::Number load(const std::byte* at, std::size_t i) {
   typename Format::Stored stored;
@@ -205,8 +205,8 @@ std::string_view to_string(Algorithm algorithm) {
 }
 
 Result<Arithmetic> arithmetic_of(DType dtype, Reduction reduction) {
-  const bool is_whole = dtype == DType::kI32 || dtype == DType::kI64;
-  if (is_whole && reduction == Reduction::kWeightedMean) {
+  const bool is_complete = dtype == DType::kI32 || dtype == DType::kI64;
+  if (is_complete && reduction == Reduction::kWeightedMean) {
     return Error(ErrorCode::kInvalidArgument, "reduction: a weighted mean of " +
                                                   std::string(to_string(dtype)) +
                                                   " would lose its fractions; use f32 or f64");

@@ -20,13 +20,14 @@ struct Arithmetic {
   /// to[i] = payload[i] (+) own[i] * weight
   void (*combine_weighed)(std::byte* to, const std::byte* payload, const std::byte* own,
                           std::size_t count, double weight) = nullptr;
-  /// to[i] = from[i] * factor; whole numbers are divided by 1/factor, towards zero.
+  /// to[i] = from[i] * factor; integers are divided by 1/factor, towards zero.
   void (*scale)(std::byte* to, const std::byte* from, std::size_t count, double factor) = nullptr;
-  /// to[i] = from[i] / divisor, towards zero for whole numbers.
+  /// to[i] = from[i]
+  /// divisor, towards zero for integers.
   void (*divide)(std::byte* to, const std::byte* from, std::size_t count, double divisor) = nullptr;
 };
 
-/// fails invalid_argument: u8, or a weighted mean of whole numbers
+/// fails invalid_argument: u8, or a weighted mean of integers
 Result<Arithmetic> arithmetic_of(DType dtype, Reduction reduction);
 
 }  // namespace centroid::collective

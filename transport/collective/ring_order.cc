@@ -42,7 +42,7 @@ Order try_all(const Bandwidths& bandwidths, Order order) {
 }
 
 Order improve(const Bandwidths& bandwidths, Order order) {
-  for (std::size_t i = 1; i < order.size(); ++i) {  // the nearest of those that are left
+  for (std::size_t i = 1; i < order.size(); ++i) {  // the nearest of the remaining ranks
     const auto nearest = std::max_element(order.begin() + static_cast<std::ptrdiff_t>(i),
                                           order.end(), [&](std::uint32_t a, std::uint32_t b) {
                                             return bandwidths.between(order[i - 1], a) <
@@ -71,11 +71,11 @@ Order improve(const Bandwidths& bandwidths, Order order) {
   return order;
 }
 
-/// Whom `rank` meets in `turn` of a round-robin tournament; itself: it rests.
+/// The partner of `rank` in `turn` of a round-robin tournament; itself: it rests.
 std::uint32_t partner_of(std::uint32_t rank, std::uint32_t turn, std::uint32_t world) {
   const std::uint32_t seats = world + world % 2,
                       last = seats - 1;                     // an odd one meets an empty seat
-  const std::uint32_t fixed = (turn * (seats / 2)) % last;  // who meets the last seat
+  const std::uint32_t fixed = (turn * (seats / 2)) % last;  // the partner of the last seat
   if (rank == last) return fixed;
   const std::uint32_t other = (turn + last - rank) % last;
   const std::uint32_t partner = other == rank ? last : other;
@@ -104,7 +104,7 @@ Result<Bandwidths> measure_bandwidths(const Group& group, std::uint64_t bytes) {
     const std::uint32_t peer = partner_of(group.rank(), turn, world);
     if (peer == group.rank()) continue;
     for (int repeat = 0; repeat < 2; ++repeat) {
-      CENTROID_TRY(exchange(group, peer, first(out, 1), first(in, 1)));  // both are here now
+      CENTROID_TRY(exchange(group, peer, first(out, 1), first(in, 1)));  // both have arrived
       const auto begin = centroid::now();
       CENTROID_TRY(exchange(group, peer, first(out, bytes), first(in, bytes)));
       const std::chrono::duration<double> seconds = centroid::now() - begin;

@@ -7,9 +7,9 @@ namespace centroid::collective {
 namespace {
 
 /// Makes the schedule of one rank. A power of two of the ranks halve and double; with more ranks
-/// the first ones are pairs, whose odd ranks give everything to the even ones before and get the
-/// result after. The buffer is cut into a part per halving rank, a part into segments: a segment
-/// goes on to the next step as soon as it is there.
+/// the first ones are pairs, whose odd ranks send everything to the even ones before and receive
+/// the result after. The buffer is cut into a part per halving rank, a part into segments: a
+/// segment continues with the next step as soon as it has arrived.
 class Halving {
  public:
   Halving(const Shape& shape, std::uint64_t count)
@@ -27,10 +27,10 @@ class Halving {
   Schedule make() {
     const bool is_paired = shape_.rank < 2 * extra_;
     if (is_paired && shape_.rank % 2 == 1) {
-      give_all();
+      fold_in();
       return std::move(schedule_);
     }
-    if (is_paired) take_all();
+    if (is_paired) take_folded();
     std::uint32_t step = 1;
     for (std::uint32_t mask = world_ / 2; mask != 0; mask /= 2) halve(mask, step++);
     for (std::uint32_t mask = 1; mask < world_; mask *= 2) widen(mask, step++);
@@ -46,8 +46,8 @@ class Halving {
     return index < extra_ ? 2 * index : index + extra_;
   }
 
-  /// The parts that `index` holds when it holds `size` of them, the own one first or last; the
-  /// further a part, the earlier its next step.
+  /// The parts that `index` has when it has `size` of them, its own first or last; the further a
+  /// part, the earlier its next step.
   static std::vector<std::uint32_t> by_distance(std::uint32_t index, std::uint32_t size,
                                                 bool far_first) {
     std::vector<std::uint32_t> out;
@@ -88,7 +88,7 @@ class Halving {
     }
   }
 
-  void give_all() {
+  void fold_in() {
     const std::uint32_t peer = shape_.rank - 1;
     const auto parts = by_distance(index_, world_, true);
     for (const std::uint32_t part : parts) send(peer, 0, part, shape_.weighs);
@@ -98,7 +98,7 @@ class Halving {
       receive(peer, last, part, ReceiveStep());
   }
 
-  void take_all() {
+  void take_folded() {
     ReceiveStep adding;
     adding.combines = true;
     adding.payload_first = false;
@@ -108,7 +108,7 @@ class Halving {
     number_ = 0;
   }
 
-  // Of the parts still held, the half on the other side of `mask` goes to its next owner.
+  // Of the remaining parts, the half on the other side of `mask` goes to its next owner.
   void halve(std::uint32_t mask, std::uint32_t step) {
     const std::uint32_t other = index_ ^ mask;
     for (const std::uint32_t part : by_distance(other, mask, true))

@@ -6,8 +6,8 @@ namespace centroid::collective {
 
 namespace {
 
-/// A rank sends at most so many segments more to the next node than have come from the one before:
-/// so a slow node keeps few segments that it cannot add yet.
+/// A rank sends at most this many segments more to the next node than it has received from the
+/// previous one: so a slow node stores few segments that it cannot add yet.
 constexpr std::int32_t kLead = 4;
 
 // Steps of the three phases; a pair of ranks is in one node or in two.
@@ -34,8 +34,8 @@ struct Grid {
 };
 
 /// Makes the schedule of one rank. The buffer is cut into one shard per lane, each shard into one
-/// part per node, each part into segments: the same pieces in all phases, so that a piece goes on
-/// to the next phase as soon as it is there.
+/// part per node, each part into segments: the same pieces in all phases, so that a piece continues
+/// with the next phase as soon as it has arrived.
 class Hierarchy {
  public:
   Hierarchy(const Shape& shape, std::uint64_t count, const Grid& grid)
@@ -95,8 +95,8 @@ class Hierarchy {
     return out;
   }
 
-  /// A shard's pieces as the ring between nodes wants them: of the part it sends first and the one
-  /// it receives first by turns, then the others.
+  /// A shard's pieces in the order of the ring between nodes: alternately of the part it sends
+  /// first and the one it receives first, then the others.
   Pieces shard_in_ring_order(std::uint32_t lane) const {
     const Pieces first = pieces(lane, part_before(1)), second = pieces(lane, part_before(2));
     Pieces out;
@@ -126,7 +126,7 @@ class Hierarchy {
     return last_receive(schedule_);
   }
 
-  /// Where the sum of this node for a piece of our shard is made.
+  /// Position of this node's sum for a piece of our shard.
   std::int32_t& sum_of(const Piece& piece) { return sums_[{piece.part, piece.segment}]; }
 
   static ReceiveStep receive_of(std::uint32_t peer, std::uint32_t step, std::uint32_t segment,
@@ -139,8 +139,8 @@ class Hierarchy {
     return receive;
   }
 
-  /// The lanes' shards go round the node, to the right, an earlier one every turn: of the first one
-  /// `first` says what is sent and after which receive; what comes, `take` adds to the schedule.
+  /// The lanes' shards circle the node, to the right, an earlier one every turn: `first` defines
+  /// what is sent first and after which receive; `take` adds received pieces to the schedule.
   template <class Order, class First, class Take>
   void go_round(std::uint32_t first_step, std::uint32_t first_shard, Order pieces_of, First first,
                 Take take) {
@@ -232,7 +232,7 @@ class Hierarchy {
         take);
   }
 
-  /// The part of this node is complete first, then those that come from the left.
+  /// The part of this node is complete first, then those from the left.
   Pieces shard_as_completed(std::uint32_t lane) const {
     Pieces out;
     for (std::uint32_t back = 0; back < world_; ++back) {
@@ -248,7 +248,7 @@ class Hierarchy {
   const std::uint32_t world_;  ///< nodes
   std::uint32_t node_ = 0, place_ = 0, local_ = 1;
   Schedule schedule_;
-  /// Part and segment of our shard -> the receive that makes it: the node's sum, later the whole.
+  /// Part and segment of our shard -> the receive that makes it: the node's sum, later the total.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::int32_t> sums_;
 };
 

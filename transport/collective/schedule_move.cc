@@ -13,8 +13,8 @@ std::uint64_t shift_of(const Shape& shape, Range part) { return part.begin * sha
 void add_copy(const Shape& shape, Range from, Range to, Schedule& schedule) {
   if (from.size() == 0) return;
   CopyStep copy;
-  copy.from = whole(shape, from, Place::kInput);
-  copy.to = whole(shape, to, Place::kOutput);
+  copy.from = region_of(shape, from, Place::kInput);
+  copy.to = region_of(shape, to, Place::kOutput);
   schedule.before.push_back(copy);
 }
 
@@ -120,11 +120,11 @@ Schedule direct_all_to_all(const Shape& shape, const Parts& out, const Parts& in
   const std::uint32_t n = shape.world, r = shape.rank;
   Place source = Place::kInput;
   if (shape.is_in_place) {
-    // A peer's part may come before ours has left the same place.
+    // A peer's part may arrive before ours has left the same place.
     source = Place::kScratch;
     schedule.scratch_bytes = out.back().end * shape.element_bytes;
     CopyStep copy;
-    copy.from = whole(shape, Range(0, out.back().end), Place::kInput);
+    copy.from = region_of(shape, Range(0, out.back().end), Place::kInput);
     copy.to = copy.from;
     copy.to.place = Place::kScratch;
     schedule.before.push_back(copy);
@@ -209,7 +209,7 @@ Schedule dissemination_barrier(const Shape& shape) {
 Schedule send_to(const Shape& shape, std::uint64_t count, std::uint32_t peer) {
   Schedule schedule;
   add_sends(shape, peer, Range(0, count), Place::kInput, kNoShift, schedule);
-  // A message of nothing is a message too.
+  // An empty message is a message too.
   if (count == 0) schedule.sends.push_back({peer, 0, 0, Region(), kAtOnce});
   return schedule;
 }

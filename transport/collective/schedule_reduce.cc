@@ -10,28 +10,28 @@ std::uint32_t wrap(std::uint32_t rank, std::uint32_t back, std::uint32_t world) 
   return (rank + 2 * world - back) % world;
 }
 
-/// Nobody to talk to: the result is our own numbers.
+/// A world of one: the result is our own numbers.
 Schedule alone(const Shape& shape, std::uint64_t count) {
   Schedule schedule;
   if (shape.is_in_place && !shape.weighs) return schedule;
   CopyStep copy;
-  copy.from = whole(shape, Range(0, count), Place::kInput);
-  copy.to = whole(shape, Range(0, count), Place::kOutput);
+  copy.from = region_of(shape, Range(0, count), Place::kInput);
+  copy.to = region_of(shape, Range(0, count), Place::kOutput);
   copy.weighs = shape.weighs;
   schedule.before.push_back(copy);
   return schedule;
 }
 
-/// The steps in which chunk sums go round once: after them this rank holds the whole sum of its own
-/// part. `work` holds the partial sums; `done` the own part.
+/// The steps in which chunk sums circle once: after them this rank has the complete sum of its own
+/// part. `work` has the partial sums; `done` the own part.
 void add_reduce_ring(const Shape& shape, const Parts& parts, Place work, Place done,
                      std::uint64_t done_shift, Schedule& schedule) {
   const std::uint32_t n = shape.world, r = shape.rank;
   const std::uint32_t right = (r + 1) % n, left = wrap(r, 1, n);
   if (shape.weighs) {
     CopyStep copy;
-    copy.from = whole(shape, parts[left], Place::kInput);
-    copy.to = whole(shape, parts[left], work);
+    copy.from = region_of(shape, parts[left], Place::kInput);
+    copy.to = region_of(shape, parts[left], work);
     copy.weighs = true;
     schedule.before.push_back(copy);
   }
@@ -92,7 +92,7 @@ Schedule ring_all_reduce(const Shape& shape, std::uint64_t count) {
   add_reduce_ring(shape, parts, Place::kOutput, Place::kOutput, 0, schedule);
   const std::uint32_t n = shape.world, r = shape.rank;
   const std::uint32_t right = (r + 1) % n, left = wrap(r, 1, n);
-  // The last receives were our own part: it goes round complete now.
+  // The last receives were our own part: it circles complete now.
   std::int32_t previous = static_cast<std::int32_t>(schedule.receives.size()) -
                           static_cast<std::int32_t>(Segments(shape, parts[r]).count());
   for (std::uint32_t turn = 0; turn + 1 < n; ++turn) {
@@ -146,7 +146,7 @@ Schedule doubling_all_reduce(const Shape& shape, std::uint64_t count) {
     return region;
   };
   // In place the last step overwrites the input, maybe before its own send has left.
-  Region mine = whole(shape, all, Place::kInput);
+  Region mine = region_of(shape, all, Place::kInput);
   if (shape.is_in_place || shape.weighs) {
     CopyStep copy;
     copy.from = mine;
@@ -154,9 +154,9 @@ Schedule doubling_all_reduce(const Shape& shape, std::uint64_t count) {
     copy.weighs = shape.weighs;
     schedule.before.push_back(copy);
   }
-  const Region result = whole(shape, all, Place::kOutput);
+  const Region result = region_of(shape, all, Place::kOutput);
   const std::uint32_t square = std::bit_floor(shape.world);
-  const std::uint32_t extra = shape.world - square;  // so many pairs fold first
+  const std::uint32_t extra = shape.world - square;  // this number of pairs fold first
   const std::uint32_t steps = static_cast<std::uint32_t>(std::countr_zero(square));
   std::uint32_t index = shape.rank - extra;
   std::int32_t after = kAtOnce;
@@ -209,8 +209,8 @@ Schedule chain_all_reduce(const Shape& shape, std::uint64_t count) {
   const bool is_first = shape.rank == 0, is_end = shape.rank + 1 == shape.world;
   if (is_first && shape.weighs) {
     CopyStep copy;
-    copy.from = whole(shape, all, Place::kInput);
-    copy.to = whole(shape, all, Place::kOutput);
+    copy.from = region_of(shape, all, Place::kInput);
+    copy.to = region_of(shape, all, Place::kOutput);
     copy.weighs = true;
     schedule.before.push_back(copy);
   }

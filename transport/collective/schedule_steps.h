@@ -6,7 +6,7 @@
 
 namespace centroid::collective {
 
-/// Cuts ranges of elements into segments of whole elements, at most segment_bytes each.
+/// Cuts ranges of elements into segments of complete elements, at most segment_bytes each.
 class Segments {
  public:
   Segments(const Shape& shape, Range elements)
@@ -29,7 +29,7 @@ class Segments {
   std::uint64_t element_bytes_, begin_, bytes_, step_;
 };
 
-inline Region whole(const Shape& shape, Range elements, Place place) {
+inline Region region_of(const Shape& shape, Range elements, Place place) {
   Region region;
   region.place = place;
   region.offset = elements.begin * shape.element_bytes;

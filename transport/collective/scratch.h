@@ -11,7 +11,7 @@
 
 namespace centroid::collective {
 
-/// Memory that operations use one after the other: fresh pages cost more than a small all-reduce.
+/// Memory that operations reuse: fresh pages cost more than a small all-reduce.
 ///
 /// thread  any
 class ScratchPool {
@@ -21,7 +21,7 @@ class ScratchPool {
     std::size_t bytes = 0;
   };
 
-  /// At least so many bytes, contents unknown.
+  /// At least `bytes`, uninitialised.
   Block take(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto fits = std::find_if(blocks_.begin(), blocks_.end(),
@@ -29,26 +29,26 @@ class ScratchPool {
     if (fits == blocks_.end()) return {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
     Block block = std::move(*fits);
     blocks_.erase(fits);
-    kept_ -= block.bytes;
+    cached_ -= block.bytes;
     return block;
   }
 
   void give_back(Block block) {
     const std::lock_guard lock(mutex_);
-    if (kept_ + block.bytes > kMostKept) return;
-    kept_ += block.bytes;
+    if (cached_ + block.bytes > kMaxCached) return;
+    cached_ += block.bytes;
     blocks_.push_back(std::move(block));
   }
 
  private:
-  static constexpr std::size_t kMostKept = 8 << 20;
+  static constexpr std::size_t kMaxCached = 8 << 20;
   std::mutex mutex_;
   std::vector<Block> blocks_;
-  std::size_t kept_ = 0;
+  std::size_t cached_ = 0;
 };
 
-/// A segment that came before its turn and waits for it.
-struct Kept {
+/// A segment that arrived before its turn.
+struct CachedBlock {
   ScratchPool::Block memory;
   std::size_t bytes = 0;
 

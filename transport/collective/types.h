@@ -41,8 +41,8 @@ enum class Operation : std::uint8_t {
 inline constexpr Operation kLastOperation = Operation::kExchange;
 std::string_view to_string(Operation operation);  ///< "all_reduce"
 
-/// How an all-reduce travels (docs/explanation/rounds.md#all-reduce-algorithms). Every rank must
-/// ask for the same.
+/// Algorithm of an all-reduce (docs/explanation/rounds.md#all-reduce-algorithms). Every rank must
+/// use the same.
 enum class Algorithm : std::uint8_t {
   kAuto = 0,               ///< by size, ranks and nodes
   kRing = 1,               ///< 2(N-1)/N of the bytes; sums in ring order
@@ -95,31 +95,31 @@ struct Elements {
 
 /// Bytes for one rank, or from one.
 struct Parcel {
-  std::uint64_t begin = 0;  ///< in the memory they are in
-  std::uint64_t bytes = 0;  ///< to send; of a receiving one: not looked at
-  std::uint64_t most = 0;   ///< sender and receiver both know; 0: nothing, not even a frame
+  std::uint64_t begin = 0;  ///< position in the memory
+  std::uint64_t bytes = 0;  ///< to send; ignored in a receiving one
+  std::uint64_t most = 0;   ///< known to sender and receiver; 0: nothing, not even a frame
 };
 
-/// What one call may choose. Every rank of the group must choose the same, but for `timeout`,
-/// `weight` and `preserve_input`.
+/// Options of one call. Every rank of the group must use the same, except `timeout`, `weight` and
+/// `preserve_input`.
 struct CallOptions {
   Reduction reduction = Reduction::kSum;
   double weight = 1;  ///< of this rank, for weighted_mean; not negative
   Algorithm algorithm = Algorithm::kAuto;
   std::chrono::milliseconds timeout{0};  ///< 0: the mesh's
-  /// Calls with different tags never mix: threads that share a group take one each. Within a tag
+  /// Calls with different tags never mix: threads that share a group use one each. Within a tag
   /// every rank issues the same calls in the same order.
   std::uint64_t tag = 0;
-  /// In place: keep a copy and put it back when the call fails.
+  /// In place: copy the input and restore it if the call fails.
   bool preserve_input = false;
   /// Called when the operation has ended here, on the thread that moves its bytes or in the call
-  /// that begins it: it only notes that `Handle::wait` will not wait long. Not called by an
-  /// operation that is refused. Asynchronous operations only.
+  /// that begins it: `Handle::wait` then returns soon. Not called by an operation that is refused.
+  /// Asynchronous operations only.
   std::function<void()> on_end{};
 };
 
-/// Bytes of one segment, the unit of pipelining: it is summed while it is still in cache.
-/// 64 MiB ring over loopback: 1 MiB is at the limit, 256 KiB 5-10 % and 64 KiB 50 % slower.
+/// Bytes of one segment, the unit of pipelining: it is summed while it is still in cache. 64 MiB
+/// ring over loopback: 1 MiB is at the limit, 256 KiB 5-10 % and 64 KiB 50 % slower.
 inline constexpr std::uint64_t kSegmentBytes = 1 << 20;
 
 }  // namespace centroid::collective

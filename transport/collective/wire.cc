@@ -17,7 +17,7 @@ void put(ByteWriter& out, const Key& key) {
   out.put(key.tag);
   out.put(key.sequence);
 }
-// Not inline: g++ 12 warns wrongly about vectors that grow again and again in one function.
+// Not inline: g++ 12 warns wrongly about vectors that grow repeatedly in one function.
 [[gnu::noinline]] void put_text(ByteWriter& out, std::string_view text) { out.put_string(text); }
 
 Key get_key(ByteReader& in) {

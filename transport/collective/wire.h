@@ -18,12 +18,12 @@ enum PeerKind : std::uint16_t {
   kJoinReply,
   kData,     ///< one segment of one operation
   kReady,    ///< the operation has begun here: its segments need no credit
-  kReturn,   ///< credit for segments that came before their operation
+  kReturn,   ///< credit for segments that arrived before their operation
   kAbort,    ///< the group is over, and why
-  kQuery,    ///< my operation is late: for whom does yours wait?
-  kWaiting,  ///< which rank waits for which, as far as it is known
+  kQuery,    ///< my operation is late: which rank does yours wait for?
+  kWaiting,  ///< which rank waits for which, if known
   kLeave,    ///< orderly end
-  kStay,     ///< from who called: this connection is the pair's
+  kStay,     ///< from the caller: this connection is the pair's
 };
 
 /// One operation of one group, the same on all its ranks.
@@ -39,9 +39,9 @@ struct KeyHash {
   }
 };
 
-/// What the ranks of one operation must agree on.
+/// The agreement of the ranks of one operation.
 struct Signature {
-  std::uint64_t count = 0;  ///< elements of the whole
+  std::uint64_t count = 0;  ///< elements of the complete buffer
   std::uint32_t root = 0;
   Operation operation = Operation::kBarrier;
   DType dtype = DType::kU8;
@@ -68,9 +68,9 @@ struct DataHead {
 };
 static_assert(sizeof(DataHead) == 48 && std::is_trivially_copyable_v<DataHead>);
 
-/// What a rank can and wants to do; a pair does what both say.
+/// Features of a rank; a pair uses those of both.
 enum Feature : std::uint32_t {
-  kFeatureUnsummed = 1u << 0,      ///< payloads of data frames travel without a checksum
+  kFeatureNoPayloadCrc = 1u << 0,  ///< payloads of data frames travel without a checksum
   kFeatureSharedMemory = 1u << 1,  ///< try it
 };
 

@@ -16,7 +16,7 @@ namespace centroid::transport {
 
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
-/// Value of the first field of that (lower-case) name; nullptr when there is none.
+/// Value of the first field of that (lower-case) name; nullptr if there is none.
 inline const std::string* find_field(const HttpFields& fields, std::string_view name) {
   const auto is_named = [name](const auto& entry) { return entry.first == name; };
   const auto at = std::find_if(fields.begin(), fields.end(), is_named);
@@ -35,13 +35,13 @@ struct HttpRequest {
   const std::string* field(std::string_view name) const { return find_field(fields, name); }
 };
 
-/// A body that is sent piece by piece, each as the client takes the one before.
+/// A body that is sent piece by piece, each after the client has received the one before.
 class BodyStream {
  public:
   virtual ~BodyStream() = default;
-  /// The next piece; empty: that was all. An error cuts the response off where it is.
+  /// The next piece; empty: the end. An error cuts the response off.
   virtual Task<Result<std::string>> next() = 0;
-  /// How many bytes come in all; nothing: until it ends.
+  /// Total bytes; nothing: until it ends.
   virtual std::optional<std::uint64_t> length() const { return std::nullopt; }
 };
 
@@ -52,17 +52,17 @@ struct HttpResponse {
   std::string body;
   HttpFields fields;
   std::shared_ptr<BodyStream> stream = nullptr;  ///< in the place of `body`
-  std::string_view text = {};            ///< likewise: one that the program has in it, not copied
-  std::shared_ptr<void> hold = nullptr;  ///< goes when it has been sent
+  std::string_view text = {};            ///< likewise: a constant of the program, not copied
+  std::shared_ptr<void> hold = nullptr;  ///< released when it has been sent
 };
 
-/// A response as a client got it.
+/// A response that a client received.
 struct HttpAnswer {
   unsigned status = 0;
   HttpFields fields;  ///< names in lower case
   std::string body;
   const std::string* field(std::string_view name) const { return find_field(fields, name); }
-  bool is_good() const { return status >= 200 && status < 300; }
+  bool is_success() const { return status >= 200 && status < 300; }
 };
 
 /// Reason phrase of the statuses that servers of Centroid send.

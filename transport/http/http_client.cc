@@ -41,7 +41,7 @@ std::string head_of(const HttpRequest& request, const Endpoint& to) {
   return head + "\r\n";
 }
 
-/// The body as it comes; that of an error is kept.
+/// Passes the body on as it arrives; the body of an error is stored.
 Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading,
                               ResponseParser& parser, HttpAnswer& answer) {
   while (!parser.is_done() && answer.body.size() <= reading.most_bytes) {
@@ -49,7 +49,7 @@ Task<SystemError> read_pieces(HttpStream& stream, const HttpReading& reading,
     const SystemError failed = co_await feed(stream, parser, kPieceBytes, 2 * kPieceBytes);
     if (failed) co_return failed;
     const std::string piece = std::exchange(parser.get().body(), std::string());
-    if (!answer.is_good())
+    if (!answer.is_success())
       answer.body += piece;
     else if (!piece.empty() && !reading.take(piece))
       break;
@@ -62,7 +62,7 @@ Task<SystemError> exchange(HttpStream& stream, std::string head, const HttpReque
   std::array<Bytes, 2> parts = {as_bytes(head), as_bytes(request.body)};
   stream.buffer.clear();
   SystemError failed = co_await stream.write(parts);
-  parser.eager(false);  // it stops behind the fields
+  parser.eager(false);  // it stops after the fields
   while (!failed && !parser.is_header_done())
     failed = co_await feed(stream, parser, kPieceBytes, 2 * kPieceBytes);
   if (failed) co_return failed;

@@ -17,7 +17,7 @@ namespace centroid::transport {
 
 class HttpStream;
 
-/// Where an HTTP server is.
+/// Address of an HTTP server.
 struct HttpOrigin {
   Endpoint endpoint;
   bool is_secure = false;
@@ -27,12 +27,13 @@ struct HttpOrigin {
   bool operator==(const HttpOrigin&) const = default;
 };
 
-/// How an answer is read.
+/// How to read an answer.
 struct HttpReading {
   std::uint64_t most_bytes = 64u << 20;  ///< of its body
-  /// Gets the body of a good answer as it comes, however long it is, and ends it by false.
+  /// Receives the body of a successful answer piece by piece, of any length; false ends it.
   std::function<bool(std::string_view)> take = {};
-  Duration silence = std::chrono::seconds(60);  ///< with `take`: the longest between two pieces
+  Duration silence =
+      std::chrono::seconds(60);  ///< with `take`: the longest time between two pieces
 };
 
 /// A client's connection: requests and their answers, one after the other. After any failure, and
@@ -47,7 +48,7 @@ class HttpClient {
   HttpClient(Executor executor, HttpOrigin origin);
   ~HttpClient();
 
-  /// Connect; `tls` where the origin is secure.
+  /// Connect; `tls` if the origin is secure.
   Task<Status> open(std::shared_ptr<StreamLayer> tls, Deadline deadline);
   bool is_open() const { return stream_ != nullptr; }
   const HttpOrigin& origin() const { return origin_; }

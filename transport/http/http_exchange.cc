@@ -62,7 +62,7 @@ void refuse(HttpIncoming& incoming, const SystemError& ec, const std::string& fa
     with(400, "not an HTTP request: " + ec.message());
 }
 
-/// The status line and fields. `from` may set a field of its own in the place of a usual one.
+/// The status line and fields. `from` may replace a usual field.
 std::string head_of(const HttpResponse& from, HttpFraming framing, const std::string& server) {
   std::string head = framing.version >= 11 ? "HTTP/1.1 " : "HTTP/1.0 ";
   head += std::to_string(from.status) + " ";
@@ -82,7 +82,8 @@ std::string head_of(const HttpResponse& from, HttpFraming framing, const std::st
   for (const auto& [name, value] : from.fields) set(name, value);
   if (framing.version < 11 && framing.keep_alive) set("Connection", "keep-alive");
   if (framing.version >= 11 && !framing.keep_alive) set("Connection", "close");
-  if (from.stream && !from.stream->length()) {  // with HTTP/1.0 the connection's end is its end
+  if (from.stream &&
+      !from.stream->length()) {  // with HTTP/1.0 the end of the connection is its end
     if (framing.version >= 11) set("Transfer-Encoding", "chunked");
   } else if (from.status != 204 && from.status != 304) {
     const std::uint64_t size = from.text.empty() ? from.body.size() : from.text.size();
@@ -113,7 +114,7 @@ std::string quoted(std::string_view text) {
 
 std::string value_fault(std::size_t field, std::string_view value, bool is_http_10) {
   const std::string name = "field " + quoted(kNames[field]) + ": ";
-  if (field == kEncoding && is_http_10) return name + "HTTP/1.0 does not know it";
+  if (field == kEncoding && is_http_10) return name + "HTTP/1.0 does not define it";
   if (field == kEncoding && to_lower(value) != "chunked")
     return name + "expected 'chunked', got " + quoted(value);
   const bool is_number =
@@ -131,23 +132,23 @@ bool take_line(std::string_view& text, std::string_view& line) {
   return true;
 }
 
-/// What is wrong with the request line and fields in `head`: what another reader, such as a proxy,
-/// may understand differently, and so see the request end elsewhere. Names the field; "": nothing.
-/// Beast accepts most of it.
+/// A fault of the request line and fields in `head`: one that another reader, such as a proxy, may
+/// understand differently, and so see the request end elsewhere. Names the field; "": none. Beast
+/// accepts most of them.
 ///
-/// head    as sent; what follows the empty line is not looked at, nor a line without its end
+/// head    as sent; bytes after the empty line, and an incomplete line, are ignored
 /// source  RFC 9112, sections 3.2, 5.1, 5.2, 6.1 and 6.3
 std::string head_fault(std::string_view head) {
   std::string_view request_line, line, name;
   if (!take_line(head, request_line)) return "";
   const bool is_http_10 = request_line.ends_with(" HTTP/1.0");
   std::array<bool, kSingles> has{};
-  bool is_whole = false;
-  while (!is_whole && take_line(head, line)) {
-    is_whole = line.empty();
-    if (is_whole) continue;
+  bool is_complete = false;
+  while (!is_complete && take_line(head, line)) {
+    is_complete = line.empty();
+    if (is_complete) continue;
     if (line[0] == ' ' || line[0] == '\t')
-      return "field " + quoted(name) + " goes on in a line that begins with space or tab";
+      return "field " + quoted(name) + " continues in a line that begins with space or tab";
     const auto colon = line.find(':');
     if (colon == std::string_view::npos) return "the line " + quoted(line) + " has no colon";
     name = line.substr(0, colon);
@@ -158,28 +159,28 @@ std::string head_fault(std::string_view head) {
     const auto at = std::find_if(kNames.begin(), kNames.end(), is_it) - kNames.begin();
     const auto field = static_cast<std::size_t>(at);
     if (field == kSingles) continue;
-    if (std::exchange(has[field], true)) return "field " + quoted(name) + " stands twice";
+    if (std::exchange(has[field], true)) return "field " + quoted(name) + " appears twice";
     std::string fault = value_fault(field, without_space(line.substr(colon + 1)), is_http_10);
     if (!fault.empty()) return fault;
   }
   if (has[kLength] && has[kEncoding])
     return "fields 'Content-Length' and 'Transfer-Encoding' stand together";
-  if (is_whole && !has[kHost] && request_line.ends_with(" HTTP/1.1"))
+  if (is_complete && !has[kHost] && request_line.ends_with(" HTTP/1.1"))
     return "HTTP/1.1 needs the field 'Host'";
   return "";
 }
 
-/// The buffer may hold so much.
+/// Upper bound of the buffer.
 std::size_t most_bytes(const HttpStream& stream, const HttpLimits& limits) {
   return std::max(limits.header_limit_bytes, stream.buffer.size()) + 2 * kReadBytes;
 }
 
-/// Read the request line and fields, and refuse what has a fault. What follows stays buffered.
+/// Read the request line and fields, and refuse faulty ones. Later bytes stay buffered.
 Task<SystemError> read_head(HttpStream& stream, const HttpLimits& limits, Parser& parser,
                             std::string& fault) {
   std::string& bytes = stream.buffer;
   const std::size_t most = most_bytes(stream, limits);
-  parser.eager(false);  // it stops behind the fields
+  parser.eager(false);  // it stops after the fields
   for (std::size_t used = 0;;) {
     SystemError ec;
     if (used < bytes.size()) {
@@ -213,7 +214,7 @@ Task<SystemError> read_message(HttpStream& stream, const HttpLimits& limits, Par
   co_return ec;
 }
 
-/// Each piece has `timeout` to be taken; between them there may be any time.
+/// Each piece has `timeout` to be sent; the time between them is unlimited.
 Task<SystemError> write_pieces(HttpStream& stream, BodyStream& body, bool is_chunked,
                                Duration timeout) {
   for (bool is_last = false; !is_last;) {

@@ -9,11 +9,11 @@
 /// A server's side of one exchange.
 namespace centroid::transport {
 
-/// Neither request nor refusal: the peer is gone, or too slow.
+/// Neither request nor refusal: the peer has left, or is too slow.
 struct HttpIncoming {
   std::optional<HttpRequest> request;
-  unsigned refused = 0;      ///< status for bytes that are no request, or none for us; then close
-  std::string detail, path;  ///< why, and of what
+  unsigned refused = 0;      ///< status for bytes that are no valid request; then close
+  std::string detail, path;  ///< why, and of which request
   bool keep_alive = false;
   bool is_slow = false;
 };
@@ -27,12 +27,12 @@ struct HttpFraming {
 
 /// Wait for the first byte of a request. False: the peer left, or stayed idle too long.
 Task<bool> wait_for_request(HttpStream& stream, const HttpLimits& limits);
-/// Read one whole request; bytes of the next one stay buffered.
+/// Read one complete request; bytes of the next one stay buffered.
 Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits);
-/// `name`: as of HttpServer.
+/// `name`: as in HttpServer.
 Task<HttpStream::ErrorCode> write_response(HttpStream& stream, HttpResponse response,
                                            HttpFraming framing, std::string name, Duration timeout);
-/// Half-close and drop what still comes for a short while, so that unread bytes do not reset the
+/// Half-close and drop incoming bytes for a short while, so that unread bytes do not reset the
 /// connection before the peer has read the answer.
 /// source  RFC 9112, section 9.6
 Task<void> linger(HttpStream& stream);

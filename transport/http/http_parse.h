@@ -27,8 +27,8 @@ inline HttpFields fields_of(const http::fields& from) {
   return fields;
 }
 
-/// Give the parser what is buffered, or wait for `piece` bytes more. What it cannot take yet, such
-/// as half of a line, may be `most` bytes.
+/// Pass buffered bytes to the parser, or wait for `piece` bytes more. Bytes that it cannot parse
+/// yet, such as half of a line, may be `most` bytes.
 template <bool is_request>
 Task<boost::system::error_code> feed(HttpStream& stream, http::basic_parser<is_request>& parser,
                                      std::size_t piece, std::size_t most) {

@@ -20,11 +20,11 @@ namespace asio = boost::asio;
 using SystemError = boost::system::error_code;
 using Tcp = asio::ip::tcp;
 
-constexpr std::size_t kMaxRefusals = 32;  ///< told so at once; more are closed without a word
+constexpr std::size_t kMaxRefusals = 32;  ///< answered at once; more are closed without an answer
 constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr std::chrono::seconds kSlow{1};  ///< that a request takes which others need not wait for
+constexpr std::chrono::seconds kSlow{1};  ///< time of a request that others need not wait for
 
-/// Only a connection that is running a call or writing its answer is kept by `close`.
+/// `close` spares only a connection that is running a call or writing its answer.
 enum class Phase : std::uint8_t { kIdle, kReading, kBusy, kStreaming };
 
 struct Peer {
@@ -36,7 +36,7 @@ struct Peer {
   HttpStream stream;
   Phase phase = Phase::kIdle;
   TimePoint since = centroid::now();  ///< of the phase
-  bool has_asked = false;             ///< a whole request, once
+  bool has_request = false;           ///< a complete request, once
   bool is_dropped = false;
 };
 
@@ -70,9 +70,9 @@ struct HttpServer::Impl {
   Tcp::acceptor acceptor;
   TaskGroup group;        ///< the accept loop, connections and refusals
   Event changed;          ///< a connection ended
-  std::list<Peer> peers;  ///< in the order they came
+  std::list<Peer> peers;  ///< in the order of their arrival
   std::size_t refusals = 0;
-  bool is_stopping = false;  ///< nothing new is taken
+  bool is_stopping = false;  ///< nothing new is accepted
   Duration write_at_most = Duration::max();
 };
 
@@ -116,7 +116,7 @@ bool HttpServer::Impl::make_room() {
     ++live;
     const bool is_idle = peer.phase == Phase::kIdle;
     if (is_idle) idle = &peer;
-    if (is_idle && !peer.has_asked) silent = &peer;
+    if (is_idle && !peer.has_request) silent = &peer;
     const bool is_slow = peer.phase == Phase::kReading && now - peer.since > kSlow;
     if (is_slow && (slow == nullptr || peer.since < slow->since)) slow = &peer;
   }
@@ -154,7 +154,7 @@ Task<void> HttpServer::Impl::serve_requests(Peer& peer) {
     if (incoming.is_slow) meters.dropped_slow.add();
     if (peer.is_dropped || (!incoming.request && incoming.refused == 0)) co_return;
     peer.phase = Phase::kBusy;
-    peer.has_asked = true;
+    peer.has_request = true;
     HttpResponse response;
     framing = HttpFraming();
     if (incoming.refused != 0) {
@@ -173,7 +173,7 @@ Task<void> HttpServer::Impl::serve_requests(Peer& peer) {
   if (!is_stopping) co_await linger(peer.stream);
 }
 
-/// False: the connection is of no use any more.
+/// False: the connection is not usable any more.
 Task<bool> HttpServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming framing) {
   const bool is_stream = response.stream != nullptr && !framing.is_head;
   if (is_stream) peer.phase = Phase::kStreaming;
@@ -184,7 +184,7 @@ Task<bool> HttpServer::Impl::write(Peer& peer, HttpResponse response, HttpFramin
   co_return !ec && !peer.is_dropped;
 }
 
-/// Tell one connection too many so.
+/// Refuse one connection too many.
 Task<void> HttpServer::Impl::refuse(std::unique_ptr<Peer> peer) {
   const std::string detail =
       "all " + std::to_string(limits.max_connections) + " connections are busy: try again";

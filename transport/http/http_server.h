@@ -14,7 +14,7 @@
 
 namespace centroid::transport {
 
-/// What clients may cost. Looked at anew for each connection and request.
+/// Limits on clients. Read again for each connection and request.
 struct HttpLimits {
   std::size_t header_limit_bytes = 8 * 1024;
   std::size_t body_limit_bytes = 64 * 1024;
@@ -24,51 +24,51 @@ struct HttpLimits {
   std::chrono::milliseconds write_timeout{10'000};  ///< one whole response, or a piece of a stream
 };
 
-/// Where an HttpServer counts.
+/// Metrics of an HttpServer.
 struct HttpMeters {
   metrics::Gauge connections = {};
   metrics::Counter dropped_slow = {};   ///< a request or response took longer than its time
-  metrics::Counter dropped_limit = {};  ///< made room for, or refused as, one connection too many
+  metrics::Counter dropped_limit = {};  ///< replaced by, or refused as, one connection too many
 };
 
-/// What an HttpServer asks of its owner. All calls come on the server's executor.
+/// The owner's side of an HttpServer. All calls are on the server's executor.
 class HttpService {
  public:
   virtual ~HttpService() = default;
   virtual Task<HttpResponse> answer(HttpRequest request) = 0;
-  /// The answer to bytes that are no request, or none for this server (400, 413, 431, 505), and to
-  /// one connection too many (503).
+  /// The answer to bytes that are no valid request for this server (400, 413, 431, 505), and to one
+  /// connection too many (503).
   virtual HttpResponse refuse(unsigned status, const std::string& detail,
                               const std::string& path) = 0;
   /// Whether `address` (HOST:PORT) may begin another handshake of TLS.
   virtual bool may_shake_hands(const std::string& /*address*/) { return true; }
 };
 
-/// HTTP/1.1 on one port: accepts, reads requests, writes what its service answers.
+/// HTTP/1.1 on one port: accepts, reads requests, writes the answers of its service.
 ///
 /// thread  everything runs on `executor` (one thread or a strand)
 /// owns    its sockets and every coroutine it started
 /// bounds  every read and write has a deadline; sizes and connections are limited. One connection
-///         too many takes the place of the newest that has never asked anything, else of the one
-///         that has sent its request for longest, else of the newest that is idle. So silent and
-///         slow connections push out each other, not those that ask now and then
+///         too many replaces the newest without any request so far, else the one that has sent its
+///         request for longest, else the newest idle one. So silent and slow connections displace
+///         each other, not those with occasional requests
 class HttpServer {
  public:
   /// `service` and `limits` outlive it. `tls`: HTTPS; none: plain. `name`: of the field Server,
-  /// beside which there is Date; "": neither.
+  /// which is sent with Date; "": neither.
   HttpServer(Executor executor, HttpService& service, const HttpLimits& limits,
              std::shared_ptr<StreamLayer> tls, std::string name, HttpMeters meters = {});
   ~HttpServer();  ///< before `start`, or after `join`
 
-  /// Take the port. The real address and port come back.
+  /// Bind the port. Returns the actual address and port.
   ///
   /// fails   invalid_argument (host unknown, cannot listen), already_exists (port in use)
   Result<Endpoint> listen(const Endpoint& endpoint);
   /// Begin to accept, after `listen`. On its executor.
   void start();
-  /// Take nothing new, close idle connections, and let answers end within `grace`.
+  /// Accept nothing new, close idle connections, and let answers end within `grace`.
   Task<void> close(Duration grace);
-  /// Close all that `close` has left.
+  /// Close the connections that `close` has left.
   void drop();
   /// Wait until no connection is left, after `close`.
   Task<void> join();

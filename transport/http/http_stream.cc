@@ -24,7 +24,7 @@ HttpStream::~HttpStream() = default;
 void HttpStream::expires_at(TimePoint when) {
   watch_->timer.expires_at(when);
   if (when == TimePoint::max()) return;
-  // It may run when this is gone, or when the deadline has moved.
+  // It may run after this is destroyed, or after the deadline has moved.
   watch_->timer.async_wait([weak = std::weak_ptr(watch_), when](const ErrorCode& error) {
     const auto watch = weak.lock();
     if (!watch || error || watch->timer.expiry() != when) return;

@@ -9,8 +9,8 @@
 
 namespace centroid::transport {
 
-/// A byte stream with a buffer of what came and a deadline. When that passes, the stream closes
-/// and what is pending fails with timed_out.
+/// A byte stream with a receive buffer and a deadline. After the deadline the stream closes and
+/// pending calls fail with timed_out.
 ///
 /// thread  the stream's executor
 class HttpStream {
@@ -20,16 +20,16 @@ class HttpStream {
   explicit HttpStream(std::unique_ptr<ByteStream> stream);
   ~HttpStream();
 
-  /// Of all that is done from now on. TimePoint::max(): none.
+  /// Deadline of all later calls. TimePoint::max(): none.
   void expires_at(TimePoint when);
   void expires_after(Duration time) { expires_at(centroid::now() + time); }
-  /// Before anything else: so a failure of TLS shows before a request is sent.
+  /// Call before anything else: so a failure of TLS shows before a request is sent.
   Task<ErrorCode> shake_hands();
-  /// Append what comes next to `buffer`, at most `most` bytes.
+  /// Append the next bytes to `buffer`, at most `most`.
   Task<ErrorCode> read(std::size_t most);
-  /// Write all of `parts`, of which there are at most three. They are used up.
+  /// Write all of `parts`, at most three. They are consumed.
   Task<ErrorCode> write(std::span<Bytes> parts);
-  /// The peer reads what was sent, then the end; this side may go on to read.
+  /// The peer reads the sent bytes, then the end; this side may still read.
   void end();
   void close();
   const std::string& peer() const { return peer_; }

@@ -14,7 +14,7 @@ namespace centroid::transport {
 
 namespace {
 
-/// At once, and one more each second: a trace holds up the recorder for a moment.
+/// At once, and one more each second: a trace blocks the recorder for a moment.
 constexpr double kTraces = 4;
 constexpr double kTraceSeconds = 10;
 

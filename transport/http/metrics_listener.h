@@ -12,17 +12,20 @@ namespace centroid::transport {
 struct MetricsOptions {
   Endpoint endpoint;
   std::shared_ptr<StreamLayer> tls = {};  ///< HTTPS with it; none: plain HTTP
-  /// Why the answer is 503; none: it never is. Called on the listener's thread, and does not wait.
+  /// Reason for answering 503; none: never. Called on the listener's thread; must not wait.
   std::function<Status()> is_live = {}, is_ready = {};
 };
 
-/// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), the probes GET /livez,
-/// /readyz and /healthz (the listener itself answers), and GET /v1/trace (the newest 10 s of
-/// common/base/trace.h), nothing else. For programs without REST.
-/// It has no token: what it tells are numbers about this process
+/// HTTP/1.1 on one port: GET
+/// metrics (Prometheus text format 0.0.4), the probes GET
+/// livez,
+/// readyz and
+/// healthz (the listener itself answers), and GET
+/// v1/trace (the newest 10 s of common/base/trace.h). For programs without REST.
+/// It has no token: it only shows numbers about this process
 /// (docs/how-to/monitor.md#prometheus-and-grafana).
 ///
-/// thread  one of its own, so that a scrape waits for nothing and nothing waits for a scrape
+/// thread  one of its own, so that scrapes and other work never wait for each other
 /// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response, 4 traces
 ///         at once and then one a second (http_server.h)
 class MetricsListener {
@@ -36,7 +39,7 @@ class MetricsListener {
   MetricsListener(const MetricsListener&) = delete;
   MetricsListener& operator=(const MetricsListener&) = delete;
 
-  Endpoint endpoint() const;  ///< with the real address and port
+  Endpoint endpoint() const;  ///< with the actual address and port
 
  private:
   struct Impl;

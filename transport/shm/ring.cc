@@ -16,7 +16,7 @@ namespace centroid::transport::shm {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
-// The reader may begin with so many bytes while the writer copies the next.
+// The reader may begin with this many bytes while the writer copies the next.
 constexpr std::uint64_t kPublishBytes = 32 << 10;
 
 static_assert(sizeof(Control) <= kPage);
@@ -118,7 +118,7 @@ std::uint64_t RingWriter::free() const {
 }
 
 bool RingWriter::publish() {
-  // Sequentially consistent, as the reader's flag and its look at `head`: one of us sees the other.
+  // Sequentially consistent, as the reader's flag and its read of `head`: one side sees the other.
   control_->head.store(head_);
   return control_->reader_sleeps.load() != 0 && control_->reader_sleeps.exchange(0) != 0;
 }
@@ -168,11 +168,11 @@ bool RingReader::consume(std::uint64_t bytes) {
   if (bytes == 0) return false;
   tail_ += bytes;
   control_->tail.store(tail_);
-  const std::uint64_t wanted = control_->writer_wants.load();
-  if (wanted == 0) return false;
+  const std::uint64_t needed = control_->writer_awaits.load();
+  if (needed == 0) return false;
   const std::uint64_t used = control_->head.load() - tail_;
-  if (used + kAlignment + wanted > capacity_) return false;
-  return control_->writer_wants.exchange(0) != 0;
+  if (used + kAlignment + needed > capacity_) return false;
+  return control_->writer_awaits.exchange(0) != 0;
 }
 
 }  // namespace centroid::transport::shm

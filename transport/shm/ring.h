@@ -13,11 +13,11 @@ namespace centroid::transport::shm {
 
 /// One direction's counters in the shared memory; each on a cache line of its own.
 struct Control {
-  alignas(64) std::atomic<std::uint64_t> head;           ///< bytes put in, by the writer
-  alignas(64) std::atomic<std::uint64_t> tail;           ///< bytes taken out, by the reader
-  alignas(64) std::atomic<std::uint32_t> reader_sleeps;  ///< the reader wants a call
-  /// The writer wants a call when so many bytes are free; 0: it is awake.
-  alignas(64) std::atomic<std::uint64_t> writer_wants;
+  alignas(64) std::atomic<std::uint64_t> head;           ///< bytes written, by the writer
+  alignas(64) std::atomic<std::uint64_t> tail;           ///< bytes consumed, by the reader
+  alignas(64) std::atomic<std::uint32_t> reader_sleeps;  ///< the reader needs a wake-up
+  /// The writer needs a wake-up when this many bytes are free; 0: it is awake.
+  alignas(64) std::atomic<std::uint64_t> writer_awaits;
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -37,13 +37,13 @@ class File {
 };
 
 /// The memory of one connection: two rings of the same capacity, each mapped twice in a row, so
-/// that what stands in a ring is contiguous wherever it begins.
+/// that the content of a ring is contiguous wherever it begins.
 class Memory {
  public:
   /// A power of two, at least a page.
   static constexpr std::uint64_t kLeastCapacity = 4096, kMostCapacity = 64u << 20;
 
-  /// Anonymous memory that nobody can shrink; `file` is what the peer needs.
+  /// Anonymous memory that cannot shrink; `file` is for the peer.
   static Result<std::unique_ptr<Memory>> make(std::uint64_t capacity, File& file);
   /// The same in the peer's process.
   /// fails  invalid_argument: not such a memory
@@ -65,7 +65,7 @@ class Memory {
   std::byte* data_[2] = {};
 };
 
-/// What a peer's counter says was never possible: it is broken, and nothing it says is believed.
+/// An impossible value of a peer's counter: the peer is broken, and its values are not used.
 inline constexpr std::uint64_t kBroken = ~std::uint64_t{0};
 
 /// Frames begin at multiples of this.
@@ -80,12 +80,13 @@ class RingWriter {
   void attach(const Memory& memory, int direction);
   /// Bytes that fit now, or kBroken.
   std::uint64_t free() const;
-  /// Copy what fits. True when the reader must be called; it may already read the beginning while
-  /// the end is still copied. When everything fits the frame is over, and the next begins aligned.
+  /// Copy the bytes that fit. True if the reader must be woken; it may already read the beginning
+  /// while the end is still copied. If everything fits the frame is over, and the next begins
+  /// aligned.
   bool write(std::span<const Bytes> parts, std::size_t& written);
-  /// Ask to be called when so many bytes are free.
-  void want(std::uint64_t bytes) { control_->writer_wants.store(bytes); }
-  void stop_wanting() { control_->writer_wants.store(0, std::memory_order_relaxed); }
+  /// Request a wake-up when this many bytes are free.
+  void await_free(std::uint64_t bytes) { control_->writer_awaits.store(bytes); }
+  void stop_awaiting() { control_->writer_awaits.store(0, std::memory_order_relaxed); }
   std::uint64_t most() const { return capacity_ - kAlignment; }
 
  private:
@@ -100,11 +101,11 @@ class RingWriter {
 class RingReader {
  public:
   void attach(const Memory& memory, int direction);
-  /// Bytes that have come, or kBroken.
+  /// Received bytes, or kBroken.
   std::uint64_t available() const;
-  /// The next bytes, where they lie.
+  /// The next bytes, in place.
   Bytes view(std::uint64_t bytes) const { return {data_ + tail_ % capacity_, bytes}; }
-  /// True when the writer must be called.
+  /// True if the writer must be woken.
   bool consume(std::uint64_t bytes);
   /// The rest of the frame was padding.
   bool align() { return consume(aligned(tail_) - tail_); }

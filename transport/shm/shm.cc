@@ -35,7 +35,7 @@ std::unique_ptr<Connection> connection_on(std::unique_ptr<shm::Stream> stream,
   return std::make_unique<FramedConnection>(std::move(stream), options);
 }
 
-/// A name without a file, that goes with its socket; seen by who shares the network namespace.
+/// A name without a file, which vanishes with its socket; visible in the same network namespace.
 struct Address {
   explicit Address(const Endpoint& endpoint) {
     const std::string name = "centroid/" + endpoint.to_string();
@@ -43,12 +43,12 @@ struct Address {
     const std::size_t n = std::min(name.size(), sizeof address.sun_path - 1);
     std::memcpy(address.sun_path + 1, name.data(), n);
     size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
-    is_good = endpoint.port != 0 && n == name.size();
+    is_valid = endpoint.port != 0 && n == name.size();
   }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
   sockaddr_un address{};
   socklen_t size = 0;
-  bool is_good = false;
+  bool is_valid = false;
 };
 
 File make_socket() {
@@ -115,8 +115,8 @@ class ShmTransport final : public Transport {
       co_return Error(ErrorCode::kDeadlineExceeded, doing + ": the deadline has passed");
     const Address address(endpoint);
     File socket = make_socket();
-    if (!address.is_good || !socket || ::connect(socket.get(), address.get(), address.size) != 0) {
-      const char* const why = address.is_good ? std::strerror(errno) : "not a name of a socket";
+    if (!address.is_valid || !socket || ::connect(socket.get(), address.get(), address.size) != 0) {
+      const char* const why = address.is_valid ? std::strerror(errno) : "not a name of a socket";
       co_return Error(ErrorCode::kUnavailable, doing + ": " + why);
     }
     auto stream = shm::Stream::call(executor_, std::move(socket), capacity_of(options_), polls_);
@@ -148,7 +148,7 @@ class ShmTransport final : public Transport {
   static Status bind(const File& socket, const Endpoint& endpoint) {
     const std::string doing = "listen on " + endpoint.to_string() + ": ";
     const Address address(endpoint);
-    if (!address.is_good) return Error(ErrorCode::kInvalidArgument, doing + "not a name");
+    if (!address.is_valid) return Error(ErrorCode::kInvalidArgument, doing + "not a name");
     if (::bind(socket.get(), address.get(), address.size) == 0) return {};
     if (errno == EADDRINUSE) return Error(ErrorCode::kAlreadyExists, doing + "the name is in use");
     return Error(ErrorCode::kInvalidArgument, doing + std::strerror(errno));

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kFiles = 3;
 
-/// The only message on the socket; with it travel the files of a Handover.
+/// The only message on the socket; it carries the files of a Handover.
 struct Message {
   char magic[8] = {'C', 'N', 'T', 'D', 'S', 'H', 'M', '1'};
   std::uint64_t capacity = 0;
@@ -55,7 +55,7 @@ bool send_message(int socket, Message message, const Handover& files) {
   return ::sendmsg(socket, &envelope.header, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(Message);
 }
 
-/// Bytes received (0: the end), or -1 with errno; files that came with them are owned at once.
+/// Bytes received (0: the end), or -1 with errno; received files are owned at once.
 ssize_t receive_message(int socket, Message& message, Handover& files) {
   Envelope envelope(message);
   const ssize_t got = ::recvmsg(socket, &envelope.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -91,7 +91,7 @@ std::string name_of_peer(int socket) {
 
 }  // namespace
 
-/// Everything that handlers need that may run after the stream has gone.
+/// State for handlers that may run after the stream is destroyed.
 class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this<Ends> {
  public:
   Ends(Executor executor, File socket, PollSet* polls)
@@ -113,7 +113,7 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     in_.attach(*memory_, is_caller ? 1 : 0);
     File& ours = is_caller ? files.callers_bell : files.listeners_bell;
     peers_bell_ = std::move(is_caller ? files.listeners_bell : files.callers_bell);
-    // A bell is never waited for by its own read or write.
+    // Neither end of a bell blocks.
     ::fcntl(ours.get(), F_SETFL, ::fcntl(ours.get(), F_GETFL) | O_NONBLOCK);
     ::fcntl(peers_bell_.get(), F_SETFL, ::fcntl(peers_bell_.get(), F_GETFL) | O_NONBLOCK);
     error_code error;
@@ -122,7 +122,7 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     if (error) return Error(ErrorCode::kInvalidArgument, "not a hand-over of shared memory");
     ours.release();
     is_attached_ = true;
-    hear_bell();
+    watch_bell();
     return {};
   }
 
@@ -139,51 +139,51 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
                    std::string("hand-over of shared memory: ") + std::strerror(errno));
     }
     CENTROID_TRY(attach(message, std::move(files), true));
-    hear_socket();
+    watch_socket();
     return {};
   }
 
-  /// The socket speaks once, for the hand-over; after that it only ends.
-  void hear_socket() {
-    auto heard = [self = shared_from_this()](const error_code& error) {
+  /// The socket carries one message, the hand-over; after that it only ends.
+  void watch_socket() {
+    auto on_ready = [self = shared_from_this()](const error_code& error) {
       if (error || self->is_closed_) return;
       if (self->on_socket()) {
-        self->hear_socket();
+        self->watch_socket();
       } else {
         self->has_ended_ = true;
       }
-      self->look();
+      self->check();
     };
-    socket_.async_wait(asio::posix::stream_descriptor::wait_read, heard);
+    socket_.async_wait(asio::posix::stream_descriptor::wait_read, on_ready);
   }
 
   bool poll() override {
-    bool has_come = false;
+    bool found_work = false;
     if (reads_ && can_read()) {
       reads_ = false;
       reader_.wake();
-      has_come = true;
+      found_work = true;
     }
     if (writes_ && can_write()) {
       writes_ = false;
       writer_.wake();
-      has_come = true;
+      found_work = true;
     }
-    return has_come;
+    return found_work;
   }
 
   bool arm() override {
     if (!is_attached_ || is_closed_ || (!reads_ && !writes_)) return true;
     is_armed_ = true;
     if (reads_) in_.sleep();
-    if (writes_) out_.want(wanted_out_);
+    if (writes_) out_.await_free(awaited_out_);
     return !poll();
   }
 
   void disarm() override {
     if (!std::exchange(is_armed_, false)) return;
     in_.stop_sleeping();
-    out_.stop_wanting();
+    out_.stop_awaiting();
   }
 
   Moved try_view(std::size_t least, Bytes& view) {
@@ -192,7 +192,7 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
       moved.error = asio::error::operation_aborted;
       return moved;
     }
-    const bool has_ended = has_ended_;  // looked at before the ring: what came first counts
+    const bool has_ended = has_ended_;  // read before the ring: earlier bytes count
     const std::uint64_t there = is_attached_ ? in_.available() : 0;
     if (there == kBroken) {
       moved.error = boost::system::errc::make_error_code(boost::system::errc::protocol_error);
@@ -230,9 +230,9 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     if (is_attached_ && in_.align()) ring(peers_bell_);
   }
 
-  /// False when the waiting task was cancelled.
+  /// False if the waiting task was cancelled.
   Task<bool> wait_read(std::size_t least) {
-    wanted_in_ = least;
+    awaited_in_ = least;
     reads_ = true;
     begin_wait();
     const bool is_woken = co_await reader_.park();
@@ -240,8 +240,8 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     co_return is_woken;
   }
   Task<bool> wait_write(std::size_t bytes) {
-    // A quarter of the ring at once: not a call of the other side per piece.
-    wanted_out_ = std::min<std::uint64_t>(bytes, is_attached_ ? out_.most() / 4 : 1);
+    // Wait for a quarter of the ring: not a wake-up by the other side per piece.
+    awaited_out_ = std::min<std::uint64_t>(bytes, is_attached_ ? out_.most() / 4 : 1);
     writes_ = true;
     begin_wait();
     const bool is_woken = co_await writer_.park();
@@ -268,23 +268,23 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
  private:
   bool can_read() const {
     if (is_closed_ || has_ended_) return true;
-    return is_attached_ && in_.available() >= wanted_in_;
+    return is_attached_ && in_.available() >= awaited_in_;
   }
   bool can_write() const {
     if (is_closed_ || has_ended_) return true;
-    return is_attached_ && out_.free() >= wanted_out_;
+    return is_attached_ && out_.free() >= awaited_out_;
   }
 
-  // Without a driver that polls and arms, whoever waits sleeps.
+  // Without a driver that polls and arms, a waiter sleeps.
   void begin_wait() {
     if (polls_ == nullptr) (void)arm();
   }
-  void look() {
+  void check() {
     (void)poll();
-    begin_wait();  // who has not got what it waits for
+    begin_wait();  // for waiters without bytes
   }
 
-  /// False: the peer has ended, or sent what is no hand-over.
+  /// False: the peer has ended, or sent no valid hand-over.
   bool on_socket() {
     Message message;
     Handover files;
@@ -294,13 +294,13 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     return attach(message, std::move(files), false).ok();
   }
 
-  void hear_bell() {
-    auto heard = [self = shared_from_this()](const error_code& error, std::size_t) {
+  void watch_bell() {
+    auto on_ready = [self = shared_from_this()](const error_code& error, std::size_t) {
       if (error || self->is_closed_) return;
-      self->look();
-      self->hear_bell();
+      self->check();
+      self->watch_bell();
     };
-    bell_->async_read_some(asio::buffer(&rings_, sizeof rings_), heard);
+    bell_->async_read_some(asio::buffer(&rings_, sizeof rings_), on_ready);
   }
 
   const Executor executor_;
@@ -314,8 +314,8 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
   RingWriter out_;
   RingReader in_;
   Waiter reader_, writer_;
-  std::uint64_t wanted_in_ = 1, wanted_out_ = 1;
-  bool reads_ = false, writes_ = false;  ///< somebody waits
+  std::uint64_t awaited_in_ = 1, awaited_out_ = 1;
+  bool reads_ = false, writes_ = false;  ///< a task waits
   bool is_attached_ = false, is_armed_ = false;
   bool has_ended_ = false;  ///< the peer
   bool is_closed_ = false;
@@ -334,7 +334,7 @@ Result<std::unique_ptr<Stream>> Stream::call(Executor executor, File socket, std
 
 std::unique_ptr<Stream> Stream::answer(Executor executor, File socket, PollSet* polls) {
   auto ends = std::make_shared<Ends>(executor, std::move(socket), polls);
-  ends->hear_socket();
+  ends->watch_socket();
   return std::unique_ptr<Stream>(new Stream(std::move(ends)));
 }
 
@@ -342,7 +342,7 @@ Moved Stream::try_read(MutableBytes into) {
   Bytes view;
   Moved moved = ends_->try_view(1, view);
   if (moved.error) return moved;
-  // Given back in pieces, so that the peer can go on while this copies.
+  // Returned in pieces, so that the peer can continue while this copies.
   constexpr std::size_t kPiece = 64 << 10;
   moved.bytes = std::min(moved.bytes, into.size());
   for (std::size_t at = 0; at < moved.bytes; at += kPiece) {

@@ -9,22 +9,22 @@
 
 namespace centroid::transport::shm {
 
-/// What one process gives the other, over the socket that then shows when one of them ends.
+/// The hand-over between two processes, over the socket that then shows when one of them ends.
 struct Handover {
   File memory;
   File callers_bell, listeners_bell;  ///< eventfds: written to wake that side
 };
 
-/// Two rings in shared memory as ByteStream. Who reads gets at what came where it lies.
+/// Two rings in shared memory as ByteStream. The reader reads received bytes in place.
 ///
-/// wake-ups  an eventfd of each side, rung only when that side sleeps: it says so before
+/// wake-ups  an eventfd of each side, rung only while that side sleeps, which it announces before
 /// ends      the socket between the processes closes with them
 class Stream final : public ByteStream {
  public:
-  /// The side that called: it has made the memory and sends it.
+  /// The calling side: it makes the memory and sends it.
   static Result<std::unique_ptr<Stream>> call(Executor executor, File socket,
                                               std::uint64_t capacity, PollSet* polls);
-  /// The side that listens: the hand-over comes with the first read.
+  /// The listening side: the hand-over arrives with the first read.
   static std::unique_ptr<Stream> answer(Executor executor, File socket, PollSet* polls);
   ~Stream() override;
 

@@ -21,14 +21,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// What OpenSSL has to say of its last failure; the queue is empty afterwards.
+/// OpenSSL's message about its last failure; the queue is empty afterwards.
 std::string last_error() {
   std::string text;
   while (const unsigned long code = ::ERR_get_error()) {
     const char* const reason = ::ERR_reason_error_string(code);
     if (text.empty() && reason != nullptr) text = reason;
   }
-  return text.empty() ? "it holds nothing of the kind" : text;
+  return text.empty() ? "it contains nothing of this kind" : text;
 }
 
 Status check_readable(const std::string& setting, const std::string& path) {
@@ -38,7 +38,7 @@ Status check_readable(const std::string& setting, const std::string& path) {
   return {};
 }
 
-/// OpenSSL would ask on the terminal.
+/// Without this, OpenSSL would prompt on the terminal.
 int no_password(char*, int, int, void*) { return 0; }
 
 Status load_identity(SSL_CTX* context, const TlsOptions& options) {
@@ -47,7 +47,7 @@ Status load_identity(SSL_CTX* context, const TlsOptions& options) {
                  "tls.certificate and tls.key belong together: one is set, the other is not");
   if (options.certificate.empty() && options.is_server)
     return Error(ErrorCode::kInvalidArgument,
-                 "TLS is wanted (tls.authority, api.tls), but who accepts connections needs "
+                 "TLS is enabled (tls.authority, api.tls), but accepting connections needs "
                  "tls.certificate and tls.key");
   if (options.certificate.empty()) return {};
   CENTROID_TRY(check_readable("tls.certificate", options.certificate));
@@ -89,12 +89,13 @@ Result<Context> make_context(const TlsOptions& options) {
   }
   CENTROID_TRY(check_readable("tls.authority", options.authority));
   if (::SSL_CTX_load_verify_file(context.get(), options.authority.c_str()) != 1)
-    return Error(ErrorCode::kInvalidArgument, "tls.authority " + options.authority +
-                                                  " holds no certificates in PEM: " + last_error());
+    return Error(
+        ErrorCode::kInvalidArgument,
+        "tls.authority " + options.authority + " contains no certificates in PEM: " + last_error());
   return context;
 }
 
-/// Certificates and keys as OpenSSL has them, read again when the files change.
+/// Certificates and keys in OpenSSL's form, read again when the files change.
 class TlsLayer final : public StreamLayer {
  public:
   TlsLayer(TlsOptions options, Context context)
@@ -141,7 +142,7 @@ SslPointer TlsLayer::make_end() {
       context_ = std::move(renewed).value();
       log::info("tls.renewed", {{"certificate", options_.certificate}});
     } else {
-      log::warn("tls.not_renewed", {{"why", renewed.error()}, {"uses", "the files as before"}});
+      log::warn("tls.renewal_failed", {{"why", renewed.error()}, {"uses", "the files as before"}});
     }
   }
   return SslPointer(::SSL_new(context_.get()));

@@ -16,13 +16,13 @@ namespace {
 
 namespace errors = boost::asio::error;
 
-// Records hold at most 16 KiB; so many bytes are sealed before they are handed to the system, and
+// Records have at most 16 KiB; this many bytes are sealed before they are passed to the system, and
 // read from it at once.
 constexpr std::size_t kBatch = 256 << 10;
-constexpr std::size_t kFirstBatch = 16 << 10;  // what is read at once, until a peer sends more
+constexpr std::size_t kFirstBatch = 16 << 10;  // the size of a read, until a peer sends more
 constexpr std::size_t kGather = 16 << 10;      // parts below this go into one record
 
-/// What OpenSSL says, as text: its own codes, and the verdict on a certificate above `kVerdict`.
+/// OpenSSL's errors as text: its own codes, and the verdict on a certificate above `kVerdict`.
 class Category final : public boost::system::error_category {
  public:
   static constexpr int kVerdict = 1 << 30;
@@ -62,7 +62,7 @@ std::optional<TlsFailure> tls_failure(const boost::system::error_code& error) {
   return TlsFailure{Category::reason(error.value()), (error.value() & Category::kVerdict) != 0};
 }
 
-/// The wire as OpenSSL sees it: our memory, without a copy on the way out.
+/// The wire for OpenSSL: our memory, without a copy on the way out.
 const BIO_METHOD* TlsStream::method() {
   static BIO_METHOD* const made = [] {
     BIO_METHOD* const m = ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "frames");
@@ -108,7 +108,7 @@ int TlsStream::give(std::span<std::byte> into) {
   return static_cast<int>(size);
 }
 
-/// Why OpenSSL did not go on: would_block when it wants to read.
+/// Why OpenSSL stopped: would_block if it needs to read.
 Moved TlsStream::failed(int result) {
   switch (::SSL_get_error(ssl_.get(), result)) {
     case SSL_ERROR_WANT_READ:
@@ -126,7 +126,7 @@ Moved TlsStream::failed(int result) {
   return stopped({why, Category::get()});
 }
 
-/// What came into `received_` is OpenSSL's, which has taken all that was there before.
+/// Bytes read into `received_` are passed to OpenSSL, which has consumed all earlier ones.
 Moved TlsStream::take_in(Moved moved) {
   if (moved.error) return moved;
   taken_ = 0;
@@ -135,7 +135,7 @@ Moved TlsStream::take_in(Moved moved) {
   return moved;
 }
 
-/// Only by who has the handshake, or when nobody has it.
+/// Only by the task that runs the handshake, or if none does.
 Moved TlsStream::step_handshake() {
   while (!broken_.error) {
     ::ERR_clear_error();
@@ -146,7 +146,8 @@ Moved TlsStream::step_handshake() {
       return try_flush();
     }
     Moved why = failed(result);
-    const Moved flushed = try_flush();  // an answer, or the alert that tells the other side why
+    const Moved flushed =
+        try_flush();  // an answer, or the alert with the reason for the other side
     if (!why.is_blocked()) return broken_ = why;
     if (flushed.error) return flushed;
     why = take_in(inner_->try_read(received_));
@@ -155,7 +156,7 @@ Moved TlsStream::step_handshake() {
   return broken_;
 }
 
-/// Reader and writer may both come here; one of them moves the bytes.
+/// Reader and writer may both call this; one of them moves the bytes.
 Task<Moved> TlsStream::shake_hands() {
   while (!is_ready_ && !is_closed_ && !broken_.error) {
     if (is_shaking_) {
@@ -183,7 +184,7 @@ Task<Moved> TlsStream::shake_hands() {
   co_return is_closed_ ? stopped(errors::operation_aborted) : broken_;
 }
 
-/// What is still to be sent of what is sealed. Valid until all of it is.
+/// The sealed bytes that are not sent yet. Valid until all of them are.
 Bytes TlsStream::unsent() {
   if (sent_ == outgoing_.size()) {
     outgoing_.clear();
@@ -193,7 +194,7 @@ Bytes TlsStream::unsent() {
   return Bytes(outgoing_).subspan(sent_);
 }
 
-/// Nothing, when all that is sealed has left; else why not.
+/// Nothing if all sealed bytes are sent; else the reason.
 Moved TlsStream::try_flush() {
   while (!unsent().empty()) {
     const std::array<Bytes, 1> parts = {unsent()};
@@ -204,7 +205,7 @@ Moved TlsStream::try_flush() {
   return {};
 }
 
-/// Seal the beginning of `parts`: small ones together, large ones from where they lie.
+/// Seal the beginning of `parts`: small ones together, large ones in place.
 Moved TlsStream::seal(std::span<const Bytes> parts) {
   const auto put = [this](Bytes bytes) {
     std::size_t written = 0;
@@ -249,7 +250,7 @@ Moved TlsStream::try_read(MutableBytes into) {
     Moved why = failed(result);
     if (why.is_blocked()) why = take_in(inner_->try_read(received_));
     if (!why.error) continue;
-    if (got.bytes == 0) return why;  // else it is met again
+    if (got.bytes == 0) return why;  // otherwise the next read returns it
     break;
   }
   return got;
@@ -303,17 +304,17 @@ std::optional<double> TlsStream::peer_certificate_end() const {
   if (own == nullptr) return std::nullopt;
   auto first = certificate_end(own);
   const STACK_OF(X509)* const chain = ::SSL_get_peer_cert_chain(ssl_.get());
-  for (int i = 0; i < sk_X509_num(chain); ++i) {  // of none: -1
+  for (int i = 0; i < sk_X509_num(chain); ++i) {  // without certificates: -1
     X509* const one = sk_X509_value(chain, i);
-    // An authority that signed itself counts as we have it, not as the other side shows it.
+    // A self-signed authority counts in our copy, not in the other side's.
     if ((::X509_get_extension_flags(one) & EXFLAG_SS) != 0) continue;
     if (const auto end = certificate_end(one); end && (!first || *end < *first)) first = end;
   }
   return first;
 }
 
-/// In the middle of a record there is nothing to add.
-void TlsStream::say_end() {
+/// Within a record nothing can be added.
+void TlsStream::send_close_notify() {
   if (!is_ready_ || sealed_plain_ != 0) return;
   ::ERR_clear_error();
   (void)::SSL_shutdown(ssl_.get());
@@ -321,13 +322,13 @@ void TlsStream::say_end() {
 }
 
 void TlsStream::end() noexcept {
-  say_end();
+  send_close_notify();
   inner_->end();
 }
 
 void TlsStream::close() noexcept {
   if (std::exchange(is_closed_, true)) return;
-  say_end();
+  send_close_notify();
   inner_->close();
   shaken_.notify_all();
 }

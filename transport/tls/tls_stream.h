@@ -18,7 +18,7 @@ struct SslDeleter {
 };
 using SslPointer = std::unique_ptr<SSL, SslDeleter>;
 
-/// When it ends, as Unix time; none: it does not say.
+/// Its expiry as Unix time; none: not stated.
 std::optional<double> certificate_end(const X509* certificate);
 
 /// Why a TlsStream failed, without advice.
@@ -26,14 +26,14 @@ struct TlsFailure {
   std::string reason;
   bool is_verdict = false;  ///< about the other side's certificate
 };
-/// Nothing for an error that is not of TLS.
+/// Nothing for an error of another category.
 std::optional<TlsFailure> tls_failure(const boost::system::error_code& error);
 
-/// One end of a TLS connection over another stream. OpenSSL sees memory only: all waiting is the
-/// inner stream's.
+/// One end of a TLS connection over another stream. OpenSSL uses memory only: the inner stream does
+/// all waiting.
 class TlsStream final : public ByteStream {
  public:
-  /// `ssl` knows whether it connects or accepts, and has no BIO yet.
+  /// `ssl` is set to connect or accept, and has no BIO yet.
   TlsStream(std::unique_ptr<ByteStream> inner, SslPointer ssl);
 
   Moved try_read(MutableBytes into) override;
@@ -48,7 +48,7 @@ class TlsStream final : public ByteStream {
 
  private:
   static const BIO_METHOD* method();
-  void say_end();
+  void send_close_notify();
   int give(std::span<std::byte> into);
   Moved failed(int result);
   Moved take_in(Moved moved);
@@ -60,13 +60,13 @@ class TlsStream final : public ByteStream {
 
   std::unique_ptr<ByteStream> inner_;
   SslPointer ssl_;
-  std::vector<std::byte> received_;           ///< sealed bytes that came; the last read's
+  std::vector<std::byte> received_;           ///< received sealed bytes of the last read
   std::size_t taken_ = 0, received_end_ = 0;  ///< of `received_`
   std::vector<std::byte> gathered_;
-  std::vector<std::byte> sealed_;    ///< what OpenSSL wrote since
-  std::vector<std::byte> outgoing_;  ///< is being sent; nothing is added to it
+  std::vector<std::byte> sealed_;    ///< written by OpenSSL since
+  std::vector<std::byte> outgoing_;  ///< being sent; nothing is added to it
   std::size_t sent_ = 0;             ///< of `outgoing_`
-  std::size_t sealed_plain_ = 0;     ///< bytes of the caller's that are sealed and not all sent
+  std::size_t sealed_plain_ = 0;     ///< bytes of the caller that are sealed and not all sent
   bool is_ready_ = false, is_shaking_ = false, is_closed_ = false;
   Moved broken_;  ///< why the handshake failed
   Event shaken_;

@@ -75,7 +75,7 @@ void BatchLoader::expect(const Dataset& data,
   const auto other = first_other(ready_, [](const auto& batch) { return std::span(batch.index); });
   for (auto at = other; at != ready_.end(); ++at) put_aside(std::move(*at));
   ready_.erase(other, ready_.end());
-  if (is_loading_ && !is_forgotten_) is_forgotten_ = !stays(*loading_);
+  if (is_loading_ && !is_discarded_) is_discarded_ = !stays(*loading_);
   expected_.erase(first_other(expected_, [](const auto& samples) { return std::span(samples); }),
                   expected_.end());
   data_ = &data;
@@ -115,7 +115,7 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
     }
     loaded_.wait(lock);
   }
-  is_forgotten_ = is_loading_;
+  is_discarded_ = is_loading_;
   expected_.clear();
   for (LoadedBatch& batch : ready_) put_aside(std::move(batch));
   ready_.clear();
@@ -135,7 +135,7 @@ void BatchLoader::run(const std::stop_token& stop) {
     std::swap(batch.index, expected_.front());
     expected_.pop_front();
     is_loading_ = true;
-    is_forgotten_ = false;
+    is_discarded_ = false;
     loading_ = &batch.index;
     const auto staged =
         static_cast<std::uint64_t>(std::ranges::count(ready_, true, &LoadedBatch::is_on_devices));
@@ -152,7 +152,7 @@ void BatchLoader::run(const std::stop_token& stop) {
     lock.lock();
     is_loading_ = false;
     loading_ = nullptr;
-    if (is_loaded && !is_forgotten_) {
+    if (is_loaded && !is_discarded_) {
       ready_.push_back(std::move(batch));
       batch = LoadedBatch();
       if (!spare_.empty()) {

@@ -104,7 +104,7 @@ class BatchLoader {
   std::deque<std::vector<std::uint64_t>> expected_;  // not begun
   std::deque<LoadedBatch> ready_;                    // in order
   std::vector<LoadedBatch> spare_;
-  bool is_loading_ = false, is_forgotten_ = false;       // of the batch on the way
+  bool is_loading_ = false, is_discarded_ = false;       // of the batch on the way
   const std::vector<std::uint64_t>* loading_ = nullptr;  // its samples
   std::jthread thread_;                                  // last
 };

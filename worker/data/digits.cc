@@ -60,7 +60,8 @@ Result<Dataset> parse_digits(std::string_view csv, const std::string& file) {
     ++all.samples;
   }
   if (all.samples == 0)
-    return Error(ErrorCode::kFailedPrecondition, file + " holds no digits; fetch the file again");
+    return Error(ErrorCode::kFailedPrecondition,
+                 file + " contains no digits; fetch the file again");
   all.name = "digits: UCI handwritten digits, " + std::to_string(all.samples) + " images of 8x8";
   return all;
 }

@@ -43,7 +43,7 @@ Result<std::string> read_file(const std::string& path, std::size_t limit_bytes,
     const int got = gzread(file.get(), content.data() + before, kBlockBytes);
     content.resize(before + (got > 0 ? static_cast<std::size_t>(got) : 0));
     if (content.size() > limit_bytes)
-      return damaged(path, "holds more than " + std::to_string(limit_bytes) + " bytes");
+      return damaged(path, "has more than " + std::to_string(limit_bytes) + " bytes");
     if (got > 0) continue;
     int code = Z_OK;
     const std::string what = gzerror(file.get(), &code);

@@ -56,7 +56,7 @@ Status check_length(const Bytes& elements, std::uint64_t expected, const std::st
 }
 
 Error no_samples(const std::string& file) {
-  return {ErrorCode::kFailedPrecondition, file + " holds no samples"};
+  return {ErrorCode::kFailedPrecondition, file + " contains no samples"};
 }
 
 /// The file under any of the spellings in use; the plain one when there is none.

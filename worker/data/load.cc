@@ -31,7 +31,7 @@ Result<DataSplit> load(const DataOptions& options) {
   if (kind == "packages" && !has_empty_place) return load_packages(place, options.seed);
   return Error(ErrorCode::kInvalidArgument,
                "data set '" + options.spec +
-                   "' is not known: expected digits, digits:FILE.csv.gz, digits-tokens, idx:DIR, "
+                   "' is unknown: expected digits, digits:FILE.csv.gz, digits-tokens, idx:DIR, "
                    "packages, packages:FILE or text:PLACE,...");
 }
 

@@ -185,8 +185,8 @@ Result<Dataset> parse_packages(std::string_view list, const std::string& file,
     return Error(ErrorCode::kFailedPrecondition,
                  file + ": expected packages of at least 2 sections, found " +
                      std::to_string(classes.size()) +
-                     "; run `apt-get update`, or give a file with the output of "
-                     "`apt-cache dumpavail` as packages:FILE");
+                     "; run `apt-get update`, or pass a file with the output of `apt-cache "
+                     "dumpavail` as packages:FILE");
   Dataset out;
   out.features = text_features;
   out.classes = static_cast<std::uint32_t>(classes.size());

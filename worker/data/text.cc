@@ -49,13 +49,13 @@ Status read_place(const std::string& place, std::size_t& left,
     if (error)
       return Error(ErrorCode::kDataLoss, "folder " + place + " cannot be read: " + error.message());
     if (files.empty())
-      return Error(ErrorCode::kFailedPrecondition, "folder " + place + " holds no files");
+      return Error(ErrorCode::kFailedPrecondition, "folder " + place + " contains no files");
     std::ranges::sort(files);
   } else {
     files.emplace_back(place);
   }
   for (const fs::path& file : files) {
-    auto document = read_file(file.string(), left, "give files or folders, as in text:FILE,DIR");
+    auto document = read_file(file.string(), left, "name files or folders, as in text:FILE,DIR");
     if (!document.ok()) return std::move(document).error();
     left -= document->size();
     documents.push_back(std::move(document).value());
@@ -142,12 +142,12 @@ Result<DataSplit> load_text(const std::string& places, const std::string& vocabu
                             std::uint64_t context, std::uint64_t seed) {
   if (context == 0)
     return Error(ErrorCode::kInvalidArgument,
-                 "data set text is for a model that takes tokens: give --model transformer:...");
+                 "data set text needs a model of tokens: set --model transformer:...");
   Vocabulary vocabulary;
   if (!vocabulary_file.empty()) {
     CENTROID_ASSIGN(const std::string lines,
                     read_file(vocabulary_file, kMaxVocabularyBytes,
-                              "a vocabulary holds one token a line (data_vocabulary)"));
+                              "a vocabulary has one token a line (data_vocabulary)"));
     CENTROID_TRY(vocabulary.add(lines, vocabulary_file));
   }
   std::vector<std::string> documents;

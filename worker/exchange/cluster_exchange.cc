@@ -36,7 +36,7 @@ class ClusterExchange final : public Exchange {
 
   Result<std::variant<Share, Finished>> next() override {
     post([this, serial = serial_] { link_.loop_waits(serial); });
-    if (keep_) keep_local(*std::exchange(keep_, std::nullopt));
+    if (keep_) save_local(*std::exchange(keep_, std::nullopt));
     for (;;) {
       auto event = mailbox_.pop(true);
       if (!event)
@@ -48,7 +48,7 @@ class ClusterExchange final : public Exchange {
         post([this, serial = serial_] { link_.loop_waits(serial); });
         continue;
       }
-      if (auto* keep = std::get_if<proto::Keep>(&event->what)) keep_local(keep->round);
+      if (auto* keep = std::get_if<proto::Keep>(&event->what)) save_local(keep->round);
       if (auto* finish = std::get_if<proto::Finish>(&event->what))
         return std::variant<Share, Finished>(
             Finished{.reason = static_cast<Finished::Reason>(finish->reason),
@@ -61,7 +61,7 @@ class ClusterExchange final : public Exchange {
         fragment_ = link_.model().fragments().turn(open->optimizer_step);
         is_complete_ = false;
         if (open->round.value == 1 && round_ > 1)
-          log::warn("job.begun_again",
+          log::warn("job.restarted",
                     {{"lost_round", round_ - 1}, {"why", "the server has no later state"}});
         round_ = open->round.value;
         return std::variant<Share, Finished>(
@@ -183,9 +183,9 @@ class ClusterExchange final : public Exchange {
     boost::asio::post(executor_, std::move(f));
   }
 
-  void keep_local(Round round) {
-    if (!memory_.keep_local) return;
-    const Status kept = memory_.keep_local(round);
+  void save_local(Round round) {
+    if (!memory_.save_local) return;
+    const Status kept = memory_.save_local(round);
     post([this, round, kept] { link_.local_saved(round, kept); });
   }
 

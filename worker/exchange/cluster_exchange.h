@@ -55,7 +55,7 @@ struct ExchangeMemory {
       device_residual;
   /// Optional: the server saves the state after this round, and is told whether this worker has
   /// kept its own. Called by the loop's thread in `next`.
-  std::function<Status(Round)> keep_local;
+  std::function<Status(Round)> save_local;
 };
 
 /// Training as a member of a cluster. Contributions go to the parameter server and results come

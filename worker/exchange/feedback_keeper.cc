@@ -146,7 +146,7 @@ void FeedbackKeeper::resume(Round next, ErrorFeedback& feedback) {
     }
   }
   if (!why.empty())
-    log::warn(is_used_ ? "feedback.kept" : "feedback.begins_at_zero",
+    log::warn(is_used_ ? "feedback.retained" : "feedback.reset",
               {{"round", next.value}, {"why", why}});
   forget_after(wanted);
 }
@@ -204,7 +204,8 @@ void FeedbackKeeper::save(const ErrorFeedback& feedback) {
     if (written.ok())
       log::debug("feedback.saved", {{"path", written->path.string()}});
     else
-      log::error("feedback.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+      log::error("feedback.save_failed",
+                 {{"why", written.error()}, {"action", "training goes on"}});
     if (tell_) tell_(info.round, written.ok() ? Status() : Status(written.error()));
   });
 }
@@ -212,13 +213,13 @@ void FeedbackKeeper::save(const ErrorFeedback& feedback) {
 void FeedbackKeeper::leave(const ErrorFeedback& feedback) {
   if (!is_used_) return;
   if (!after_) {
-    log::warn("feedback.not_saved", {{"why", "the worker leaves in the middle of a round"}});
+    log::warn("feedback.save_failed", {{"why", "the worker leaves in the middle of a round"}});
     return;
   }
   if (saved_ != after_) save(feedback);
   wait_for_write();
   const Status marked = write_left(left_file(), *after_);
-  if (!marked.ok()) log::error("feedback.not_saved", {{"why", marked.error()}});
+  if (!marked.ok()) log::error("feedback.save_failed", {{"why", marked.error()}});
 }
 
 }  // namespace centroid::worker

@@ -16,7 +16,7 @@ Status LinkFeedback::open(const proto::JoinReply& terms, const CodecSpec& spec,
       if (residual.ok())
         own_->use_device(std::move(residual).value());
       else
-        log::info("codec.on_host", {{"why", residual.error()}});
+        log::info("codec.moved_to_host", {{"why", residual.error()}});
     }
   }
   if (options_.state_dir.empty()) return {};
@@ -54,7 +54,7 @@ void LinkFeedback::end(RoundEnd how) {
   if (!own_) return;
   if (how == RoundEnd::kCommitted) {
     own_->commit();
-    if (promised_) own_->promise_kept();  // a round takes with it what came late before it
+    if (promised_) own_->confirm_promised();  // a round takes with it what came late before it
     promised_.reset();
   } else if (how == RoundEnd::kPromised) {
     own_->commit_promised();
@@ -66,29 +66,29 @@ void LinkFeedback::end(RoundEnd how) {
 }
 
 void LinkFeedback::settle(Round counted) {
-  settle_broken(counted);
-  settle_promised(counted);
+  resolve_broken(counted);
+  resolve_promised(counted);
 }
 
 /// The server knows, or nobody does: what was sent before the connection broke. Its round may be
 /// open still, so what counts is a promise.
-void LinkFeedback::settle_broken(Round counted) {
+void LinkFeedback::resolve_broken(Round counted) {
   if (!unsettled_) return;
   const Round round = *std::exchange(unsettled_, std::nullopt);
   const bool is_counted = round == counted;
   end(is_counted ? RoundEnd::kPromised : RoundEnd::kUndone);
   if (own_ && is_counted) promised_ = round;
-  log::info("contribution.settled", {{"round", round.value}, {"counted", is_counted}});
+  log::info("contribution.resolved", {{"round", round.value}, {"counted", is_counted}});
   if (keeper_ && is_counted && keeper_->closed(round)) (void)save();
 }
 
 /// A contribution that was to count: the server that was to count it may have gone before.
-void LinkFeedback::settle_promised(Round counted) {
+void LinkFeedback::resolve_promised(Round counted) {
   if (!promised_ || counted == *promised_) return;
   const Round round = *std::exchange(promised_, std::nullopt);
-  if (counted > round) return own_->promise_kept();
+  if (counted > round) return own_->confirm_promised();
   own_->undo_promised();
-  log::info("contribution.settled",
+  log::info("contribution.resolved",
             {{"round", round.value}, {"counted", false}, {"promised", true}});
   if (keeper_) keeper_->undone(round);
 }
@@ -108,7 +108,7 @@ Status LinkFeedback::save() {
   const ErrorFeedback* const feedback = at_rest();
   if (feedback == nullptr) {
     const Error busy(ErrorCode::kFailedPrecondition, "gradients are still being added");
-    log::warn("feedback.not_saved", {{"why", busy}});
+    log::warn("feedback.save_failed", {{"why", busy}});
     return busy;
   }
   keeper_->save(*feedback);
@@ -117,7 +117,7 @@ Status LinkFeedback::save() {
 
 void LinkFeedback::leave() {
   if (unsettled_ && keeper_) keeper_->broken();  // whether it counted is never heard
-  settle_broken(Round());
+  resolve_broken(Round());
   if (!keeper_) return;
   if (const ErrorFeedback* feedback = at_rest()) keeper_->leave(*feedback);
 }

@@ -53,8 +53,8 @@ class LinkFeedback {
  private:
   ErrorFeedback* at_rest();
   void end(RoundEnd how);
-  void settle_broken(Round counted);
-  void settle_promised(Round counted);
+  void resolve_broken(Round counted);
+  void resolve_promised(Round counted);
 
   const ClusterOptions& options_;
   const ExchangeMemory& memory_;

@@ -16,9 +16,9 @@ void Mailbox::put_back(LinkEvent event) {
   events_.push_front(std::move(event));
 }
 
-std::optional<LinkEvent> Mailbox::pop(bool heed_stop) {
+std::optional<LinkEvent> Mailbox::pop(bool honour_stop) {
   std::unique_lock lock(mutex_);
-  const auto is_stopped = [&] { return heed_stop ? stop_ : at_once_; };
+  const auto is_stopped = [&] { return honour_stop ? stop_ : at_once_; };
   changed_.wait(lock, [&] { return !events_.empty() || is_stopped(); });
   if (is_stopped()) return std::nullopt;
   LinkEvent event = std::move(events_.front());

@@ -31,7 +31,7 @@ class Mailbox {
   void push(LinkEvent event);
   void put_back(LinkEvent event);  ///< what was popped last
   /// The next event; nothing when a stop was requested.
-  std::optional<LinkEvent> pop(bool heed_stop);
+  std::optional<LinkEvent> pop(bool honour_stop);
   /// The first reason stays. `at_once`: also those who do not heed a stop get nothing any more.
   void request_stop(const std::string& why, bool at_once = false);
   std::string stop_reason() const;

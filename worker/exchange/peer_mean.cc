@@ -54,7 +54,7 @@ struct CodedMean::Run {
 };
 
 Result<std::unique_ptr<CodedMean>> CodedMean::make(const ChunkPlan& plan, Terms terms) {
-  CENTROID_ASSIGN(auto whole, WholeEncoder::make(terms.codec));
+  CENTROID_ASSIGN(auto whole, SumEncoder::make(terms.codec));
   const std::uint64_t limit =
       std::clamp(terms.bucket_bytes / kChunksPerBucket, kLeastChunkBytes, plan.max_chunk_bytes());
   CENTROID_ASSIGN(ChunkPlan finer, ChunkPlan::make(plan.manifest(), limit));
@@ -71,7 +71,7 @@ Result<std::unique_ptr<CodedMean>> CodedMean::make(const ChunkPlan& plan, Terms 
 }
 
 CodedMean::CodedMean(ChunkPlan plan, const FragmentPlan& fragments,
-                     std::unique_ptr<WholeEncoder> whole, Terms terms)
+                     std::unique_ptr<SumEncoder> whole, Terms terms)
     : plan_(std::move(plan)), whole_(std::move(whole)), terms_(std::move(terms)) {
   std::uint32_t number = 0;
   for (std::uint32_t fragment = 0; fragment < fragments.count(); ++fragment) {
@@ -577,13 +577,13 @@ void CodedMean::round_over(RoundEnd end) {
     for (std::size_t i = 0; i < owned_.size(); ++i) {
       const Owned& owned = owned_[i];
       if (!owned.is_sparse) {
-        feedback_->add_left(owned.position,
-                            errors_.as<float>().subspan(owned.position, owned.elements),
-                            owned.factor);
+        feedback_->add_residual(owned.position,
+                                errors_.as<float>().subspan(owned.position, owned.elements),
+                                owned.factor);
         continue;
       }
       const std::size_t behind = i + 1 < owned_.size() ? owned_[i + 1].first : left_.size();
-      feedback_->add_left(
+      feedback_->add_residual(
           owned.position, std::span(left_index_).subspan(owned.first, behind - owned.first),
           std::span(left_).subspan(owned.first, behind - owned.first), owned.factor);
     }

@@ -150,7 +150,7 @@ class CodedMean {
   };
   struct Run;  // of one job
 
-  CodedMean(ChunkPlan plan, const FragmentPlan& fragments, std::unique_ptr<WholeEncoder> whole,
+  CodedMean(ChunkPlan plan, const FragmentPlan& fragments, std::unique_ptr<SumEncoder> whole,
             Terms terms);
   void cut(Flight& flight, std::uint32_t owners) const;
   std::uint64_t most_bytes(Chunks chunks) const;
@@ -177,7 +177,7 @@ class CodedMean {
   std::string refused_tensor(const Run& run, const Flight& flight, const Chunk& chunk) const;
 
   const ChunkPlan plan_;  // of the payloads: finer than the server's
-  const std::unique_ptr<WholeEncoder> whole_;
+  const std::unique_ptr<SumEncoder> whole_;
   const Terms terms_;
   std::unique_ptr<ErrorFeedback> feedback_;
   std::uint64_t generation_ = 0;

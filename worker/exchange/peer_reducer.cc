@@ -197,7 +197,7 @@ Status PeerReducer::enter(const Job& job) {
     if (!ring.empty()) ring += ',';
     ring += std::to_string(rank);
   }
-  log::info("peers.ring",
+  log::info("peers.ring_ordered",
             {{"generation", roster.generation}, {"order", ring.empty() ? "ranks" : ring}});
   return take(PeerGroups{std::move(ordered).value()});
 }

@@ -68,7 +68,7 @@ Status RoundState::open_now(proto::RoundOpen open) {
 /// A server that was killed comes back with what it has saved: the rounds since are trained again.
 void RoundState::report_lost_rounds(const proto::RoundOpen& open) {
   const auto before = std::exchange(left_with_, std::nullopt);
-  if (!before || open.version >= *before || open.round.value == 1) return;  // job.begun_again
+  if (!before || open.version >= *before || open.round.value == 1) return;  // job.restarted
   log::warn("rounds.lost", {{"from", before->value},
                             {"to", open.version.value},
                             {"why", "the server came back with an older state"},

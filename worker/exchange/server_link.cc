@@ -108,8 +108,8 @@ Task<Error> ServerLink::serve(Session& session) {
 Task<Status> ServerLink::join(Session& session) {
   const auto head = proto::encode(link_.options.join);
   const auto kind = static_cast<std::uint16_t>(Kind::kJoin);
-  if (!link_.options.join.node.empty()) session.take_unsummed();
-  const TimePoint limit = std::min(connector_.gives_up_at(), now() + kJoin);
+  if (!link_.options.join.node.empty()) session.accept_without_crc();
+  const TimePoint limit = std::min(connector_.time_limit(), now() + kJoin);
   const auto manifest = proto::encode_manifest(link_.options.join.manifest);
   const auto reply = co_await session.request(kind, head, manifest, limit);
   if (!reply.ok()) co_return reply.error();
@@ -121,7 +121,7 @@ Task<Status> ServerLink::join(Session& session) {
              {"run_id", link_.model.terms().run_id},
              {"member", link_.model.terms().member.value},
              {"apply", link_.model.terms().apply_on_worker ? "worker" : "server"}});
-  if (link_.model.terms().unsummed) session.send_unsummed();
+  if (link_.model.terms().no_payload_crc) session.send_unsummed();
   is_joined_ = true;
   if (link_.options.membership) link_.options.membership(true);
   joined_.notify_all();
@@ -260,7 +260,7 @@ Task<Status> ServerLink::take_message(Session& session, InFrame frame) {
     }
     case Kind::kWait: {
       CENTROID_CO_ASSIGN(const auto wait, proto::decode<proto::Wait>(frame.head));
-      log::info("round.waits", {{"ms", wait.ms}, {"why", wait.what}});
+      log::info("round.stalled", {{"ms", wait.ms}, {"why", wait.what}});
       co_return Status();
     }
     case Kind::kFinish: {

@@ -89,7 +89,7 @@ Task<Status> ShardRoutes::adopt(proto::Route route) {
   const auto is_missing = [](const auto& shard) { return shard && shard->session == nullptr; };
   while (!leader.is_closed() && std::ranges::any_of(shards, is_missing))
     co_await changed_.wait(now() + std::chrono::seconds(1));
-  log::info("route.told", {{"route", route.version}, {"servers", route.servers.size()}});
+  log::info("route.updated", {{"route", route.version}, {"servers", route.servers.size()}});
   shards_ = std::move(shards);
   route_ = std::move(route);
   co_return Status();

@@ -96,7 +96,7 @@ void StateTransfer::save(Round round) {
   if (FeedbackKeeper* const keeper = link_.feedback.keeper()) {
     const auto is_wanted = keeper->is_wanted(round);
     if (!is_wanted.ok()) {
-      log::warn("feedback.not_saved", {{"round", round.value}, {"why", is_wanted.error()}});
+      log::warn("feedback.save_failed", {{"round", round.value}, {"why", is_wanted.error()}});
       saving.saved = is_wanted.error();
     } else if (*is_wanted) {
       saving.saved = link_.feedback.save();
@@ -117,7 +117,7 @@ void StateTransfer::answer() {
   if (!answers_) return;
   proto::Kept kept;
   kept.round = done.round;
-  kept.state = done.saved.ok() ? proto::KeptState::kKept : proto::KeptState::kNotKept;
+  kept.state = done.saved.ok() ? proto::SavedState::kKept : proto::SavedState::kNotSaved;
   if (!done.saved.ok()) kept.why = done.saved.error().message();
   link_.post(proto::AboutKind::kKept, proto::encode(kept));
 }
@@ -125,7 +125,7 @@ void StateTransfer::answer() {
 Status StateTransfer::beat_answered(Bytes head) {
   if (head.empty()) return {};
   CENTROID_ASSIGN(const auto reply, proto::decode<proto::BeatReply>(head));
-  const bool takes = (reply.takes & proto::BeatReply::kTakesKept) != 0;
+  const bool takes = (reply.takes & proto::BeatReply::kAcceptsSaved) != 0;
   if (answers_ || !takes || (!link_.feedback.keeper() && !saves_local())) return {};
   answers_ = true;
   link_.post(proto::AboutKind::kKept, proto::encode(proto::Kept()));

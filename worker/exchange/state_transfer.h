@@ -44,7 +44,7 @@ class StateTransfer {
     Status saved;
   };
   bool saves_local() const {
-    return link_.model.terms().local_steps > 1 && link_.model.memory().keep_local;
+    return link_.model.terms().local_steps > 1 && link_.model.memory().save_local;
   }
   void feedback_saved(Round round, const Status& saved);
   void answer();

@@ -86,8 +86,7 @@ LocalKeeper::Found LocalKeeper::resume(Round next, State& state) {
   }
   if (saved_ && saved_->value > wanted.value) saved_.reset();
   if (found == Found::kNothing)
-    log::warn(is_used_ ? "local.kept" : "local.begins_at_zero",
-              {{"round", next.value}, {"why", why}});
+    log::warn(is_used_ ? "local.retained" : "local.reset", {{"round", next.value}, {"why", why}});
   if (found == Found::kExact) after_ = saved_ = wanted;
   return found;
 }
@@ -113,7 +112,7 @@ Status LocalKeeper::save(Round round, const Source& source) {
   if (written.ok())
     saved_ = round;
   else
-    log::error("local.not_saved", {{"why", written.error()}, {"action", "training goes on"}});
+    log::error("local.save_failed", {{"why", written.error()}, {"action", "training goes on"}});
   return written;
 }
 

@@ -167,9 +167,9 @@ Status load_adapters(const fs::path& folder, const TransformerConfig& config, st
   CENTROID_TRY(check_config(folder / kConfig, config));
   const fs::path file = folder / kTensors;
   CENTROID_ASSIGN(const SafetensorsReader reader, SafetensorsReader::open(file));
-  const auto said = reader.metadata().find(kBase);
-  if (said != reader.metadata().end() && said->second != std::to_string(base))
-    return bad(file, "was trained beside base weights with fingerprint " + said->second +
+  const auto recorded = reader.metadata().find(kBase);
+  if (recorded != reader.metadata().end() && recorded->second != std::to_string(base))
+    return bad(file, "was trained beside base weights with fingerprint " + recorded->second +
                          ", these have " + std::to_string(base));
   const Manifest trained = config.trained();
   for (const TensorInfo& tensor : reader.manifest()) {

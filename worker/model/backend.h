@@ -118,9 +118,10 @@ class Backend {
   /// Rows whose logits are in memory at a time.
   virtual std::size_t head_rows() const = 0;
   /// Add bias (null: none) to logits; softmax cross-entropy; logits become the gradient of share *
-  /// (sum of losses) when `want_gradient`. Losses add up until `result`.
+  /// (sum of losses) when `needs_gradient`. Losses add up until `result`.
   virtual void cross_entropy(std::size_t rows, std::size_t classes, const std::uint32_t* labels,
-                             const float* bias, float share, bool want_gradient, float* logits) = 0;
+                             const float* bias, float share, bool needs_gradient,
+                             float* logits) = 0;
   /// The bits of Optimizer::step.
   virtual void update(const Update& step) = 0;
   /// sqrt(sum_of_squares) of so many numbers (norm.h), the same bits; waits for it.

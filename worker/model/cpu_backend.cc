@@ -128,11 +128,11 @@ class CpuBackend final : public Backend {
 
   std::size_t head_rows() const override { return kHeadRows; }
   void cross_entropy(std::size_t rows, std::size_t classes, const std::uint32_t* labels,
-                     const float* bias, float share, bool want_gradient, float* logits) override {
+                     const float* bias, float share, bool needs_gradient, float* logits) override {
     const std::span<const std::uint32_t> of(labels, rows);
     const StepResult part =
-        bias != nullptr ? softmax_cross_entropy(of, classes, bias, share, logits, want_gradient)
-                        : kernels::cross_entropy(of, classes, share, want_gradient, logits);
+        bias != nullptr ? softmax_cross_entropy(of, classes, bias, share, logits, needs_gradient)
+                        : kernels::cross_entropy(of, classes, share, needs_gradient, logits);
     sum_.loss_sum += part.loss_sum;
     sum_.correct += part.correct;
     sum_.targets += part.targets;

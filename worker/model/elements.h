@@ -102,8 +102,8 @@ constexpr float batch_back_of(float dy, float normal, float inverse, float weigh
 /// Dropout of four neighbours at a time: bit j says that element 4 * group + j stays.
 /// `threshold` = probability to drop, in 1/65536. The same (key, group) gives the same bits
 /// everywhere, so the way back draws again instead of storing.
-constexpr std::uint32_t kept_of_four(std::uint64_t key, std::uint64_t group,
-                                     std::uint32_t threshold) {
+constexpr std::uint32_t survivors_of_four(std::uint64_t key, std::uint64_t group,
+                                          std::uint32_t threshold) {
   const std::uint64_t bits = mix64(key + 0x9E3779B97F4A7C15ULL * group);
   std::uint32_t kept = 0;
   for (unsigned j = 0; j < 4; ++j)

@@ -85,7 +85,7 @@ void drop_row(const Dropout& d, std::size_t row, std::size_t width, const float*
   const std::uint64_t key = mix64(d.keys[row / d.context], d.site);
   const std::uint64_t first = (row % d.context) * ((width + 3) / 4);
   for (std::size_t i = 0; i < width; i += 4) {
-    const std::uint32_t kept = kept_of_four(key, first + i / 4, d.threshold);
+    const std::uint32_t kept = survivors_of_four(key, first + i / 4, d.threshold);
     for (std::size_t j = 0; j < 4 && i + j < width; ++j) {
       const float value = ((kept >> j) & 1U) != 0 ? in[i + j] * d.scale : 0.0F;
       out[i + j] = kAdd ? out[i + j] + value : value;
@@ -241,7 +241,7 @@ struct HeadDots {
 
 struct CrossEntropy {
   CENTROID_KERNEL void run(const std::uint32_t* labels, std::size_t rows, std::size_t classes,
-                           float share, bool want_gradient, float* logits, StepResult* result) {
+                           float share, bool needs_gradient, float* logits, StepResult* result) {
     for (std::size_t r = 0; r < rows; ++r, logits += classes) {
       const std::uint32_t label = labels[r];
       if (label == kNoTarget) {
@@ -260,7 +260,7 @@ struct CrossEntropy {
       result->loss_sum += std::log(static_cast<double>(sum)) - static_cast<double>(of_label);
       if (is_first && sum == sum) ++result->correct;
       ++result->targets;
-      if (!want_gradient) continue;
+      if (!needs_gradient) continue;
       const float factor = share / sum;
       for (std::size_t j = 0; j < classes; ++j) logits[j] *= factor;
       logits[label] -= share;
@@ -364,9 +364,9 @@ void head_dots(std::size_t rows, std::size_t heads, std::size_t head_width, cons
 }
 
 StepResult cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes, float share,
-                         bool want_gradient, float* logits) {
+                         bool needs_gradient, float* logits) {
   StepResult result;
-  run_multiversioned<CrossEntropy>(labels.data(), labels.size(), classes, share, want_gradient,
+  run_multiversioned<CrossEntropy>(labels.data(), labels.size(), classes, share, needs_gradient,
                                    logits, &result);
   return result;
 }

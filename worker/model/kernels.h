@@ -86,12 +86,12 @@ void head_dots(std::size_t rows, std::size_t heads, std::size_t head_width, cons
                const float* gradient, float* delta);
 
 /// Softmax cross-entropy of logits; a row whose label is kNoTarget counts nothing. Logits become
-/// the gradient of share * (sum of losses) when `want_gradient`.
+/// the gradient of share * (sum of losses) when `needs_gradient`.
 ///
 /// shape   logits [labels.size(), classes]
 /// fails   a label >= classes is a bug of the caller: stops
 /// note    of equal largest logits the first counts; a row with a NaN counts as wrong
 StepResult cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes, float share,
-                         bool want_gradient, float* logits);
+                         bool needs_gradient, float* logits);
 
 }  // namespace centroid::worker::kernels

@@ -6,7 +6,7 @@ namespace centroid::worker {
 
 StepResult softmax_cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes,
                                  const float* bias, float share, float* logits,
-                                 bool want_gradient) {
+                                 bool needs_gradient) {
   StepResult result;
   result.targets = labels.size();
   float* row = logits;
@@ -25,7 +25,7 @@ StepResult softmax_cross_entropy(std::span<const std::uint32_t> labels, std::siz
     }
     result.loss_sum += std::log(static_cast<double>(sum)) - static_cast<double>(of_label);
     if (largest == label && !std::isnan(sum)) ++result.correct;
-    if (want_gradient) {
+    if (needs_gradient) {
       const float scale = share / sum;
       for (std::size_t j = 0; j < classes; ++j) row[j] *= scale;
       row[label] -= share;

@@ -12,10 +12,11 @@ namespace centroid::worker {
 /// first, so nothing overflows.
 ///
 /// shape   bias in [classes]; logits in [rows, classes], overwritten by the gradient of share *
-///         (sum of losses) when `want_gradient`
+///         (sum of losses) when `needs_gradient`
 /// fails   a label >= classes is a bug of the caller: stops
 /// note    of equal largest logits the first counts; a row with a NaN counts as wrong
 StepResult softmax_cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes,
-                                 const float* bias, float share, float* logits, bool want_gradient);
+                                 const float* bias, float share, float* logits,
+                                 bool needs_gradient);
 
 }  // namespace centroid::worker

@@ -60,8 +60,7 @@ Result<std::unique_ptr<Model>> make_model(const std::string& spec, const std::st
     if (config.lora.rank > 0 && base_file.empty())
       return Error(ErrorCode::kInvalidArgument,
                    "model '" + spec +
-                       "': adapters (lora) stand beside base weights: give a file "
-                       "with --base-weights");
+                       "': adapters (lora) need base weights: set a file with --base-weights");
     Base base;
     if (!base_file.empty()) {
       CENTROID_ASSIGN(base, load_base(config, base_file));
@@ -70,7 +69,7 @@ Result<std::unique_ptr<Model>> make_model(const std::string& spec, const std::st
   }
   if (!base_file.empty()) return bad(spec, "base_weights is for transformers, not for this model");
   constexpr std::string_view kKind = "mlp:";
-  if (!rest.starts_with(kKind)) return bad(spec, "unknown kind, known are mlp: and transformer");
+  if (!rest.starts_with(kKind)) return bad(spec, "unknown kind, expected mlp: or transformer");
   rest.remove_prefix(kKind.size());
   bool has_norm = false;
   if (const auto comma = rest.rfind(','); comma != std::string_view::npos) {

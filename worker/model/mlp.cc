@@ -49,7 +49,7 @@ std::string Mlp::spec() const {
 }
 
 /// Give out pieces of `memory` (null: only count); returns the floats taken.
-std::size_t Mlp::lay_out(std::size_t samples, bool with_gradient, float* memory) {
+std::size_t Mlp::assign_memory(std::size_t samples, bool with_gradient, float* memory) {
   constexpr std::size_t kLine = 16;  // floats of 64 bytes
   std::size_t used = 0, widest = 0;
   const auto take = [&](std::size_t count) {
@@ -73,7 +73,7 @@ std::size_t Mlp::lay_out(std::size_t samples, bool with_gradient, float* memory)
 
 std::uint64_t Mlp::work_bytes(std::uint64_t samples, bool with_gradient) const {
   Mlp counted(widths_, activation_, has_norm_, nullptr);
-  return counted.lay_out(samples, with_gradient, nullptr) * sizeof(float);
+  return counted.assign_memory(samples, with_gradient, nullptr) * sizeof(float);
 }
 
 // Uniform forms of both rules: they need a square root only, so the bits are the same on every
@@ -126,7 +126,8 @@ BatchNorm Mlp::norm_of(std::size_t layer, std::size_t rows, std::span<const floa
 void Mlp::forward(const Batch& batch, std::span<const float> params, std::span<float> gradients) {
   const std::size_t rows = batch.samples;
   const bool with_gradient = !gradients.empty();
-  lay_out(rows, with_gradient, backend_->work_space(lay_out(rows, with_gradient, nullptr)));
+  assign_memory(rows, with_gradient,
+                backend_->work_space(assign_memory(rows, with_gradient, nullptr)));
   in_ = backend_->bring(batch, 0);
   for (std::size_t i = 0; i < layers(); ++i) {
     const std::size_t in = widths_[i];

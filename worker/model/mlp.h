@@ -56,7 +56,7 @@ class Mlp final : public Model {
   std::size_t bias_at(std::size_t layer) const { return positions_[tensors_[layer].bias]; }
   bool needs_slope() const { return activation_ == Activation::kGelu; }
   void check_sizes(const Batch& batch, std::size_t params) const;
-  std::size_t lay_out(std::size_t samples, bool with_gradient, float* memory);
+  std::size_t assign_memory(std::size_t samples, bool with_gradient, float* memory);
   /// Input of a layer: the batch, or the output of the layer before.
   const float* input_of(std::size_t layer) const;
   BatchNorm norm_of(std::size_t layer, std::size_t rows, std::span<const float> params) const;

@@ -174,8 +174,8 @@ void Transformer::initialize(std::uint64_t seed, std::span<float> params) const 
 }
 
 /// Give out pieces of `memory` (null: only count); returns the floats taken.
-std::size_t Transformer::lay_out(std::uint64_t samples, bool with_gradient, float* memory,
-                                 Space& space) const {
+std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient, float* memory,
+                                       Space& space) const {
   constexpr std::size_t kLine = 16;  // floats of 64 bytes
   std::size_t used = 0;
   const auto take = [&](std::size_t count) {
@@ -224,7 +224,7 @@ std::size_t Transformer::lay_out(std::uint64_t samples, bool with_gradient, floa
 
 std::uint64_t Transformer::work_bytes(std::uint64_t samples, bool with_gradient) const {
   Space space;
-  return lay_out(samples, with_gradient, nullptr, space) * sizeof(float);
+  return assign_memory(samples, with_gradient, nullptr, space) * sizeof(float);
 }
 
 void Transformer::check(const Batch& batch) const {
@@ -247,8 +247,8 @@ void Transformer::begin(const Batch& batch, std::span<const float> params, bool 
   params_ = params.data();
   is_training_ = with_gradient;
   if (base_ && config_.lora.rank > 0) frozen_ = backend_->keep(base_->values);
-  const std::size_t needed = lay_out(batch.samples, with_gradient, nullptr, space_);
-  lay_out(batch.samples, with_gradient, backend_->work_space(needed), space_);
+  const std::size_t needed = assign_memory(batch.samples, with_gradient, nullptr, space_);
+  assign_memory(batch.samples, with_gradient, backend_->work_space(needed), space_);
   in_ = backend_->bring(batch, config_.context);
 }
 

@@ -114,7 +114,8 @@ class Transformer final : public Model {
   Projection up(std::size_t block) const;
   Projection down(std::size_t block) const;
 
-  std::size_t lay_out(std::uint64_t samples, bool with_gradient, float* memory, Space& space) const;
+  std::size_t assign_memory(std::uint64_t samples, bool with_gradient, float* memory,
+                            Space& space) const;
   void begin(const Batch& batch, std::span<const float> params, bool with_gradient);
   void check(const Batch& batch) const;
   void project(const Projection& p, const float* in, float* low, float* out);

@@ -13,7 +13,7 @@ Result<std::unique_ptr<DeviceResidual>> residual_on_device(
   const Replica::OnDevice at = group.device_gradient();
   if (at.device != nullptr) {
     CENTROID_ASSIGN(auto residual, make_device_residual(codec, plan, at.gradient, *at.device));
-    group.leave_gradient();
+    group.keep_gradient_on_device();
     return residual;
   }
 #endif

@@ -40,9 +40,9 @@ Result<std::span<const float>> LocalSteps::begin(const LocalTerms& terms, const 
   }
   if (resident_ != nullptr) {
     CENTROID_TRY(resident_->reserve(slots_.size()));
-    log::info("local.on_gpu", {{"optimizer", optimizer_->config().name},
-                               {"slots", slots_.size()},
-                               {"slot_bytes", bytes}});
+    log::info("local.moved_to_gpu", {{"optimizer", optimizer_->config().name},
+                                     {"slots", slots_.size()},
+                                     {"slot_bytes", bytes}});
   }
   if (!options_.state_dir.empty()) {
     CENTROID_ASSIGN(keeper_,

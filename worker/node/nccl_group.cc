@@ -19,13 +19,13 @@ Status check_parts(const char* what, std::size_t whole, std::size_t part, std::s
                std::string(what) + ": " + std::to_string(whole) + " numbers are not " +
                    std::to_string(devices) + " equal parts of " + std::to_string(part) +
                    ", one for each device: it takes " + std::to_string(part * devices) +
-                   ", so choose the part as the whole / devices, rounded up, and pad the whole");
+                   ", so choose the part as the total / devices, rounded up, and pad the total");
 }
 
 }  // namespace
 
 /// How often who waits looks whether it is over: a fraction of what one bucket takes.
-constexpr std::chrono::microseconds kLook{50};
+constexpr std::chrono::microseconds kCheckInterval{50};
 
 Result<std::unique_ptr<NcclGroup>> NcclGroup::make(std::shared_ptr<const nccl::Library> library,
                                                    const std::vector<int>& devices,
@@ -87,7 +87,7 @@ void NcclGroup::abort(const std::string& why) {
 /// Why the group failed, once nothing of it is under way any more.
 Status NcclGroup::ended() const {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return is_gone_; });
+  changed_.wait(lock, [this] { return is_released_; });
   return *failure_;
 }
 
@@ -227,7 +227,7 @@ Status NcclGroup::wait(std::size_t rank, const std::function<Result<bool>()>& is
       return {};
     }
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::min<Clock::duration>(options_.poll, kLook));
+    changed_.wait_for(lock, std::min<Clock::duration>(options_.poll, kCheckInterval));
   }
 }
 
@@ -253,7 +253,7 @@ std::string NcclGroup::find_trouble() {
         missing += (missing.empty() ? "" : ", ") + std::to_string(other);
     return one.pending.front().what + " of device " + std::to_string(rank) +
            " has not ended within " + std::to_string(options_.timeout.count()) + " ms" +
-           (missing.empty() ? "" : "; not begun by device " + missing);
+           (missing.empty() ? "" : "; not started by device " + missing);
   }
   return {};
 }
@@ -274,7 +274,7 @@ void NcclGroup::abort_all() {
   }
   on_all([this](Comm comm) { return library_->comm_abort(comm); });
   const std::lock_guard lock(mutex_);
-  is_gone_ = true;
+  is_released_ = true;
   changed_.notify_all();
 }
 

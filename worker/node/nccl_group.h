@@ -112,7 +112,7 @@ class NcclGroup {
   mutable std::condition_variable_any changed_;
   std::vector<Rank> ranks_;
   std::optional<Error> failure_;  // under mutex_
-  bool is_gone_ = false;          // under mutex_: the communicators are
+  bool is_released_ = false;      // under mutex_: the communicators are
   std::optional<RankThreads> enders_;
   std::jthread watcher_;  // last: joined first
 };

@@ -14,7 +14,7 @@ std::string version_text(int code) {
 }
 
 constexpr const char* kRemedy =
-    "; install NCCL 2.11 or later (libnccl2), or give each GPU a worker of its own";
+    "; install NCCL 2.11 or later (libnccl2), or start one worker for each GPU";
 
 }  // namespace
 

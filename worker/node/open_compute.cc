@@ -18,7 +18,7 @@ Result<Compute> open_compute(const std::string& spec, [[maybe_unused]] Matmul ma
   auto library = cublas::Library::load();
   if (!library.ok()) return std::move(library).error().with_context("device '" + spec + "'");
   auto layers = cublas_lt::Library::load();
-  if (!layers.ok()) log::info("cublaslt.not_used", {{"device", spec}, {"why", layers.error()}});
+  if (!layers.ok()) log::info("cublaslt.disabled", {{"device", spec}, {"why", layers.error()}});
   CENTROID_ASSIGN(out.backend, cuda::make_cuda_backend(
                                    *out.device, *out.stream, matmul, std::move(library).value(),
                                    layers.ok() ? std::move(layers).value() : nullptr));

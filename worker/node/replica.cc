@@ -140,15 +140,15 @@ class DeviceReplica final : public Replica, public Residence {
                            const std::function<void(TensorId)>& deliver) override {
     CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
     computed_at_.reset();
-    queue_step(batch, total, !is_left_, [&] { note(hand_out(deliver)); });
+    queue_step(batch, total, !is_on_device_only_, [&] { note(hand_out(deliver)); });
     while (!failed_ && delivered_ < shipped_) {
       // The last one leaves when all is computed.
       if (delivered_ + 1 == shipped_)
         note(wait_for(*buckets_[delivered_].ready, 0));  // behind none of the additions
-      note(look_at_computing());
+      note(poll_compute());
       if (failed_) break;
       note(wait_for(buckets_[delivered_]));
-      note(look_at_computing());
+      note(poll_compute());
       note(hand_out(deliver));
     }
     // The group learns that all is over, however it was seen.
@@ -225,7 +225,7 @@ class DeviceReplica final : public Replica, public Residence {
     CENTROID_TRY(model_->backend().status());
     return norm;
   }
-  void leave_gradient() override { is_left_ = true; }
+  void keep_gradient_on_device() override { is_on_device_only_ = true; }
 
   Result<bool> stage(const Batch& batch, StagedBatch& into) override {
     return staging_.put(batch, into);
@@ -331,7 +331,7 @@ class DeviceReplica final : public Replica, public Residence {
     return bucket.there->record(*transfer_);
   }
 
-  Status look_at_computing() {
+  Status poll_compute() {
     if (computed_at_ || shipped_ < buckets_.size()) return {};
     CENTROID_ASSIGN(const bool is_done, buckets_.back().ready->done());
     if (is_done) computed_at_ = Clock::now();
@@ -344,7 +344,7 @@ class DeviceReplica final : public Replica, public Residence {
       const Bucket& bucket = buckets_[delivered_];
       CENTROID_ASSIGN(const bool is_there, bucket.there->done());
       if (!is_there) return {};
-      CENTROID_TRY(look_at_computing());  // before the span: computing ends no later than moving
+      CENTROID_TRY(poll_compute());  // before the span: computing ends no later than moving
       if (options_.seat.group != nullptr)
         options_.seat.group->over(options_.seat.rank, bucket.calls);
       ++delivered_;
@@ -381,8 +381,8 @@ class DeviceReplica final : public Replica, public Residence {
   std::unique_ptr<StreamEvent> added_, advanced_;  // the gradients; the step of the optimizer
   std::vector<Bucket> buckets_;
   std::unique_ptr<Model> model_;
-  bool is_left_ = false;  // the gradient, on the device
-  trace::Lane lane_;      // of parameters that come, and of gradients that are added and go
+  bool is_on_device_only_ = false;  // the gradient, on the device
+  trace::Lane lane_;  // of parameters that come, and of gradients that are added and go
   TimePoint last_end_{};
   BatchStaging staging_{*device_};
   std::optional<std::uint64_t> room_for_;  // samples of a step

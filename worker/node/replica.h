@@ -89,7 +89,7 @@ class Replica {
   virtual Result<double> gradient_norm() { return -1.0; }
   /// From now on `train` leaves it there: delivered is what is complete on the device. Between
   /// steps.
-  virtual void leave_gradient() {}
+  virtual void keep_gradient_on_device() {}
   /// Null on the CPU.
   virtual Residence* residence() { return nullptr; }
   /// Bring a batch to the device before its turn; done when it returns. thread: any one, beside the

@@ -82,7 +82,7 @@ class ReplicaStage final : public BatchStage {
       if (is_there.ok() && *is_there) continue;
       // The step itself tells, too.
       if (!is_there.ok() && !std::exchange(is_told_, true))
-        log::warn("batch.not_staged", {{"why", is_there.error()}});
+        log::warn("batch.staging_failed", {{"why", is_there.error()}});
       return false;
     }
     return true;
@@ -142,7 +142,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     return nccl_ || seats_.size() == 1 ? seats_.front().replica->gradient_on_device()
                                        : Replica::OnDevice{};
   }
-  void leave_gradient() override { seats_.front().replica->leave_gradient(); }
+  void keep_gradient_on_device() override { seats_.front().replica->keep_gradient_on_device(); }
   void use_noise(std::uint64_t key) override { noise_ = key; }
   void expect(const Dataset& data,
               const std::vector<std::span<const std::uint64_t>>& steps) override {
@@ -249,7 +249,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
       const Status made =
           seats_[d].replica->make_places(waiting + kQueuedSteps, samples, most_bytes);
       if (!made.ok() && !std::exchange(is_told_, true))
-        log::warn("batch.not_staged", {{"why", made.error()}});
+        log::warn("batch.staging_failed", {{"why", made.error()}});
     }
   }
 
@@ -316,7 +316,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
       running_ = threads_.size();
       ++turn_;
     }
-    if (!threads_.empty()) begun_.notify_all();
+    if (!threads_.empty()) started_.notify_all();
     for (std::size_t d = 0; d < own_; ++d) outcomes_[d] = perform(d, job);
     {
       std::unique_lock lock(mutex_);
@@ -341,7 +341,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
       const Job* job = nullptr;
       {
         std::unique_lock lock(mutex_);
-        if (!begun_.wait(lock, stop, [&] { return turn_ != seen; })) return;
+        if (!started_.wait(lock, stop, [&] { return turn_ != seen; })) return;
         seen = turn_;
         job = job_;
       }
@@ -456,7 +456,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   std::uint64_t noise_ = 0;
   TensorReducer reducer_;
   std::mutex mutex_;
-  std::condition_variable_any begun_;
+  std::condition_variable_any started_;
   std::condition_variable finished_;
   // Under mutex_:
   const Job* job_ = nullptr;

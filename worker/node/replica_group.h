@@ -91,7 +91,7 @@ class ReplicaGroup {
   /// there is none.
   virtual Replica::OnDevice device_gradient() { return {}; }
   /// The steps to come leave it there: `gradients` is not written any more. Between steps only.
-  virtual void leave_gradient() {}
+  virtual void keep_gradient_on_device() {}
   /// Null where there is no GPU, or where the host adds the gradients of several.
   virtual ResidentTraining* resident() { return nullptr; }
   /// Key of the random numbers of the steps to come (dropout); with it a sample draws the same on

@@ -59,7 +59,7 @@ std::unique_ptr<NcclGroup> join_by_nccl(const std::vector<Compute>& all,
   }
   if (numbers.size() < 2) return nullptr;
   const auto on_host = [&](const std::string& why) {
-    log::warn("nccl.not_used", {{"why", why},
+    log::warn("nccl.disabled", {{"why", why},
                                 {"devices", options.devices},
                                 {"instead", "gradients are copied and added on the host"}});
     return nullptr;
@@ -94,7 +94,7 @@ Status check_room(Replica& replica, const Model& model, std::uint64_t samples, s
   const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
   std::string takes =
       "a step of " + text(samples) + " samples takes " + text(memory.step) + " bytes";
-  std::string remedy = "Lower --batch, the model's context or width, or give more devices";
+  std::string remedy = "Lower --batch, the model's context or width, or use more devices";
   if (memory.with_evaluation > memory.step)
     takes += ", it and an evaluation of " + text(evaluate_samples(model)) + " samples " +
              text(memory.with_evaluation);

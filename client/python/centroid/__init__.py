@@ -443,11 +443,11 @@ def pull(server, names=None, *, token=None, name=None, timeout=None, tls=None):
     _library or load()
     if isinstance(names, (str, bytes)):
         raise _bad(f"names is one string: give a list, [{names!r}]")
-    wanted = [_bytes(one) for one in names or ()]
-    if names is not None and not wanted:
+    requested = [_bytes(one) for one in names or ()]
+    if names is not None and not requested:
         raise _bad("names is empty: None is all tensors")
     handle = _memory()
-    _call("pull", ctypes.byref(_server(server, token, name, timeout, tls)), (_text * max(len(wanted), 1))(*wanted), len(wanted), ctypes.byref(handle))
+    _call("pull", ctypes.byref(_server(server, token, name, timeout, tls)), (_text * max(len(requested), 1))(*requested), len(requested), ctypes.byref(handle))
     try:
         out = Tensors()
         out.version = _library.centroid_pulled_version(handle)

@@ -1,10 +1,10 @@
 #pragma once
 
-// Dense payloads: numbers to bytes, bytes to sums, and what is left. One pass each.
+// Dense payloads: numbers to bytes, bytes to sums, and the remainder. One pass each.
 //
-// A payload has no boundary of its own: with kFast its numbers stand on one (kernels.h) and eight
-// are accessed together, otherwise every byte on its own. Where there is no payload, kWide says
-// that all numbers stand on 16-byte boundaries (grid.cuh).
+// A payload has no alignment of its own: with kFast its numbers are aligned (kernels.h) and eight
+// are accessed together, otherwise every byte on its own. Without a payload, kWide means that all
+// numbers are on 16-byte boundaries (grid.cuh).
 
 #include "common/codec/cuda/grid.cuh"
 #include "common/codec/cuda/kernels.h"
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The scale and the bits are computed once more: cheaper than to read them from the host's memory.
+/// Scale and bits are computed again: cheaper than reading them from the host's memory.
 template <bool kFast>
 __global__ void __launch_bounds__(kThreads)
     subtract_int8_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The scale is computed once more: cheaper than to read it from the host's memory.
+/// The scale is computed again: cheaper than reading it from the host's memory.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     subtract_sign_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {

@@ -12,7 +12,7 @@ namespace {
 
 using cuda::Dense;
 
-// What stands in `summary_`: the selection's summary, a copy of the flags, and a 0.
+// Layout of `summary_`: the selection's summary, a copy of the flags, and a 0.
 constexpr std::size_t kFlagsAt = sizeof(cuda::SelectSummary);
 constexpr std::size_t kZeroAt = kFlagsAt + sizeof(std::uint32_t);
 constexpr std::size_t kSummaryBytes = kZeroAt + sizeof(std::uint32_t);
@@ -54,7 +54,7 @@ Result<std::unique_ptr<DeviceCodec>> DeviceCodec::make(std::string_view text, co
 
 Status DeviceCodec::allocate() {
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
-  const std::uint64_t most = is_topk ? limits_.ratio.kept(limits_.elements) : 0;
+  const std::uint64_t most = is_topk ? limits_.ratio.count_of(limits_.elements) : 0;
   CENTROID_ASSIGN(scratch_, device_.allocate(cuda::select_bytes(limits_.elements)));
   CENTROID_ASSIGN(flags_, device_.allocate(sizeof(std::uint32_t)));
   CENTROID_ASSIGN(summary_, device_.allocate_pinned(kSummaryBytes));
@@ -69,7 +69,7 @@ Status DeviceCodec::allocate() {
 }
 
 DeviceCodec::~DeviceCodec() {
-  if (stream_) (void)stream_->wait();  // an error was or will be told to somebody who asks
+  if (stream_) (void)stream_->wait();  // an error is reported by another call
 }
 
 Dense DeviceCodec::dense_type() const {
@@ -91,7 +91,7 @@ Status DeviceCodec::begin(const Tensor& tensor, KeepRatio ratio) {
   dense_count_ = 0;
   has_waited_ = false;
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
-  const std::uint64_t k = is_topk ? ratio.kept(tensor.elements) : 0;
+  const std::uint64_t k = is_topk ? ratio.count_of(tensor.elements) : 0;
   selects_ = is_topk && !payload::is_dense_better(spec_.values, k, tensor.elements);
   CENTROID_CHECK(k * sizeof(float) <= value_->size());
   cuda::SelectArguments of;

@@ -15,16 +15,18 @@
 
 namespace centroid {
 
-/// A sender's steps for numbers that live on a device: residual += gradient; encode; residual -=
-/// sent. Payloads, residual and momentum are those of ErrorFeedback, bit for bit.
+/// A sender's steps for numbers on a device: residual += gradient; encode; residual -= sent.
+/// Payloads, residual and momentum are those of ErrorFeedback, bit for bit.
 ///
-/// where   everything that sees all numbers runs in kernels, which write what is sent into pinned
+/// where   passes over all numbers run in kernels, which write the sent numbers into pinned
 ///         memory. Indices and selected values (1 % of the numbers) are encoded on the CPU.
 /// steps   begin; until `done`, anything else; encode of each chunk, in any order; begin of the
-///         next. What encode queues (residual -= sent) comes before that in the stream
-/// owns    n / 4 bytes on the device; pinned memory for what is sent, for the limits, from the
-///         beginning: who takes or frees it while GPUs add may hold up all of them
-/// limits  no clipping (its norm is a sum in an order that a GPU cannot keep); one array at a time;
+///         next. The work that encode queues (residual -= sent) precedes that in the stream
+/// owns    n
+/// 4 bytes on the device; pinned memory for the sent numbers, for the limits, from the
+///         beginning: allocating or freeing it while GPUs add may block all of them
+/// limits  no clipping (its norm is a sum in an order that a GPU cannot follow); one array at a
+/// time;
 ///         sums that are not finite are refused, never passed on
 /// thread  one at a time
 class DeviceCodec {
@@ -38,7 +40,7 @@ class DeviceCodec {
     std::string name;  ///< for errors: "tensor fc1.weight"
   };
 
-  /// The most that it is asked for.
+  /// Upper bounds.
   struct Limits {
     std::uint64_t elements = 0;  ///< of an array
     std::uint64_t piece = 0;     ///< of a payload; without a selection an array is one payload
@@ -51,17 +53,17 @@ class DeviceCodec {
                                                    Device& device);
   ~DeviceCodec();
 
-  /// Queue the addition and the selection at `ratio` (of top-k; the warm-up is the caller's),
-  /// behind what was queued. Does not wait; the gradient may change when it is done.
+  /// Queue the addition and the selection at `ratio` (of top-k; the caller does the warm-up). Does
+  /// not wait; the gradient may change when it is done.
   Status begin(const Tensor& tensor, KeepRatio ratio);
-  /// Whether `encode` will find everything ready. Never blocks.
+  /// Whether `encode` finds everything ready. Never blocks.
   Result<bool> done() { return stream_->done(); }
   /// Write the payload of numbers [first, first + elements) into `out` (at least
   /// Codec::max_bytes(elements)) and queue residual -= sent; returns the bytes. Once per number.
-  /// Waits when it is called before `done`, and in the rare case that a part of a selection is
-  /// sent densely.
-  /// fails  invalid_argument: sums that are not finite (then for all of the tensor, with their
-  ///        count and the first) or, with f16, too large
+  /// Waits if it is called before `done`, and in the rare case that a part of a selection is sent
+  /// densely.
+  /// fails  invalid_argument: sums that are not finite (then for the whole tensor, with their count
+  ///        and the first) or, with f16, too large
   Result<std::size_t> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out);
 
   /// Of the last `encode`: numbers that were sent, and whether as a dense payload.
@@ -90,12 +92,12 @@ class DeviceCodec {
   bool was_dense_ = false;
   bool has_waited_ = false;                          // since `begin`
   bool selects_ = false;                             // and does not send everything densely
-  std::uint64_t dense_first_ = 0, dense_count_ = 0;  // what was queued, or nothing
+  std::uint64_t dense_first_ = 0, dense_count_ = 0;  // the queued numbers, or none
   std::unique_ptr<DeviceMemory> scratch_, flags_;    // on the device
   std::unique_ptr<DeviceMemory> summary_, index_, value_, rest_, dense_;  // pinned
   std::vector<std::uint32_t> shifted_;
   payload::Scratch values_;
-  std::unique_ptr<Stream> stream_;  // last: what is queued uses the rest
+  std::unique_ptr<Stream> stream_;  // last: queued work uses the rest
 };
 
 }  // namespace centroid

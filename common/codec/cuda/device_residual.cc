@@ -61,7 +61,7 @@ class CodecResidual final : public DeviceResidual {
     if (momentum_) CENTROID_TRY(codec_->stream().copy(also.data(), momentum_->data(), also.size()));
     return codec_->stream().wait();
   }
-  Status read_kept(std::span<float> residual, std::span<float> momentum) override {
+  Status read_copies(std::span<float> residual, std::span<float> momentum) override {
     const auto to = std::as_writable_bytes(residual), also = std::as_writable_bytes(momentum);
     CENTROID_TRY(codec_->stream().copy(to.data(), before_->data(), to.size()));
     if (momentum_)

@@ -11,11 +11,11 @@
 
 namespace centroid {
 
-/// The residual of an ErrorFeedback on the device where the gradient is (all tensors end to end,
-/// complete before a unit is begun, unchanged until its chunks are encoded).
+/// The residual of an ErrorFeedback on the device of the gradient (all tensors end to end, complete
+/// before a unit begins, unchanged until its chunks are encoded).
 ///
 /// owns    8 bytes per number on the device, 16 with momentum, and 0.25 of the largest unit; pinned
-///         memory for what is sent of that. All of it from the beginning
+///         memory for the sent numbers of that unit. All of it from the beginning
 /// fails   as DeviceCodec::make
 Result<std::unique_ptr<DeviceResidual>> make_device_residual(const std::string& spec,
                                                              const ChunkPlan& plan,

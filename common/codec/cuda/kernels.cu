@@ -13,7 +13,7 @@ Status select(const SelectArguments& arguments, const Queue& queue) {
 
 Status settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
               float* momentum, const Queue& queue) {
-  launch_settle(index, rest, count, x, momentum, queue.processors, stream_of(queue));
+  launch_store_rest(index, rest, count, x, momentum, queue.processors, stream_of(queue));
   return launched("kernels of settle");
 }
 

@@ -9,16 +9,16 @@
 
 namespace centroid::cuda {
 
-// The codecs' loops on a GPU: what common/codec computes on the CPU, bit for bit (but which NaN a
-// sum is). All addresses are the device's, or of pinned host memory; all functions queue work and
-// return at once. None allocates or waits.
+// The codecs' loops on a GPU: the bits of common/codec on the CPU (except which NaN a sum is). All
+// addresses are the device's, or of pinned host memory; all functions queue work and return at
+// once. None allocates or waits.
 //
-// limits  n < 2^32; floats on 4-byte boundaries; n = 0 is nothing to do
-// speed   16-byte accesses where the addresses allow it: see each function
+// limits  n < 2^32; floats on 4-byte boundaries; n = 0 does nothing
+// speed   16-byte accesses if the addresses allow it: see each function
 
-/// residual += gradient (with momentum correction); element by element as error_feedback.h says.
+/// residual += gradient (with momentum correction); element by element as error_feedback.h defines.
 struct AddArguments {
-  const float* gradient = nullptr;  ///< none: nothing is added, x is only looked at
+  const float* gradient = nullptr;  ///< none: nothing is added, x is only read
   float* x = nullptr;               ///< the residual
   float* momentum = nullptr;        ///< none: no momentum correction
   float factor = 0;
@@ -26,7 +26,7 @@ struct AddArguments {
   bool store_nonfinite = false;  ///< sums that are not finite are stored; else x keeps its value
 };
 
-/// What became of a selection.
+/// Result of a selection.
 struct SelectSummary {
   std::uint64_t count = 0;
   std::uint64_t nonfinite = 0;  ///< sums that are not finite; then nothing is selected
@@ -46,19 +46,19 @@ struct SelectArguments {
 std::size_t select_bytes(std::uint64_t n);
 
 /// The k largest magnitudes as TopkSelector selects them, after the addition.
-/// cost  with addition 12 n bytes, then 4 n; what else is read or written depends on what is near
-///       the k-th number: below 1 n for gradients, 8 n at most (all numbers equal). Ten launches.
+/// cost  with addition 12 n bytes, then 4 n; further accesses depend on the numbers near the k-th:
+///       below 1 n for gradients, 8 n at most (all numbers equal). Ten launches.
 Status select(const SelectArguments& arguments, const Queue& queue);
 
-/// Where something was sent: x[index[j]] = rest[j] (0 without `rest`), momentum[index[j]] = 0 (if
-/// there is one). Indices differ from each other.
+/// For sent numbers: x[index[j]] = rest[j] (0 without `rest`), momentum[index[j]] = 0 (if there is
+/// one). Indices differ from each other.
 Status settle(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
               float* momentum, const Queue& queue);
 
 /// How numbers of a dense payload are stored; f32 is a copy.
 enum class Dense : std::uint8_t { kF32, kBf16, kF16, kFiniteBf16, kInt8, kSign };
 
-/// What `encode` found; added to `flags` by bits.
+/// Findings of `encode`; added to `flags` by bits.
 constexpr std::uint32_t kNotFinite = 1;  ///< a number is not finite (int8: beyond int8::limit)
 constexpr std::uint32_t kInexact = 2;    ///< some x is not x̂ + (x - x̂); never of sign, which rounds
 
@@ -72,10 +72,10 @@ struct EncodeArguments {
   std::uint32_t* flags = nullptr;
 };
 /// Write the numbers of a dense payload. 16-byte accesses with x and `out` on 16-byte boundaries
-/// (int8: and n a multiple of 1024, or the numbers behind the scales on an 8-byte boundary).
+/// (int8: and n a multiple of 1024, or the numbers after the scales on an 8-byte boundary).
 Status encode(const EncodeArguments& arguments, const Queue& queue);
 
-/// x -= x̂ as `encode` stored it (int8: to nearest), and momentum = 0 if there is one; nothing when
+/// x -= x̂ as `encode` stored it (int8: to nearest), and momentum = 0 if there is one; nothing if
 /// `flags` are not 0. 16-byte accesses with x and momentum on 16-byte boundaries.
 Status subtract(Dense type, float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags,
                 const Queue& queue);

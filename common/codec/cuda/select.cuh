@@ -14,7 +14,7 @@ namespace centroid::cuda {
 
 constexpr unsigned kFirstShift = 20, kSecondShift = 10;
 constexpr std::uint32_t kFirstBins = 2048, kBins = 1024;
-/// A tile is what a block turns into masks at a time: a word of 32 numbers per thread.
+/// A tile is the part that a block turns into masks at a time: a word of 32 numbers per thread.
 constexpr unsigned kTileWords = kThreads;
 constexpr std::uint64_t kTile = std::uint64_t{kTileWords} * 32;
 
@@ -22,7 +22,7 @@ struct SelectState {
   std::uint32_t first[kFirstBins], second[kBins], third[kBins];
   Wide nonfinite, first_nonfinite;
   std::uint32_t k;       // that are selected: 0 when nothing is
-  std::uint32_t left;    // of them in the bin that was found last
+  std::uint32_t left;    // of them in the bin found last
   std::uint32_t prefix;  // of the k-th key; in the end the key
 };
 
@@ -48,7 +48,7 @@ inline SelectMemory select_memory(std::byte* memory, std::uint64_t n) {
   return {reinterpret_cast<SelectState*>(memory), words, words + tiles * kTileWords, counts};
 }
 
-/// Numbers before the first 16-byte boundary; all of them when the arrays have different ones.
+/// Numbers before the first 16-byte boundary; all of them if the arrays have different ones.
 inline std::uint64_t lead_of(const AddArguments& add, std::uint64_t n) {
   const std::uint64_t past = address(add.x) % 16;
   if (add.gradient != nullptr && address(add.gradient) % 16 != past) return n;
@@ -57,8 +57,8 @@ inline std::uint64_t lead_of(const AddArguments& add, std::uint64_t n) {
   return lead < n ? lead : n;
 }
 
-/// A histogram of the block, in shared memory: begun by all threads together, and in the end added
-/// to that of all blocks.
+/// A histogram of the block, in shared memory: all threads begin it together, and add it in the end
+/// to the one of all blocks.
 template <std::uint32_t kCount>
 __device__ __forceinline__ void begin_bins(std::uint32_t (&bins)[kCount]) {
   for (std::uint32_t b = threadIdx.x; b < kCount; b += kThreads) bins[b] = 0;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(SelectState* state) {
   }
 }
 
-/// What a thread of `add_kernel` remembers.
+/// State of a thread of `add_kernel`.
 struct AddState {
   BinCounter counter;
   Wide nonfinite = 0, first_nonfinite = ~Wide{0};
@@ -107,7 +107,7 @@ __device__ __forceinline__ float add_one(const AddArguments& a, std::uint64_t i,
       ++state.nonfinite;
       if (i < state.first_nonfinite) state.first_nonfinite = i;
       if (!a.store_nonfinite) return x;
-      // x is finite, so a NaN comes from g; the CPU keeps its bits, a GPU does not.
+      // x is finite, so a NaN is from g; the CPU preserves its bits, a GPU does not.
       if (topk::key_of(sum) > topk::kInfinity)
         sum = std::bit_cast<float>(std::bit_cast<std::uint32_t>(g) | 0x400000u);
       return sum;
@@ -118,8 +118,8 @@ __device__ __forceinline__ float add_one(const AddArguments& a, std::uint64_t i,
   return sum;
 }
 
-/// The addition and the first histogram. The first `lead` numbers and those behind the last whole
-/// four go one by one.
+/// The addition and the first histogram. The first `lead` numbers and those after the last complete
+/// four are processed one by one.
 template <bool kAdd, bool kMomentum>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(AddArguments a, std::uint64_t n, std::uint64_t lead, SelectState* out) {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Find the bin of the k-th key: one block.
 template <int kLevel>
-__global__ void __launch_bounds__(kThreads) pick_kernel(SelectState* state, std::uint64_t wanted) {
+__global__ void __launch_bounds__(kThreads) pick_kernel(SelectState* state, std::uint64_t needed) {
   constexpr std::uint32_t kEach = (kLevel == 0 ? kFirstBins : kBins) / kThreads;
   const std::uint32_t* bins = kLevel == 0   ? state->first
                               : kLevel == 1 ? state->second
@@ -168,9 +168,9 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(SelectState* state, std:
   const std::uint32_t top = kEach * (kThreads - threadIdx.x);  // of this thread's bins, exclusive
   std::uint32_t mine = 0, total = 0;
   for (std::uint32_t b = top - kEach; b < top; ++b) mine += bins[b];
-  std::uint32_t above = block_sum_before(mine, total);  // and everybody has read `left`
+  std::uint32_t above = block_sum_before(mine, total);  // and all threads have read `left`
   if constexpr (kLevel == 0) {
-    k = wanted < total ? static_cast<std::uint32_t>(wanted) : total;
+    k = needed < total ? static_cast<std::uint32_t>(needed) : total;
     if (state->nonfinite > 0) k = 0;
     if (threadIdx.x == 0) state->k = k;
   }
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(SelectState* state, std:
   state->left = k - above;
 }
 
-/// Masks of what reaches the first bin, and the second histogram.
+/// Masks of the numbers that reach the first bin, and the second histogram.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     mark_kernel(const float* x, std::uint64_t n, SelectMemory memory) {
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads)
   end_bins(bins, memory.state->third);
 }
 
-/// The key is known: masks of what is above it and of what has it, and how many per tile.
+/// The key is known: masks of the numbers above it and equal to it, and their counts per tile.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     split_kernel(const float* x, std::uint64_t n, SelectMemory memory) {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Counts of the tiles become sums of those before; and the summary. One block.
+/// Counts of the tiles become sums of the tiles before; and the summary. One block.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     offsets_kernel(std::uint64_t tiles, SelectMemory memory, SelectSummary* summary) {
@@ -306,7 +306,7 @@ constexpr std::uint32_t lowest(std::uint32_t word, std::uint32_t count) {
   return word & ~rest;
 }
 
-/// Write what is selected, in the order of the indices.
+/// Write the selected numbers, in the order of the indices.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     emit_kernel(const float* x, std::uint64_t n, SelectMemory memory, std::uint32_t* index,
@@ -325,10 +325,10 @@ __global__ void __launch_bounds__(kThreads)
                          total);
     const auto equals = static_cast<std::uint32_t>(before);
     const std::uint32_t taken = equals < ties ? equals : ties;  // ties of lower indices
-    const std::uint32_t kept = above | lowest(equal, ties - taken);
+    const std::uint32_t survivors = above | lowest(equal, ties - taken);
     const std::uint32_t start = static_cast<std::uint32_t>(before >> 32) + taken;
     for (unsigned j = 0; j < kLanes; ++j) {
-      const std::uint32_t word = __shfl_sync(kAllLanes, kept, j);
+      const std::uint32_t word = __shfl_sync(kAllLanes, survivors, j);
       const std::uint32_t at = __shfl_sync(kAllLanes, start, j);
       if ((word >> lane & 1) == 0) continue;
       const std::uint64_t i = (first + j) * 32 + lane;
@@ -374,8 +374,8 @@ inline void launch_select(const SelectArguments& of, unsigned processors, cudaSt
 /// x[index[j]] = rest[j] or 0, momentum[index[j]] = 0.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
-    settle_kernel(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
-                  float* momentum) {
+    store_rest_kernel(const std::uint32_t* index, const float* rest, std::uint64_t count, float* x,
+                      float* momentum) {
   for (std::uint64_t j = thread_number(); j < count; j += thread_count()) {
     const std::uint32_t i = index[j];
     x[i] = rest != nullptr ? rest[j] : 0.0f;
@@ -383,9 +383,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline void launch_settle(const std::uint32_t* index, const float* rest, std::uint64_t count,
-                          float* x, float* momentum, unsigned processors, cudaStream_t stream) {
-  CENTROID_LAUNCH(settle_kernel<>, blocks_for(count, processors), kThreads, stream, index, rest,
+inline void launch_store_rest(const std::uint32_t* index, const float* rest, std::uint64_t count,
+                              float* x, float* momentum, unsigned processors, cudaStream_t stream) {
+  CENTROID_LAUNCH(store_rest_kernel<>, blocks_for(count, processors), kThreads, stream, index, rest,
                   count, x, momentum);
 }
 

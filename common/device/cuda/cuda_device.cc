@@ -12,7 +12,7 @@ namespace {
 
 #define CENTROID_CUDA_TRY(call, ...) CENTROID_TRY(status_of(call(__VA_ARGS__), #call))
 
-/// What memory and streams of a device share; the last of them destroys it.
+/// Shared by memory and streams of a device; the last of them destroys it.
 struct Context {
   explicit Context(int of) : number(of) {}
   ~Context() {
@@ -24,7 +24,7 @@ struct Context {
   Context& operator=(const Context&) = delete;
   int number;
   unsigned processors = 1;
-  int first_priority = 0;  // the numerically least goes first
+  int first_priority = 0;  // the numerically least has priority
   cudaMemPool_t pool = nullptr;
   cudaStream_t stream = nullptr;  // of allocations
 };
@@ -62,7 +62,7 @@ class PinnedMemory final : public DeviceMemory {
   std::size_t size_;
 };
 
-/// Not an error, but the next launch might take it for one.
+/// Not an error, but the next launch might report it as one.
 bool is_not_ready() {
   (void)cudaGetLastError();
   return false;
@@ -74,7 +74,7 @@ class CudaStream final : public Stream {
       : context_(std::move(context)), stream_(stream) {}
   ~CudaStream() override {
     cudaSetDevice(context_->number);
-    cudaStreamDestroy(stream_);  // what is queued still runs
+    cudaStreamDestroy(stream_);  // queued work still runs
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -180,7 +180,7 @@ class CudaDevice final : public Device {
     std::size_t free = 0, total = 0;
     CENTROID_CUDA_TRY(cudaSetDevice, context_->number);
     CENTROID_CUDA_TRY(cudaMemGetInfo, &free, &total);
-    // What the pool holds and nobody uses is free too.
+    // Free memory includes what the pool has and nothing uses.
     std::uint64_t held = 0, used = 0;
     CENTROID_CUDA_TRY(cudaMemPoolGetAttribute, context_->pool, cudaMemPoolAttrReservedMemCurrent,
                       &held);
@@ -189,7 +189,7 @@ class CudaDevice final : public Device {
     return DeviceRoom{free + (held - std::min(held, used)), total};
   }
 
-  /// So that NCCL adds there without a copy between.
+  /// So that NCCL adds there without an intermediate copy.
   Status share_with(Device& other) override {
     const auto* const peer = dynamic_cast<const CudaDevice*>(&other);
     if (peer == nullptr || peer->context_->number == context_->number)
@@ -240,7 +240,7 @@ class CudaDevice final : public Device {
 Status status_of(int code, std::string_view call) {
   const auto error = static_cast<cudaError_t>(code);
   if (error == cudaSuccess) return {};
-  cudaGetLastError();  // told here: the next launch must not tell it again
+  cudaGetLastError();  // reported here: the next launch must not report it again
   ErrorCode kind = ErrorCode::kInternal;
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -291,9 +291,11 @@ Result<std::unique_ptr<Device>> make_cuda_device(unsigned number) {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = context->number;
   CENTROID_CUDA_TRY(cudaMemPoolCreate, &context->pool, &properties);
-  // What is freed stays here for the next who asks: else the driver takes it back at the next wait.
-  std::uint64_t kept = std::numeric_limits<std::uint64_t>::max();
-  CENTROID_CUDA_TRY(cudaMemPoolSetAttribute, context->pool, cudaMemPoolAttrReleaseThreshold, &kept);
+  // Freed memory stays here for the next allocation: otherwise the driver takes it back at the next
+  // wait.
+  std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
+  CENTROID_CUDA_TRY(cudaMemPoolSetAttribute, context->pool, cudaMemPoolAttrReleaseThreshold,
+                    &unlimited);
   int last_priority = 0;
   CENTROID_CUDA_TRY(cudaDeviceGetStreamPriorityRange, &last_priority, &context->first_priority);
   return std::unique_ptr<Device>(new CudaDevice(context));

@@ -12,16 +12,16 @@ struct CUevent_st;
 
 namespace centroid::cuda {
 
-/// Nothing for cudaSuccess, else an error with the name of the call and the runtime's words:
+/// Nothing for cudaSuccess, else an error with the name of the call and the runtime's message:
 /// "cudaMallocFromPoolAsync: out of memory". `code` is a cudaError_t.
 ///
-/// fails  resource_exhausted (memory), failed_precondition (no GPU, no driver, one of the wrong
-///        kind: a task for the operator), internal (all others; after a fault of a kernel every
-///        later call of the process fails alike)
+/// fails  resource_exhausted (memory), failed_precondition (no GPU, no driver, or the wrong kind: a
+///        task for the operator), internal (all others; after a fault of a kernel every later call
+///        of the process fails)
 Status status_of(int code, std::string_view call);
 
 /// GPUs this process may use.
-/// fails  failed_precondition with the driver's reason; there is then none.
+/// fails  failed_precondition with the driver's reason; then there is none.
 Result<unsigned> device_count();
 
 /// "13.0"
@@ -29,10 +29,10 @@ std::string release();
 
 /// GPU `number` of those this process may use.
 ///
-/// Memory comes from a pool of the object's own, so that neither allocating nor freeing waits for
-/// other work on the GPU; it goes back to the driver with the object. Streams do not wait for the
-/// default stream, and nothing here waits for the whole device, but that the driver may when pinned
-/// memory is made or freed: keep it.
+/// Memory is from a pool of the object, so that neither allocating nor freeing waits for other work
+/// on the GPU; it returns to the driver with the object. Streams do not wait for the default
+/// stream, and nothing here waits for the whole device. Only the driver may, when pinned memory is
+/// made or freed: reuse it.
 ///
 /// thread  any; calls change the thread's current CUDA device. Memory and streams may outlive the
 ///         Device object
@@ -49,11 +49,11 @@ class Event {
     return *this;
   }
   ~Event();
-  /// The point is the stream's end now.
+  /// Set the point to the stream's present end.
   Status record(Stream& stream);
-  /// Whether all before the point is done. Never blocks.
+  /// Whether all work before the point is done. Never blocks.
   Result<bool> done();
-  /// What `stream` gets from now on waits for the point; this thread does not.
+  /// Later work of `stream` waits for the point; this thread does not.
   Status hold(Stream& stream);
   /// Between two points that are done.
   Result<double> milliseconds_since(const Event& earlier) const;

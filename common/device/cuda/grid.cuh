@@ -1,6 +1,6 @@
 #pragma once
 
-// What all kernels share. Compiled by nvcc, or by a C++ compiler for tests/support/simt.h.
+// Common to all kernels. Compiled by nvcc, or by a C++ compiler for tests/support/simt.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,14 +21,14 @@ using Wide = unsigned long long;  // what 64-bit atomics take
 
 constexpr unsigned kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes;
 constexpr std::uint32_t kAllLanes = 0xFFFFFFFFu;
-/// Enough blocks for every processor to hold as many threads as it can (2048).
+/// Enough blocks for every processor to run as many threads as it can (2048).
 constexpr unsigned kBlocksPerProcessor = 8;
 
 /// Blocks for `work` threads' worth of work, which a grid walks in strides.
 inline unsigned blocks_for(std::uint64_t work, unsigned processors) {
-  const std::uint64_t wanted = (work + kThreads - 1) / kThreads;
+  const std::uint64_t requested = (work + kThreads - 1) / kThreads;
   const std::uint64_t most = std::uint64_t{processors} * kBlocksPerProcessor;
-  const std::uint64_t blocks = wanted < most ? wanted : most;
+  const std::uint64_t blocks = requested < most ? requested : most;
   return blocks == 0 ? 1u : static_cast<unsigned>(blocks);
 }
 

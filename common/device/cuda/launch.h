@@ -1,6 +1,6 @@
 #pragma once
 
-// What every file with launches needs. Included behind tests/support/simt.h, or by nvcc.
+// Common to every file with launches. Included after tests/support/simt.h, or by nvcc.
 
 #include "common/base/result.h"
 #include "common/device/cuda/queue.h"
@@ -14,7 +14,7 @@ inline cudaStream_t stream_of(const Queue& queue) {
   return static_cast<cudaStream_t>(queue.stream);
 }
 
-/// What the launches said; one that fails queues nothing.
+/// Result of a launch; a failed one queues nothing.
 inline Status launched([[maybe_unused]] const char* what) {
 #if defined(CENTROID_SIMT)
   return {};

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A warp for each block of numbers: norm.h says in which order they are added. Lane l has sums
-/// 4 l to 4 l + 3 of the block.
+/// A warp for each block of numbers: norm.h defines the order of the additions. Lane l has sums 4 l
+/// to 4 l + 3 of the block.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     squares_kernel(std::uint64_t n, std::uint64_t blocks, const float* x, double* sums) {

@@ -5,7 +5,7 @@ const POLL_MS = 1000
 const ROUNDS = 60 // in the timeline
 const SMOOTHED = 10 // points on each side
 const EVENTS = 30 // shown
-const TOLD = 'member,generation,job,checkpoint,config,scale,wait,round.skipped,round.aborted' // what the curves do not tell
+const SHOWN_TYPES = 'member,generation,job,checkpoint,config,scale,wait,round.skipped,round.aborted' // what the curves do not tell
 const SVG = 'http://www.w3.org/2000/svg'
 
 const find = (id) => document.getElementById(id)
@@ -185,8 +185,8 @@ function drainButton(worker) {
 
 // ---- what happened ----
 
-const told = [] // newest first
-let heard = null // id of the last event that was looked at
+const shown_events = [] // newest first
+let last_id = null // id of the last event that was looked at
 
 const moment = (seconds) => new Date(1000 * seconds).toLocaleTimeString()
 
@@ -197,12 +197,12 @@ function eventText(event) {
 }
 
 async function listen() {
-  if (heard === null) heard = Math.max(0, (await call('/v1/events?limit=1')).last - 2000)
-  const { events, last, next } = await call(`/v1/events?since=${heard}&limit=1000&type=${TOLD}`)
-  told.unshift(...events.reverse())
-  told.length = Math.min(told.length, EVENTS)
-  heard = next && told.length ? told[0].id : last
-  fill('events', told.map((event) => [moment(event.unix_seconds), event.type, eventText(event)]), 'nothing yet')
+  if (last_id === null) last_id = Math.max(0, (await call('/v1/events?limit=1')).last - 2000)
+  const { events, last, next } = await call(`/v1/events?since=${last_id}&limit=1000&type=${SHOWN_TYPES}`)
+  shown_events.unshift(...events.reverse())
+  shown_events.length = Math.min(shown_events.length, EVENTS)
+  last_id = next && shown_events.length ? shown_events[0].id : last
+  fill('events', shown_events.map((event) => [moment(event.unix_seconds), event.type, eventText(event)]), 'nothing yet')
 }
 
 async function showEvictions() {

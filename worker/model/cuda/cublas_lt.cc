@@ -154,13 +154,13 @@ int ReluLayers::multiply(const Plan& plan, const float* x, const float* w, float
 void ReluLayers::give_up(Plan& plan, const std::string& why) {
   plan.is_there = false;
   if (std::exchange(is_told_, true)) return;
-  log::warn("cublaslt.shape_not_used",
+  log::warn("cublaslt.shape_rejected",
             {{"device", device_.name()},
              {"rows", plan.key[0]},
              {"outputs", plan.key[1]},
              {"inputs", plan.key[2]},
              {"why", why},
-             {"instead", "bias and ReLU are a pass behind cuBLAS's product"}});
+             {"instead", "bias and ReLU are a pass after cuBLAS's product"}});
 }
 
 Status ReluLayers::reserve(std::size_t outputs) {
@@ -179,7 +179,7 @@ Status ReluLayers::look(Plan& plan, const float* x, const float* w, float* z) {
   const std::size_t m = plan.key[0], n = plan.key[1];
   if (const Status taken = reserve(n); !taken.ok()) {
     if (taken.error().code() != ErrorCode::kResourceExhausted) return taken;
-    give_up(plan, "no memory to look at what it computes: " + taken.error().message());
+    give_up(plan, "no memory to check its results: " + taken.error().message());
     return {};
   }
   std::vector<float> host(2 * n);
@@ -264,7 +264,7 @@ Status ReluLayers::check() {
       if (r == 0 && got == got) return Error(ErrorCode::kFailedPrecondition, "its ReLU hides NaN");
       if (r > 0 && got != (right < 0 ? 0.0F : right))
         return Error(ErrorCode::kFailedPrecondition,
-                     "its ReLU gives " + std::to_string(got) + " of " + std::to_string(right));
+                     "its ReLU returns " + std::to_string(got) + " of " + std::to_string(right));
     }
   return {};
 }

@@ -84,7 +84,7 @@ class CudaBackend final : public Backend {
     if (const auto known = std::ranges::find_if(kept_, is_of); known != kept_.end())
       return floats(known->memory);
     if (is_rehearsal_) {
-      to_keep_ = host;
+      masked_ = host;
       return nowhere<float>();
     }
     auto memory = device_.allocate(host.size_bytes());
@@ -295,13 +295,13 @@ class CudaBackend final : public Backend {
 
   std::size_t head_rows() const override { return kHeadRows; }
   void cross_entropy(std::size_t rows, std::size_t classes, const std::uint32_t* labels,
-                     const float* bias, float share, bool want_gradient, float* logits) override {
+                     const float* bias, float share, bool needs_gradient, float* logits) override {
     if (!grow(losses_, rows * (sizeof(float) + sizeof(std::uint32_t)))) return;
     float* const losses = floats(losses_);
     auto* const correct = reinterpret_cast<std::uint32_t*>(losses + rows);
     auto* const totals = reinterpret_cast<Totals*>(totals_->data());
     run([&] {
-      return cuda::cross_entropy(labels, rows, classes, bias, share, want_gradient, logits, losses,
+      return cuda::cross_entropy(labels, rows, classes, bias, share, needs_gradient, logits, losses,
                                  correct, queue_);
     });
     run([&] { return add_up(labels, rows, losses, correct, totals, queue_); });
@@ -344,7 +344,7 @@ class CudaBackend final : public Backend {
     Memory memory;
     if (layers_) memory.taken = layers_->reserved();
     for (const Kept& kept : kept_) memory.taken += kept.memory->size();
-    memory.needed = memory.alone = memory.taken + to_keep_.size_bytes();
+    memory.needed = memory.alone = memory.taken + masked_.size_bytes();
     if (const std::uint64_t row = widest_layer_ * sizeof(float); layers_) {
       const std::uint64_t more = row - std::min(row, layers_->reserved());
       memory.needed += more;
@@ -359,7 +359,7 @@ class CudaBackend final : public Backend {
   }
   Status reserve() override {
     for (Space* const space : spaces()) (void)grow(*space, space->wanted);
-    if (!to_keep_.empty()) (void)keep(std::exchange(to_keep_, {}));
+    if (!masked_.empty()) (void)keep(std::exchange(masked_, {}));
     if (batch_.wanted > 0) run([&] { return batches_.reserve(batch_.wanted); });
     if (layers_) run([&] { return layers_->reserve(widest_layer_); });
     note(stream_.wait());
@@ -464,7 +464,7 @@ class CudaBackend final : public Backend {
   std::vector<Kept> kept_;
   // Of a rehearsal:
   bool is_rehearsal_ = false;
-  std::span<const float> to_keep_;
+  std::span<const float> masked_;
   std::size_t widest_layer_ = 0;
   std::optional<Error> failed_;
 };
@@ -587,9 +587,9 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(
     return std::move(status).error().with_context("device " + device.name());
   if (layers != nullptr)
     if (const auto status = backend->start_layers(std::move(layers)); !status.ok())
-      log::warn("cublaslt.not_used", {{"device", device.name()},
+      log::warn("cublaslt.disabled", {{"device", device.name()},
                                       {"why", status.error()},
-                                      {"instead", "bias and ReLU are a pass behind the product"}});
+                                      {"instead", "bias and ReLU are a pass after the product"}});
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

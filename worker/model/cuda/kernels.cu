@@ -98,7 +98,7 @@ Status add_norm(const Norm& norm, const Dropout& dropout, std::uint64_t rows, st
   if (rows * width == 0) return {};
   const bool wide = is_wide(width, norm.weight, norm.bias, residual, branch, x, y);
   const auto kernel =
-      of_norm(norm.bias != nullptr, wide, width <= kHeldColumns,
+      of_norm(norm.bias != nullptr, wide, width <= kCachedColumns,
               [](auto layer, auto four, auto held) { return &add_norm_kernel<layer, four, held>; });
   CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), norm.weight,
                   norm.bias, dropout, rows, width, residual, branch, x, y, stats);
@@ -116,7 +116,7 @@ Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, cons
   if (rows * width > 0) {
     const bool wide = is_wide(width, norm.weight, x, dy, gradient);
     const auto kernel = of_norm(
-        norm.bias != nullptr, wide, width <= kHeldColumns,
+        norm.bias != nullptr, wide, width <= kCachedColumns,
         [](auto layer, auto four, auto held) { return &norm_back_kernel<layer, four, held>; });
     CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream, norm.weight, rows, width, x,
                     stats, dy, gradient);
@@ -180,7 +180,7 @@ Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t beg
                       std::uint64_t width, float scale, float* scores, float* lse,
                       const RowNumbers& at, const Queue& queue) {
   if (count * rows == 0) return {};
-  const bool held = width <= kHeldColumns;
+  const bool held = width <= kCachedColumns;
   const auto kernel =
       is_wide(width, scores)
           ? (held ? causal_softmax_kernel<true, true> : causal_softmax_kernel<true, false>)
@@ -210,16 +210,16 @@ Status head_dots(std::uint64_t groups, std::uint64_t width, const float* a, cons
 }
 
 Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
-                     const float* bias, float share, bool want_gradient, float* logits,
+                     const float* bias, float share, bool needs_gradient, float* logits,
                      float* losses, std::uint32_t* correct, const Queue& queue) {
   if (rows == 0) return {};
-  const bool held = classes <= kHeldColumns;
+  const bool held = classes <= kCachedColumns;
   const auto kernel =
       is_wide(classes, logits, bias)
           ? (held ? cross_entropy_kernel<true, true> : cross_entropy_kernel<true, false>)
           : (held ? cross_entropy_kernel<false, true> : cross_entropy_kernel<false, false>);
   CENTROID_LAUNCH(kernel, row_blocks(rows, queue), kThreads, stream_of(queue), labels, rows,
-                  classes, bias, share, want_gradient, logits, losses, correct);
+                  classes, bias, share, needs_gradient, logits, losses, correct);
   return launched("kernel of cross_entropy");
 }
 Status add_up(const std::uint32_t* labels, std::uint64_t rows, const float* losses,

@@ -41,9 +41,9 @@ constexpr std::uint64_t kColumnStep = std::uint64_t{kPer<kWide>} * kLanes;
 
 /// Of a row of at most so many columns (kHeld) a lane keeps its part, 32 numbers, in registers
 /// between two passes, instead of reading it again.
-constexpr std::uint64_t kHeldColumns = 1024;
+constexpr std::uint64_t kCachedColumns = 1024;
 template <bool kWide, bool kHeld>
-constexpr unsigned kSteps = kHeld ? static_cast<unsigned>(kHeldColumns / kColumnStep<kWide>) : 1;
+constexpr unsigned kSteps = kHeld ? static_cast<unsigned>(kCachedColumns / kColumnStep<kWide>) : 1;
 
 /// GELU, and its slope for the way back; or ReLU, whose output says as much (NaN stays).
 template <bool kGelu>
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
   for (std::uint64_t g = thread_number(); g < rows * groups; g += thread_count()) {
     const std::uint64_t row = g / groups, group = g % groups;
     const std::uint64_t key = mix64(keys[row / context], site);
-    const std::uint32_t kept = kept_of_four(key, (row % context) * groups + group, threshold);
+    const std::uint32_t kept = survivors_of_four(key, (row % context) * groups + group, threshold);
     for (std::uint64_t j = 0; j < 4 && 4 * group + j < width; j += kPer<kWide>) {
       const std::uint64_t at = row * width + 4 * group + j;
       float x[kPer<kWide>], y[kPer<kWide>] = {};
@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(kThreads)
       if (branch != nullptr) {
         load<kWide>(branch + row + j, more);
         if (drops) {
-          const std::uint32_t kept = kept_of_four(key, first + j / 4, dropout.threshold) >> (j % 4);
+          const std::uint32_t kept =
+              survivors_of_four(key, first + j / 4, dropout.threshold) >> (j % 4);
           for (unsigned i = 0; i < kMany; ++i)
             more[i] = ((kept >> i) & 1u) != 0 ? more[i] * dropout.scale : 0.0f;
         }
@@ -366,9 +367,9 @@ __global__ void __launch_bounds__(kThreads)
       load<kWide>(scores + r * width + j, p);
       load<kWide>(dscores + r * width + j, d);
       for (unsigned i = 0; i < kMany; ++i) {
-        const bool is_seen = j + i < seen;
-        p[i] = is_seen ? exp_of(p[i] * scale - of_lse) : 0.0f;
-        d[i] = is_seen ? p[i] * (d[i] - of_delta) * scale : 0.0f;
+        const bool is_visible = j + i < seen;
+        p[i] = is_visible ? exp_of(p[i] * scale - of_lse) : 0.0f;
+        d[i] = is_visible ? p[i] * (d[i] - of_delta) * scale : 0.0f;
       }
       store<kWide>(scores + r * width + j, p);
       store<kWide>(dscores + r * width + j, d);
@@ -380,7 +381,7 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kWide, bool kHeld>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
-                         const float* bias, float share, bool want_gradient, float* logits,
+                         const float* bias, float share, bool needs_gradient, float* logits,
                          float* losses, std::uint32_t* correct) {
   constexpr unsigned kMany = kPer<kWide>;
   const unsigned lane = threadIdx.x % kLanes;
@@ -424,7 +425,7 @@ __global__ void __launch_bounds__(kThreads)
       losses[r] = std::log(of.sum) - (of_label - of.top);
       correct[r] = of_label == of.top && !is_later && of.sum == of.sum ? 1 : 0;
     }
-    if (!want_gradient) continue;
+    if (!needs_gradient) continue;
     const float factor = share / of.sum;
     for_columns<kWide, kHeld>(classes, [&](std::uint64_t j, unsigned step) {
       float(&x)[kMany] = held[step];

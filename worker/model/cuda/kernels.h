@@ -83,10 +83,10 @@ Status head_dots(std::uint64_t groups, std::uint64_t width, const float* a, cons
                  float* out, const Queue& queue);
 
 /// Of each row the loss and whether the label's logit is the largest (kNoTarget: 0 and 0); logits
-/// (+ bias, null: none) become the gradient of share * (sum of losses) when `want_gradient`. Labels
+/// (+ bias, null: none) become the gradient of share * (sum of losses) if `needs_gradient`. Labels
 /// are checked by who copies them to the device.
 Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
-                     const float* bias, float share, bool want_gradient, float* logits,
+                     const float* bias, float share, bool needs_gradient, float* logits,
                      float* losses, std::uint32_t* correct, const Queue& queue);
 /// Sums of them.
 struct Totals {

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
     std::uint32_t kept = 0xF;
     if (dropout.threshold > 0) {
       const std::uint64_t key = mix64(dropout.keys[row / context], dropout.site);
-      kept = kept_of_four(key, position * groups + group, dropout.threshold);
+      kept = survivors_of_four(key, position * groups + group, dropout.threshold);
     }
     const std::uint64_t token = tokens[row];
     for (std::uint64_t j = 4 * group; j < 4 * group + 4 && j < width; j += kPer<kWide>) {

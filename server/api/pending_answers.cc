@@ -1,4 +1,4 @@
-#include "server/api/held_answers.h"
+#include "server/api/pending_answers.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,63 +9,63 @@ namespace centroid::server {
 
 namespace {
 
-/// Between two looks at the token of who takes a file, piece by piece: each hashes what was sent
-/// once for every named token.
-constexpr std::chrono::seconds kLook{1};
+/// Between two checks of the token of a client that reads a file: each hashes the sent secret once
+/// for every named token.
+constexpr std::chrono::seconds kCheckInterval{1};
 
 bool is_anybody(const Caller& caller) { return caller.name == "local" || caller.name.empty(); }
 
 }  // namespace
 
-/// Gives what another one gives, as long as the caller may have it.
-class HeldAnswers::Stream final : public BodyStream {
+/// Passes on another stream while the caller may read it.
+class PendingAnswers::Stream final : public BodyStream {
  public:
-  Stream(HeldAnswers& held, std::shared_ptr<BodyStream> inner, std::string caller,
+  Stream(PendingAnswers& answers, std::shared_ptr<BodyStream> inner, std::string caller,
          std::function<bool()> is_allowed)
-      : held_(held),
+      : answers_(answers),
         inner_(std::move(inner)),
         is_file_(inner_->length().has_value()),
         caller_(std::move(caller)),
         is_allowed_(std::move(is_allowed)) {}
-  ~Stream() override { held_.give_back(is_file_, caller_); }
+  ~Stream() override { answers_.give_back(is_file_, caller_); }
 
   Task<Result<std::string>> next() override {
     auto piece = co_await inner_->next();
-    if (centroid::now() >= look_) {
+    if (centroid::now() >= next_check_) {
       if (!is_allowed_())
-        co_return Error(ErrorCode::kFailedPrecondition, "the token is good no more");
-      if (is_file_) look_ = centroid::now() + kLook;
+        co_return Error(ErrorCode::kFailedPrecondition, "the token is no longer valid");
+      if (is_file_) next_check_ = centroid::now() + kCheckInterval;
     }
     co_return piece;
   }
   std::optional<std::uint64_t> length() const override { return inner_->length(); }
 
  private:
-  HeldAnswers& held_;
+  PendingAnswers& answers_;
   const std::shared_ptr<BodyStream> inner_;
   const bool is_file_;
   const std::string caller_;
   const std::function<bool()> is_allowed_;
-  TimePoint look_ = TimePoint::min();
+  TimePoint next_check_ = TimePoint::min();
 };
 
-HeldAnswers::HeldAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams)
+PendingAnswers::PendingAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams)
     : max_bytes_(max_bytes), bytes_gauge_(bytes), streams_gauge_(streams) {}
 
-void HeldAnswers::show() {
+void PendingAnswers::show() {
   bytes_gauge_.set(static_cast<double>(bytes_));
   streams_gauge_.set(static_cast<double>(events_.all + files_.all));
 }
 
-void HeldAnswers::give_back(bool is_file, const std::string& caller) {
+void PendingAnswers::give_back(bool is_file, const std::string& caller) {
   Count& count = is_file ? files_ : events_;
   --count.all;
   if (--count.of[caller] == 0) count.of.erase(caller);
   show();
 }
 
-void HeldAnswers::take(HttpResponse& response, const Caller& caller, std::size_t max_streams,
-                       std::string_view instance, std::function<bool()> is_allowed) {
+void PendingAnswers::take(HttpResponse& response, const Caller& caller, std::size_t max_streams,
+                          std::string_view instance, std::function<bool()> is_allowed) {
   const auto refuse = [&](const std::string& why) {
     response = make_problem(503, ErrorCode::kResourceExhausted, why, instance);
   };
@@ -92,9 +92,9 @@ void HeldAnswers::take(HttpResponse& response, const Caller& caller, std::size_t
   const std::size_t size = response.body.size();
   if (size <= kSmallBytes) return;
   if (bytes_ > 0 && bytes_ + size > max_bytes_)
-    return refuse("answers that clients have not taken yet hold " + std::to_string(bytes_) +
+    return refuse("unread answers take " + std::to_string(bytes_) +
                   " bytes, and this one would be " + std::to_string(size) +
-                  " more: ask again, or for less (limit=, seconds=)");
+                  " more: retry, or request less (limit=, seconds=)");
   bytes_ += size;
   response.hold = std::shared_ptr<void>(nullptr, [this, size](void*) {
     bytes_ -= size;

@@ -1,4 +1,4 @@
-#include "transport/collective/link.h"
+#include "transport/collective/peer_connection.h"
 
 #include <algorithm>
 
@@ -11,25 +11,26 @@ using transport::OutFrame;
 
 namespace {
 
-/// A payload is combined in pieces of so many bytes: they, the numbers they are added to and what
-/// the socket copies stay in the cache of one core.
+/// A payload is combined in pieces of this size: the piece, the numbers it is added to and the
+/// socket's copy stay in the cache of one core.
 constexpr std::size_t kPieceBytes = 256 << 10;
 
 }  // namespace
 
-Link::Link(Network& network, std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
-           std::uint32_t features)
+PeerConnection::PeerConnection(Network& network, std::uint32_t rank,
+                               std::unique_ptr<transport::Connection> connection,
+                               std::uint32_t features)
     : network_(network),
       rank_(rank),
       connection_(std::move(connection)),
-      is_unsummed_((features & kFeatureUnsummed) != 0) {
+      is_unsummed_((features & kFeatureNoPayloadCrc) != 0) {
   if (!is_unsummed_) return;
   transport::FrameLimits limits = connection_->limits();
-  limits.takes_unsummed = true;
+  limits.accepts_without_crc = true;
   connection_->set_limits(limits);
 }
 
-void Link::lose(Error cause) {
+void PeerConnection::lose(Error cause) {
   if (lost_) return;
   lost_ = std::move(cause);
   connection_->close(*lost_);
@@ -40,12 +41,12 @@ void Link::lose(Error cause) {
   network_.on_lost(*this);
 }
 
-void Link::stop() {
+void PeerConnection::stop() {
   is_stopping_ = true;
   waiter_.wake();
 }
 
-MutableBytes Link::scratch(std::size_t bytes) {
+MutableBytes PeerConnection::scratch(std::size_t bytes) {
   if (scratch_bytes_ < bytes) {
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     scratch_bytes_ = bytes;
@@ -55,27 +56,27 @@ MutableBytes Link::scratch(std::size_t bytes) {
 
 // ---- writing
 
-void Link::send_control(PeerKind kind, std::vector<std::byte> head) {
+void PeerConnection::send_control(PeerKind kind, std::vector<std::byte> head) {
   if (lost_ || is_stopping_) return;
   network_.driver().begin_work(false);
   controls_.push_back(Control{kind, std::move(head)});
   waiter_.wake();
 }
 
-void Link::enqueue(const std::shared_ptr<Call>& call, Call::Channel& channel) {
+void PeerConnection::enqueue(const std::shared_ptr<Call>& call, Call::Channel& channel) {
   if (lost_ || channel.is_queued || channel.is_writing || !call->can_send(channel)) return;
   channel.is_queued = true;
   queue_.push_back(Queued{call, &channel});
   waiter_.wake();
 }
 
-void Link::give_back(std::uint64_t bytes) {
-  owed_ += bytes;
-  if (owed_ < kCreditBytes / 2) return;
-  send_control(kReturn, encode_bytes(std::exchange(owed_, 0)));
+void PeerConnection::give_back(std::uint64_t bytes) {
+  unreturned_ += bytes;
+  if (unreturned_ < kCreditBytes / 2) return;
+  send_control(kReturn, encode_bytes(std::exchange(unreturned_, 0)));
 }
 
-std::optional<Link::Queued> Link::next_queued() {
+std::optional<PeerConnection::Queued> PeerConnection::next_queued() {
   for (auto it = queue_.begin(); it != queue_.end();) {
     Call& call = *it->call;
     if (!call.can_send(*it->channel)) {
@@ -95,7 +96,7 @@ std::optional<Link::Queued> Link::next_queued() {
   return std::nullopt;
 }
 
-Task<void> Link::write() {
+Task<void> PeerConnection::write() {
   while (!lost_) {
     if (!controls_.empty()) {
       const Control control = std::move(controls_.front());
@@ -118,7 +119,7 @@ Task<void> Link::write() {
   }
 }
 
-Task<Status> Link::send_segment(Queued queued) {
+Task<Status> PeerConnection::send_segment(Queued queued) {
   const std::shared_ptr<Call> call = std::move(queued.call);
   Call::Channel& channel = *queued.channel;
   const SendStep& send = call->next_send(channel);
@@ -132,7 +133,7 @@ Task<Status> Link::send_segment(Queued queued) {
   frame.head = Bytes(reinterpret_cast<const std::byte*>(&head), sizeof(head));
   frame.payload = call->payload_of(send);
   if (is_unsummed_) {
-    frame.flags = transport::kFlagUnsummed;
+    frame.flags = transport::kFlagNoPayloadCrc;
   } else if (!frame.payload.empty()) {
     frame.payload_crc = call->checksum_of(send);
   }
@@ -153,7 +154,7 @@ Task<Status> Link::send_segment(Queued queued) {
 
 // ---- reading
 
-Task<void> Link::read() {
+Task<void> PeerConnection::read() {
   while (true) {
     auto frame = co_await connection_->read_header();
     if (!frame.ok()) co_return lose(std::move(frame).error());
@@ -162,13 +163,13 @@ Task<void> Link::read() {
   }
 }
 
-Task<Status> Link::take(InFrame frame) {
+Task<Status> PeerConnection::take(InFrame frame) {
   if (frame.header.kind == kData) co_return co_await take_data(std::move(frame));
   CENTROID_CO_TRY(co_await connection_->skip_payload());
   co_return take_control(frame);
 }
 
-Task<Status> Link::take_data(InFrame frame) {
+Task<Status> PeerConnection::take_data(InFrame frame) {
   CENTROID_CO_ASSIGN(const DataHead head, decode_data(frame.head));
   const std::uint64_t bytes = frame.header.payload_bytes;
   if (auto call = network_.find(head.key)) {
@@ -183,27 +184,28 @@ Task<Status> Link::take_data(InFrame frame) {
   co_return Status();
 }
 
-Task<Status> Link::take_early(DataHead head, std::uint64_t bytes) {
+Task<Status> PeerConnection::take_early(DataHead head, std::uint64_t bytes) {
   if (!head.is_on_credit() && bytes != 0) {
     co_return Error(ErrorCode::kDataLoss,
-                    "rank " + std::to_string(rank_) + " sent a segment before this rank had begun");
+                    "rank " + std::to_string(rank_) + " sent a segment before this rank began");
   }
-  if (kept_ + bytes > kCreditBytes) {
+  if (early_bytes_ + bytes > kCreditBytes) {
     co_return Error(ErrorCode::kResourceExhausted, "rank " + std::to_string(rank_) +
                                                        " sent more than its credit of " +
                                                        std::to_string(kCreditBytes) + " bytes");
   }
-  Kept segment;
+  CachedBlock segment;
   segment.memory = network_.spares().take(bytes);
   segment.bytes = bytes;
-  kept_ += bytes;
+  early_bytes_ += bytes;
   CENTROID_CO_TRY(co_await connection_->read_payload(segment.payload()));
   network_.keep(*this, head, std::move(segment));
   co_return Status();
 }
 
-Task<Status> Link::take_segment(std::shared_ptr<Call> call, DataHead head,
-                                std::optional<std::uint32_t> checksum, std::uint64_t bytes) {
+Task<Status> PeerConnection::take_segment(std::shared_ptr<Call> call, DataHead head,
+                                          std::optional<std::uint32_t> checksum,
+                                          std::uint64_t bytes) {
   if (head.is_on_credit()) give_back(bytes);
   Call::Channel* const channel = call->channel_of(rank_);
   if (channel == nullptr) {
@@ -243,8 +245,8 @@ Task<Status> Link::take_segment(std::shared_ptr<Call> call, DataHead head,
   co_return got;
 }
 
-Task<Status> Link::take_pieces(std::shared_ptr<Call> call, Call::Channel& channel,
-                               std::uint32_t receive, std::uint64_t bytes) {
+Task<Status> PeerConnection::take_pieces(std::shared_ptr<Call> call, Call::Channel& channel,
+                                         std::uint32_t receive, std::uint64_t bytes) {
   const MutableBytes space = scratch(kPieceBytes);
   std::uint64_t at = 0;
   while (at < bytes) {
@@ -259,7 +261,7 @@ Task<Status> Link::take_pieces(std::shared_ptr<Call> call, Call::Channel& channe
   co_return Status();
 }
 
-Status Link::take_control(const InFrame& frame) {
+Status PeerConnection::take_control(const InFrame& frame) {
   switch (frame.header.kind) {
     case kReady: {
       CENTROID_ASSIGN(const Key key, decode_key(frame.head));
@@ -269,7 +271,7 @@ Status Link::take_control(const InFrame& frame) {
     case kReturn: {
       CENTROID_ASSIGN(const std::uint64_t bytes, decode_bytes(frame.head));
       if (bytes > kCreditBytes - credit_)
-        return Error(ErrorCode::kDataLoss, "more credit came back than was given");
+        return Error(ErrorCode::kDataLoss, "the peer returned more credit than was granted");
       credit_ += bytes;
       waiter_.wake();
       return {};
@@ -289,7 +291,7 @@ Status Link::take_control(const InFrame& frame) {
       return network_.on_waiting(*this, waiting);
     }
     case kLeave: {
-      // An empty head asks, any other confirms.
+      // An empty head is a request, any other a confirmation.
       if (frame.head.empty()) {
         has_left_ = true;
         send_control(kLeave, encode_bytes(1));
@@ -301,8 +303,8 @@ Status Link::take_control(const InFrame& frame) {
       return {};
     }
     default:
-      return Error(ErrorCode::kDataLoss,
-                   "a frame of unknown kind " + std::to_string(frame.header.kind) + " came");
+      return Error(ErrorCode::kDataLoss, "received a frame of unknown kind " +
+                                             std::to_string(frame.header.kind) + " came");
   }
 }
 

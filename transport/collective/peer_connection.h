@@ -14,21 +14,21 @@ namespace centroid::collective {
 
 class Network;
 
-/// Bytes a peer may send us before we have begun the operation they belong to, and so the most we
-/// keep for it. Segments of operations that have begun on both sides are not counted.
+/// Bytes that a peer may send before we have begun their operation, and so the most we store for
+/// it. Segments of operations that have begun on both sides are not counted.
 inline constexpr std::uint64_t kCreditBytes = 4 << 20;
-/// From so many bytes on, a rank tells its senders that it has begun.
+/// From this size on, a rank notifies its senders that it has begun.
 inline constexpr std::uint64_t kReadyFrom = 2 << 20;
 
 /// The connection with one peer: one coroutine that reads and one that writes, for all operations.
-/// It never stops reading, whoever waits for whatever, so no cycle of ranks can block.
+/// It never stops reading, so no cycle of waiting ranks can block.
 ///
 /// thread  the driver's executor
-class Link {
+class PeerConnection {
  public:
-  /// `features`: what both sides have agreed on.
-  Link(Network& network, std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
-       std::uint32_t features);
+  /// `features`: agreed by both sides.
+  PeerConnection(Network& network, std::uint32_t rank,
+                 std::unique_ptr<transport::Connection> connection, std::uint32_t features);
 
   std::uint32_t rank() const { return rank_; }
   const std::optional<Error>& lost() const { return lost_; }  ///< why nothing moves any more
@@ -36,13 +36,13 @@ class Link {
   transport::Connection& connection() { return *connection_; }
 
   Task<void> read();
-  /// Ends after `stop` when everything queued has gone, or when the link is lost.
+  /// Ends after `stop` when all queued frames are sent, or when the connection is lost.
   Task<void> write();
 
   void send_control(PeerKind kind, std::vector<std::byte> head);
   /// A channel of `call` may have a frame to send.
   void enqueue(const std::shared_ptr<Call>& call, Call::Channel& channel);
-  /// Segments that came before their operation have left our memory.
+  /// Segments that arrived before their operation have left our memory.
   void give_back(std::uint64_t bytes);
   void lose(Error cause);
   void stop();
@@ -80,9 +80,9 @@ class Link {
   std::deque<Control> controls_;
   std::deque<Queued> queue_;
   transport::Waiter waiter_;
-  std::uint64_t credit_ = kCreditBytes;  ///< what we may send ahead
-  std::uint64_t owed_ = 0;               ///< credit to give back to the peer
-  std::uint64_t kept_ = 0;               ///< bytes that wait for their operation
+  std::uint64_t credit_ = kCreditBytes;  ///< bytes we may send ahead
+  std::uint64_t unreturned_ = 0;         ///< credit to return to the peer
+  std::uint64_t early_bytes_ = 0;        ///< bytes that wait for their operation
   const Call* reading_ = nullptr;
   const Call* writing_ = nullptr;
   std::unique_ptr<std::byte[]> scratch_;

@@ -8,7 +8,7 @@ namespace centroid::server {
 /// Of how many steps a contribution tells, where the last ones of a share are made behind it. Pure.
 ///
 /// steps   of the share; a part of one counts as such
-class StepsTold {
+class ReportedSteps {
  public:
   /// `is_next`: what was made behind the contribution before goes into this one.
   double contributed(double steps, std::uint64_t overlap, bool is_next) {

@@ -12,22 +12,22 @@
 
 namespace centroid::server {
 
-/// What answers hold while their clients take them: memory, and streams, which may go on for long.
+/// Resources of answers while their clients read them: memory, and streams, which may last long.
 ///
 /// thread  one
-/// bounds  `max_bytes` of bodies in all, but for small ones and for one alone; streams of events
+/// bounds  `max_bytes` of bodies in total, except small ones and a single one; streams of events
 ///         and files `max_streams` each, and one token at most half of either, so that no token
-///         shuts out the others
-/// owns    what it has taken is given back when the response has gone; it outlives all of them
-class HeldAnswers {
+///         excludes the others
+/// owns    resources are returned when the response is destroyed; it outlives all of them
+class PendingAnswers {
  public:
   /// Small enough for every connection to have one.
   static constexpr std::size_t kSmallBytes = 8 * 1024;
 
-  HeldAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams);
+  PendingAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams);
 
-  /// Answer 503 in place of a response that is one too many, else count it as long as it lives.
-  /// `is_allowed` is asked while a stream goes on: when the caller may no longer, it ends.
+  /// Replace a response beyond the bounds by 503, else count it for its lifetime. A stream calls
+  /// `is_allowed` repeatedly and ends when it is false.
   void take(HttpResponse& response, const Caller& caller, std::size_t max_streams,
             std::string_view instance, std::function<bool()> is_allowed);
 

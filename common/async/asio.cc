@@ -1,0 +1,2 @@
+// Asio's own functions, compiled once (BOOST_ASIO_SEPARATE_COMPILATION).
+#include <boost/asio/impl/src.hpp>
