@@ -9,7 +9,6 @@ Usage: check_cycles.py BUILD_DIR [ROOT]   exit status 1 when something is found
 
 import collections
 import pathlib
-import re
 import subprocess
 import sys
 

@@ -1,7 +1,7 @@
 # Checks of the sources themselves; `./centroid lint` runs the same without a build.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 
-foreach(check IN ITEMS layers coroutines habits sizes format docs)
+foreach(check IN ITEMS layers coroutines habits sizes format python docs)
   add_test(NAME lint.${check} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_${check}.py ${PROJECT_SOURCE_DIR})
   set_tests_properties(lint.${check} PROPERTIES LABELS lint TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()

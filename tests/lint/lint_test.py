@@ -1,6 +1,7 @@
 """Every lint finds a planted error, and lets the right form pass. Run: python3 -m unittest tests/lint/lint_test.py"""
 
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import check_docs
 import check_format
 import check_habits
 import check_layers
+import check_python
 import check_sizes
 from sources import code_of
 
@@ -215,6 +217,18 @@ class Habits(LintTest):
             self.assert_found(check_habits, "common/device/cuda/a.cu", f"{call}\n", "no default stream")
         for call in ("cudaMemcpyAsync(a, b, n, kind, stream);", "add<<<blocks, threads, 0, stream>>>(a, n);", "cudaStreamSynchronize(stream);"):
             self.assert_clean(check_habits, "common/device/cuda/a.cu", f"{call}\n")
+
+    def test_poll_in_the_server_is_found(self):
+        poll = "while (!done_) co_await sleep_until(now() + kPause);"
+        self.assert_found(check_habits, "server/service/a.cc", f"{poll}\n", "does not poll")
+        self.assert_clean(check_habits, "server/service/a.cc", "co_await sleep_until(limit);  // lint-ok: a deadline\n")
+        self.assert_clean(check_habits, "worker/loop/a.cc", f"{poll}\n")
+
+    def test_wait_without_a_condition_is_found(self):
+        for call in ("co_await changed_.wait(limit);", "(void)co_await link->wake.wait(limit);"):
+            self.assert_found(check_habits, "server/shard/a.cc", f"{call}\n", "says what for")
+            self.assert_clean(check_habits, "transport/a.cc", f"{call}\n")
+        self.assert_clean(check_habits, "server/service/a.cc", "co_await until(is_free, std::move(on), limit);\n")
 
     def test_file_operation_beside_the_storage_is_found(self):
         for call in (
@@ -443,6 +457,14 @@ class Format(LintTest):
         bad = self.found(check_format, "server/a.cc", "int f( ){return 1;}\n", program)
         self.assertEqual(len(bad), 1, bad)
         self.assertIn("server/a.cc", bad[0])
+
+
+class Python(LintTest):
+    def test_undefined_name_is_found(self):
+        if shutil.which("pyflakes3") is None:
+            self.skipTest("no pyflakes3 here")
+        self.assert_clean(check_python, "tests/a.py", "import os\n\nprint(os.sep)\n")
+        self.assert_found(check_python, "tests/a.py", "print(missing())\n", "undefined name 'missing'")
 
 
 class Docs(LintTest):
