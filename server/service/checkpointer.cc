@@ -28,16 +28,16 @@ bool Checkpointer::needs_checkpoint() const {
   if (job_.shard && job_.store().version().value > 0 &&
       (job_.store().version() != job_.checkpointed || job_.is_checkpoint_lost))
     return true;
-  if (rows_servers_) return rows_servers_->kept().needs_checkpoint() || job_.is_checkpoint_lost;
+  if (table_servers_) return table_servers_->needs_checkpoint() || job_.is_checkpoint_lost;
   return rows_.store().changes() != rows_checkpointed_ || job_.is_checkpoint_lost;
 }
 
 bool Checkpointer::is_checkpoint_due() const {
   if (gate_.is_beginning()) return false;  // what is there is being read
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
-  const bool is_long = rows_.journal().requires_checkpoint(config_.journal.rows_bytes) ||
-                       (rows_servers_ && rows_servers_->group().journal_wants_checkpoint(
-                                             config_.journal.rows_bytes));
+  const bool is_long =
+      rows_.journal().requires_checkpoint(config_.journal.rows_bytes) ||
+      (table_servers_ && table_servers_->journal_wants_checkpoint(config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
   if (is_long && !use_.is_writing && since >= kRowsPause) return true;
   if (epoch_checkpoint_due_ && !use_.is_writing && needs_checkpoint()) return true;
@@ -84,7 +84,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   const auto outcome = co_await write_files(one);
   const Result<CheckpointEntry>& written = *outcome;
   if (one.is_spread) co_await round_servers_.thaw_servers(written.ok() ? one.info.round : Round());
-  if (rows_servers_) co_await rows_servers_->kept().thaw(written.ok());
+  if (table_servers_) co_await table_servers_->thaw(written.ok());
   if (written.ok()) co_return note_written(one, *written);
   probe_.checkpoint_failed();
   // What was damaged has been mended meanwhile.
@@ -125,8 +125,8 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
     // Another one asked for the same state: it is the one that was wanted here too.
     if (has_waited && job_.last_written && !job_.is_checkpoint_lost &&
         job_.last_written->version == job_.store().version().value &&
-        (rows_servers_ ? !rows_servers_->kept().needs_checkpoint()
-                       : rows_.store().changes() == rows_checkpointed_))
+        (table_servers_ ? !table_servers_->needs_checkpoint()
+                        : rows_.store().changes() == rows_checkpointed_))
       co_return false;
     const bool announces = may_announce && announces_checkpoint();
     if (job_.store().is_current() && !announces) co_return true;
@@ -155,10 +155,10 @@ Task<Result<bool>> Checkpointer::await_turn(bool may_announce, Writing& one) {
 
 /// Rows, what was pushed, and the model, at one moment.
 Task<Status> Checkpointer::freeze(Writing& one) {
-  if (rows_servers_) {
-    auto kept = co_await rows_servers_->kept().freeze();
+  if (table_servers_) {
+    auto kept = co_await table_servers_->freeze();
     if (!kept.ok()) {
-      co_await rows_servers_->kept().thaw(false);
+      co_await table_servers_->thaw(false);
       if (one.snapshot) co_await round_servers_.thaw_servers(Round());
       probe_.checkpoint_failed();
       co_return kept.error();
@@ -189,7 +189,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   }
   if (one.has_model && !one.snapshot) {
     one.rows.reset();
-    if (rows_servers_) co_await rows_servers_->kept().thaw(false);
+    if (table_servers_) co_await table_servers_->thaw(false);
     co_return Error(ErrorCode::kCancelled, servers_.has_lost_server()
                                                ? "a server is gone with its chunks"
                                                : "the server is stopping");
@@ -202,7 +202,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   const bool rests =
       one.is_beside_rounds && !one.is_spread && !(one.snapshot && one.snapshot->is_full());
   one.rows_changes = rows_.store().changes();
-  if (!rows_servers_) one.rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
+  if (!table_servers_) one.rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
   one.rows_journal = one.rows ? one.rows->journal() : 0;
   journal_.checkpoint_begins(one.info.round);
   one.doing = "version " + to_string(one.info.version) + ", which is written to " +
@@ -216,7 +216,7 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
   if (one.has_model) manifest = job_.store().plan().manifest();
   PlaneReader reader;
   if (one.has_model) reader = snapshot_reader(one.snapshot);
-  if (one.has_model && one.is_beside_rounds && !one.is_spread && !rows_servers_) {
+  if (one.has_model && one.is_beside_rounds && !one.is_spread && !table_servers_) {
     // Rounds wait for a snapshot whose copies would not fit: that is read without rests.
     reader = [read = std::move(reader), duty = disk_.duty, snapshot = one.snapshot](
                  std::size_t plane, std::uint64_t offset, std::span<float> into) {
@@ -225,7 +225,7 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
     };
   }
   std::vector<CheckpointPart> parts;
-  if (one.rows) parts = rows_servers_ ? rows_servers_->kept().parts(one.rows) : one.rows->parts();
+  if (one.rows) parts = table_servers_ ? table_servers_->parts(one.rows) : one.rows->parts();
   auto write =
       [&directory = *checkpoints_, info = one.info, manifest, snapshot = std::move(one.snapshot),
        reader, rows = std::move(one.rows), parts = std::move(parts), curves = job_.curves,

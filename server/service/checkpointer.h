@@ -21,7 +21,7 @@ class Checkpointer : private JobPart {
  public:
   Checkpointer(JobContext& context, DataShares& data, ShardGroup& shards, ModelServers& servers,
                RoundServers& round_servers, ChunkMoves& moves, const StateLoader& loader,
-               RowsService& rows, const std::unique_ptr<RowsServers>& rows_servers)
+               RowsService& rows, const std::unique_ptr<TableServers>& table_servers)
       : JobPart(context),
         started_(clock_.now()),
         data_(data),
@@ -31,7 +31,7 @@ class Checkpointer : private JobPart {
         moves_(moves),
         loader_(loader),
         rows_(rows),
-        rows_servers_(rows_servers) {}
+        table_servers_(table_servers) {}
 
   /// The state is in no checkpoint.
   bool needs_checkpoint() const;
@@ -89,7 +89,7 @@ class Checkpointer : private JobPart {
   ChunkMoves& moves_;
   const StateLoader& loader_;
   RowsService& rows_;
-  const std::unique_ptr<RowsServers>& rows_servers_;
+  const std::unique_ptr<TableServers>& table_servers_;
   std::uint64_t rows_checkpointed_ =
       0;  ///< store().changes() of the rows that the newest checkpoint holds
   TimePoint checkpoint_begun_;

@@ -22,7 +22,7 @@ Control::Control(JobServer& server)
       verifies_(server.context().disk.executor),
       shards_(server.parts().shards),
       rows_(server.parts().rows),
-      rows_servers_(server.parts().rows_servers),
+      table_servers_(server.parts().table_servers),
       coordinator_(server.parts().data.coordinator()) {}
 
 Task<void> Control::save_for(std::shared_ptr<const Copy> kept,

@@ -85,7 +85,7 @@ class Control final : public ControlPlane, private JobPart {
   Executor looks_, verifies_;
   ShardGroup& shards_;
   RowsService& rows_;
-  const std::unique_ptr<RowsServers>& rows_servers_;
+  const std::unique_ptr<TableServers>& table_servers_;
   const Coordinator& coordinator_;
   std::string data_endpoint_, api_endpoint_;
   bool is_measuring_network_ = false;

@@ -211,8 +211,8 @@ ServerView Control::part_view(std::string name, std::string state, const ChunkSh
   view.chunks = share.chunks;
   view.bytes = share.bytes;
   view.moves = share.moves;
-  if (!rows_servers_) return view;
-  const auto rows = rows_servers_->moves().share_of(view.name);
+  if (!table_servers_) return view;
+  const auto rows = table_servers_->share_of(view.name);
   view.buckets = rows.buckets;
   view.bucket_moves = rows.moves;
   view.rows = rows.rows;
@@ -379,7 +379,7 @@ Task<std::vector<TableView>> Control::tables() {
     const auto waits = self->waits_.begin(WaitCause::kServers, "GET /v1/tables", "servers", [self] {
       return "what each has of the tables" + self->server_.parts().servers.longest_silent();
     });
-    if (self->rows_servers_) co_await self->rows_servers_->group().refresh();
+    if (self->table_servers_) co_await self->table_servers_->refresh();
     std::vector<TableView> views = self->rows_.views();
     for (TableView& view : views) {
       if (self->phase_.is(Phase::kStandby)) break;
@@ -388,7 +388,7 @@ Task<std::vector<TableView>> Control::tables() {
       part.bytes = view.bytes;
       part.rows = view.rows;
     }
-    if (self->rows_servers_) self->rows_servers_->group().add_to(views);
+    if (self->table_servers_) self->table_servers_->add_to(views);
     co_return views;
   };
   co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);

@@ -8,7 +8,7 @@ JobParts::JobParts(JobContext& c, metrics::Registry& registry)
       data(c),
       local(c),
       round_servers(c, shards, local),
-      servers(c, shards, round_servers, rows_servers),
+      servers(c, shards, round_servers, table_servers),
       round_journal(c, data, local),
       images(c, servers),
       elastic(c, data, local, round_servers),
@@ -16,15 +16,15 @@ JobParts::JobParts(JobContext& c, metrics::Registry& registry)
       initial_values(c),
       moves(c, local, servers, elastic, images, *this),
       loader(c, servers, images, rows, *this),
-      checkpointer(c, data, shards, servers, round_servers, moves, loader, rows, rows_servers),
+      checkpointer(c, data, shards, servers, round_servers, moves, loader, rows, table_servers),
       exchange(c, data, checkpointer, loader, *this),
-      wait_report(c, shards, round_servers, data, rows, rows_servers, exchange.upload()),
+      wait_report(c, shards, round_servers, data, rows, table_servers, exchange.upload()),
       attempts(c, data, local, round_servers, elastic, wait_report),
       departures(c, data, round_servers, attempts),
       merge(c, local, round_servers, round_journal, images, elastic, moves, attempts),
-      start(c, rows_servers, shards, local, servers, round_journal, images, checkpointer),
-      server_changes(c, rows_servers, shards, servers, moves, loader, checkpointer, *this, attempts,
-                     start),
+      start(c, table_servers, shards, local, servers, round_journal, images, checkpointer),
+      server_changes(c, table_servers, shards, servers, moves, loader, checkpointer, *this,
+                     attempts, start),
       restoration(c, rows, servers, round_journal, moves, loader, checkpointer, *this, start),
       outbox(c, round_servers, servers, images, elastic, attempts),
       admission(c, shards, servers, contributions, initial_values, loader, *this, start),
@@ -35,7 +35,11 @@ JobParts::JobParts(JobContext& c, metrics::Registry& registry)
 }
 
 ShardGroup::Hooks JobParts::shard_hooks(JobContext& c) {
-  return {.changed = [this, &c] { c.changed.notify_all(); },
+  return {.changed =
+              [this, &c] {
+                c.changed.notify_all();
+                if (table_servers) table_servers->servers_changed();
+              },
           .reported =
               [this, &c](ShardGroup::Link& server) {
                 c.probe.shard(server.name, server.report);

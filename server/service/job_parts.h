@@ -28,8 +28,8 @@ struct JobParts final : public RoundControl {
   ShardGroup::Hooks shard_hooks(JobContext& c);
 
   ShardGroup shards;
-  RowsService rows;                           ///< tables; their clients are no members
-  std::unique_ptr<RowsServers> rows_servers;  ///< none: all rows are here
+  RowsService rows;                             ///< tables; their clients are no members
+  std::unique_ptr<TableServers> table_servers;  ///< none: all rows are here
   DataShares data;
   LocalShard local;
   RoundServers round_servers;

@@ -61,8 +61,8 @@ Task<Status> JobServer::run(transport::Listener& listener) {
     co_return ending.result;
   }
   const bool leads = !ctx_.phase.is(Phase::kStandby);
-  if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->run());
-  if (leads && parts_.rows_servers) ctx_.tasks.spawn(parts_.rows_servers->moves().run());
+  if (leads && parts_.table_servers) ctx_.tasks.spawn(parts_.table_servers->run());
+  if (leads && parts_.table_servers) ctx_.tasks.spawn(parts_.table_servers->move_buckets());
   if (ctx_.commands.stop) co_await stop_.stay_stopped();
   if (leads && !ctx_.commands.stop) ending.result = co_await parts_.rounds.run_rounds();
   if (rows_failure_ && ending.result.ok()) ending.result = *rows_failure_;
@@ -169,10 +169,10 @@ proto::FinishReason JobServer::set_last_phase(const Ending& ending, bool halted)
 /// A checkpoint asked for in the meantime may have kept it; of rows that were pushed since, too.
 Task<void> JobServer::keep_last_state(Ending& ending) {
   if (ending.writes_nothing) co_return;
-  if (parts_.rows_servers) {
-    parts_.rows_servers->end();
-    co_await parts_.rows_servers->await_all(ctx_.config.timeouts.servers);
-    co_await parts_.rows_servers->group().refresh();
+  if (parts_.table_servers) {
+    parts_.table_servers->end();
+    co_await parts_.table_servers->await_all(ctx_.config.timeouts.servers);
+    co_await parts_.table_servers->refresh();
   }
   co_await write_last_checkpoint();
   if (ending.result.ok() && parts_.checkpointer.needs_checkpoint())

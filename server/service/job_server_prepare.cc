@@ -92,7 +92,7 @@ Task<Status> JobServer::prepare() {
     CENTROID_CO_ASSIGN(JobState newest, co_await parts_.loader.load_checkpoint());
     parts_.start.go_on_from(std::move(newest));
     CENTROID_CO_TRY(co_await prepare_rows());
-    if (!parts_.rows_servers) CENTROID_CO_TRY(co_await load_rows());
+    if (!parts_.table_servers) CENTROID_CO_TRY(co_await load_rows());
     CENTROID_CO_TRY(co_await parts_.start.begin_replay());
     if (ctx_.replay) {  // what needs other servers goes on when they are here
       if (ctx_.gate.is_beginning()) ctx_.phase.explain("the journal is replayed");
@@ -113,7 +113,7 @@ Task<Status> JobServer::prepare() {
     CENTROID_CO_TRY(co_await run_on(ctx_.disk.executor, std::move(remove)));  // of another job
     CENTROID_CO_TRY(co_await prepare_rows());
   }
-  if (!parts_.rows_servers) CENTROID_CO_TRY(co_await start_rows_journal());
+  if (!parts_.table_servers) CENTROID_CO_TRY(co_await start_rows_journal());
   if (!ctx_.job.shard && ctx_.config.init != "first-worker") {
     CENTROID_CO_ASSIGN(JobState initial, co_await parts_.loader.load_initial_file());
     parts_.start.go_on_from(std::move(initial));

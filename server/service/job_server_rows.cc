@@ -34,10 +34,10 @@ Task<Status> JobServer::load_rows() {
                          memory_limit(ctx_.config.memory.limit));
 }
 
-/// With `servers` above 1 they lie on all of them.
+/// With `servers` above 1 all of them have rows.
 Task<Status> JobServer::prepare_rows() {
   if (!parts_.rows.has_tables() || ctx_.config.servers <= 1) co_return Status();
-  RowsOptions options;
+  TableOptions options;
   options.leader = ctx_.config.leader_name();
   options.tables = ctx_.config.tables;
   options.journal_dir = ctx_.config.journal.dir;
@@ -45,7 +45,7 @@ Task<Status> JobServer::prepare_rows() {
   options.writes_journal = ctx_.config.writes_journal();
   options.journal_sync = ctx_.config.journal.sync;
   options.lease = ctx_.config.timeouts.lease;
-  RowsHooks hooks;
+  TableHooks hooks;
   hooks.start_journal = [this] { return start_rows_journal(); };
   hooks.write_checkpoint = [this] { return checkpoint_of_rows(); };
   hooks.fail = [this](Error why) {
@@ -53,6 +53,7 @@ Task<Status> JobServer::prepare_rows() {
     rows_failure_ = std::move(why);
     stop_.request_stop("the tables of sparse rows cannot be served", true);
   };
+  hooks.changed = [this] { ctx_.changed.notify_all(); };
   hooks.released = [this](const std::string& server) {
     const auto link = parts_.shards.find(server);
     if (!link || !link->is_draining) return;
@@ -60,15 +61,15 @@ Task<Status> JobServer::prepare_rows() {
     if (std::ranges::none_of(ctx_.spread.links, is_it))
       parts_.shards.dismiss(*link, Error(ErrorCode::kCancelled, "drained: its rows have moved"));
   };
-  parts_.rows_servers =
-      std::make_unique<RowsServers>(ctx_.executor, ctx_.disk.executor, ctx_.clock, parts_.rows,
-                                    parts_.shards, std::move(options), std::move(hooks));
-  RowsServers& servers = *parts_.rows_servers;
+  parts_.table_servers =
+      std::make_unique<TableServers>(ctx_.executor, ctx_.disk.executor, ctx_.clock, parts_.rows,
+                                     parts_.shards, std::move(options), std::move(hooks));
+  TableServers& servers = *parts_.table_servers;
   const bool resumes = ctx_.config.resume;
   CENTROID_CO_ASSIGN(const bool is_spread,
                      co_await servers.prepare(*ctx_.checkpoints, resumes, ctx_.job.run_id));
   if (is_spread) co_return Status();
-  parts_.rows_servers.reset();
+  parts_.table_servers.reset();
   proto::Route alone;
   alone.servers.emplace_back();
   CENTROID_CO_TRY(parts_.rows.moves().set_route(std::move(alone), 0));

@@ -55,19 +55,19 @@ Task<Status> JobStart::start_journal() {
   std::optional<Waits::Guard> full;
   std::string trouble;
   for (;;) {
-    const auto unsettled = [&] { return rows_servers_ ? rows_servers_->unsettled() : ""; };
+    const auto unsettled = [&] { return table_servers_ ? table_servers_->why_unsettled() : ""; };
     Status begun;
     if (job_.checkpointed == Version()) {
-      if (const std::string why = unsettled(); !why.empty()) {  // `RowsServers::waits` tells of it
+      if (const std::string why = unsettled(); !why.empty()) {  // `TableServers::waits` tells of it
         phase_.set(Phase::kInitializing, "the journal begins when all tables are here: " + why);
-        (void)co_await waits_.next_change(clock_.now() + std::chrono::milliseconds(10));
+        (void)co_await waits_.next_change();
         co_return Status();  // again
       }
       const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint",
                                       "the first one, with which the journal begins");
       phase_.set(Phase::kInitializing, "the checkpoint with which the journal begins is written");
       use_.is_loop_writing = true;
-      const auto losses = [&] { return rows_servers_ ? rows_servers_->group().losses : 0; };
+      const auto losses = [&] { return table_servers_ ? table_servers_->losses() : 0; };
       const std::uint64_t before = losses();  // one that was lost may be back already
       const auto written = co_await checkpointer_.write_checkpoint(false);
       use_.is_loop_writing = false;

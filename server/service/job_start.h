@@ -11,11 +11,11 @@ namespace centroid::server {
 /// replayed, and a new one begins. Of one thread.
 class JobStart : private JobPart {
  public:
-  JobStart(JobContext& context, std::unique_ptr<RowsServers>& rows_servers, ShardGroup& shards,
+  JobStart(JobContext& context, std::unique_ptr<TableServers>& table_servers, ShardGroup& shards,
            LocalShard& local, ModelServers& servers, RoundJournal& round_journal,
            StateImages& images, Checkpointer& checkpointer)
       : JobPart(context),
-        rows_servers_(rows_servers),
+        table_servers_(table_servers),
         shards_(shards),
         local_(local),
         servers_(servers),
@@ -33,7 +33,7 @@ class JobStart : private JobPart {
   Task<Status> start_journal();
 
  private:
-  std::unique_ptr<RowsServers>& rows_servers_;
+  std::unique_ptr<TableServers>& table_servers_;
   ShardGroup& shards_;
   LocalShard& local_;
   ModelServers& servers_;

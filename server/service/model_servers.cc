@@ -213,13 +213,14 @@ bool ModelServers::has_lost_server() const {
 }
 
 bool ModelServers::holds_rows(const std::string& server) const {
-  return rows_servers_ && rows_servers_->holds(server);
+  return table_servers_ && table_servers_->holds(server);
 }
 
 /// A shard server is to go: when its chunks have moved (`resolve_servers`), or now if it has none.
 void ModelServers::let_go(ShardGroup::Link& server) {
   log::info("server.drain_started", {{"server", server.name}});
   server.is_draining = true;
+  if (table_servers_) table_servers_->servers_changed();
   const auto is_it = [&](const auto& link) { return link.get() == &server; };
   if (!holds_rows(server.name) && std::ranges::none_of(spread_.links, is_it))
     return shards_.dismiss(server, Error(ErrorCode::kCancelled, "drained: no chunk lay here"));

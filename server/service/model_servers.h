@@ -9,7 +9,7 @@
 #include "server/service/chunk_fetcher.h"
 #include "server/service/job_part.h"
 #include "server/service/round_servers.h"
-#include "server/service/rows_servers.h"
+#include "server/table_servers/table_servers.h"
 
 namespace centroid::server {
 
@@ -19,11 +19,11 @@ namespace centroid::server {
 class ModelServers : private JobPart {
  public:
   ModelServers(JobContext& context, ShardGroup& shards, RoundServers& round_servers,
-               const std::unique_ptr<RowsServers>& rows_servers)
+               const std::unique_ptr<TableServers>& table_servers)
       : JobPart(context),
         shards_(shards),
         round_servers_(round_servers),
-        rows_servers_(rows_servers) {}
+        table_servers_(table_servers) {}
 
   // the route
   Task<Status> adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
@@ -65,7 +65,7 @@ class ModelServers : private JobPart {
 
   ShardGroup& shards_;
   RoundServers& round_servers_;
-  const std::unique_ptr<RowsServers>& rows_servers_;
+  const std::unique_ptr<TableServers>& table_servers_;
   std::function<proto::Tokens()> joining_tokens_;  ///< named tokens that let workers in
 };
 

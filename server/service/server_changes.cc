@@ -188,8 +188,9 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
   if (join.name == config_.leader_name())
     return Error(ErrorCode::kFailedPrecondition,
                  who + "that is the leader's name: give each server its own --name");
-  const bool is_awaited = rows_servers_ && rows_servers_->awaits(join.name);
-  const bool has_rows = rows_servers_ && rows_servers_->serves(join.name);  // past the model's goal
+  const bool is_awaited = table_servers_ && table_servers_->awaits(join.name);
+  const bool has_rows =
+      table_servers_ && table_servers_->serves(join.name);  // past the model's goal
   if (!is_awaited && !has_rows && (phase_.is(Phase::kFinished) || phase_.is(Phase::kHalted)))
     return Error(ErrorCode::kCancelled, "the job is over: " + phase_.reason());
   if (!is_awaited && stopping_.is_requested)

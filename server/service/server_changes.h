@@ -12,12 +12,12 @@ namespace centroid::server {
 /// is to lie. Of one thread.
 class ServerChanges : private JobPart {
  public:
-  ServerChanges(JobContext& context, std::unique_ptr<RowsServers>& rows_servers, ShardGroup& shards,
-                ModelServers& servers, ChunkMoves& moves, StateLoader& loader,
+  ServerChanges(JobContext& context, std::unique_ptr<TableServers>& table_servers,
+                ShardGroup& shards, ModelServers& servers, ChunkMoves& moves, StateLoader& loader,
                 Checkpointer& checkpointer, RoundControl& control, RoundAttempts& attempts,
                 JobStart& start)
       : JobPart(context),
-        rows_servers_(rows_servers),
+        table_servers_(table_servers),
         shards_(shards),
         servers_(servers),
         moves_(moves),
@@ -40,7 +40,7 @@ class ServerChanges : private JobPart {
   Task<bool> may_move();
   Task<Result<bool>> recover_servers();
 
-  std::unique_ptr<RowsServers>& rows_servers_;
+  std::unique_ptr<TableServers>& table_servers_;
   ShardGroup& shards_;
   ModelServers& servers_;
   ChunkMoves& moves_;

@@ -207,7 +207,7 @@ std::vector<WaitView> WaitReport::present_waits() const {
                              std::to_string(upload_->pieces()),
                      .seconds = seconds(clock_.now() - upload_->begun)});
   rows_.waits(views);
-  if (rows_servers_) rows_servers_->waits(views);
+  if (table_servers_) table_servers_->waits(views);
   for (const auto& [id, link] : members_.links)
     for (const transport::Session::Wait& wait : link->session->waits())
       views.push_back(

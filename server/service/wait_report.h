@@ -18,13 +18,14 @@ class WaitReport : private JobPart {
  public:
   WaitReport(JobContext& context, const ShardGroup& shards, const RoundServers& round_servers,
              const DataShares& data, RowsService& rows,
-             const std::unique_ptr<RowsServers>& rows_servers, const std::optional<Upload>& upload)
+             const std::unique_ptr<TableServers>& table_servers,
+             const std::optional<Upload>& upload)
       : JobPart(context),
         shards_(shards),
         round_servers_(round_servers),
         data_(data),
         rows_(rows),
-        rows_servers_(rows_servers),
+        table_servers_(table_servers),
         upload_(upload) {}
 
   std::vector<WaitView> present_waits() const;
@@ -48,7 +49,7 @@ class WaitReport : private JobPart {
   const RoundServers& round_servers_;
   const DataShares& data_;
   RowsService& rows_;
-  const std::unique_ptr<RowsServers>& rows_servers_;
+  const std::unique_ptr<TableServers>& table_servers_;
   const std::optional<Upload>& upload_;
 };
 

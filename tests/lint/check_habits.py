@@ -61,7 +61,7 @@ RULES = [
     ),
     (
         r"server/.*\.(h|cc)",
-        r"server/\w+/rows_\w+\.cc",  # tables on several servers still poll while buckets move
+        r"",
         r"\bsleep_until\s*\(",
         "the server does not poll; await what changes (common/async/until.h). Of a deadline, a tick, a retry, or what another process changes, say which",
     ),

@@ -42,6 +42,8 @@ MAY = {
     "server/tables": [BASE, ASYNC, TENSOR, PROTO, STORAGE, CHECKPOINT, "transport", "server/rows", "server/store", "server/api/view"],
     "server/shard": [BASE, ASYNC, TENSOR, CODEC, OPTIM, PROTO, STORAGE, CHECKPOINT, "transport", "server/aggregate", "server/store"]
     + ["server/rows", "server/tables", "server/tokens"],
+    "server/table_servers": [BASE, ASYNC, PROTO, STORAGE, CHECKPOINT, "transport", "server/rows", "server/store", "server/shard", "server/tables"]
+    + ["server/api/view"],
     "server/state": [BASE, TENSOR, PROTO, CHECKPOINT, "server/aggregate", "server/coordinate", "server/store", "server/shard", "server/api/view"],
     "server/aggregate/round_policy": [BASE, TENSOR],
     "server/config": [BASE, ASYNC, OPTIM, CODEC, "server/aggregate", "server/aggregate/round_policy", "server/coordinate", "server/rows", "server/election"],
@@ -50,7 +52,7 @@ MAY = {
     "server/service": MEANING
     + ["transport", "server/membership", "server/aggregate", "server/aggregate/round_policy", "server/coordinate"]
     + ["server/store", "server/rows"]
-    + ["server/config", "server/election", "server/events", "server/shard", "server/state", "server/tables"]
+    + ["server/config", "server/election", "server/events", "server/shard", "server/state", "server/tables", "server/table_servers"]
     + ["server/api/view"],
     "server": MEANING
     + ["transport", "transport/tls", "transport/http", "server/membership", "server/aggregate", "server/store", "server/rows", "server/service", "server/api"]

@@ -1,4 +1,4 @@
-#include "server/service/rows_group.h"
+#include "server/table_servers/table_group.h"
 
 #include <algorithm>
 #include <utility>
@@ -12,56 +12,74 @@ namespace centroid::server {
 using proto::ServersKind;
 using proto::TablesKind;
 
-std::optional<std::size_t> RowsGroup::index_of(const std::string& server) const {
-  const auto found = std::ranges::find(holders, server, &RowsHolder::name);
+std::optional<std::size_t> TableGroup::index_of(const std::string& server) const {
+  const auto found = std::ranges::find(holders, server, &TableHolder::name);
   if (found == holders.end()) return std::nullopt;
   return static_cast<std::size_t>(found - holders.begin());
 }
 
-Result<std::size_t> RowsGroup::place_of(const std::string& server) const {
+Result<std::size_t> TableGroup::place_of(const std::string& server) const {
   if (const auto which = index_of(server)) return *which;
   return Error(ErrorCode::kUnavailable, "server '" + server + "' is gone");
 }
 
-bool RowsGroup::owns(std::size_t which) const {
+bool TableGroup::owns(std::size_t which) const {
   const auto& owners = rows.moves().route().owners;
   return std::ranges::find(owners, which) != owners.end();
 }
 
-void RowsGroup::put_off(const std::string& what, const Error& error) {
-  again = clock.now() + std::chrono::seconds(1);
-  why = what + ": " + error.to_string();
-  if (!is_begun) rows.hold(why);
+Task<bool> TableGroup::next_change(std::uint64_t after, TimePoint limit) {
+  const auto has_changed = [this, after] { return changes != after; };
+  const bool is_changed = co_await until(changed, has_changed, limit);
+  co_return is_changed || clock.now() >= limit;
 }
 
-void RowsGroup::lost(RowsHolder& holder) {
-  if (holder.state == RowsState::kServing)
+void TableGroup::notify() {
+  ++changes;
+  changed.notify_all();
+  hooks.changed();
+}
+
+void TableGroup::explain(std::string reason) {
+  if (!has_begun) rows.hold(reason);
+  if (why == reason) return;
+  why = std::move(reason);
+  notify();
+}
+
+void TableGroup::postpone(const std::string& what, const Error& error) {
+  retry_at = clock.now() + std::chrono::seconds(1);
+  explain(what + ": " + error.to_string());
+}
+
+void TableGroup::lost(TableHolder& holder) {
+  if (holder.state == HolderState::kServing)
     log::warn("rows.server_lost",
               {{"server", holder.name}, {"action", "requests for its rows wait for it"}});
   ++losses;
   take_report(holder, {});
-  holder.state = RowsState::kAbsent;
+  holder.state = HolderState::kAbsent;
   holder.is_full = false;
   holder.link.reset();
   holder.gone_since = clock.now();
 }
 
-Task<Result<transport::Reply>> RowsGroup::ask(std::size_t which, TablesKind kind,
-                                              std::vector<std::byte> head) {
-  const RowsLink link = holders[which].link;
+Task<Result<transport::Reply>> TableGroup::ask(std::size_t which, TablesKind kind,
+                                               std::vector<std::byte> head) {
+  const HolderLink link = holders[which].link;
   if (!link)
     co_return Error(ErrorCode::kUnavailable, "server '" + holders[which].name + "' is gone");
   co_return co_await shards.ask(link, static_cast<ServersKind>(kind), std::move(head));
 }
 
-Result<transport::Reply> RowsGroup::ask_blocking(const RowsLink& link, TablesKind kind,
-                                                 std::vector<std::byte> head, Bytes payload) {
+Result<transport::Reply> TableGroup::ask_blocking(const HolderLink& link, TablesKind kind,
+                                                  std::vector<std::byte> head, Bytes payload) {
   auto asked = shards.ask(link, static_cast<ServersKind>(kind), std::move(head), payload);
   return wait_on(executor, std::move(asked));
 }
 
-Result<std::vector<PushWindows::Entry>> RowsGroup::fetch_pushes(const RowsLink& link,
-                                                                std::uint32_t clients) {
+Result<std::vector<PushWindows::Entry>> TableGroup::fetch_pushes(const HolderLink& link,
+                                                                 std::uint32_t clients) {
   std::vector<PushWindows::Entry> pushed;
   while (pushed.size() < clients) {
     proto::PushesBlock wanted;
@@ -72,33 +90,33 @@ Result<std::vector<PushWindows::Entry>> RowsGroup::fetch_pushes(const RowsLink& 
     CENTROID_ASSIGN(const auto some, pushes_of(head, reply.payload));
     if (some.empty())
       return Error(ErrorCode::kAborted,
-                   "server '" + link->name + "' keeps fewer clients than it said");
+                   "server '" + link->name + "' has fewer clients than it reported");
     pushed.insert(pushed.end(), some.begin(), some.end());
   }
   return pushed;
 }
 
-Task<void> RowsGroup::refresh() {
+Task<void> TableGroup::refresh() {
   refreshed = clock.now();
   for (std::size_t i = 1; i < holders.size(); ++i) {
-    const RowsLink link = holders[i].link;
-    if (holders[i].state == RowsState::kAbsent || !link) continue;
+    const HolderLink link = holders[i].link;
+    if (holders[i].state == HolderState::kAbsent || !link) continue;
     const auto reply = co_await ask(i, TablesKind::kTablesReport);
-    const auto at = std::ranges::find(holders, link, &RowsHolder::link);  // they may have changed
+    const auto at = std::ranges::find(holders, link, &TableHolder::link);  // they may have changed
     if (!reply.ok() || at == holders.end()) continue;
     auto report = proto::decode<proto::TablesReport>(reply->head);
     if (report.ok() && report->is_loaded) take_report(*at, std::move(report).value());
   }
 }
 
-void RowsGroup::take_report(RowsHolder& holder, proto::TablesReport report) {
+void TableGroup::take_report(TableHolder& holder, proto::TablesReport report) {
   if (report.is_loaded && report.changes != holder.report.changes) ++seen;
   const proto::TablesReport before = std::exchange(holder.report, std::move(report));
-  tell_elsewhere(before, holder.report);
+  show_elsewhere(before, holder.report);
 }
 
-/// What another server's tables have now beside what it told before, for the metrics.
-void RowsGroup::tell_elsewhere(const proto::TablesReport& before, const proto::TablesReport& now) {
+/// What another server's tables have now, compared with its report before, for the metrics.
+void TableGroup::show_elsewhere(const proto::TablesReport& before, const proto::TablesReport& now) {
   for (std::size_t table = 0; table < rows.store().size(); ++table) {
     proto::TableReport total, more;
     const auto of = [&](const proto::TablesReport& report) {
@@ -111,7 +129,7 @@ void RowsGroup::tell_elsewhere(const proto::TablesReport& before, const proto::T
         grown -= std::min(grown, from);
       });
     }
-    for (const RowsHolder& holder : holders) {
+    for (const TableHolder& holder : holders) {
       const proto::TableReport part = of(holder.report);
       total.rows += part.rows;
       total.waiting += part.waiting;
@@ -121,8 +139,8 @@ void RowsGroup::tell_elsewhere(const proto::TablesReport& before, const proto::T
   }
 }
 
-void RowsGroup::add_to(std::vector<TableView>& views) const {
-  for (const RowsHolder& holder : holders)
+void TableGroup::add_to(std::vector<TableView>& views) const {
+  for (const TableHolder& holder : holders)
     for (std::size_t i = 0; i < std::min(views.size(), holder.report.tables.size()); ++i) {
       const proto::TableReport& more = holder.report.tables[i];
       TableView& view = views[i];
@@ -136,10 +154,10 @@ void RowsGroup::add_to(std::vector<TableView>& views) const {
     }
 }
 
-bool RowsGroup::journal_wants_checkpoint(std::uint64_t bytes) const {
-  return std::ranges::any_of(holders, [&](const RowsHolder& holder) {
+bool TableGroup::journal_wants_checkpoint(std::uint64_t bytes) const {
+  return std::ranges::any_of(holders, [&](const TableHolder& holder) {
     const bool is_long = bytes != 0 && holder.report.journal_bytes > bytes;
-    return holder.state == RowsState::kServing && (holder.report.is_broken || is_long);
+    return holder.state == HolderState::kServing && (holder.report.is_broken || is_long);
   });
 }
 

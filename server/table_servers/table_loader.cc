@@ -1,4 +1,4 @@
-#include "server/service/rows_loader.h"
+#include "server/table_servers/table_loader.h"
 
 #include <algorithm>
 
@@ -14,26 +14,26 @@ namespace centroid::server {
 
 using proto::TablesKind;
 
-bool SavedRows::is_there() const {
+bool SavedTables::is_there() const {
   return std::ranges::all_of(
       files, [this](const std::string& file) { return file::exists(entry.path / file); });
 }
 
-Result<std::optional<SavedRows>> RowsLoader::newest() const {
+Result<std::optional<SavedTables>> TableLoader::newest() const {
   const auto refused = [](const CheckpointEntry& entry) {
     log::error("checkpoint.refused", {{"path", entry.path.string()}, {"why", entry.problem}});
   };
-  if (!resumes_) return std::optional<SavedRows>();
+  if (!resumes_) return std::optional<SavedTables>();
   auto entry = checkpoints_->newest_valid(refused);
   if (!entry.ok() && entry.error().code() == ErrorCode::kNotFound)
-    return std::optional<SavedRows>();
+    return std::optional<SavedTables>();
   if (!entry.ok()) return std::move(entry).error();
-  SavedRows saved;
+  SavedTables saved;
   CENTROID_ASSIGN(saved.files, checkpoints_->parts_of(*entry));
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
       CENTROID_ASSIGN(const std::size_t table, group_.rows.store().check_file(entry->path, file));
-      RowsSink sink;  // its head says whether the settings fit
+      RowsSink sink;  // its head shows whether the settings fit
       sink.begin = [](const RowTable::State&) { return false; };
       CENTROID_ASSIGN(const RowTable::State state,
                       read_rows(entry->path / file, group_.rows.store().spec(table), sink));
@@ -49,12 +49,12 @@ Result<std::optional<SavedRows>> RowsLoader::newest() const {
     CENTROID_ASSIGN(saved.buckets[server], buckets_of(pushed.buckets, proto::kRowBuckets));
   }
   saved.entry = std::move(entry).value();
-  return std::optional<SavedRows>(std::move(saved));
+  return std::optional<SavedTables>(std::move(saved));
 }
 
-/// The server to which a bucket's rows of a checkpoint go: where journals are kept the one on which
-/// they lay, for its journal goes on from there; kNobody: it is here no more.
-std::vector<std::uint16_t> RowsLoader::owners_of(const SavedRows& saved) const {
+/// The server to which a bucket's rows of a checkpoint go. With journals the one that had them, for
+/// its journal continues from there. kNobody: it is gone.
+std::vector<std::uint16_t> TableLoader::owners_of(const SavedTables& saved) const {
   if (!saved.is_followed || saved.route == 0) return group_.rows.moves().route().owners;
   std::vector<std::uint16_t> owners(proto::kRowBuckets, kNobody);
   for (const auto& [name, buckets] : saved.buckets) {
@@ -65,8 +65,8 @@ std::vector<std::uint16_t> RowsLoader::owners_of(const SavedRows& saved) const {
   return owners;
 }
 
-/// The files of a checkpoint to the servers that want their part.
-Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted) {
+/// Send the files of a checkpoint to the servers that need their part.
+Status TableLoader::load(const SavedTables& saved, const std::vector<bool>& wanted) {
   for (const std::string& file : saved.files) {
     if (!is_pushes_file(file)) {
       CENTROID_ASSIGN(const std::size_t table,
@@ -75,7 +75,7 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
       continue;
     }
     CENTROID_ASSIGN(const PushedRows pushed, read_pushes(saved.entry.path / file));
-    std::size_t server = 0;  // of one that holds no rows any more, the leader
+    std::size_t server = 0;  // of one that has no rows any more: the leader
     for (std::size_t i = 1; i < group_.holders.size(); ++i)
       if (file != kPushesFile && group_.holders[i].name == pushed.server) server = i;
     if (wanted[server]) CENTROID_TRY(put_pushes(server, pushed.clients));
@@ -83,14 +83,14 @@ Status RowsLoader::load(const SavedRows& saved, const std::vector<bool>& wanted)
   return {};
 }
 
-Task<Result<std::optional<SavedRows>>> RowsLoader::find_newest() const {
-  using Found = Result<std::optional<SavedRows>>;
+Task<Result<std::optional<SavedTables>>> TableLoader::find_newest() const {
+  using Found = Result<std::optional<SavedTables>>;
   auto look = [this] { return std::make_shared<Found>(newest()); };
   const std::shared_ptr<Found> found = co_await run_on(group_.blocking, std::move(look));
   co_return std::move(*found);
 }
 
-Task<Status> RowsLoader::replay_here(std::string& run_id) {
+Task<Status> TableLoader::replay_here(std::string& run_id) {
   const auto id = std::make_shared<std::string>(run_id);
   auto read = [&rows = group_.rows, folder = group_.options.journal_dir, id] {
     return std::make_shared<Status>(rows.replay(folder, *id));
@@ -102,8 +102,8 @@ Task<Status> RowsLoader::replay_here(std::string& run_id) {
   co_return *replayed;
 }
 
-Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const std::string& file,
-                              const std::vector<bool>& wanted) {
+Status TableLoader::load_table(const SavedTables& saved, std::size_t table, const std::string& file,
+                               const std::vector<bool>& wanted) {
   const auto owners = owners_of(saved);
   RowsSink sink;
   sink.begin = [&](const RowTable::State& state) {
@@ -144,12 +144,12 @@ Status RowsLoader::load_table(const SavedRows& saved, std::size_t table, const s
   return {};
 }
 
-Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
-                            std::uint64_t clock) {
+Status TableLoader::put_rows(std::size_t server, std::size_t table, const RowTable::Block& block,
+                             std::uint64_t clock) {
   if (server == 0) {
     return call_on(group_.executor, [&] { return group_.rows.store().load(table, block, clock); });
   }
-  const RowsLink link = group_.holders[server].link;
+  const HolderLink link = group_.holders[server].link;
   fault::point("servers.rows_put");
   const std::size_t most =
       rows_of_payload(group_.rows.store().spec(table), group_.holders[server].max_payload);
@@ -165,12 +165,12 @@ Status RowsLoader::put_rows(std::size_t server, std::size_t table, const RowTabl
   return {};
 }
 
-Status RowsLoader::put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients) {
+Status TableLoader::put_pushes(std::size_t server, const std::vector<PushWindows::Entry>& clients) {
   if (server == 0) {
     call_on(group_.executor, [&] { group_.rows.load_pushes(clients); });
     return {};
   }
-  const RowsLink link = group_.holders[server].link;
+  const HolderLink link = group_.holders[server].link;
   const std::size_t most = clients_of_payload(group_.holders[server].max_payload);
   for (std::size_t first = 0; first < clients.size(); first += most) {
     proto::PushesBlock head;

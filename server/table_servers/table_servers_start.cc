@@ -3,15 +3,15 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/rows_journal.h"
-#include "server/service/rows_servers.h"
 #include "server/shard/placement.h"
+#include "server/table_servers/table_servers.h"
 
 namespace centroid::server {
 
 using proto::TablesKind;
 
-Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
-                                        std::string& run_id) {
+Task<Result<bool>> TableServers::prepare(const CheckpointDirectory& checkpoints, bool resumes,
+                                         std::string& run_id) {
   run_id_ = &run_id;
   loader_.find_saved(checkpoints, resumes);
   CENTROID_CO_ASSIGN(saved_, co_await loader_.find_newest());
@@ -24,7 +24,7 @@ Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, 
     if (!journal->ok()) co_return journal->error();
     if ((*journal)->pushes > 0) {  // of all keys
       log::warn("rows.distribution_failed",
-                {{"why", "the journal has pushes behind the checkpoint of one server"},
+                {{"why", "the journal has pushes after the checkpoint of one server"},
                  {"action", "all rows stay on the leader until the job is ended and resumed"}});
       group_.rows.hold("");
       co_return false;
@@ -38,7 +38,7 @@ Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, 
     log::warn("rows.servers_awaited",
               {{"servers", others.size() + 1},
                {"why",
-                "their journals have pushes behind the checkpoint; end the job to go on "
+                "their journals have pushes after the checkpoint; end the job to continue "
                 "with another number"}});
   CENTROID_CO_TRY(place(std::move(others), &*saved_));
   std::vector<bool> mine(group_.holders.size());
@@ -50,13 +50,13 @@ Task<Result<bool>> RowsServers::prepare(const CheckpointDirectory& checkpoints, 
   CENTROID_CO_TRY(*loaded);
   group_.rows.end_load(saved_->clock, saved_->journals[""], saved_->entry.path.filename().string());
   CENTROID_CO_TRY(co_await loader_.replay_here(run_id));
-  group_.is_mine_loaded = true;
-  group_.holders[0].state = RowsState::kServing;
+  group_.is_leader_loaded = true;
+  group_.holders[0].state = HolderState::kServing;
   co_return true;
 }
 
 /// The leader, then the others in the order of names: with the same servers the same keys.
-Status RowsServers::place(std::vector<std::string> others, const SavedRows* saved) {
+Status TableServers::place(std::vector<std::string> others, const SavedTables* saved) {
   std::ranges::sort(others);
   proto::Route route;
   route.version = 1;
@@ -65,18 +65,19 @@ Status RowsServers::place(std::vector<std::string> others, const SavedRows* save
   group_.holders.push_back({.name = group_.options.leader});
   for (std::string& name : others)
     group_.holders.push_back({.name = std::move(name), .gone_since = group_.clock.now()});
-  for (const RowsHolder& holder : group_.holders) {
+  for (const TableHolder& holder : group_.holders) {
     proto::RouteServer server;
     server.name = holder.name;
-    if (const RowsLink link = group_.shards.find(holder.name)) server.endpoint = link->endpoint;
+    if (const HolderLink link = group_.shards.find(holder.name)) server.endpoint = link->endpoint;
     route.servers.push_back(std::move(server));
   }
   if (saved != nullptr && saved->route != 0) {
     route.version = saved->route;
     route.owners = loader_.owners_of(*saved);
     if (std::ranges::find(route.owners, kNobody) != route.owners.end())
-      return Error(ErrorCode::kDataLoss, "checkpoint " + saved->entry.path.string() +
-                                             " does not say where all buckets of its tables lay");
+      return Error(ErrorCode::kDataLoss,
+                   "checkpoint " + saved->entry.path.string() +
+                       " does not name the servers of all buckets of its tables");
   }
   for (std::size_t i = 0; i < group_.holders.size(); ++i) {
     group_.holders[i].has_held = std::ranges::find(route.owners, i) != route.owners.end();
@@ -85,14 +86,13 @@ Status RowsServers::place(std::vector<std::string> others, const SavedRows* save
   return group_.rows.moves().set_route(std::move(route), 0);
 }
 
-/// Where the rows are to lie, once the servers of the start are here.
-bool RowsServers::choose() {
+/// Place the rows, once the servers of the start are here. False: not yet.
+bool TableServers::choose() {
   if (!group_.holders.empty()) return true;
   const std::size_t here = group_.shards.present().size() + 1;
   if (here < group_.options.servers) {
-    group_.why = "the tables wait for their servers: " + std::to_string(here) + " of " +
-                 std::to_string(group_.options.servers) + " are here (servers)";
-    group_.rows.hold(group_.why);
+    group_.explain("the tables wait for their servers: " + std::to_string(here) + " of " +
+                   std::to_string(group_.options.servers) + " are here (servers)");
     return false;
   }
   std::vector<std::string> others;
@@ -102,19 +102,19 @@ bool RowsServers::choose() {
   return placed.ok();
 }
 
-/// All rows are where they are to be.
-Task<Status> RowsServers::begin() {
-  group_.is_begun = true;  // checkpoints of the tables may begin
+/// All rows are at their places.
+Task<Status> TableServers::begin() {
+  group_.has_begun = true;  // checkpoints of the tables may begin
   const bool is_known = saved_ && saved_->is_followed;
   if (is_known) {
     const Status settled = co_await resolve_claims();
-    if (!settled.ok()) group_.is_begun = false;
+    if (!settled.ok()) group_.has_begun = false;
     CENTROID_CO_TRY(settled);
   }
-  if (group_.options.writes_journal != is_known) {  // else the newest says what is in journals
+  if (group_.options.writes_journal != is_known) {  // else the newest names the journals
     const Status written = co_await group_.hooks.write_checkpoint();
     if (!written.ok()) {
-      group_.is_begun = false;
+      group_.has_begun = false;
       log::error("checkpoint.failed", {{"why", written.error()}, {"when", "before the tables"}});
       co_return written;
     }
@@ -130,11 +130,12 @@ Task<Status> RowsServers::begin() {
   if (!group_.is_ending) group_.rows.hold("");
   log::info("rows.distributed",
             {{"servers", group_.holders.size()}, {"route", group_.rows.moves().route().version}});
+  group_.notify();
   co_return Status();
 }
 
 /// After a restart of all: who claims a bucket by the newest route has its rows.
-Task<Status> RowsServers::resolve_claims() {
+Task<Status> TableServers::resolve_claims() {
   std::vector<std::vector<std::uint64_t>> claims{group_.rows.moves().claims()};
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
     CENTROID_CO_ASSIGN(const auto reply, co_await group_.ask(i, TablesKind::kBucketsClaims));

@@ -1,4 +1,4 @@
-#include "server/service/rows_moves.h"
+#include "server/table_servers/bucket_mover.h"
 
 #include <algorithm>
 #include <map>
@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "server/shard/placement.h"
+#include "server/store/turns.h"
 
 namespace centroid::server {
 
@@ -17,18 +18,18 @@ namespace {
 constexpr std::uint64_t kFirstBytes = 1u << 20, kLeastBytes = 256u << 10, kMostBytes = 16u << 20;
 constexpr double kHeldGoal = 0.05;
 constexpr std::size_t kPlaces = 1u << 16;
-constexpr std::chrono::milliseconds kTurn{1};
 constexpr std::chrono::seconds kMovePause{1};
 
 }  // namespace
 
-/// Where all buckets are to lie. Who is gone keeps what it has, who is not ready yet gets none.
-std::vector<std::uint16_t> RowsMoves::target() const {
+/// The server that each bucket should have. One that is gone keeps what it has, one that is not
+/// ready gets none.
+std::vector<std::uint16_t> BucketMover::target() const {
   std::vector<bool> keeps(group_.holders.size(), true);
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
-    const RowsHolder& holder = group_.holders[i];
+    const TableHolder& holder = group_.holders[i];
     const bool is_draining = holder.is_here() && holder.link->is_draining;
-    const bool is_ready = holder.is_here() && holder.state == RowsState::kServing &&
+    const bool is_ready = holder.is_here() && holder.state == HolderState::kServing &&
                           (holder.is_named || !group_.options.writes_journal);
     keeps[i] = !is_draining && (is_ready || group_.owns(i));
   }
@@ -36,8 +37,8 @@ std::vector<std::uint16_t> RowsMoves::target() const {
 }
 
 /// The first server with buckets to give, and where most of these go.
-std::optional<RowsMoves::Move> RowsMoves::next_move() const {
-  if (!group_.is_begun || group_.is_ending || group_.is_ended) return std::nullopt;
+std::optional<BucketMover::Move> BucketMover::next_move() const {
+  if (!group_.has_begun || group_.is_ending || group_.is_ended) return std::nullopt;
   const auto to = target();
   const auto& owners = group_.rows.moves().route().owners;
   std::map<std::pair<std::size_t, std::size_t>, std::vector<std::uint16_t>> moves;
@@ -48,39 +49,39 @@ std::optional<RowsMoves::Move> RowsMoves::next_move() const {
   auto most = moves.begin();
   for (auto at = moves.begin(); at != moves.end(); ++at) {
     const bool can =
-        may_move(group_.holders[at->first.first].name, group_.holders[at->first.second].name);
+        can_move(group_.holders[at->first.first].name, group_.holders[at->first.second].name);
     const bool could =
-        may_move(group_.holders[most->first.first].name, group_.holders[most->first.second].name);
+        can_move(group_.holders[most->first.first].name, group_.holders[most->first.second].name);
     if (can > could || (can == could && at->second.size() > most->second.size())) most = at;
   }
   return Move{group_.holders[most->first.first].name, group_.holders[most->first.second].name,
               most->second};
 }
 
-bool RowsMoves::may_move(const std::string& from, const std::string& to) const {
+bool BucketMover::can_move(const std::string& from, const std::string& to) const {
   if (group_.is_ending || group_.is_ended) return false;
   for (const std::string* name : {&from, &to}) {
     const auto which = group_.index_of(*name);
     if (!which) return false;
-    const RowsHolder& holder = group_.holders[*which];
+    const TableHolder& holder = group_.holders[*which];
     if (*which == 0) {
       if (const auto journal = group_.rows.journal().state(); journal && !journal->trouble.empty())
         return false;
       continue;
     }
-    if (!holder.is_here() || holder.state != RowsState::kServing || holder.report.is_broken)
+    if (!holder.is_here() || holder.state != HolderState::kServing || holder.report.is_broken)
       return false;
     if (name == &to && (holder.link->is_draining || holder.is_full)) return false;
   }
   return true;
 }
 
-RowsMoves::Share RowsMoves::share_of(const std::string& server) const {
+BucketMover::Share BucketMover::share_of(const std::string& server) const {
   Share share;
   const auto which = group_.index_of(server);
   const auto& owners = group_.rows.moves().route().owners;
   if (!which || owners.size() != proto::kRowBuckets) return share;
-  const auto to = group_.is_begun ? target() : owners;
+  const auto to = group_.has_begun ? target() : owners;
   for (std::size_t bucket = 0; bucket < owners.size(); ++bucket) {
     share.buckets += owners[bucket] == *which;
     share.moves += (owners[bucket] == *which) != (to[bucket] == *which);
@@ -92,94 +93,101 @@ RowsMoves::Share RowsMoves::share_of(const std::string& server) const {
   return share;
 }
 
-/// No bucket is on its way, and none goes before `resume`. False: the server is stopping.
-Task<bool> RowsMoves::pause() {
+Task<bool> BucketMover::pause() {
   ++pauses_;
-  while (is_moving_) {
-    const bool goes_on = co_await sleep_until(group_.clock.now() + kTurn);
-    if (goes_on) continue;
-    --pauses_;
-    co_return false;
-  }
-  co_return true;
+  const auto is_settled = [this] { return !is_moving_; };
+  const bool is_quiet = co_await until(group_.changed, is_settled);
+  if (!is_quiet) resume();
+  co_return is_quiet;
 }
 
-Task<void> RowsMoves::run() {
+void BucketMover::resume() {
+  --pauses_;
+  group_.notify();
+}
+
+void BucketMover::set_moving(bool is_moving) {
+  is_moving_ = is_moving;
+  group_.notify();
+}
+
+Task<void> BucketMover::run() {
   while (!group_.is_ended) {
-    const bool goes_on = co_await sleep_until(group_.clock.now() + 5 * kTurn);
+    const bool goes_on = co_await sleep_until(retry_at_);  // lint-ok: a retry
     if (!goes_on) co_return;
-    if (group_.clock.now() >= move_again_) co_await move_buckets();
+    const std::uint64_t seen = group_.changes;
+    if (auto next = next_move()) {
+      co_await move(std::move(*next));
+      continue;
+    }
+    settled_at_ = group_.clock.now();
+    problem_.clear();
+    const TimePoint limit = settled_at_ + group_.options.lease / 4;
+    const bool has_next = co_await group_.next_change(seen, limit);
+    if (!has_next) co_return;
   }
 }
 
 /// All that go from one server to another.
-Task<void> RowsMoves::move_buckets() {
-  const auto move = next_move();
-  if (!move) {
-    moves_since_ = group_.clock.now();
-    move_trouble_.clear();
-    co_return;
-  }
-  move_again_ = group_.clock.now() + kMovePause;
-  if (!may_move(move->from, move->to)) {
-    move_trouble_ = "one of them is away, has no memory for more, or cannot write its journal";
+Task<void> BucketMover::move(Move move) {
+  retry_at_ = group_.clock.now() + kMovePause;
+  if (!can_move(move.from, move.to)) {
+    problem_ = "one of them is away, has no memory for more, or cannot write its journal";
     co_return;
   }
   const TimePoint begin = group_.clock.now();
   const std::uint64_t losses = group_.losses;
-  auto bytes = co_await find(move->from, move->buckets);
+  auto bytes = co_await find(move.from, move.buckets);
   if (!bytes.ok()) {
-    move_trouble_ = bytes.error().to_string();
+    problem_ = bytes.error().to_string();
     co_return;
   }
   std::uint64_t budget = kFirstBytes, moved_bytes = 0;
   double longest = 0;
   std::size_t at = 0;
   Status status;
-  while (at < move->buckets.size() && status.ok()) {
-    bool goes_on = true;
-    while (pauses_ > 0 && goes_on) goes_on = co_await sleep_until(group_.clock.now() + kTurn);
-    if (!goes_on) co_return;
-    // One that was lost and is back has not looked for them.
-    if (losses != group_.losses || !may_move(move->from, move->to)) break;
+  while (at < move.buckets.size() && status.ok()) {
+    const auto may_go = [this] { return pauses_ == 0; };
+    const bool is_free = co_await until(group_.changed, may_go);
+    if (!is_free) co_return;
+    // One that was lost and is back did not look for them.
+    if (losses != group_.losses || !can_move(move.from, move.to)) break;
     std::uint64_t some_bytes = 0;
     std::vector<std::uint16_t> some;
     do {
       some_bytes += bytes.value()[at];
-      some.push_back(move->buckets[at++]);
-    } while (at < move->buckets.size() && some_bytes + bytes.value()[at] <= budget);
-    is_moving_ = true;
+      some.push_back(move.buckets[at++]);
+    } while (at < move.buckets.size() && some_bytes + bytes.value()[at] <= budget);
+    set_moving(true);
     const TimePoint held = group_.clock.now();
-    status = co_await move_some(move->from, move->to, std::move(some));
-    is_moving_ = false;
+    status = co_await move_some(move.from, move.to, std::move(some));
+    set_moving(false);
     const double seconds = std::chrono::duration<double>(group_.clock.now() - held).count();
     longest = std::max(longest, seconds);
     moved_bytes += some_bytes;
     const double rate = static_cast<double>(some_bytes) / std::max(seconds, 1e-4);
     budget = std::clamp(static_cast<std::uint64_t>(rate * kHeldGoal), kLeastBytes, kMostBytes);
-    goes_on = co_await sleep_until(group_.clock.now() + kTurn);  // who waited for these is served
-    if (!goes_on) co_return;
+    co_await yield(group_.executor);  // requests that waited for these are served
   }
-  (void)co_await find(move->from, std::vector<std::uint16_t>());
-  move_trouble_ = status.ok() ? std::string() : status.error().to_string();
+  (void)co_await find(move.from, std::vector<std::uint16_t>());
+  problem_ = status.ok() ? std::string() : status.error().to_string();
   if (!status.ok()) {
-    log::warn("rows.move_failed",
-              {{"from", move->from}, {"to", move->to}, {"why", status.error()}});
+    log::warn("rows.move_failed", {{"from", move.from}, {"to", move.to}, {"why", status.error()}});
     co_return;
   }
-  move_again_ = {};
+  retry_at_ = {};
   log::info("rows.moved",
-            {{"from", move->from},
-             {"to", move->to},
+            {{"from", move.from},
+             {"to", move.to},
              {"buckets", at},
              {"bytes", moved_bytes},
              {"held_seconds", longest},
              {"seconds", std::chrono::duration<double>(group_.clock.now() - begin).count()}});
 }
 
-/// Bytes by bucket, when the server has found their rows. Without buckets: it forgets them.
-Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
-                                                         std::vector<std::uint16_t> buckets) {
+/// Have the server find the rows of these buckets. Returns bytes by bucket. An empty list ends it.
+Task<Result<std::vector<std::uint64_t>>> BucketMover::find(std::string from,
+                                                           std::vector<std::uint16_t> buckets) {
   proto::Buckets wanted;
   wanted.buckets = buckets;
   const auto head = proto::encode(wanted);
@@ -189,8 +197,7 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
     if (which == 0) {
       found.is_done = group_.rows.moves().find(buckets, kPlaces);
       if (found.is_done) found.bytes = group_.rows.moves().bytes_found();
-      const bool goes_on = co_await sleep_until(group_.clock.now() + kTurn);
-      if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+      co_await yield(group_.executor);
     } else {
       CENTROID_CO_ASSIGN(const auto reply,
                          co_await group_.ask(which, TablesKind::kBucketsFind, head));
@@ -205,16 +212,16 @@ Task<Result<std::vector<std::uint64_t>>> RowsMoves::find(std::string from,
   }
 }
 
-/// One step of a move at a server: hold, take, give or keep.
-Task<Status> RowsMoves::tell(std::string server, TablesKind kind, const proto::Route& route,
-                             std::vector<std::uint16_t> some) {
+/// One step of a move at a server, with the route that it makes: take, release or retain.
+Task<Status> BucketMover::send_route(std::string server, TablesKind kind, const proto::Route& route,
+                                     std::vector<std::uint16_t> some) {
   CENTROID_CO_ASSIGN(const std::size_t which, group_.place_of(server));
   if (which == 0) {
     Status done;
     if (kind == TablesKind::kBucketsTake) done = group_.rows.moves().take(route, some);
     if (kind == TablesKind::kBucketsRelease) done = group_.rows.moves().give(route, some);
     if (kind == TablesKind::kBucketsRetain) done = group_.rows.moves().keep(route, some);
-    if (!done.ok()) group_.hooks.fail(done.error());  // its tables are in between
+    if (!done.ok()) group_.hooks.fail(done.error());  // its tables are incomplete
     if (done.ok() && kind == TablesKind::kBucketsTake)
       done = co_await group_.rows.journal().on_disk(TimePoint::max());
     co_return done;
@@ -227,7 +234,7 @@ Task<Status> RowsMoves::tell(std::string server, TablesKind kind, const proto::R
   co_return Status();
 }
 
-Task<Status> RowsMoves::hold(std::string from, std::vector<std::uint16_t> some) {
+Task<Status> BucketMover::block(std::string from, std::vector<std::uint16_t> some) {
   CENTROID_CO_ASSIGN(const std::size_t which, group_.place_of(from));
   if (which == 0) {
     CENTROID_CO_TRY(group_.rows.moves().hold(some));
@@ -241,18 +248,19 @@ Task<Status> RowsMoves::hold(std::string from, std::vector<std::uint16_t> some) 
   co_return Status();
 }
 
-/// What is held goes to the other, which keeps it beside its tables.
-Task<Status> RowsMoves::copy(std::string from, std::string to) {
+/// What is blocked goes to the other server, which stages it beside its tables.
+Task<Status> BucketMover::copy(std::string from, std::string to) {
   for (bool is_first = true;; is_first = false) {
-    const auto giver = group_.index_of(from), taker = group_.index_of(to);
-    if (!giver || !taker) co_return Error(ErrorCode::kUnavailable, "one of the servers is gone");
-    const RowsLink sink = group_.holders[*taker].link;
+    const auto from_index = group_.index_of(from), to_index = group_.index_of(to);
+    if (!from_index || !to_index)
+      co_return Error(ErrorCode::kUnavailable, "one of the servers is gone");
+    const HolderLink sink = group_.holders[*to_index].link;
     proto::RowsBlock head;
     std::vector<std::byte> payload;
-    if (*giver == 0) {
-      group_.rows.moves().read(group_.holders[*taker].max_payload, head, payload);
+    if (*from_index == 0) {
+      group_.rows.moves().read(group_.holders[*to_index].max_payload, head, payload);
     } else {
-      CENTROID_CO_ASSIGN(auto reply, co_await group_.ask(*giver, TablesKind::kBucketsRead));
+      CENTROID_CO_ASSIGN(auto reply, co_await group_.ask(*from_index, TablesKind::kBucketsRead));
       CENTROID_CO_ASSIGN(head, proto::decode<proto::RowsBlock>(reply.head));
       payload = std::move(reply.payload);
     }
@@ -262,48 +270,49 @@ Task<Status> RowsMoves::copy(std::string from, std::string to) {
     put.table = head.table;
     put.is_waiting = head.is_waiting;
     put.rows = head.rows;
-    if (*taker == 0) {
+    if (*to_index == 0) {
       CENTROID_CO_TRY(group_.rows.moves().put(put, payload));
     } else {
       if (!sink) co_return Error(ErrorCode::kUnavailable, "server '" + to + "' is gone");
       auto encoded = proto::encode(put);
       const auto kind = static_cast<proto::ServersKind>(TablesKind::kBucketsPut);
       const TimePoint limit =
-          group_.clock.now() + group_.options.lease;  // it may refuse, for want of memory
+          group_.clock.now() + group_.options.lease;  // it may refuse, for lack of memory
       CENTROID_CO_TRY(co_await group_.shards.ask(sink, kind, std::move(encoded), payload, limit));
     }
     if (head.rows == 0) co_return Status();
   }
 }
 
-/// Some buckets, from the first call that waits for them to the first that is refused.
-Task<Status> RowsMoves::move_some(std::string from, std::string to,
-                                  std::vector<std::uint16_t> some) {
-  const std::size_t giver = *group_.index_of(from),
-                    taker = *group_.index_of(to);  // nobody goes meanwhile
-  const RowsLink sink = group_.holders[taker].link;
-  Status moved = co_await hold(from, some);
+/// Some buckets, from the first request that waits for them to the first that is refused.
+Task<Status> BucketMover::move_some(std::string from, std::string to,
+                                    std::vector<std::uint16_t> some) {
+  const std::size_t from_index = *group_.index_of(from),
+                    to_index = *group_.index_of(to);  // no server leaves meanwhile
+  const HolderLink sink = group_.holders[to_index].link;
+  Status moved = co_await block(from, some);
   if (moved.ok()) moved = co_await copy(from, to);
   const bool is_copied = moved.ok();
   proto::Route route = group_.rows.moves().route();
   ++route.version;
-  for (const std::uint16_t bucket : some) route.owners[bucket] = static_cast<std::uint16_t>(taker);
-  if (is_copied) moved = co_await tell(to, TablesKind::kBucketsTake, route, some);
+  for (const std::uint16_t bucket : some)
+    route.owners[bucket] = static_cast<std::uint16_t>(to_index);
+  if (is_copied) moved = co_await send_route(to, TablesKind::kBucketsTake, route, some);
   if (!moved.ok()) {
     const bool is_full = !is_copied && moved.error().code() == ErrorCode::kResourceExhausted;
-    group_.holders[taker].is_full = is_full;
-    // Whether it has taken them is not known: what comes back of it is told that it has not.
-    if (taker != 0 && !is_full && sink) group_.shards.give_up(sink, moved.error());
+    group_.holders[to_index].is_full = is_full;
+    // Whether it has taken them is not known: when it returns, it learns that it has not.
+    if (to_index != 0 && !is_full && sink) group_.shards.give_up(sink, moved.error());
     route = group_.rows.moves().route();
     route.version += 2;
-    (void)co_await tell(from, TablesKind::kBucketsRetain, route, some);
-    if (giver != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
+    (void)co_await send_route(from, TablesKind::kBucketsRetain, route, some);
+    if (from_index != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
     co_return moved;
   }
-  group_.holders[taker].has_held = true;
-  if (giver != 0 && taker != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
-  // One that is lost now comes back and is told where they are.
-  (void)co_await tell(from, TablesKind::kBucketsRelease, route, some);
+  group_.holders[to_index].has_held = true;
+  if (from_index != 0 && to_index != 0) CENTROID_CO_TRY(group_.rows.moves().set_route(route, 0));
+  // One that is lost now returns, and learns where they are.
+  (void)co_await send_route(from, TablesKind::kBucketsRelease, route, some);
   co_return Status();
 }
 

@@ -1,9 +1,8 @@
 #include <algorithm>
 
 #include "common/base/log.h"
-#include "server/service/rows_loader.h"
-#include "server/service/waits.h"
 #include "server/shard/placement.h"
+#include "server/table_servers/table_loader.h"
 
 namespace centroid::server {
 
@@ -11,18 +10,19 @@ using proto::TablesKind;
 
 namespace {
 
-/// How reading a checkpoint ended; it may be gone meanwhile.
+constexpr std::chrono::milliseconds kReplayPoll{50};
+
+/// How reading a checkpoint ended; it may have been deleted meanwhile.
 struct Loaded {
   Status status;
   bool is_gone = false;
 };
 
-/// Some servers are given their keys, with what the newest checkpoint and their journals have of
-/// them. Of one thread.
-class RowsBringing {
+/// Gives some servers their keys, from the newest checkpoint and their journals. Of one thread.
+class TableLoading {
  public:
-  RowsBringing(RowsGroup& group, RowsLoader& loader, std::string& run_id,
-               std::optional<SavedRows> saved, std::vector<std::size_t> which)
+  TableLoading(TableGroup& group, TableLoader& loader, std::string& run_id,
+               std::optional<SavedTables> saved, std::vector<std::size_t> which)
       : group_(group),
         loader_(loader),
         run_id_(run_id),
@@ -44,17 +44,17 @@ class RowsBringing {
   Task<Status> replay_mine();
   Task<Status> await_replay(std::size_t which);
 
-  RowsGroup& group_;
-  RowsLoader& loader_;
+  TableGroup& group_;
+  TableLoader& loader_;
   std::string& run_id_;
   const std::vector<std::size_t> which_;
-  std::optional<SavedRows> saved_;
+  std::optional<SavedTables> saved_;
   proto::Tables tables_;
   std::vector<bool> wanted_;  ///< by server
   bool is_needed_ = false;    ///< what the checkpoint has
 };
 
-Task<Status> RowsBringing::run() {
+Task<Status> TableLoading::run() {
   CENTROID_CO_TRY(co_await find_saved());
   CENTROID_CO_TRY(set_tables());
   CENTROID_CO_TRY(co_await send_tables());
@@ -64,9 +64,9 @@ Task<Status> RowsBringing::run() {
   co_return Status();
 }
 
-/// Of a job that has begun there may be a newer checkpoint than that of the start.
-Task<Status> RowsBringing::find_saved() {
-  if (!group_.is_begun) co_return Status();
+/// Later there may be a newer checkpoint than that of the start.
+Task<Status> TableLoading::find_saved() {
+  if (!group_.has_begun) co_return Status();
   auto found = co_await loader_.find_newest();
   if (!found.ok()) {
     log::error("rows.restore_failed", {{"why", found.error()}});
@@ -76,12 +76,12 @@ Task<Status> RowsBringing::find_saved() {
   co_return Status();
 }
 
-/// What each of the servers is told.
-Status RowsBringing::set_tables() {
+/// What each of the servers gets.
+Status TableLoading::set_tables() {
   tables_.tables = group_.options.tables;
   if (saved_) tables_.saved_clock = saved_->clock;
-  tables_.clock = group_.is_mine_loaded ? group_.rows.store().now()
-                                        : tables_.saved_clock + group_.rows.store().now();
+  tables_.clock = group_.is_leader_loaded ? group_.rows.store().now()
+                                          : tables_.saved_clock + group_.rows.store().now();
   if (saved_) tables_.restored_from = saved_->entry.path.filename().string();
   tables_.writes_journal = group_.options.writes_journal;
   tables_.journal_sync_ms = static_cast<std::uint32_t>(group_.options.journal_sync.count());
@@ -90,7 +90,7 @@ Status RowsBringing::set_tables() {
   for (std::size_t i = 1; i < group_.holders.size(); ++i)
     if (group_.holders[i].link) route.servers[i].endpoint = group_.holders[i].link->endpoint;
   if (route.servers !=
-      group_.rows.moves().route().servers) {  // a server came back at another place
+      group_.rows.moves().route().servers) {  // a server returned at another endpoint
     ++route.version;
     CENTROID_TRY(group_.rows.moves().set_route(route, 0));
   }
@@ -100,17 +100,17 @@ Status RowsBringing::set_tables() {
 }
 
 /// By bucket, as the checkpoint has them.
-void RowsBringing::set_owners() {
+void TableLoading::set_owners() {
   tables_.route.owners = loader_.owners_of(*saved_);
   if (saved_->is_followed && saved_->route != 0) tables_.route.version = saved_->route;
   for (const std::size_t i : which_)
     is_needed_ = is_needed_ || i == 0 || saved_->journals.contains(group_.holders[i].name) ||
                  std::ranges::find(tables_.route.owners, i) != tables_.route.owners.end();
-  // Of a server that is here no more: not asked for.
+  // Buckets of a server that is gone: nobody asks for them.
   std::ranges::replace(tables_.route.owners, kNobody, std::uint16_t{0});
 }
 
-Task<Status> RowsBringing::send_tables() {
+Task<Status> TableLoading::send_tables() {
   for (const std::size_t i : which_) {
     wanted_[i] = true;
     if (i == 0) continue;
@@ -125,9 +125,9 @@ Task<Status> RowsBringing::send_tables() {
   co_return Status();
 }
 
-/// Who comes for the first time, or again after it was drained: what it knew then is here.
-Task<Status> RowsBringing::put_known_pushes() {
-  if (!group_.is_begun) co_return Status();
+/// A server that joins for the first time, or again after a drain, gets the pushes known here.
+Task<Status> TableLoading::put_known_pushes() {
+  if (!group_.has_begun) co_return Status();
   std::vector<std::size_t> fresh;
   for (const std::size_t i : which_)
     if (i != 0 && (!saved_ || !saved_->journals.contains(group_.holders[i].name) ||
@@ -143,7 +143,7 @@ Task<Status> RowsBringing::put_known_pushes() {
   co_return *known;
 }
 
-Task<Status> RowsBringing::load_saved() {
+Task<Status> TableLoading::load_saved() {
   if (!saved_ || !is_needed_) co_return Status();
   auto read = [loader = &loader_, saved = saved_, wanted = wanted_] {
     auto done = std::make_shared<Loaded>();
@@ -155,15 +155,15 @@ Task<Status> RowsBringing::load_saved() {
   if (!loaded->status.ok()) {
     const bool is_lost = std::ranges::any_of(
         which_, [&](std::size_t i) { return i != 0 && !group_.holders[i].is_here(); });
-    // One that was written since it was found may have taken its place: there is a newer one.
-    if (!is_lost && !(group_.is_begun && loaded->is_gone))
+    // A newer checkpoint may have replaced it meanwhile.
+    if (!is_lost && !(group_.has_begun && loaded->is_gone))
       group_.hooks.fail(loaded->status.error());
     co_return loaded->status;
   }
   co_return Status();
 }
 
-Task<Status> RowsBringing::replay_journals() {
+Task<Status> TableLoading::replay_journals() {
   for (const std::size_t i : which_) {
     if (i == 0) {
       CENTROID_CO_TRY(co_await replay_mine());
@@ -176,7 +176,7 @@ Task<Status> RowsBringing::replay_journals() {
   co_return Status();
 }
 
-Task<Status> RowsBringing::replay_mine() {
+Task<Status> TableLoading::replay_mine() {
   if (saved_) {
     const auto own = saved_->journals.find("");
     group_.rows.end_load(saved_->clock, own == saved_->journals.end() ? 1 : own->second,
@@ -185,35 +185,36 @@ Task<Status> RowsBringing::replay_mine() {
   const Status replayed = co_await loader_.replay_here(run_id_);
   if (!replayed.ok()) group_.hooks.fail(replayed.error());
   CENTROID_CO_TRY(replayed);
-  group_.is_mine_loaded = true;
-  group_.holders[0].state = RowsState::kServing;
+  group_.is_leader_loaded = true;
+  group_.holders[0].state = HolderState::kServing;
   co_return Status();
 }
 
-Task<Status> RowsBringing::await_replay(std::size_t which) {
-  const RowsLink link = group_.holders[which].link;
+Task<Status> TableLoading::await_replay(std::size_t which) {
+  const HolderLink link = group_.holders[which].link;
   for (;;) {
     const auto reply = co_await group_.shards.ask(
         link, static_cast<proto::ServersKind>(TablesKind::kTablesReport), std::vector<std::byte>());
     if (!reply.ok()) co_return reply.error();
     CENTROID_CO_ASSIGN(auto report, proto::decode<proto::TablesReport>(reply->head));
     if (report.is_loaded) {
-      RowsHolder& holder = group_.holders[which];
+      TableHolder& holder = group_.holders[which];
       group_.take_report(holder, std::move(report));
-      holder.state = RowsState::kLoaded;
+      holder.state = HolderState::kLoaded;
       log::info("rows.placed", {{"server", holder.name}, {"servers", group_.holders.size()}});
       co_return Status();
     }
-    const bool goes_on = co_await sleep_until(group_.clock.now() + kSlowPoll);
+    const bool goes_on =
+        co_await sleep_until(group_.clock.now() + kReplayPoll);  // lint-ok: another process replays
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   }
 }
 
 }  // namespace
 
-Task<Status> RowsLoader::bring(std::vector<std::size_t> which, std::optional<SavedRows> saved,
-                               std::string& run_id) {
-  RowsBringing bringing(group_, *this, run_id, std::move(saved), std::move(which));
+Task<Status> TableLoader::load_onto(std::vector<std::size_t> which,
+                                    std::optional<SavedTables> saved, std::string& run_id) {
+  TableLoading bringing(group_, *this, run_id, std::move(saved), std::move(which));
   co_return co_await bringing.run();
 }
 
