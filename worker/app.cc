@@ -47,7 +47,7 @@ std::uint64_t count_devices(const std::string& devices) {
   return 1 + static_cast<std::uint64_t>(std::count(devices.begin(), devices.end(), ','));
 }
 
-/// TLS towards the server, or among the workers; nullptr where it is off.
+/// TLS to the server, or among the workers; nullptr: it is off.
 Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& config,
                                                           bool among_workers) {
   if (config.tls.authority.empty()) return std::shared_ptr<transport::StreamLayer>();
@@ -60,7 +60,7 @@ Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& co
   return transport::make_tls(std::move(tls));
 }
 
-/// The side of this worker that meets the other workers.
+/// This worker's connections with the other workers.
 Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, ClusterOptions& options,
                                                 const Manifest& manifest,
                                                 metrics::Counter connections) {
@@ -88,7 +88,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   const std::shared_ptr<PeerReducer> peers = std::move(opened).value();
   transport::Endpoint advertised = peers->endpoint();
   if (advertised.host == "0.0.0.0" ||
-      advertised.host == "::") {  // no address that others could call
+      advertised.host == "::") {  // other workers cannot connect to that address
     CENTROID_ASSIGN(advertised.host, transport::local_address_towards(options.servers.front()));
   }
   options.join.peer_endpoint =
@@ -97,7 +97,7 @@ Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, Clus
   return peers;
 }
 
-/// `is_member` is kept true while this worker is one of the cluster.
+/// `is_member` is true while this worker is a member of the cluster.
 Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, const Model& model,
                                                 const DataSplit& data, ExchangeMemory memory,
                                                 IoThread& io, metrics::Registry& registry,
@@ -150,7 +150,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
                                std::move(memory), registry);
 }
 
-/// -1: this worker did not evaluate, as its accuracy says too.
+/// -1: this worker did not evaluate.
 double perplexity(const TrainingSummary& s) {
   return s.test_accuracy < 0 ? -1 : std::exp(s.test_loss);
 }
@@ -159,7 +159,7 @@ double ratio(std::uint64_t raw, std::uint64_t encoded) {
   return encoded == 0 ? 1 : static_cast<double>(raw) / static_cast<double>(encoded);
 }
 
-/// What the codecs did, as a `Record` made of pairs of name and value.
+/// The codecs' totals, as a `Record` constructed from pairs of name and value.
 template <class Record>
 Record describe(const CodecTotals& c) {
   return Record{{"codec", c.codec},
@@ -177,7 +177,7 @@ Record describe(const CodecTotals& c) {
                 {"residual_norm", c.residual_norm}};
 }
 
-/// The record that goes to the log.
+/// The record for the log.
 struct CompressedEvent {
   CompressedEvent(log::Fields fields) { log::info("worker.compressed", fields); }
 };
@@ -218,7 +218,7 @@ Status write_summary(const std::string& path, const WorkerConfig& config, const 
   return {};
 }
 
-/// The model's adapters are to be read or written.
+/// Check that the model has adapters to read or write.
 Result<const Transformer*> adapted(const Model& model) {
   const auto* const transformer = dynamic_cast<const Transformer*>(&model);
   if (transformer != nullptr && transformer->config().lora.rank > 0) return transformer;
@@ -228,8 +228,8 @@ Result<const Transformer*> adapted(const Model& model) {
                    model.spec());
 }
 
-/// After the first round everything that training takes has been taken: what is free now is free
-/// for batches, and what was planned can be compared.
+/// After the first round training has allocated all its memory: the free memory is available for
+/// batches, and the plan can be compared with the real use.
 void measure_memory(ReplicaGroup& group, const GroupMemory& need, const MemoryLimit& limit,
                     std::uint64_t most_ahead) {
   const std::uint64_t ahead =
@@ -247,7 +247,7 @@ void measure_memory(ReplicaGroup& group, const GroupMemory& need, const MemoryLi
     log::info("worker.memory_measured", fields);
 }
 
-/// First signal: leave after the round. Second: at once.
+/// First signal: leave after the round. Second signal: leave at once.
 Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange, bool& is_signalled) {
   for (int count = 0;; ++count) {
     const auto [failed, number] = co_await signals.async_wait(kAwait);
@@ -260,7 +260,7 @@ Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange, b
   }
 }
 
-/// The data set that the model is trained on.
+/// The model's data set.
 Result<DataSplit> load_data_for(const WorkerConfig& config, const Model& model) {
   DataOptions options;
   options.spec = config.data;
@@ -277,7 +277,7 @@ Result<DataSplit> load_data_for(const WorkerConfig& config, const Model& model) 
   return data;
 }
 
-/// The adapters that training begins at; empty: at none.
+/// The initial adapters; empty: none.
 Result<std::vector<float>> read_adapters(const WorkerConfig& config, const Model& model) {
   std::vector<float> adapters;
   if (config.adapter.load.empty() && config.adapter.save.empty()) return adapters;
@@ -290,7 +290,7 @@ Result<std::vector<float>> read_adapters(const WorkerConfig& config, const Model
   return adapters;
 }
 
-/// Leave the adapters that were trained, where they are wanted.
+/// Write the trained adapters, if configured.
 Status write_adapters(const WorkerConfig& config, const Model& model,
                       std::span<const float> params) {
   if (config.adapter.save.empty()) return {};
@@ -334,7 +334,7 @@ void log_start(const WorkerConfig& config, const Model& model, const DataSplit& 
                                {"devices", config.devices}});
 }
 
-/// What the process tells of itself, before its first thread that is traced.
+/// Set up metrics and traces, before the first traced thread starts.
 Status begin_measuring(const WorkerConfig& config, metrics::Registry& registry) {
   metrics::add_process(registry, "centroid-worker");
   if (const std::size_t gpus = add_gpus(registry); gpus > 0)
@@ -345,7 +345,7 @@ Status begin_measuring(const WorkerConfig& config, metrics::Registry& registry) 
   return trace::write_to(config.trace.file, config.trace.limit);
 }
 
-/// The port for Prometheus and probes; nullptr: there is none.
+/// Listener for Prometheus and probes; nullptr: not configured.
 Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
     const WorkerConfig& config, const metrics::Registry& registry,
     const std::atomic<bool>& is_member) {
@@ -353,7 +353,7 @@ Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
   transport::MetricsOptions options;
   CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));
   if (config.metrics.tls) {
-    transport::TlsOptions tls;  // whoever asks shows no certificate
+    transport::TlsOptions tls;  // clients need no certificate
     tls.certificate = config.tls.certificate;
     tls.key = config.tls.key;
     tls.is_server = true;
@@ -381,7 +381,7 @@ Result<std::unique_ptr<LocalSteps>> open_local_steps(const WorkerConfig& config,
   return LocalSteps::make(group, rounds, std::move(options));
 }
 
-/// What the exchange reads and writes; all of it outlives the exchange.
+/// Memory that the exchange reads and writes; all of it outlives the exchange.
 ExchangeMemory exchange_memory(const WorkerConfig& config, const Model& model, ReplicaGroup& group,
                                LocalSteps& local, const std::vector<float>& adapters) {
   ExchangeMemory memory;
@@ -407,22 +407,22 @@ ExchangeMemory exchange_memory(const WorkerConfig& config, const Model& model, R
   return memory;
 }
 
-/// What is told of rounds and epochs as they end. Of the loop's thread.
+/// Reports the end of rounds and epochs. thread: the loop's
 class Progress {
  public:
   Progress(Exchange& exchange, Probe& probe, bool has_tokens)
       : exchange_(exchange), probe_(probe), has_tokens_(has_tokens) {}
 
-  /// A round has ended: to the metrics.
+  /// Update the metrics after a round.
   void measure(const Share& share, const StepStats& stats, const RoundReport& report,
                const TrainingSummary& now);
-  /// To the trace, and to the log where it began an epoch.
+  /// Write to the trace, and to the log if an epoch began.
   void tell(const Share& share, const RoundReport& report, const TrainingSummary& now);
 
  private:
   Exchange& exchange_;
   Probe& probe_;
-  const bool has_tokens_;  ///< the data: it has a perplexity
+  const bool has_tokens_;  ///< of the data; then there is a perplexity
   std::uint64_t epoch_ = 0;
   TimePoint epoch_start_ = std::chrono::steady_clock::now();
   const trace::EventLane lane_{"periods"};
@@ -443,7 +443,8 @@ void Progress::tell(const Share& share, const RoundReport& report, const Trainin
   if (share.epoch == epoch_) return;
   lane_.period(trace::Period::kEpoch, std::exchange(epoch_start_, end), end, epoch_);
   epoch_ = share.epoch;
-  // Of this worker's last share; the server's event of that name is of the epoch and all workers.
+  // Values of this worker's last share; the server's event of that name covers the epoch and all
+  // workers.
   const log::Field at{"epoch", epoch_}, version{"version", report.version.value},
       loss{"last_loss", now.last_loss}, accuracy{"test_accuracy", now.test_accuracy};
   if (now.test_accuracy < 0)

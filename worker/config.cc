@@ -8,7 +8,7 @@ namespace centroid::worker {
 
 namespace {
 
-/// Where it joins, and what it trains.
+/// Server to join, data and model.
 void register_work(config::Schema& s, WorkerConfig& c) {
   s.section("Work");
   s.field("server", &c.server,
@@ -41,7 +41,7 @@ void register_work(config::Schema& s, WorkerConfig& c) {
        .basic = true});
 }
 
-/// How it takes part.
+/// Membership.
 void register_membership(config::Schema& s, WorkerConfig& c) {
   s.section("Membership");
   s.field("exchange", &c.exchange,
@@ -70,7 +70,7 @@ void register_membership(config::Schema& s, WorkerConfig& c) {
            .max = 255});
 }
 
-/// What it tells.
+/// Log, metrics and traces.
 void register_reports(config::Schema& s, WorkerConfig& c) {
   s.section("Log and metrics");
   s.field("log.level", &c.log.level,
@@ -128,7 +128,7 @@ void register_data(config::Schema& s, WorkerConfig& c) {
           {.text = "lora: folder for the adapters at the end; empty: not saved"});
 }
 
-/// Alone, without a server.
+/// Training without a server.
 void register_local(config::Schema& s, WorkerConfig& c) {
   s.section("Without a server (exchange local)");
   s.field("epochs", &c.epochs,
@@ -243,7 +243,7 @@ void register_resources(config::Schema& s, WorkerConfig& c) {
 }
 }  // namespace
 
-// In the order of --help: what a first worker needs stands first.
+// In the order of --help: settings of a first run come first.
 void register_fields(config::Schema& s, WorkerConfig& c) {
   register_work(s, c);
   register_membership(s, c);

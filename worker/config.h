@@ -77,7 +77,7 @@ struct WorkerConfig {
 };
 
 void register_fields(config::Schema& schema, WorkerConfig& config);
-/// What single fields cannot see. Draws a name when there is none.
+/// Check fields against each other, and draw a name if none is set.
 Status finish(WorkerConfig& config);
 
 }  // namespace centroid::worker

@@ -12,7 +12,7 @@ namespace {
 
 constexpr unsigned kMaxGpus = 64;
 
-// Of nvml.h, whose interface is kept stable: device handles are opaque, 0 means success.
+// From nvml.h, whose interface is stable: device handles are opaque, 0 means success.
 using Device = void*;
 struct Memory {
   unsigned long long total, free, used;
@@ -21,7 +21,7 @@ struct Utilization {
   unsigned gpu, memory;  // percent of the last sample period
 };
 
-/// The functions that are needed, as the library has them.
+/// The functions that are used, loaded from the library.
 struct Nvml {
   int (*init)() = nullptr;
   int (*count)(unsigned*) = nullptr;
@@ -47,7 +47,7 @@ struct Nvml {
 struct Gpu {
   Device device;
   metrics::Gauge used, total, busy, temperature, power;
-  std::string name;  // of its tracks
+  std::string name;  // of its trace tracks
 };
 
 }  // namespace

@@ -6,9 +6,9 @@
 
 namespace centroid::worker {
 
-/// Memory and utilisation of this machine's NVIDIA GPUs, read when metrics are asked for and as
-/// samples of the trace, through the driver's management library. Nothing is added where that
-/// library, or a GPU, is missing.
+/// Memory and utilisation of this machine's NVIDIA GPUs, read at each request for metrics and as
+/// samples of the trace, through the driver's management library. Without that library, or without
+/// a GPU, nothing is added.
 ///
 /// library  its name or path
 /// returns  the number of GPUs

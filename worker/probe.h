@@ -13,15 +13,15 @@ class Probe {
  public:
   explicit Probe(metrics::Registry& registry);
   void round_ended(const Share& share, const StepStats& stats, const RoundReport& report);
-  /// At an average of local steps.
+  /// Called at an average of local steps.
   void diverged(double cosine, double shift);
-  /// Bytes since the beginning.
+  /// Bytes since the start.
   void traffic(const ExchangeTraffic& total);
   void evaluated(double accuracy, double loss) const;
 
  private:
   metrics::Registry& registry_;
-  bool is_placed_ = false, has_version_ = false;  ///< series that say nothing before are not there
+  bool is_placed_ = false, has_version_ = false;  ///< series are added with their first value
   metrics::Counter committed_, skipped_, lost_, late_, samples_, bytes_in_, bytes_out_;
   metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_, idle_,
       exchange_seconds_, divergence_, gradient_norm_, cosine_, shift_;

@@ -11,9 +11,7 @@ namespace centroid {
 
 /// The terms of low-rank adapters in `adapter_config.json`: a matrix W becomes W + scale B A.
 ///
-/// scale   lora_alpha
-/// r, with use_rslora lora_alpha
-/// sqrt(r)
+/// scale   lora_alpha / r, with use_rslora lora_alpha / sqrt(r)
 /// source  Hugging Face PEFT, LoraConfig; Kalajdzievski 2023, "A Rank Stabilization Scaling Factor
 ///         for Fine-Tuning with LoRA"
 struct AdapterTerms {

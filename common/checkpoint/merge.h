@@ -13,9 +13,9 @@ struct MergeOptions {
 };
 
 /// Merge base weights and their low-rank adapters into one model: each matrix W [out, in] with a
-/// pair A [rank, in], B [out, rank] becomes W + scale B A, scale being lora_alpha
-/// r (with use_rslora lora_alpha
-/// sqrt(r)). Other tensors of the adapters, such as a head, replace the base's or are appended.
+/// pair A [rank, in], B [out, rank] becomes W + scale B A, scale being lora_alpha / r
+/// (with use_rslora lora_alpha / sqrt(r)). Other tensors of the adapters, such as a head, replace
+/// the base's or are appended.
 ///
 /// base      one safetensors file with matrices in f32, bf16 or f16; products and sums in double,
 ///           rounded once

@@ -18,8 +18,7 @@ struct SparseNumbers {
   std::span<const float> value;
 };
 
-/// Numbers to bytes and back, for one chunk. Stateless and thread-safe; state (error feedback) is a
-/// decorator's.
+/// Numbers to bytes and back, for one chunk. Stateless and thread-safe; ErrorFeedback adds state.
 class Codec {
  public:
   virtual ~Codec() = default;
@@ -34,9 +33,9 @@ class Codec {
   virtual Result<std::size_t> encode(std::span<const float> x, MutableBytes out,
                                      std::uint64_t stream = 0) const = 0;
   /// acc[i] += scale * x̂[i]; or acc[i] = scale * x̂[i] if `first`. Two roundings (multiply, then
-  /// add), so that every path computes the same bits; where a sparse payload has no number, acc[i]
-  /// stays (0 if `first`). Refuses an incomplete or invalid payload (invalid_argument, with the
-  /// cause) and changes nothing.
+  /// add), so that every path computes the same bits; numbers missing in a sparse payload do not
+  /// change acc[i] (0 if `first`). Refuses an incomplete or invalid payload (invalid_argument, with
+  /// the cause) and changes nothing.
   virtual Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const = 0;
   /// out[i] = x̂[i].
   virtual Status decode(Bytes in, std::span<float> out) const = 0;
@@ -51,15 +50,15 @@ class Codec {
   /// Whether all x̂ are finite. Reads values only: `decode` checks the payload.
   /// fails invalid_argument: names the first number that is not
   virtual Status check_finite(Bytes in) const = 0;
-  /// The numbers of a sparse payload of n, valid until this thread's next call; nothing if the
-  /// payload is dense: `decode` it then. Fails as `decode`.
+  /// The numbers of a sparse payload of n, valid until this thread's next call; none if the payload
+  /// is dense: use `decode` then. Fails as `decode`.
   virtual Result<std::optional<SparseNumbers>> sparse(Bytes in, std::size_t n) const;
 };
 
 /// Make a codec from its spec: "f32", "bf16", "f16", "int8:rounding=stochastic", "sign",
 /// "topk:0.01,values=int8" (spec.h has all fields). The sender's own part, error feedback and its
 /// options, is in the spec too and done by ErrorFeedback.
-/// fails invalid_argument, naming the wrong field.
+/// fails invalid_argument, names the wrong field.
 Result<std::unique_ptr<Codec>> make_codec(const std::string& spec);
 
 }  // namespace centroid

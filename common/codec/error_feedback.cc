@@ -45,7 +45,7 @@ struct AddScaled {
   }
 };
 
-constexpr std::size_t kLanes = 16;  // sums side by side, always the same ones: the same bits
+constexpr std::size_t kLanes = 16;  // partial sums; fixed, for the same bits everywhere
 
 struct SumOfSquares {
   CENTROID_KERNEL void run(const float* x, std::size_t n, double* lanes) {
@@ -65,7 +65,7 @@ double norm_of(std::span<const float> x) {
   return std::sqrt(sum);
 }
 
-/// rest = v - sent; whether sent + rest is v again everywhere.
+/// rest = v - sent; checks whether sent + rest is v for every number.
 struct Subtract {
   CENTROID_KERNEL void run(float* v, const float* sent, std::size_t n, bool write, bool* is_exact) {
     std::uint32_t wrong = 0;
@@ -137,8 +137,8 @@ void ErrorFeedback::use_device(std::unique_ptr<DeviceResidual> device) {
   write_device();
 }
 
-/// Copy residual and momentum from the device. A device that fails yields NaN, which is never taken
-/// for a residual.
+/// Copy residual and momentum from the device. A device that fails gives NaN, which is never used
+/// as a residual.
 void ErrorFeedback::read_device() const {
   if (!device_) return;
   const std::uint64_t n = plan_.total_elements();
@@ -255,7 +255,7 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
     const Chunk& chunk = plan_.chunks()[c];
     const auto sent = device_->encode(chunk.position - unit.begin, chunk.elements, out_);
     if (!sent.ok() && sent.error().code() == ErrorCode::kInvalidArgument)
-      return sent.error();  // the numbers are refused, not the device broken
+      return sent.error();  // the numbers are refused; the device works
     if (!sent.ok()) {
       device_status_ = device_failed("the payload of " + unit.name, sent.error());
       break;
@@ -287,8 +287,8 @@ bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
   return !is_done.ok() || *is_done;
 }
 
-/// The gradient of a started unit is in the residual: encode it, so that it can be taken back like
-/// any other, and the gradient is not read any more.
+/// Encode a started unit, whose gradient is in the residual, so that it can be taken back like any
+/// other and the gradient is not read any more.
 void ErrorFeedback::finish_started() {
   if (started_ != nullptr) (void)encode_on_device(*started_);
   started_ = nullptr;
@@ -366,7 +366,7 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
   const std::span<float> sent = std::span(decoded_).first(chunk.elements);
   CENTROID_TRY(codec_->decode(Bytes(out_).first(bytes), sent));
   const bool is_complete = pass_nonfinite_ && !std::ranges::all_of(sent, is_finite);
-  bool is_exact = spec_.kind == CodecSpec::Kind::kSign;  // it rounds, and never overflows
+  bool is_exact = spec_.kind == CodecSpec::Kind::kSign;  // sign rounds, and never overflows
   if (!is_exact)
     run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), false, &is_exact);
   if (is_complete) {

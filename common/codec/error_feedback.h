@@ -19,8 +19,8 @@
 
 namespace centroid {
 
-/// An ErrorFeedback's residual (and momentum) on a device, beside the gradient: it computes the
-/// bits of the host.
+/// An ErrorFeedback's residual (and momentum) on the gradient's device. It computes the same bits
+/// as the host.
 ///
 /// thread  one at a time
 class DeviceResidual {
@@ -50,7 +50,8 @@ class DeviceResidual {
   virtual Status write(std::span<const float> residual, std::span<const float> momentum) = 0;
 };
 
-/// A sender's memory of what its codec left out: it is added to the next contribution.
+/// A sender's residual: the numbers that its codec did not send, which are added to the next
+/// contribution.
 ///
 /// steps   per round and unit (a tensor, everything with scope=global, a chunk with the dense
 ///         codecs): residual += gradient; encode; residual -= sent
@@ -62,11 +63,10 @@ class DeviceResidual {
 ///         is an error, the unit's other sums stay in the residual; or, with `pass_nonfinite`, the
 ///         unit is sent densely as f32, so that it arrives
 /// options FeedbackOptions (spec.h): u = m u + g; residual += u (Nesterov: u = m (u + g); residual
-///         += u + g); u = 0 for sent elements; g scaled to a norm of clip
-/// sqrt(world) per unit
-/// undo    a void round leaves no trace: computing it again sends the same bytes
-/// owns    two floats per element, four with momentum (of each the present one and the one before
-///         the round), and a round's payloads; made with Residual::kCallers only the payloads
+///         += u + g); u = 0 for sent elements; g scaled to a norm of clip / sqrt(world) per unit
+/// undo    a void round has no effect: computing it again sends the same bytes
+/// owns    two floats per element, four with momentum (the present value and the one before the
+///         round), and a round's payloads; with Residual::kCallers only the payloads
 /// thread  one at a time; selection runs on `pool` if there is one
 /// source  Karimireddy et al. 2019, "Error Feedback Fixes SignSGD"; Lin et al. 2018, "Deep Gradient
 ///         Compression"
@@ -86,7 +86,7 @@ class ErrorFeedback {
   void use_device(std::unique_ptr<DeviceResidual> device);
   /// Start the chunk's unit on a device. True, as always without a device: `encode` of it does not
   /// wait. Never blocks if the units are prepared one after the other until each is ready. The
-  /// gradient is as for `encode`, and may change when the chunk is encoded or the round over.
+  /// gradient is as for `encode`, and may change once the chunk is encoded or the round is over.
   bool prepare(ChunkId chunk, std::uint64_t round);
   /// The payload of a chunk, valid until the round is over. `gradients`: all tensors end to end;
   /// those of the chunk's unit are read at the unit's first chunk.
@@ -112,7 +112,7 @@ class ErrorFeedback {
   /// before the round, bit for bit.
   void undo();
   /// As `commit`, for payloads that may still be lost with their receiver, until `confirm_promised`
-  /// or another promise. Memory as for two residuals (with momentum four) until then.
+  /// or another promise. Uses memory for two residuals (four with momentum) until then.
   void commit_promised();
   void confirm_promised() { promised_.reset(); }
   /// The promised payloads are lost, and the gradients are computed again elsewhere: the state
@@ -121,8 +121,9 @@ class ErrorFeedback {
   void undo_promised();
   /// With kCallers: the round is void.
   void forget();
-  /// residual += factor * left for the elements from `position` on: what others left out of this
-  /// sender's part, to be sent again. Between rounds. Sums that are not finite are not added.
+  /// residual += factor * left for the elements from `position` on: the part of this sender's
+  /// contribution that others did not send, to be sent again. Between rounds. Sums that are not
+  /// finite are not added.
   void add_residual(std::uint64_t position, std::span<const float> left, float factor);
   /// The same for single elements, at position + index.
   void add_residual(std::uint64_t position, std::span<const std::uint32_t> index,
@@ -148,7 +149,7 @@ class ErrorFeedback {
   /// The selected share in this round; falls during the warm-up.
   KeepRatio ratio() const;
 
-  /// Sums since the beginning.
+  /// Totals since the start.
   struct Totals {
     std::uint64_t chunks = 0;
     std::uint64_t dense_chunks = 0;  ///< of top-k: dense was not longer, or not finite
@@ -202,9 +203,9 @@ class ErrorFeedback {
   bool owns_residual_;
   Buffer residual_, momentum_;
   Buffer residual_before_, momentum_before_;  // the round: of the units with copies
-  std::vector<bool> has_copy_;                // unit; with a device its copies are there
-  /// The state before a promised round, by unit; after another round: the state before less the
-  /// state after it.
+  std::vector<bool> has_copy_;                // unit; with a device it has the copies
+  /// The state before a promised round, by unit; after another round: the difference of the states
+  /// before and after it.
   struct Promised {
     enum class What : std::uint8_t { kNothing, kBefore, kDifference };
     Buffer residual, momentum;
@@ -214,7 +215,7 @@ class ErrorFeedback {
   std::unique_ptr<DeviceResidual> device_;  // then residual_ and momentum_ are copies for the host
   Status device_status_;
   const Unit* started_ = nullptr;  // on the device, and not encoded
-  std::span<float> sums_;          // where residual and gradient are added: mostly residual_
+  std::span<float> sums_;          // receives residual + gradient: usually residual_
   std::vector<Payload> payloads_;  // of the round
   std::uint64_t round_ = 0, rounds_ = 0;
   std::uint32_t world_ = 1;

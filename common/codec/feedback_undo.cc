@@ -4,10 +4,10 @@
 
 #include "common/codec/error_feedback.h"
 
-/// Rounds that became void, or may be lost: residual and momentum before them.
+/// Rounds that became void or may be lost: restores residual and momentum.
 namespace centroid {
-/// The remainder is in the device's memory only: after an error it is lost, and a GPU that has
-/// failed once fails until its process restarts.
+/// The residual is only in the device's memory: an error loses it, and a failed GPU stays failed
+/// until its process restarts.
 Error ErrorFeedback::device_failed(const std::string& what, const Error& error) {
   return {ErrorCode::kInternal,
           "error feedback on the GPU: " + what + " failed (" + error.message() +
@@ -15,7 +15,7 @@ Error ErrorFeedback::device_failed(const std::string& what, const Error& error) 
               "with status 1, and may be started again, with nothing left to send"};
 }
 
-/// Before the unit changes for the first time in this round.
+/// Copy the unit before its first change in this round.
 Status ErrorFeedback::keep(const Unit& unit) {
   const auto number = static_cast<std::size_t>(&unit - units_.data());
   if (!owns_residual_ || has_copy_[number]) return {};
@@ -33,7 +33,7 @@ Status ErrorFeedback::keep(const Unit& unit) {
   return {};
 }
 
-/// The round will not be undone. Of a promised one before it, the difference stays.
+/// The round will not be undone. Keep the difference of an earlier promised round.
 void ErrorFeedback::drop_copies() {
   using What = Promised::What;
   const bool is_covered = promised_ && std::ranges::find(has_copy_, true) != has_copy_.end();
@@ -63,12 +63,12 @@ void ErrorFeedback::read_copies() {
 void ErrorFeedback::commit_promised() {
   CENTROID_CHECK(owns_residual_);
   finish_started();
-  if (!is_open_) {  // nothing was sent, so there is nothing to undo; the one before counts
+  if (!is_open_) {  // nothing was sent, so there is nothing to undo; the earlier round counts
     confirm_promised();
     return commit();
   }
   read_copies();
-  // The one before counts. Its memory is that of the next round's copies: with asp each is
+  // The earlier round counts. Reuse its memory for the next copies: with asp every round is
   // promised.
   auto promised = promised_ ? std::move(promised_) : std::make_unique<Promised>();
   promised->what.assign(units_.size(), Promised::What::kNothing);

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMostLow = 31;
 
-/// The best l for `count` gaps that sum up to `sum`, when they are spread at random: the smallest
-/// with 2^l >= mean * ln(golden ratio), 31537 / 65536.
+/// The best l for `count` random gaps with sum `sum`: the smallest with 2^l >= mean * ln(golden
+/// ratio), 31537 / 65536.
 int low_bits(std::uint64_t count, std::uint64_t sum) {
   int l = 0;
   while (l < kMostLow && (count << (l + 16)) < 31537 * sum) ++l;
@@ -161,7 +161,7 @@ std::size_t max_bytes(std::uint64_t count, std::uint64_t n) {
   const std::uint64_t sum = n - count;
   const int l = low_bits(count, sum);
   const std::uint64_t bits = count * static_cast<std::uint64_t>(l + 1) + (sum >> l);
-  // Blocks with means of their own cost up to 0.12 bits more per index; two paddings and l each.
+  // Blocks with different means cost up to 0.12 bits more per index; each has two paddings and l.
   return (bits + count / 2) / 8 + 3 * ((count + kBlock - 1) / kBlock) + 1;
 }
 

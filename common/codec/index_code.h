@@ -25,11 +25,11 @@ constexpr std::size_t kBlock = 4096;
 std::size_t max_bytes(std::uint64_t count, std::uint64_t n);
 /// Write the strictly ascending indices; returns the bytes.
 std::size_t encode(std::span<const std::uint32_t> index, std::byte* out);
-/// Read exactly out.size() indices below n from exactly `in`; `behind` bytes after it may be read
-/// (from 8 on nothing is copied). Prefetches the indexed numbers of `target`: memory access and
-/// decoding then overlap.
-/// fails invalid_argument: too short, too long, an index of n or more, padding that is not 0; `out`
-/// is then undefined
+/// Read exactly out.size() indices below n from exactly `in`; `behind` bytes after it are readable
+/// (with 8 or more nothing is copied). Prefetches the indexed numbers of `target`: memory access
+/// and decoding then overlap.
+/// fails  invalid_argument: too short, too long, an index of n or more, nonzero padding; `out` is
+///        then undefined
 Status decode(Bytes in, std::size_t behind, std::uint64_t n, std::span<std::uint32_t> out,
               const float* target = nullptr);
 

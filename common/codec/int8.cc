@@ -62,7 +62,7 @@ struct AddSquares {
   }
 };
 
-/// For complete blocks; null if there are only the portable loops.
+/// The fastest loop for complete blocks; null: only the portable one.
 QuantizeBlocks fastest_blocks() {
 #if defined(__x86_64__)
   if (active_isa() == Isa::kAvx512) return quantize_avx512;

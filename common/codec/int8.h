@@ -17,8 +17,8 @@ constexpr std::size_t kBlock = 256;
 /// ceil(n / 256) scales of 2 bytes, n quantised numbers.
 constexpr std::size_t bytes(std::size_t n) { return 2 * ((n + kBlock - 1) / kBlock) + n; }
 
-/// Rounding, and the random numbers of stochastic rounding: element i of `stream` draws the same on
-/// every machine, however often it is encoded.
+/// Rounding, and the random numbers of stochastic rounding: element i of `stream` gets the same
+/// number on every machine and in every encoding.
 struct Draw {
   Rounding rounding = Rounding::kNearest;
   std::uint64_t stream = 0;
@@ -26,8 +26,8 @@ struct Draw {
 
 /// Largest scale, so that 127 times a scale is finite; as bfloat16.
 constexpr std::uint16_t kLargestScale = 0x7C01;
-/// Numbers from these bits of |x| on cannot be quantised: those that are not finite and, if scales
-/// are rounded up, the last 0.01 % below infinity.
+/// Numbers whose bits of |x| reach this limit cannot be quantised: those that are not finite and,
+/// if scales are rounded up, the last 0.01 % below infinity.
 constexpr std::uint32_t limit(Rounding rounding) {
   return rounding == Rounding::kNearest ? 0x7F800000u : 0x7F7FFC01u;
 }
@@ -41,7 +41,7 @@ constexpr std::uint32_t limit(Rounding rounding) {
 ///         |x - x̂| < scale and the mean of x̂ is x (steps of 2^-16 scale)
 /// thread  any
 /// cost    one pass, no allocation
-/// fails   returns false when a number is beyond `limit`; out then holds anything
+/// fails   returns false when a number is beyond `limit`; out is then undefined
 /// source  Alistarh et al. 2017, "QSGD", section 3 (stochastic rounding)
 bool quantize(std::span<const float> x, Draw draw, std::byte* out);
 

@@ -20,7 +20,7 @@ constexpr std::uint8_t kSparse = 16;  // the form's bit; below it the value type
 constexpr std::uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
 constexpr std::uint16_t kLargestBf16 = 0x7F7F;
 constexpr std::size_t kAhead = 24;    // elements between prefetch and addition
-constexpr std::size_t kPiece = 4096;  // elements of half a first cache
+constexpr std::size_t kPiece = 4096;  // elements that fill half of the first-level cache
 
 struct ShrinkBf16 {
   CENTROID_KERNEL void run(const float* x, std::byte* out, std::size_t n, bool* finite) {
@@ -136,7 +136,7 @@ Status check_values(const View& view, std::size_t count) {
     case ValueType::kF32:
       run_multiversioned<LargestF32>(view.values.data(), count, &largest);
       if (view.is_sparse && largest >= kInfinity) return bad("a value is not finite");
-      return {};  // a dense one may carry numbers that are not finite
+      return {};  // a dense payload may have numbers that are not finite
     case ValueType::kBf16:
       run_multiversioned<LargestBf16>(view.values.data(), count, &largest);
       if (largest > kLargestBf16) return bad("a value is not finite");
@@ -211,7 +211,7 @@ void add_sparse(const View& view, std::span<const float> values, float weight, b
                 std::span<float> acc) {
   const std::uint32_t* index = view.index.data();
   std::size_t j = 0;
-  if (first) {  // zeros and numbers together, piece by piece, while the piece is near
+  if (first) {  // zeros and numbers together, piece by piece, while the piece is cached
     for (std::size_t begin = 0; begin < acc.size(); begin += kPiece) {
       const std::size_t end = std::min(acc.size(), begin + kPiece);
       std::fill(acc.data() + begin, acc.data() + end, 0.0f);

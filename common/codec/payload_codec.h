@@ -12,26 +12,26 @@ namespace centroid {
 /// wire    payload.h, dense: 1 + n + 2·ceil(n / 256) bytes
 /// error   int8.h; with rounding=stochastic unbiased, from `stream`, so that runs repeat
 /// nonfinite  such numbers arrive: the payload is then dense f32
-/// cost    less than a memcpy of the numbers where there is AVX-512
-///         (docs/explanation/compression.md#speed)
+/// cost    less than a memcpy of the numbers with AVX-512 (docs/explanation/compression.md#speed)
 /// source  Dettmers et al. 2022 (blockwise scales), Alistarh et al. 2017 (stochastic rounding)
 ///
 /// or
 ///
-/// Of every number its sign, with the mean magnitude of each 256.
+/// The sign of every number, with the mean magnitude of each 256.
 ///
 /// wire    payload.h, dense: 1 + ceil(n / 8) + 2·ceil(n / 256) bytes
-/// error   sign.h; the sender keeps it (error_feedback.h)
+/// error   sign.h; the sender stores it as residual (error_feedback.h)
 /// nonfinite  as above
 /// source  Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Zheng et al. 2019 (blocks)
 ///
 /// or
 ///
-/// Of a chunk, the ceil(ratio·n) numbers of largest magnitude (topk.h); the others are 0.
+/// The ceil(ratio·n) numbers of a chunk with the largest magnitude (topk.h); the others are 0.
 ///
 /// wire    payload.h: about 1.0 byte per index at 1 %, 1.4 at 0.1 %, and 4, 2 or 1 per value
-/// error   what is not sent is lost unless the sender keeps it (error_feedback.h); sent values as
-///         exact as their type: f32 none, bf16 2^-8 relative, int8 as above over the selected ones
+/// error   numbers that are not sent are lost unless the sender stores them (error_feedback.h);
+///         sent values as exact as their type: f32 none, bf16 2^-8 relative, int8 as above over the
+///         selected ones
 /// nonfinite  as above
 /// source  Aji and Heafield 2017, "Sparse communication for distributed gradient descent"
 std::unique_ptr<Codec> make_payload_codec(const CodecSpec& spec);

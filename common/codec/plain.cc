@@ -12,8 +12,8 @@
 namespace centroid {
 namespace {
 
-// Payloads have no alignment of their own: every access is a memcpy, which compiles to a plain
-// unaligned load or store.
+// Payloads are unaligned: every access is a memcpy, which compiles to a plain unaligned load or
+// store.
 template <class Format>
 [[gnu::always_inline]] inline float load(const std::byte* in, std::size_t i) {
   typename Format::Stored stored;
@@ -58,7 +58,8 @@ struct DecodeAdd {
   }
 };
 
-/// Storage of a number, its name, and the bits that only NaN and infinities have all of.
+/// Storage of a number, its name, and the exponent bits, which are all set only in NaN and
+/// infinities.
 struct F32 : format::F32 {
   static constexpr std::string_view kName = "f32";
   using Bits = std::uint32_t;
@@ -105,7 +106,7 @@ struct AddSquares {
   }
 };
 
-/// As squares_of in common/tensor/squares.h, of numbers as they are stored.
+/// As squares_of in common/tensor/squares.h, for stored numbers.
 template <class Format>
 double squares_of(Bytes in) {
   const std::size_t n = in.size() / sizeof(typename Format::Stored), rows = n / 16;

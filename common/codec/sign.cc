@@ -20,7 +20,7 @@ std::uint16_t load16(const std::byte* from) {
 
 constexpr std::size_t scale_bytes(std::size_t n) { return 2 * ((n + kBlock - 1) / kBlock); }
 
-/// 32 numbers by the bits of one word: a mask for each, so that the loop is vector code everywhere.
+/// 32 numbers from the bits of one word; a mask per number lets the loop vectorise everywhere.
 template <bool kFirst>
 [[gnu::always_inline]] inline void take_word(std::uint32_t word, float scale, float weight,
                                              float* __restrict acc, std::size_t count) {
@@ -51,7 +51,7 @@ struct Dequantize {
   }
 };
 
-/// For complete blocks; null if there are only the portable loops.
+/// The fastest loop for complete blocks; null: only the portable one.
 QuantizeBlocks fastest_blocks() {
 #if defined(__x86_64__)
   if (active_isa() == Isa::kAvx512) return quantize_avx512;

@@ -24,14 +24,13 @@ constexpr std::uint16_t kLargestScale = 0x7F7F;
 ///
 /// shape   x [n] float32; out: ceil(n / 256) bfloat16 scales, then ceil(n / 8) bytes of signs from
 ///         the lowest bit on, set where x is negative (-0 too); the last byte ends with zeros
-/// units   x̂ = scale or -scale; scale = mean |x| of the block, rounded to bfloat16; the sum is made
-///         in one fixed order (sign_kernels.h), so all machines write the same bytes
-/// error   ||x - x̂||² = ||x||² - n · mean |x|² but for the scale's rounding: less than ||x||²,
-///         which is what error feedback needs. Large for a single number: of use with error
-///         feedback
+/// units   x̂ = scale or -scale; scale = mean |x| of the block, rounded to bfloat16; the sum has a
+///         fixed order (sign_kernels.h), so all machines write the same bytes
+/// error   ||x - x̂||² = ||x||² - n · mean |x|² except for the scale's rounding: less than ||x||²,
+///         as error feedback requires. Large for a single number: use it with error feedback
 /// thread  any
 /// cost    one pass, no allocation
-/// fails   returns false when a number is not finite; out then holds anything
+/// fails   returns false when a number is not finite; out is then undefined
 /// source  Bernstein et al. 2018, "signSGD"; Karimireddy et al. 2019, "Error Feedback Fixes
 ///         SignSGD"
 bool quantize(std::span<const float> x, std::byte* out);

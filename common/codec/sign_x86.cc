@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kAhead = 1024;  // floats between prefetch and load
 constexpr float kPart = 1.0f / kBlock;
 
-/// Parts 0 to 7, of which those 4, 2 and 1 apart are still to be added.
+/// Add parts 0 to 7: those 4, then 2, then 1 apart.
 CENTROID_AVX2 inline float last_sums(__m256 eight) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));

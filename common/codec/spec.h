@@ -26,7 +26,7 @@ struct KeepRatio {
 /// The range of a top-k selection.
 enum class Scope : std::uint8_t {
   kTensor,  ///< each tensor has its own share; may be sent while others are computed
-  kGlobal   ///< one share of the complete gradient; nothing is sent before all of it is there
+  kGlobal   ///< one share of the complete gradient; nothing is sent before all of it is computed
 };
 
 /// The sender's state from round to round.
@@ -38,7 +38,7 @@ struct FeedbackOptions {
   float momentum = 0;     ///< 0: no momentum correction; the server then runs without momentum
   bool nesterov = false;  ///< of the momentum correction
   bool masking = true;    ///< momentum becomes 0 for sent elements
-  float clip = 0;  ///< 0: no; else the bound of the cluster's norm, each worker's is / sqrt(world)
+  float clip = 0;  ///< 0: none; else the cluster's norm limit; a worker's is clip / sqrt(world)
   std::uint32_t warmup = 0;  ///< rounds in which the ratio falls in steps of 4 from 25 %
   bool carry = true;         ///< a new generation retains the residual; otherwise it begins at 0
   bool operator==(const FeedbackOptions&) const = default;
@@ -77,7 +77,7 @@ struct CodecSpec {
   static Result<CodecSpec> parse(std::string_view text);
   /// "f32" to "sign".
   std::string_view name() const;
-  /// Its payloads begin with a form (payload.h); those of the others are the numbers alone.
+  /// Its payloads begin with a form (payload.h); other payloads are only the numbers.
   bool has_form() const {
     return kind == Kind::kInt8 || kind == Kind::kTopk || kind == Kind::kSign;
   }

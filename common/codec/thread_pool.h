@@ -28,7 +28,7 @@ class ThreadPool {
   void help(int index);
 
   std::atomic<std::uint32_t> turn_{0};  // of the loop that runs or ran last
-  std::atomic<std::uint32_t> busy_{0};  // helpers that are not done with it
+  std::atomic<std::uint32_t> busy_{0};  // helpers that have not finished it
   const std::function<void(int)>* part_ = nullptr;
   bool stop_ = false;
   std::vector<std::thread> helpers_;

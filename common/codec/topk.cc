@@ -15,9 +15,9 @@ namespace {
 using topk::kBlock;
 using topk::kSlack;
 
-constexpr std::size_t kLine = 16;        // floats that come from memory together
-constexpr std::size_t kFewest = 4096;    // below, a sample costs as much as the pass
-constexpr std::size_t kSamples = 65536;  // enough for a spread of 4 % at 1 %
+constexpr std::size_t kLine = 16;        // floats of a cache line
+constexpr std::size_t kFewest = 4096;    // for fewer, a sample costs as much as the pass
+constexpr std::size_t kSamples = 65536;  // a deviation of 4 % at a ratio of 1 %
 constexpr std::size_t kMostSamples = 4 * kSamples;
 constexpr std::size_t kPartFewest = 65536;  // elements worth a thread
 
@@ -25,7 +25,7 @@ bool is_finite(float x) { return topk::key_of(x) < topk::kInfinity; }
 
 }  // namespace
 
-/// An array, or the sums of two that are not made yet.
+/// An array, or the sums of two arrays that are not computed yet.
 struct TopkSelector::Source {
   const float* x;
   const float* gradient = nullptr;
@@ -105,13 +105,13 @@ TopkSelector::Selection TopkSelector::run(const Source& source, std::uint64_t k)
     if (bad.nonfinite > 0) return bad;
     if (found >= k || job.threshold == 1) break;
     job.threshold = 1;              // the sample was too high
-    job.source.gradient = nullptr;  // the sums are there now
+    job.source.gradient = nullptr;  // the sums are computed now
   }
   return keep(std::min(found, k));
 }
 
-/// A threshold that, most probably, a little more than k elements reach; 1 if a sample does not
-/// pay.
+/// A threshold that, most probably, slightly more than k elements reach; 1 if a sample does not pay
+/// off.
 std::uint32_t TopkSelector::sample(const Source& source, std::uint64_t k) {
   const std::size_t n = source.n;
   if (n < kFewest || k >= n / 4) return 1;
@@ -122,7 +122,7 @@ std::uint32_t TopkSelector::sample(const Source& source, std::uint64_t k) {
   sample_.resize(lines * kLine);
   CounterRng random(seed_);
   for (std::size_t line = 0; line < lines; ++line) {
-    // Multiply and shift: a little bias does no harm here, and a division per line is expensive.
+    // Multiply and shift: a small bias is harmless here, and a division per line is expensive.
     const std::uint64_t offset = (random.next() >> 32) * stride >> 32;
     const std::size_t at = (line * stride + offset) * kLine;
     float* out = sample_.data() + line * kLine;

@@ -16,10 +16,9 @@ namespace centroid {
 /// order   i before j if |x_i| > |x_j| as integers of their bits, or both are equal and i < j. NaN
 ///         is above infinity; zeros are never selected, so the result has min(k, non-zeros)
 ///         elements. It depends on the array and k only: not on threads, instruction set or seed.
-/// steps   a sample of n
-/// 128 gives a threshold; one pass selects the elements that reach it; of
-///         these 1.2 to 2 k, histograms find the k-th. A bad sample costs a second pass, never a
-///         wrong result: a full buffer is cut to its k largest and the threshold rises.
+/// steps   a sample of n / 128 gives a threshold; one pass selects the elements that reach it;
+///         histograms find the k-th of these 1.2 to 2 k elements. A bad sample costs a second pass,
+///         never a wrong result: a full buffer is reduced to its k largest and the threshold rises
 /// cost    O(n), whatever the numbers; measured in docs/explanation/compression.md#speed
 /// owns    memory for about 3 k elements; results are valid until the next call
 /// thread  one at a time; the loops run on `pool` if there is one
@@ -36,7 +35,7 @@ class TopkSelector {
   explicit TopkSelector(ThreadPool* pool = nullptr, std::uint64_t seed = 1)
       : pool_(pool), seed_(seed) {}
 
-  /// Of x. NaN and infinities are selected first.
+  /// Select from x. NaN and infinities are selected first.
   Selection select(std::span<const float> x, std::uint64_t k);
   /// residual += gradient, then select from the residual, in one pass. If a sum is not finite, the
   /// residual keeps its value, or with `store_nonfinite` becomes the sum; both are counted.

@@ -9,8 +9,8 @@
 namespace centroid::topk {
 namespace {
 
-// One byte per element, which is plain vector code; then eight bytes 0 or 1 become eight bits by a
-// multiplication. Free of branches: which elements pass is as random as the numbers.
+// One byte per element, which vectorises; then a multiplication packs eight bytes of 0 or 1 into
+// eight bits. No branches, because the passing elements are unpredictable.
 std::uint64_t mask_of_64(const float* x, std::int32_t below) {
   std::array<std::uint8_t, 64> passes;
   for (std::size_t j = 0; j < 64; ++j)

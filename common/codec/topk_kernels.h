@@ -10,7 +10,7 @@ namespace centroid::topk {
 
 constexpr std::uint32_t kMagnitude = 0x7FFFFFFFu;  ///< all bits but the sign
 constexpr std::uint32_t kInfinity = 0x7F800000u;
-/// Elements per call: 8 KiB stay in the first cache while their masks are read again.
+/// Elements per call: 8 KiB stay in the first-level cache while their masks are read again.
 constexpr std::size_t kBlock = 2048;
 constexpr std::size_t kWords = kBlock / 64;
 /// Floats between prefetch and load: more than a block, so that memory is busy while masks are
@@ -22,8 +22,8 @@ constexpr std::size_t kSlack = 64;
 /// The order of magnitudes: integers compare alike on every machine, and NaN is above infinity.
 constexpr std::uint32_t key_of(float x) { return std::bit_cast<std::uint32_t>(x) & kMagnitude; }
 
-/// The loops of top-k for one instruction set. Bit i % 64 of word i
-/// 64 is element i; bits past n are 0. n <= kBlock.
+/// The loops of top-k for one instruction set. Bit i % 64 of word i / 64 is element i; bits past n
+/// are 0. n <= kBlock.
 struct Kernels {
   std::string_view name;
   /// masks: key_of(x[i]) >= threshold; threshold >= 1.

@@ -21,8 +21,8 @@ inline uint8x16_t bytes_of(const uint32x4_t* hit) {
   return vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
 }
 
-// 64 bits, one per element: each byte selects the bit of its place among eight, and three rounds of
-// sums of neighbours join them.
+// 64 bits, one per element: each byte selects the bit of its place among eight, and three pairwise
+// sums join them.
 inline std::uint64_t bits_of(const uint8x16_t* hit) {
   constexpr std::uint8_t kPlaces[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   const uint8x16_t places = vld1q_u8(kPlaces);
@@ -94,7 +94,7 @@ std::size_t expand_neon(const std::uint64_t* masks, std::size_t words, std::uint
     if (w < some) counts[w] = static_cast<std::uint64_t>(std::popcount(masks[first + w]));
     for (w = 0; w < some; ++w, base += 64) {
       std::uint64_t mask = masks[first + w];
-      for (std::size_t j = 0; j < 3; ++j) {  // usually there are no more
+      for (std::size_t j = 0; j < 3; ++j) {  // usually there are at most three
         to[j] = base + static_cast<std::uint32_t>(std::countr_zero(mask));
         mask &= mask - 1;
       }

@@ -11,8 +11,8 @@
 namespace centroid::topk {
 namespace {
 
-constexpr std::size_t kBins = 1024;  // four counters each fit the first cache
-constexpr std::size_t kFew = 4096;   // from here on a plain selection is as fast
+constexpr std::size_t kBins = 1024;  // four histograms fit in the first-level cache
+constexpr std::size_t kFew = 4096;   // for fewer, a plain selection is as fast
 
 struct Range {
   std::uint32_t low = ~0u, high = 0;
@@ -32,7 +32,7 @@ struct FindRange {
 
 using Histogram = std::array<std::uint32_t, kBins>;
 
-// Equal neighbours would wait for each other's counter: four histograms alternate.
+// Adjacent equal numbers would wait for each other's counter, so four histograms alternate.
 void add_to_histogram(std::span<const float> x, std::uint32_t low, int shift, Histogram& out) {
   thread_local std::array<Histogram, 4> turns;
   for (Histogram& turn : turns) turn.fill(0);
@@ -93,7 +93,7 @@ std::uint32_t key_of_rank(const Kernels& loops, std::span<const std::span<const 
   const std::uint32_t low = range.low + (static_cast<std::uint32_t>(bin) << shift);
   if (shift == 0 || bins[bin] == 0) return low;
   const std::uint32_t high = std::min(range.high, low + ((1u << shift) - 1));
-  if (low == 0) {  // `mark` does not see zeros, which are the last of all
+  if (low == 0) {  // `mark` skips zeros, which have the last rank
     for (const auto array : arrays) gather(loops, array, 1, high, few);
     if (few.size() < k - above) return 0;
   } else {

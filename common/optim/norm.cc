@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLanes = 16;
 
-// The square of a float is exact in double, so that fusing could not change it.
+// The square of a float is exact in double, so a fused operation gives the same bits.
 struct SquaresKernel {
   CENTROID_KERNEL void run(const float* x, std::size_t rows, double* lanes) {
     double sum[kLanes];

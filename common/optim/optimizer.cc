@@ -26,7 +26,7 @@ constexpr std::array<Entry, 9> kRules{{{"sgd", OptimizerRule::kSgd},
                                        {"ftrl", OptimizerRule::kFtrl},
                                        {"mean", OptimizerRule::kMean}}};
 
-/// FTRL takes a rate below 1e-15 as 0, so that no product with its inverse overflows.
+/// FTRL treats a rate below 1e-15 as 0, so that no product with its inverse overflows.
 constexpr double kMostInverseRate = 1e15;
 
 // Reads every operand of element i before it writes it, so `out` may be `params` or `gradient`.
@@ -63,7 +63,7 @@ Status check_not_negative(const std::string& field, double value) {
   return {};
 }
 
-// All fields, whether the rule uses them or not: a wrong value is a mistake anyway.
+// Checks all fields, also those that the rule does not use: a wrong value is a mistake anyway.
 Status check(const OptimizerConfig& config) {
   CENTROID_TRY(check_not_negative("learning_rate", config.learning_rate));
   CENTROID_TRY(check_not_negative("weight_decay", config.weight_decay));
@@ -78,7 +78,7 @@ Status check(const OptimizerConfig& config) {
   return {};
 }
 
-/// Settings that do not fit a rule.
+/// Check the settings against the rule.
 Status check_rule(OptimizerRule rule, const OptimizerConfig& config,
                   const LearningRateSchedule& schedule) {
   const auto refuse = [&](const std::string& what) {
@@ -116,7 +116,7 @@ double Optimizer::learning_rate(std::uint64_t step) const {
   return config_.learning_rate * schedule_.factor(step) * rate_factor_;
 }
 
-// Per-step factors in double, rounded once.
+// Computes the factors of a step in double and rounds once.
 template <bool kYogi>
 rules::Adam<kYogi> Optimizer::adam_at(std::uint64_t step) const {
   CENTROID_CHECK(step >= 1);

@@ -81,22 +81,22 @@ class Optimizer {
   double rate_factor_ = 1;
 };
 
-/// fails invalid_argument: unknown name (lists the names), a value out of its range.
+/// fails invalid_argument: unknown name (lists the names), a value outside its range.
 Result<std::unique_ptr<Optimizer>> make_optimizer(const OptimizerConfig& config);
 
-/// The factor on a learning rate if this many workers' batches are one.
+/// Factor of a learning rate when the batches of this many workers form one.
 ///
 /// source   Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1, if `ratio` is 1
 constexpr double rate_factor_of(std::uint64_t workers, double ratio) {
   return workers > 1 ? 1 + static_cast<double>(workers - 1) * ratio : 1;
 }
 
-/// The step of a buffer (common/tensor/tensor.h), whatever the optimizer is: its value less
-/// `change`, without a learning rate, decay, clipping or slots. `out` may be `params` or `change`.
+/// The step of a buffer (common/tensor/tensor.h), with every optimizer: its value less `change`,
+/// without a learning rate, decay, clipping or slots. `out` may be `params` or `change`.
 void step_buffer(std::span<const float> params, std::span<const float> change,
                  std::span<float> out);
 
-/// Optimizer::step with the rule of a step.
+/// Optimizer::step with a given rule.
 void run_step(const rules::Step& rule, std::span<const float> params,
               std::span<const float> gradient, std::span<const std::span<float>> slots,
               std::span<float> out);

@@ -16,8 +16,8 @@ struct OptimizerConfig {
   double l1 = 0.0;            ///< ftrl
   double ftrl_beta = 1.0;     ///< ftrl: added to the root of the squares' sum
   std::string schedule = "constant";  ///< of the learning rate: schedule.h
-  /// Bound of the Euclidean norm of the whole gradient; 0: none. The caller scales the gradient
-  /// (norm.h), for `step` gets only slices of it.
+  /// Limit of the Euclidean norm of the whole gradient; 0: none. The caller scales the gradient
+  /// (norm.h), because `step` gets only slices of it.
   double clip_norm = 0.0;
 };
 

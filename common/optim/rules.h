@@ -12,10 +12,11 @@
 #define CENTROID_RULE [[gnu::always_inline]] inline
 #endif
 
-/// What optimizers do to one parameter, for the loops on the CPU and for CUDA kernels. Every
-/// operation rounds separately (contraction is off on both), so all machines compute the same bits.
+/// Update rules for one parameter, for loops on the CPU and for CUDA kernels. Every operation
+/// rounds separately (contraction is off on both), so all machines compute the same bits.
 ///
-/// next    the parameter after the step; `a` and `b` are its numbers of the slots, and change
+/// next    returns the parameter after the step; the last two arguments are its slot values, which
+///         change
 /// source  see optimizer.h
 namespace centroid::rules {
 
@@ -86,21 +87,21 @@ struct Adam {
 };
 
 /// The sum z of FTRL-proximal follows from the parameter if that is not 0, so a changing rate does
-/// not need the rate of the step before: with S = (beta + sqrt(square))
-/// rate + l2 of the present step z = -(S p + sign(p) l1) + g. That is z + g - sigma p of the paper
-/// with sigma = S - S of the step before, without the cancellation. `linear` counts if p is 0.
+/// not need the rate of the step before: with S = (beta + sqrt(square)) / rate + l2 of the present
+/// step, z = -(S p + sign(p) l1) + g. This is z + g - sigma p of the paper with sigma = S - S of
+/// the step before, without the cancellation. `linear` counts if p is 0.
 struct Ftrl {
   static constexpr std::size_t kSlots = 2;
   float inverse_rate;  ///< 1 / rate
-  float moves;         ///< 0: at a rate of 0 the parameter stays (inverse_rate 1), else 1
+  float moves;         ///< 0: the rate is 0 and the parameter stays (inverse_rate 1); else 1
   float beta, l1, l2;
   CENTROID_RULE float next(float p, float gradient, float& linear, float& square) const {
     constexpr float kTiny = std::numeric_limits<float>::min();
     const float squares = square + gradient * gradient;
     const float g = moves * gradient;
     const float strength = (beta + std::sqrt(squares)) * inverse_rate + l2;
-    // Terms of 0, and signs, replace branches: every instruction set gets vectors, and if the sum
-    // of squares overflows, the parameter becomes NaN instead of staying forever.
+    // Zero terms and signs replace branches, so that the loop vectorises on every instruction set.
+    // If the sum of squares overflows, the parameter becomes NaN instead of staying forever.
     const float kept = p == 0 ? linear : 0.0f;
     const float edge = std::copysign(p == 0 ? 0.0f : l1, p);
     const float z = kept - p * strength - edge + g;
@@ -108,7 +109,7 @@ struct Ftrl {
     square = squares;
     const float over = std::fabs(z) - l1;
     const float shrunk = 0 - std::copysign(over <= 0 ? 0.0f : over, z) / strength;
-    // If the sign stays, this is the same number with less rounding.
+    // If the sign does not change, this is the same number with less rounding.
     const float stepped = p - g / strength;
     const float stays = 0.5f + std::copysign(0.5f, stepped * p - kTiny);
     return stays * stepped + (1 - stays) * shrunk;

@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 5> kNames{"constant", "step", "linear", "
                                                  "onecycle"};
 constexpr double kOneCycleFloor = 4e-6;
 
-/// One field: kinds that accept and need it, and its values.
+/// A field: the kinds that accept and require it, and its values.
 struct Field {
   std::string_view name;
   std::uint8_t kinds, needed_by;  // bit per Kind

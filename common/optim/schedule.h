@@ -8,8 +8,8 @@
 
 namespace centroid {
 
-/// How the learning rate changes with the steps: a factor on it. A step is a committed round, so
-/// the schedule goes on where a resumed job was.
+/// Factor of the learning rate by step. A step is a committed round, so a resumed job continues its
+/// schedule.
 ///
 /// text      "name" or "name:field=value,field=value"; t = 1, 2, .. is the number of the step
 /// warm-up   the first `warmup` steps: t / warmup; then, with e = t - 1 - warmup:
@@ -22,7 +22,7 @@ namespace centroid {
 /// onecycle  two half cosines: start to 1 over the first     rounds*, rise 0.3, start 0.04,
 ///           `rise` of the rounds, then 1 to floor           floor 4e-6
 ///
-/// x = min(1, e / (rounds - warmup)); beyond `rounds` the last value stays.
+/// x = min(1, e / (rounds - warmup)); after `rounds` the last value stays.
 /// source    PyTorch 2, torch.optim.lr_scheduler: StepLR, CosineAnnealingLR, OneCycleLR (Smith and
 ///           Topin 2019) with the same defaults
 struct LearningRateSchedule {
@@ -37,7 +37,7 @@ struct LearningRateSchedule {
   double start = 0.04;
   bool operator==(const LearningRateSchedule&) const = default;
 
-  /// fails invalid_argument: names the field that is wrong and what it may be.
+  /// fails invalid_argument: names the wrong field and its valid values.
   static Result<LearningRateSchedule> parse(std::string_view text);
   /// `step` counts from 1.
   double factor(std::uint64_t step) const;

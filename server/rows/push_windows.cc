@@ -31,7 +31,7 @@ void PushWindows::mark(std::uint64_t client, std::uint64_t sequence) {
   Window& window = windows_[client];
   if (sequence > window.newest) {
     if (sequence - window.newest >= kWindow) window.applied.reset();
-    // What leaves the window makes room for numbers not yet seen.
+    // Clear the bits of the numbers that enter the window.
     else
       for (std::uint64_t s = window.newest + 1; s < sequence; ++s)
         window.applied[s % kWindow] = false;

@@ -46,7 +46,7 @@ std::uint64_t RecordMap::bytes_for_insert() const {
 
 std::uint64_t RecordMap::least_bytes(std::size_t floats) {
   const RecordMap map(floats);
-  // The index while it grows: 5 bytes times (1 + 1.5) / (7/8).
+  // Bytes of the index while it grows: 5 times (1 + 1.5) / (7/8).
   return (map.stride_ + 15) << map.slab_shift_;
 }
 
@@ -54,7 +54,7 @@ std::size_t RecordMap::place_of(std::uint64_t key) const {
   if (capacity_ == 0) return 0;
   const std::uint64_t hash = mix64(key);
   const std::uint8_t tag = tag_of(hash);
-  // The load is below 1, so there is a free place.
+  // The load is below 1, so the search ends at a free place.
   for (std::size_t place = home(hash);; place = place + 1 == capacity_ ? 0 : place + 1) {
     if (tags_[place] == 0) return capacity_;
     if (tags_[place] == tag && record(numbers_[place]).key() == key) return place;
@@ -76,7 +76,7 @@ void RecordMap::prefetch_record(std::uint64_t key) const {
       const Number number = numbers_[place];
       if (number < frozen_end_ && !copies_[number >> slab_shift_].empty()) prefetch_copy(number);
       const std::byte* at = record(numbers_[place]).at;
-      // More than four lines the hardware fetches by itself.
+      // The hardware prefetches beyond four lines.
       for (std::size_t line = 0; line < std::min<std::size_t>(stride_ + 63, 256); line += 64)
         __builtin_prefetch(at + line, 1);
       return;
@@ -134,7 +134,7 @@ void RecordMap::erase(std::uint64_t key) {
   gone.count() = free_;
   free_ = number;
   --size_;
-  // Move back what a search would no longer find behind the hole; no tombstones.
+  // Move back records that a search would not find after the hole. So no tombstones are needed.
   for (std::size_t place = hole;;) {
     place = place + 1 == capacity_ ? 0 : place + 1;
     if (tags_[place] == 0) break;
@@ -172,7 +172,7 @@ void RecordMap::take_shape(const Shape& shape) {
 std::uint64_t RecordMap::bytes_for(std::size_t records) const {
   if (!grows_for(records)) return bytes();
   const std::size_t slabs = ((size_ + records) >> slab_shift_) + 1;
-  // The index may grow more than once, and exists twice then.
+  // The index may grow more than once, and exists twice meanwhile.
   const std::size_t places = std::max((size_ + records) * 2, grown());
   return std::max(slabs, slabs_.size()) * ((stride_ << slab_shift_) + 2 * sizeof(slabs_[0])) +
          (capacity_ + places) * kIndexBytes;
@@ -213,7 +213,7 @@ bool RecordMap::take_frozen(Frozen& out) {
 }
 
 void RecordMap::unpack(const Frozen& slab, std::vector<std::byte>& out) const {
-  // By number, where the copy is.
+  // Address of the copy, by number.
   std::vector<const std::byte*> changed(slab.copies.empty() ? 0 : slab.records.size() / stride_);
   for (std::size_t at = 0; at < slab.copies.size(); at += copy_bytes()) {
     Number number;

@@ -12,24 +12,24 @@
 namespace centroid::server {
 
 /// Hash table from 64-bit keys to records of one size: key, last use, count, then floats. Open
-/// addressing over mixed keys; the records lie in slabs that are never moved. An entry of the index
-/// is a record's number (4 bytes) and 8 bits of the hash (1 byte).
+/// addressing over mixed keys; the records are in slabs that never move. An entry of the index is a
+/// record's number (4 bytes) and 8 bits of the hash (1 byte).
 ///
-/// A frozen map is one whose present records can still be read, in pieces, while it changes: what
-/// changes before it was read is copied aside, record by record.
+/// `freeze` makes the present records readable in pieces while the map changes. A record that
+/// changes before it was read is copied first.
 ///
 /// memory  records of 16 + 4 * floats bytes, and 5.7 to 8.6 bytes of index a record (load 7/8,
-///         growth by 1.5; while it grows the old index is there too)
+///         growth by 1.5; while it grows, the old index exists too)
 /// thread  one at a time
 class RecordMap {
  public:
   using Number = std::uint32_t;
   static constexpr Number kNone = 0xFFFFFFFF;
   static constexpr std::size_t kHeadBytes = 16;
-  /// Stands in `last_use` of a record that is not used; of one that is it must not.
+  /// `last_use` of an unused record; a used record must not have it.
   static constexpr std::uint32_t kUnused = 0xFFFFFFFF;
 
-  /// A record's fields, by memory; floats are 4-aligned, the key is not always 8-aligned.
+  /// A record's fields in memory; floats are 4-aligned, the key is not always 8-aligned.
   struct Record {
     std::byte* at;
     std::uint64_t key() const {
@@ -45,7 +45,7 @@ class RecordMap {
   explicit RecordMap(std::size_t floats);
 
   std::size_t size() const { return size_; }
-  /// Memory taken: slabs, index, free list.
+  /// Allocated memory: slabs, index, free list.
   std::uint64_t bytes() const;
   /// Memory after one more insert, while it happens (an index that grows exists twice).
   std::uint64_t bytes_for_insert() const;
@@ -53,7 +53,7 @@ class RecordMap {
   static std::uint64_t least_bytes(std::size_t floats);
 
   Number find(std::uint64_t key) const;
-  /// To look at; to change it, `writable`.
+  /// For reading; use `writable` for writing.
   Record record(Number number) const {
     return {slabs_[number >> slab_shift_].get() + (number & slab_mask_) * stride_};
   }
@@ -61,27 +61,27 @@ class RecordMap {
     if (number < frozen_end_) preserve(number);
     return record(number);
   }
-  /// A record for a key that is not there, with last use and count 0; the floats hold anything.
+  /// Add a record for a new key, with last use and count 0; the floats are undefined.
   Number insert(std::uint64_t key);
   void erase(std::uint64_t key);
 
-  /// What `bytes` follows from beside the records: with it a copy grows as the original would.
+  /// Determines `bytes` together with the records: with it a copy grows like the original.
   struct Shape {
     std::uint64_t slabs = 0, slab_places = 0, index_places = 0;
   };
   Shape shape() const { return {slabs_.size(), slabs_.capacity(), capacity_}; }
-  /// bytes() of an empty map with this shape; nothing when no map has it with so many records.
+  /// bytes() of an empty map with this shape; none: no map with that many records has this shape.
   std::optional<std::uint64_t> bytes_of(const Shape& shape, std::uint64_t records) const;
-  /// Of an empty map: take this shape, for which bytes_of said something.
+  /// Give an empty map this shape, for which bytes_of returned a value.
   void take_shape(const Shape& shape);
-  /// Whether `records` more may take more memory than there is.
+  /// Whether `records` more may allocate.
   bool grows_for(std::size_t records) const {
     return size_ + records > slabs_.size() << slab_shift_ || (size_ + records) * 8 > capacity_ * 7;
   }
-  /// Least memory that is enough for `records` more.
+  /// Least memory that suffices for `records` more.
   std::uint64_t bytes_for(std::size_t records) const;
 
-  /// Keep the present records for `read_frozen`. Not while it is frozen.
+  /// Freeze the present records. Not while the map is frozen.
   void freeze();
   bool is_frozen() const { return frozen_end_ != 0; }
   /// Records of a slab, and copies of those that have changed since.
@@ -89,39 +89,38 @@ class RecordMap {
     Number first = 0;
     std::vector<std::byte> records, copies;
   };
-  /// The next slab of frozen records; false: there are no more. With the last the map is frozen no
-  /// longer.
+  /// The next slab of frozen records; false: no more. The last one ends the freeze.
   bool take_frozen(Frozen& out);
-  /// Append to `out` the records of a slab as they were, in the order of their numbers. It looks at
-  /// nothing that changes: any thread.
+  /// Append to `out` the frozen records of a slab, in the order of their numbers. Reads only frozen
+  /// memory: any thread.
   void unpack(const Frozen& slab, std::vector<std::byte>& out) const;
-  /// Forget the frozen records that were not read.
+  /// End the freeze and drop unread records.
   void thaw();
-  /// Memory of what was copied aside.
+  /// Memory of the copies.
   std::uint64_t frozen_bytes() const { return frozen_bytes_; }
-  /// That memory when all that was not read will have changed.
+  /// Upper bound of that memory: if all unread records change.
   std::uint64_t frozen_bytes_at_most() const {
     return (copies_.size() - read_) * (copy_bytes() << slab_shift_);
   }
   std::size_t record_bytes() const { return stride_; }
 
-  /// Where the index will be read for this key.
+  /// Prefetch the index entry of this key.
   void prefetch_index(std::uint64_t key) const {
     if (capacity_ == 0) return;
     const std::size_t at = home(mix64(key));
     __builtin_prefetch(&tags_[at]);
     __builtin_prefetch(&numbers_[at]);
   }
-  /// The record that this key probably has; after prefetch_index has had time.
+  /// Prefetch the record that this key probably has; call some time after prefetch_index.
   void prefetch_record(std::uint64_t key) const;
 
-  /// Numbers are below it; one that no record has is not `is_used`. For walks: an insert or erase
-  /// moves no record to another number.
+  /// Upper bound of numbers; a number without a record is not `is_used`. For iteration: inserts and
+  /// erases do not change numbers.
   Number end() const { return next_; }
   bool is_used(Number number) const { return record(number).last_use() != kUnused; }
 
-  /// Places of the index, for walks: `at(place)` is kNone where nothing is. An insert changes them;
-  /// an erase may move a later record to the erased place, so look at that one again.
+  /// Places of the index, for iteration: `at(place)` is kNone for a free place. An insert changes
+  /// them; an erase may move a later record to the erased place, so visit that place again.
   std::size_t places() const { return capacity_; }
   Number at(std::size_t place) const { return tags_[place] == 0 ? kNone : numbers_[place]; }
 
@@ -136,7 +135,7 @@ class RecordMap {
   void grow();
   std::size_t copy_bytes() const { return sizeof(Number) + stride_; }
   void preserve(Number number);
-  /// Where a copy of the record will be written.
+  /// Prefetch the memory for a copy of the record.
   void prefetch_copy(Number number) const {
     const std::size_t slab = number >> slab_shift_;
     if (number >= frozen_end_ || slab < read_ || copied_[number]) return;
@@ -149,9 +148,9 @@ class RecordMap {
   std::unique_ptr<std::uint8_t[]> tags_;
   std::unique_ptr<Number[]> numbers_;
   std::size_t capacity_ = 0, size_ = 0;
-  Number next_ = 0, free_ = kNone;  ///< never used; head of the list of erased ones
+  Number next_ = 0, free_ = kNone;  ///< first number never used; head of the free list
 
-  Number frozen_end_ = 0;     ///< records below are frozen, but for the slabs that were read
+  Number frozen_end_ = 0;     ///< records below it are frozen, except in slabs that were read
   std::size_t read_ = 0;      ///< slabs
   std::vector<bool> copied_;  ///< by number
   std::vector<std::vector<std::byte>> copies_;  ///< by slab: the number, then the record

@@ -49,7 +49,7 @@ void initial_row(const RowSpec& spec, std::uint64_t key, std::span<float> out) {
 void initial_slots(const RowSpec& spec, std::span<const float> values, std::span<float> slots) {
   std::ranges::fill(slots, 0.0f);
   if (spec.rule != RowRule::kFtrl) return;
-  // The z that gives these values, so that the first update starts from them and not from 0.
+  // The z that gives these values, so that the first update starts from them instead of 0.
   const double slope = spec.ftrl_beta / spec.learning_rate + spec.l2;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const double w = values[i];
@@ -70,7 +70,7 @@ void update_row(const RowSpec& spec, double rate, std::span<const float> gradien
     case RowRule::kFtrl:
       break;
   }
-  // As the dense FTRL: a smaller rate is 0, so that no product with its inverse overflows.
+  // As in dense FTRL: a smaller rate is 0, so that no product with its inverse overflows.
   constexpr double kLeastRate = 1e-15;
   const auto inverse_rate = static_cast<float>(1 / std::max(rate, kLeastRate));
   const auto l1 = static_cast<float>(spec.l1), l2 = static_cast<float>(spec.l2);
@@ -83,7 +83,7 @@ void update_row(const RowSpec& spec, double rate, std::span<const float> gradien
       continue;
     }
     const float strength = (beta + std::sqrt(squares)) * inverse_rate + l2;
-    // As in common/optim/rules.h: z follows of a value that is not 0, at whatever rate.
+    // As in common/optim/rules.h: z follows from a value that is not 0, at any rate.
     const float centre = w == 0 ? slots[i] : -w * strength - std::copysign(l1, w);
     const float z = held(centre + g);
     slots[i] = z;

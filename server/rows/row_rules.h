@@ -11,8 +11,9 @@ void initial_row(const RowSpec& spec, std::uint64_t key, std::span<float> out);
 /// Optimizer state of a row with these values before its first update.
 void initial_slots(const RowSpec& spec, std::span<const float> values, std::span<float> slots);
 
-/// One update of one row, in float32, every operation rounded by itself: the same bits everywhere.
-/// Finite gradients within kMaxRowGradient give finite rows (results are held within 1e30).
+/// One update of one row, in float32, every operation is rounded separately: the same bits
+/// everywhere. Finite gradients within kMaxRowGradient give finite rows (results are clamped to
+/// 1e30).
 ///
 /// rate     of this update: spec.learning_rate by the schedule
 /// sgd      w -= rate g

@@ -18,7 +18,7 @@ bool is_name(std::string_view name) {
   });
 }
 
-/// No field of a schedule has one of these names.
+/// Keys of a table; fields of schedules have other names.
 constexpr std::array<std::string_view, 13> kParts{
     "dim",  "optimizer", "lr",   "schedule",    "epsilon",   "l1",     "l2",
     "beta", "init",      "seed", "admit_after", "max_bytes", "max_age"};
@@ -62,7 +62,7 @@ Status set_part(RowSpec& spec, std::string_view key, std::string_view value) {
   return bad("one of " + names + ", or behind schedule one of its fields");
 }
 
-/// Take what stands before the separator off the front.
+/// Remove and return the text before the separator.
 std::string_view take_until(std::string_view& text, char separator) {
   const auto at = std::min(text.find(separator), text.size());
   const std::string_view part = text.substr(0, at);

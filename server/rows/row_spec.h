@@ -23,7 +23,7 @@ struct RowInitializer {
 };
 
 inline constexpr std::uint32_t kMaxRowDim = 4096;
-/// Part of max_bytes that keys waiting for admission may take.
+/// Keys that wait for admission may use 1/kCandidateShare of max_bytes.
 inline constexpr std::uint64_t kCandidateShare = 16;
 /// Largest absolute value of a row's gradient: its square, and sums of squares, stay finite.
 inline constexpr float kMaxRowGradient = 1e18f;
@@ -40,28 +40,28 @@ struct RowSpec {
   RowInitializer initializer;
   std::uint64_t seed = 1;
   std::uint32_t admit_after = 1;  ///< pushes of a key after which its row is stored
-  std::uint64_t max_bytes = 0;    ///< of memory; 0: no bound
-  std::uint64_t max_age = 0;      ///< ticks of the table's clock without a use; 0: for ever
+  std::uint64_t max_bytes = 0;    ///< of memory; 0: no limit
+  std::uint64_t max_age = 0;      ///< ticks of the table's clock without a use; 0: unlimited
 
   /// floats of optimizer state of a row
   std::uint32_t slot_floats() const;
   /// Smallest max_bytes for such a table.
   std::uint64_t least_bytes() const;
-  /// fails invalid_argument naming the table, the field, its value and what it may be.
+  /// fails invalid_argument naming the table, the field, its value and the valid ones.
   Status check() const;
 };
 
-/// Rows of the one are rows of the other; rates and bounds may differ.
+/// Whether rows of one table are valid in the other; rates and limits may differ.
 bool describes_same_rows(const RowSpec& one, const RowSpec& other);
 
 /// Tables as in the server's setting `tables`, separated by ';':
 /// "NAME:dim=16,optimizer=adagrad,lr=0.05,schedule=cosine:rounds=1000,warmup=50,epsilon=1e-8,l1=0,
 /// l2=0,beta=1,init=uniform:0.05,seed=1,admit_after=1,max_bytes=1073741824,max_age=0"; all but dim
-/// may be left out, fields of a schedule stand right behind it. What it returns has been checked.
-/// fails invalid_argument naming the table and the part.
+/// are optional, fields of a schedule follow it directly. Returned specs have been checked.
+/// fails  invalid_argument: names the table and the part.
 Result<std::vector<RowSpec>> parse_tables(std::string_view text);
 
-/// As parse_tables takes it, with every part that is not what it is when left out.
+/// In the format of parse_tables, without parts that have their default.
 std::string to_string(const RowSpec& spec);
 
 Result<RowRule> parse_row_rule(std::string_view text);

@@ -17,9 +17,8 @@ constexpr std::uint32_t kMaxCount = 0x7FFFFFFF;
 
 std::uint32_t tick(std::uint64_t now) { return static_cast<std::uint32_t>(now); }
 
-/// When a row of this age was used, by a clock that may be younger than it: a server that has just
-/// come is up to a second behind. The one time that would mark the record as unused is a second
-/// later.
+/// Last use of a row of this age. The clock may be younger than the row: that of a new server is up
+/// to a second late. The time that would mark the record as unused is replaced by the next one.
 std::uint32_t used_at(std::uint64_t now, std::uint32_t age) {
   const std::uint32_t at = tick(now) - age;
   return at == RecordMap::kUnused ? at + 1 : at;
@@ -117,7 +116,7 @@ bool RowTable::merge_duplicates(std::span<const std::uint64_t> keys,
   constexpr std::uint32_t kFree = 0xFFFFFFFF;
   const std::size_t places = std::bit_ceil(2 * keys.size() + 1);
   seen_.assign(places, kFree);
-  std::vector<std::uint32_t> first;  // of every key: where it stands first
+  std::vector<std::uint32_t> first;  // of every key: its first position
   std::size_t repeats = 0;
   const auto place_of = [&](std::uint64_t key) {
     std::size_t place = mix64(key) & (places - 1);
@@ -379,7 +378,7 @@ void RowTable::thaw() {
 
 void RowTable::begin_restore(const State& state) {
   counters_ = state.counters;
-  if (spec_.max_bytes == 0) return;  // nothing depends on how it grew
+  if (spec_.max_bytes == 0) return;  // nothing depends on the shape
   const auto take = [](RecordMap& map, const RecordMap::Shape& shape, std::uint64_t records,
                        std::uint64_t limit) {
     const auto bytes = map.bytes_of(shape, records);
@@ -391,7 +390,7 @@ void RowTable::begin_restore(const State& state) {
 
 Status RowTable::restore_candidate(std::uint64_t key, std::uint32_t age, std::uint32_t count,
                                    std::uint64_t now) {
-  // As with `restore`; what no longer has to wait, or has no room, begins to wait anew.
+  // As `restore`; a candidate that need not wait any more, or has no room, begins to wait again.
   if (candidates_.find(key) != RecordMap::kNone)
     return Error(ErrorCode::kAlreadyExists,
                  "table '" + spec_.name + "': key " + std::to_string(key) + " waits already");

@@ -12,8 +12,8 @@ namespace centroid::server {
 
 namespace {
 
-/// A worker hears from the leader by another connection than this server does: what it says may
-/// come first. So long it may enter, and so long is below what it waits for the answer.
+/// A worker has its own connection with the leader, so its Enter may arrive before the leader's
+/// message about it. Longest wait for that message, shorter than the worker's wait for the answer.
 constexpr std::chrono::milliseconds kLongestEnter{5000};
 
 std::uint32_t crc_of(const std::string& name) { return crc32c(std::as_bytes(std::span(name))); }
@@ -26,7 +26,7 @@ std::string text(Generation generation, Round round, std::uint32_t attempt) {
 }  // namespace
 
 void ContributionFence::set(proto::Opened opened) {
-  if (opened.members != opened_.members) {  // each attempt names them, and they seldom change
+  if (opened.members != opened_.members) {  // every attempt repeats them, and they rarely change
     members_.clear();
     for (const proto::OpenedMember& one : opened.members) members_[one.member] = one.name_crc;
     if (!opened.members.empty())
@@ -86,7 +86,7 @@ Task<Status> ContributionFence::await_opened(const proto::Enter& enter,
                                              ", is none any more, says the leader of server '" +
                                              context_.options.name + "': join it again");
   if (is_opened(key)) co_return Status();
-  // The leader may be cut off from this server: the worker is to come back, not to end.
+  // The leader may be disconnected from this server: the worker should retry, not fail.
   co_return Error(ErrorCode::kAborted,
                   "Push of " + enter.name + " is for " +
                       text(key.generation, key.round, key.attempt) +

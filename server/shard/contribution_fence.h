@@ -9,8 +9,8 @@
 
 namespace centroid::server {
 
-/// Which workers may send contributions, and to which attempts of rounds, as the leader has said
-/// last (Opened). A worker's messages may arrive before the leader's: they wait here.
+/// Decides which workers may send contributions to which attempts of rounds, from the leader's last
+/// Opened. A worker's message may arrive before the leader's: then it waits.
 ///
 /// thread  one executor
 class ContributionFence {
@@ -21,18 +21,20 @@ class ContributionFence {
   void set(proto::Opened opened);
   /// The session with the leader has ended.
   void reset();
-  /// The worker is gone.
+  /// The worker left the cluster.
   void remove(MemberId member);
 
   /// The member has this name.
   bool is_member(const proto::Enter& enter) const;
-  /// As the leader's: what is older than the newest attempt was under way when its own closed.
+  /// As on the leader: a key older than the newest attempt is valid, because the contribution was
+  /// in flight when its attempt closed.
   bool is_opened(const proto::ContributionKey& key) const;
-  /// Refuse at once a worker that was a member and is none; wait for the leader's message about one
-  /// that it has not named yet.
+  /// Refuse at once a worker that is no longer a member; wait for the leader's message about a new
+  /// one.
   /// fails  aborted
   Task<Status> await_member(const proto::Enter& enter);
-  /// fails  aborted: the leader has not told of it, or the worker is fenced: it is to join again
+  /// fails  aborted: the leader has not opened the attempt, or the worker is fenced and must join
+  ///        again
   Task<Status> await_opened(const proto::Enter& enter, proto::ContributionKey key);
 
  private:
@@ -40,7 +42,7 @@ class ContributionFence {
   Event changed_;
   proto::Opened opened_;
   std::map<MemberId, std::uint32_t> members_;  ///< crc32c of the name, by member
-  MemberId newest_member_;  ///< of all that the leader has named: ids are never used again
+  MemberId newest_member_;  ///< of all that the leader has named: ids are never reused
 };
 
 }  // namespace centroid::server

@@ -10,8 +10,7 @@
 
 namespace centroid::server {
 
-/// One state of the tables on a shard server, which its leader reads piece by piece for a
-/// checkpoint.
+/// A snapshot of a shard server's tables, which the leader reads block by block for a checkpoint.
 ///
 /// thread  one executor
 class FrozenRows {
@@ -19,14 +18,14 @@ class FrozenRows {
   /// `server`: its name, for errors.
   explicit FrozenRows(std::string server) : server_(std::move(server)) {}
 
-  /// Keep the present state, instead of an earlier one.
+  /// Take a snapshot of the present state. It replaces an earlier one.
   proto::RowsFrozen freeze(RowsService& service, bool is_last);
-  /// The next rows of a table, in the order of its memory. `service`: that of the freeze
-  /// fails  aborted: it is not kept
+  /// The next rows of a table, in the order of memory. `service`: that of the freeze
+  /// fails  aborted: no such snapshot
   Result<proto::RowsBlock> read(const proto::RowsRead& wanted, const RowsService* service,
                                 std::uint64_t max_payload_bytes, std::vector<std::byte>& payload);
-  /// What clients have pushed, from one of them on.
-  /// fails  aborted: it is not kept
+  /// The pushes of clients, starting with one client.
+  /// fails  aborted: no such snapshot
   Result<proto::PushesBlock> read_pushes(const proto::PushesBlock& wanted,
                                          std::uint64_t max_payload_bytes,
                                          std::vector<std::byte>& payload) const;
@@ -38,7 +37,7 @@ class FrozenRows {
   const std::string server_;
   std::shared_ptr<RowsSnapshot> kept_;
   std::uint32_t table_ = 0;  ///< that is read
-  RowTable::Block block_;    ///< of it
+  RowTable::Block block_;    ///< of that table
   std::size_t read_ = 0;     ///< rows of the block
 };
 

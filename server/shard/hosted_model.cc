@@ -97,7 +97,7 @@ Status HostedModel::set_optimizer(const proto::OptimizerChange& change) {
 Status HostedModel::place(proto::Route route) {
   CENTROID_ASSIGN(const bool is_changed, chunks_.place(std::move(route)));
   if (!is_changed) return {};
-  staged_.clear();  // what came was cut by another route
+  staged_.clear();  // staged contributions belong to the earlier route
   sums_.restart();
   return {};
 }
@@ -155,7 +155,7 @@ Task<Status> HostedModel::freeze(proto::ServerState state) {
   co_return Status();
 }
 
-/// Shared, as their workers may go meanwhile.
+/// Shared, because their workers may leave during the merge.
 Result<ShardRound::Contributions> HostedModel::contributions_of(const proto::Merge& merge,
                                                                 const std::string& what) const {
   const bool has_part = !chunks_.round_chunks().empty();

@@ -9,7 +9,7 @@
 
 namespace centroid::server {
 
-/// The session with the leader, as the parts of a shard server use it.
+/// The session with the leader, for the parts of a shard server.
 ///
 /// thread  one executor
 class LeaderLink {
@@ -21,13 +21,13 @@ class LeaderLink {
     session_ = &session;
     tasks_ = &tasks;
   }
-  /// Before the tasks are cancelled: those that still run see that the leader is lost.
+  /// Call before the tasks are cancelled, so that running tasks see that the leader is lost.
   void end() {
     session_ = nullptr;
     tasks_ = nullptr;
   }
   bool is_open() const { return session_ != nullptr; }
-  /// While it is open.
+  /// Valid only while the link is open.
   transport::Session& session() const { return *session_; }
   TaskGroup& tasks() const { return *tasks_; }
 
@@ -39,15 +39,15 @@ class LeaderLink {
   }
   bool is_joined() const { return is_joined_; }
   void leave() { is_joined_ = false; }
-  /// False: it was not joined in time.
+  /// Wait until the leader has accepted this server. False: not by `limit`.
   Task<bool> await_joined(TimePoint limit) {
     const auto is_joined = [this] { return is_joined_; };
     co_return co_await until(joined_, is_joined, limit);
   }
-  /// Of the leader that was joined last.
+  /// Terms of the last leader that accepted this server.
   const proto::ServerTerms& terms() const { return terms_; }
 
-  /// Why this server cannot serve that leader, also in a later session.
+  /// Set why this server cannot serve the leader in any session.
   void set_fatal(const Error& why) { fatal_ = why; }
   const std::optional<Error>& fatal() const { return fatal_; }
 

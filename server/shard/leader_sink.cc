@@ -29,7 +29,7 @@ Task<Status> LeaderSink::on_frame(Session& session, InFrame frame) {
   CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                      frame.header.payload_bytes));
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) co_return Status();
-  if (!context_.leader.is_joined()) {  // its terms have come before this, and are being read
+  if (!context_.leader.is_joined()) {  // its terms arrived first and are being read
     const bool is_joined = co_await context_.leader.await_joined(context_.clock.now() + kJoinWait);
     if (!is_joined) co_return Error(ErrorCode::kFailedPrecondition, "no ServerTerms came first");
   }
@@ -171,7 +171,7 @@ Task<Status> LeaderSink::on_tokens(Session& session, const InFrame& frame) {
 
 Task<Status> LeaderSink::on_opened(const InFrame& frame) {
   CENTROID_CO_ASSIGN(auto opened, proto::decode<proto::Opened>(frame.head));
-  model_.open(opened);  // a push waits for the fence, and is then to be expected
+  model_.open(opened);  // before the fence: a push that waits for the fence must then be expected
   workers_.set_opened(std::move(opened));
   co_return Status();
 }

@@ -10,8 +10,8 @@
 
 namespace centroid::server {
 
-/// What the leader sends to a shard server: one handler for each message. Sums and steps are made
-/// beside the reading, so that heartbeats go on.
+/// Handles the leader's messages to a shard server, each with its own handler. Sums and steps run
+/// concurrently with reading, so that heartbeats continue.
 ///
 /// thread  one executor
 class LeaderSink final : public transport::FrameSink {
@@ -27,7 +27,7 @@ class LeaderSink final : public transport::FrameSink {
   using Session = transport::Session;
   using InFrame = transport::InFrame;
 
-  /// `frame` is the caller's until the task has ended.
+  /// `frame` must outlive the task.
   Task<Status> dispatch(Session& session, const InFrame& frame);
   Task<Status> on_model(Session& session, const InFrame& frame);
   Task<Status> on_place(Session& session, const InFrame& frame);
@@ -47,7 +47,7 @@ class LeaderSink final : public transport::FrameSink {
   Task<Status> on_forget(const InFrame& frame);
   static Task<Status> refuse(const InFrame& frame);
 
-  // beside the reading
+  // concurrent with reading
   Task<void> send_chunk(Session& session, transport::FrameHeader request, proto::ServerChunk head);
   Task<void> run_merge(Session& session, transport::FrameHeader request, proto::Merge merge);
   Task<void> run_step(Session& session, transport::FrameHeader request, proto::Step step);

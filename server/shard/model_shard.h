@@ -14,30 +14,30 @@
 
 namespace centroid::server {
 
-/// A contribution that was stored whole, and what it counts in the sum.
+/// A stored contribution and its weight in the sum.
 struct WeighedPart {
   const StagedContribution* contribution = nullptr;
   double weight = 0;
 };
 
-/// The chunks of a model that lie on one server, and what a round does with them: sums, means,
-/// norm, results through a codec, step, commit. The leader has one, and so has each shard server:
-/// the bits are the same on one server and on several.
+/// The chunks of a model on one server, and the operations of a round on them: sums, means, norm,
+/// encoded results, step, commit. The leader and each shard server have one, so one server and
+/// several compute the same bits.
 ///
 /// place   `assign` says which chunks are this server's. The store follows with `apply_assignment`:
-///         until then what comes is being loaded, and what goes is being fetched
-/// thread  one. Each call works on one chunk: callers give other work a turn in between
+///         until then new chunks are being loaded, and chunks that leave are being fetched
+/// thread  one. Each call works on one chunk: callers yield between calls
 class ModelShard {
  public:
   struct Terms {
     std::string codec_down = "f32";  ///< of results
     std::uint64_t seed = 0;          ///< of its random numbers
-    bool apply_on_worker = false;    ///< the shard follows with the same step
+    bool apply_on_worker = false;    ///< the shard makes the same step
     double clip_norm = 0;
     bool scales_rate = false;  ///< the learning rate depends on the number of contributions
   };
-  /// All chunks lie here at first.
-  /// fails  resource_exhausted: no address space; as the parser of codec_down
+  /// Initially the shard has all chunks.
+  /// fails  resource_exhausted: no address space; otherwise as the parser of codec_down
   static Result<std::unique_ptr<ModelShard>> make(ChunkPlan plan, FragmentPlan fragments,
                                                   std::unique_ptr<Optimizer> optimizer,
                                                   const Terms& terms);
@@ -47,51 +47,51 @@ class ModelShard {
   const ChunkPlan& plan() const { return store_.plan(); }
   const FragmentPlan& fragments() const { return fragments_; }
 
-  // which chunks lie here
-  /// By chunk; empty: all.
+  // chunks of this server
+  /// Set which chunks are this server's, by chunk; empty: all.
   void assign(std::vector<bool> is_mine);
   void apply_assignment();
   bool is_mine(ChunkId chunk) const { return is_mine_.empty() || is_mine_[chunk.value]; }
   std::size_t count_of_mine() const;
 
   // the open round
-  /// Whose turn it is, until the commit.
+  /// Index of the fragment of the open round.
   std::uint32_t turn() const { return fragments_.turn(store_.optimizer_step()); }
   const FragmentPlan::Fragment& fragment() const { return fragments_[turn()]; }
   bool has_turn(const Chunk& chunk) const { return fragments_.number_of(chunk.tensor) == turn(); }
-  /// Chunks of this fragment that lie here.
+  /// Chunks of this fragment on this server.
   const std::vector<Chunk>& round_chunks() const { return parts_[turn()]; }
 
-  /// A chunk's step needs no more than the chunk's mean, and can be taken back.
+  /// Whether a chunk's step needs only the chunk's mean, and can be undone.
   bool is_early() const;
-  /// What the journal gets of a chunk.
+  /// What the journal stores of a chunk.
   journal::Form form() const;
 
-  /// A chunk of all `parts` into the spare plane.
+  /// Sum a chunk of all `parts` into the spare plane.
   void add_up(const Chunk& chunk, std::span<const WeighedPart> parts);
-  /// Sum of squares of the mean in the spare plane (PlaneNorm); of a buffer 0.
+  /// Sum of squares of the mean in the spare plane (PlaneNorm); 0 for a buffer.
   double squares(const Chunk& chunk) const;
-  /// The step from the mean in the spare plane, by the server's rule or as the workers make it.
+  /// Make the step with the mean in the spare plane, by the server's rule or the workers'.
   void apply(const Chunk& chunk);
 
-  // results through a codec
+  // encoded results
   bool encodes() const { return encoder_ != nullptr; }
-  /// While it encodes.
+  /// Valid only if encodes().
   ReplyEncoder& encoder() { return *encoder_; }
   const ReplyEncoder& encoder() const { return *encoder_; }
-  /// What was left out before is forgotten: workers with no residual follow.
+  /// Clear the residual, because workers join that have none.
   void clear_residual();
-  /// The chunk's mean is in the spare plane. Emits every payload that is known now.
+  /// Encode the chunk's mean, which is in the spare plane. Emits every payload that is complete.
   /// fails  as ReplyEncoder::complete
   Status encode(const Chunk& chunk, const ReplyEncoder::Emit& emit);
-  /// Sum of squares of the mean that workers decode.
+  /// Sum of squares of the mean as workers decode it.
   /// fails  as the codec
   Result<double> squares(const Chunk& chunk, Bytes payload);
-  /// The workers' step with the mean that they decode.
+  /// Make the workers' step with the mean as they decode it.
   /// fails  as the codec
   Status apply(const Chunk& chunk, Bytes payload);
 
-  /// The step has been made on every chunk of the round.
+  /// Commit the round. The step has been made on each of its chunks.
   void commit();
 
  private:
@@ -102,10 +102,10 @@ class ModelShard {
   const Terms terms_;
   ParameterStore store_;
   const FragmentPlan fragments_;
-  std::unique_ptr<ReplyEncoder> encoder_;  ///< nullptr: results are plain numbers
+  std::unique_ptr<ReplyEncoder> encoder_;  ///< nullptr: results are not encoded
   std::vector<float> mean_;                ///< a chunk, decoded
   std::vector<bool> is_mine_;              ///< by chunk; empty: all
-  std::vector<std::vector<Chunk>> parts_;  ///< by fragment: what lies here
+  std::vector<std::vector<Chunk>> parts_;  ///< by fragment: chunks of this server
 };
 
 }  // namespace centroid::server

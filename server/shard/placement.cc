@@ -21,7 +21,7 @@ Elements loads_of(const Elements& sizes, std::size_t servers,
   return loads;
 }
 
-/// Even enough to leave it, with nobody empty-handed.
+/// Whether the balance is good enough and no server is empty.
 bool is_even(const Elements& loads) {
   const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
   const auto mean = static_cast<double>(std::accumulate(loads.begin(), loads.end(), 0ULL)) /
@@ -35,8 +35,9 @@ std::uint64_t gap_of(const Elements& loads) {
   return *most - *least;
 }
 
-/// Fuller servers give units up until they have the mean; these, and those that lie nowhere, go to
-/// the emptiest, the largest first. Then single moves that help, while it is uneven.
+/// Take units from servers above the mean until they have the mean. Assign these and the new units
+/// to the emptiest server, the largest first. Then make single moves that help while the balance is
+/// not good enough.
 void spread(const Elements& sizes, std::span<const std::uint32_t> by_size, std::uint64_t mean,
             Elements& loads, std::vector<std::uint16_t>& owners) {
   for (const std::uint32_t i : by_size) {
@@ -90,7 +91,7 @@ std::vector<std::uint16_t> place(const ChunkPlan& plan, std::size_t servers,
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](std::uint32_t a, std::uint32_t b) { return sizes[a] > sizes[b]; });
   const std::uint64_t mean = plan.total_elements() / servers;
-  for (;;) {  // each turn is evener than the one before, or the last
+  for (;;) {  // ends with the first pass that does not improve the balance
     auto loads = loads_of(sizes, servers, owners);
     const bool is_placed = std::ranges::find(owners, kNobody) == owners.end();
     if (is_placed && is_even(loads)) break;
@@ -121,7 +122,7 @@ std::vector<std::uint16_t> replace_buckets(std::span<const std::uint16_t> before
   for (const std::uint16_t owner : owners) ++loads[owner];
   const auto staying = static_cast<std::size_t>(std::ranges::count(keeps, true));
   CENTROID_CHECK(staying > 0);
-  // The larger shares go to who has more already.
+  // Servers with more buckets get the larger shares.
   const std::size_t least = owners.size() / staying;
   std::size_t larger = owners.size() % staying;
   std::vector<std::size_t> by_load;
@@ -133,7 +134,7 @@ std::vector<std::uint16_t> replace_buckets(std::span<const std::uint16_t> before
   std::size_t to = 0;
   for (std::uint16_t& owner : owners) {
     if (loads[owner] <= share[owner]) continue;
-    while (loads[to] >= share[to]) ++to;  // as many are missing there as are over here
+    while (loads[to] >= share[to]) ++to;  // ends: missing and surplus buckets are equally many
     --loads[owner];
     ++loads[to];
     owner = static_cast<std::uint16_t>(to);

@@ -20,7 +20,7 @@ class Readiness {
     const std::lock_guard lock(mutex_);
     why_not_ = std::move(why);
   }
-  /// The server drains: it never becomes ready again.
+  /// Mark that the server drains: it never becomes ready again.
   void leave(std::string why) {
     const std::lock_guard lock(mutex_);
     is_leaving_ = true;
@@ -38,7 +38,7 @@ class Readiness {
   }
 
  private:
-  mutable std::mutex mutex_;  // guards the next
+  mutable std::mutex mutex_;  // guards the next members
   std::string why_not_ = "no leader has answered yet";
   bool is_leaving_ = false;
 };

@@ -8,7 +8,7 @@
 namespace centroid::server {
 
 void RoundSums::open(const proto::Opened& opened) {
-  if (opened.summed.empty()) return close();  // there is no attempt, or it is over
+  if (opened.summed.empty()) return close();  // there is no open attempt
   const bool is_same = aggregator_ && opened.generation == opened_.generation &&
                        opened.round == opened_.round && opened.attempt == opened_.attempt;
   if (is_same) {
@@ -29,7 +29,8 @@ void RoundSums::begin() {
     ranks_.emplace(member, static_cast<std::uint32_t>(ranks_.size()));
   Aggregator::Hooks hooks;
   hooks.target = [this](const Chunk& chunk) { return chunks_.store().spare(chunk); };
-  // No snapshot has the spare plane before the round's commit, and that waits for its room.
+  // No snapshot covers the spare plane before the round's commit, which waits until the snapshot
+  // has room.
   hooks.is_held = [](ChunkId) { return false; };
   hooks.on_complete = [this](ChunkId, double) { ++complete_; };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
@@ -47,7 +48,7 @@ void RoundSums::restart() {
 }
 
 void RoundSums::close() {
-  if (aggregator_) aggregator_->begin({});  // gives credit back
+  if (aggregator_) aggregator_->begin({});  // returns credit
   aggregator_.reset();
   ranks_.clear();
   complete_ = 0;

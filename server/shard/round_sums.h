@@ -18,36 +18,36 @@
 
 namespace centroid::server {
 
-/// Sums the contributions of the newest attempt as they come, in the order that the leader gives
-/// (Opened.summed). The sums grow in the store's spare plane.
+/// Sums the contributions of the newest attempt on arrival, in the leader's order (Opened.summed),
+/// into the store's spare plane.
 ///
-/// memory  what waits for its turn, which the workers' credit bounds
-/// bits    as the leader's own sums: both are an Aggregator's
+/// memory  chunks that wait for their turn; limited by the workers' credit
+/// bits    as the leader's own sums, which use Aggregator too
 /// thread  one
 class RoundSums {
  public:
-  /// Gives a worker back its credit.
+  /// Returns credit to a worker.
   using Release = std::function<void(MemberId, std::size_t bytes)>;
   RoundSums(const ShardChunks& chunks, Release release)
       : chunks_(chunks), release_(std::move(release)) {}
 
-  /// Begin the attempt that the leader has opened. Told again for the same attempt: members that
-  /// the new list lacks send nothing more.
+  /// Begin the attempt that the leader has opened. If called again for the same attempt, members
+  /// missing from the new list send nothing more.
   void open(const proto::Opened& opened);
-  /// Begin the attempt again: this server now has other chunks.
+  /// Begin the attempt again, because this server's chunks changed.
   void restart();
-  /// End the attempt, and drop what waits.
+  /// End the attempt, and drop waiting chunks.
   void close();
 
-  /// The attempt sums this contribution.
+  /// Whether the attempt sums this contribution.
   bool expects(const proto::ContributionKey& key) const;
-  /// `codec`: of the payload. The key is expected.
+  /// Add a chunk of an expected contribution. `codec`: of the payload.
   /// fails  as Aggregator::offer
   Status add(const proto::ContributionKey& key, const std::shared_ptr<const Codec>& codec,
              const proto::Push& push, Buffer payload, std::size_t bytes);
-  /// The message to the leader, once all chunks of the contribution have come.
+  /// The message to the leader if the contribution is complete.
   std::optional<proto::Whole> whole(const proto::ContributionKey& key) const;
-  /// The sums of all chunks are those of `parts`, and of nobody else.
+  /// Complete the sums: check that they consist of exactly the Merge's parts.
   /// fails  failed_precondition
   Status finish(const proto::Merge& merge);
   std::uint64_t bytes() const { return aggregator_ ? aggregator_->waiting_bytes() : 0; }
@@ -58,7 +58,7 @@ class RoundSums {
 
   const ShardChunks& chunks_;
   const Release release_;
-  proto::Opened opened_;  ///< its members are not kept
+  proto::Opened opened_;  ///< without its members
   std::map<MemberId, std::uint32_t> ranks_;
   std::size_t complete_ = 0;  ///< chunks
   std::unique_ptr<Aggregator> aggregator_;

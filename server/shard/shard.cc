@@ -71,7 +71,7 @@ Task<Status> Shard::run(transport::Listener& listener) {
   co_return result;
 }
 
-/// Join the leader, and the next one when it is lost. Returns the result of this server.
+/// Join the leader, and again after it is lost. Returns the result of this server.
 Task<Status> Shard::follow_leader() {
   while (!is_stopping_) {
     const Error failure = co_await serve_next();
@@ -92,7 +92,7 @@ Task<Error> Shard::serve_next() {
   co_return failure;
 }
 
-/// What this server ends with after that error; none: the connector decides.
+/// Final result of this server after that error; none: the connector decides.
 std::optional<Status> Shard::result_of(const Error& failure) const {
   if (is_stopping_) return Status();
   if (context_.leader.fatal()) return Status(*context_.leader.fatal());
@@ -100,7 +100,7 @@ std::optional<Status> Shard::result_of(const Error& failure) const {
     log::info("leader.finished", {{"why", failure.message()}});
     return Status();
   }
-  if (context_.readiness.is_leaving()) return Status();  // the leader went first
+  if (context_.readiness.is_leaving()) return Status();  // the leader ended first
   return std::nullopt;
 }
 
@@ -195,7 +195,7 @@ proto::ServerReport Shard::report() const {
   return report;
 }
 
-/// The others take its chunks, then the leader says goodbye.
+/// Request to leave: the other servers take its chunks, then the leader ends the session.
 Task<void> Shard::leave(Session& session) {
   const TimePoint limit = context_.clock.now() + context_.options.drain_timeout;
   proto::Leave leave;
@@ -214,7 +214,7 @@ Task<void> Shard::leave(Session& session) {
   session.close(Error(ErrorCode::kCancelled, stop_reason_ + ", not drained"));
 }
 
-/// What lies here belongs to a session with the leader that has ended.
+/// Drop all state: it belongs to a session with the leader that has ended.
 Task<void> Shard::forget_everything(Error why) {
   const Error cause(ErrorCode::kUnavailable,
                     "server '" + context_.options.name + "' lost its leader: " + why.message());
@@ -244,7 +244,7 @@ Task<void> Shard::accept_loop(transport::Listener& listener) {
   }
 }
 
-/// A session that brings nobody is not kept.
+/// Close a session without a worker or client after kEnterTimeout.
 Task<void> Shard::expect_enter(Session& session, const WorkerSink& sink) {
   const TimePoint limit = context_.clock.now() + kEnterTimeout;
   const bool in_time = co_await sleep_until(limit);  // lint-ok: a deadline

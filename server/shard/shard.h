@@ -17,17 +17,15 @@
 
 namespace centroid::server {
 
-/// A server that holds some chunks of a model and does what its leader says: it stages the
-/// contributions that workers send, sums those that the leader's decision names, makes the step
-/// and sends the results.
+/// A server with some chunks of a model. It receives the workers' contributions, and on the
+/// leader's requests sums them, makes the step and sends the results.
 ///
-/// state   lives as long as the session with the leader: who lost it begins empty with the next. So
-///         nothing that an old leader, or a leader that has given this server up, still does can
-///         reach a job
-/// journal where the leader keeps one, so does each server, of its own chunks: what is prepared is
-///         on disk before the leader hears of it, so a round that the leader has committed can be
-///         recalled from here, also after a restart. What it has not is never asked for
-/// thread  one executor
+/// state    exists as long as the session with the leader; the next session begins empty. So an old
+///          leader, or one that dropped this server, cannot affect a job
+/// journal  if the leader writes a journal, each server writes one of its own chunks. A prepared
+///          round is on disk before the leader gets the answer, so rounds that the leader has
+///          committed can be recalled, also after a restart. Other rounds are never recalled
+/// thread   one executor
 class Shard {
  public:
   /// `files`: of a thread that waits for the disk.
@@ -35,12 +33,12 @@ class Shard {
         const Clock& clock, metrics::Registry& registry);
   ~Shard();
 
-  /// Serve until the leader says that the job is over or this server drained.
-  /// fails unavailable (no leader within join_timeout), or as the leader refuses.
+  /// Serve until the leader ends the job or this server has drained.
+  /// fails  unavailable (no leader within join_timeout), or the leader's refusal.
   Task<Status> run(transport::Listener& listener);
-  /// Give its chunks to the other servers, at most `drain_timeout` long, then end.
+  /// Move its chunks to the other servers, for at most `drain_timeout`, then end.
   void request_stop(const std::string& why);
-  /// It has a leader, and of that one's model what lies here.
+  /// Whether it has a leader, and its chunks of the leader's model are loaded.
   /// fails  unavailable: why not
   /// thread  any
   Status is_ready() const { return context_.readiness.check(); }

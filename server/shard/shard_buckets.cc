@@ -10,10 +10,10 @@ using transport::Session;
 
 namespace {
 
-/// Places that one Find looks through: a few milliseconds.
+/// Places that one Find scans: a few milliseconds.
 constexpr std::size_t kPlaces = 1u << 16;
 
-/// Answer when all that was done is on the disk. The session goes on meanwhile.
+/// Answer when all changes are on disk. The session continues meanwhile.
 Task<void> confirm(Session& session, transport::FrameHeader request,
                    std::shared_ptr<RowsService> service) {
   const Status written = co_await service->journal().on_disk(TimePoint::max());

@@ -13,14 +13,14 @@
 
 namespace centroid::server {
 
-/// Buckets of tables that come and go at a shard server while they are in use: its leader says
-/// which, and waits for each step.
+/// Moves buckets of tables to and from a shard server while they are in use. The leader requests
+/// each step and waits for it.
 ///
 /// thread  one executor
 class ShardBuckets {
  public:
   using Service = std::shared_ptr<RowsService>;
-  /// `changed`: other buckets lie here than before.
+  /// `changed` is called when this server's buckets change.
   explicit ShardBuckets(std::function<void()> changed) : changed_(std::move(changed)) {}
 
   /// A request of the leader. Answers it; an error ends the session. `tasks`: of the session

@@ -31,7 +31,7 @@ Result<ShardChunks::Layout> ShardChunks::describe(const proto::ServerModel& mode
 }
 
 Status ShardChunks::allocate(Layout layout) {
-  clear();  // before as much is taken again
+  clear();  // before the new one is allocated
   const ModelShard::Terms terms{
       .codec_down = model_.codec_down,
       .seed = model_.seed,

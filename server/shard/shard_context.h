@@ -11,7 +11,7 @@
 
 namespace centroid::server {
 
-/// What all parts of a shard server use. It outlives them.
+/// Shared by all parts of a shard server. It outlives them.
 struct ShardContext {
   ShardContext(Executor its_executor, Executor its_files, ShardOptions its_options,
                const Clock& its_clock, metrics::Registry& registry)
@@ -23,7 +23,7 @@ struct ShardContext {
         leader(its_executor) {}
 
   const Executor executor;
-  const Executor files;  ///< whose thread waits for the disk
+  const Executor files;  ///< its thread waits for the disk
   const ShardOptions options;
   const Clock& clock;
   ShardProbe probe;

@@ -121,7 +121,7 @@ void ShardGroup::expire(std::chrono::milliseconds lease) {
                                                               milliseconds(silent) + " (lease)"));
       continue;
     }
-    const Duration patience = std::max<Duration>(reply_timeout_, lease);  // it tells in a lease
+    const Duration patience = std::max<Duration>(reply_timeout_, lease);  // it reports each lease
     for (const Link::Work& work : link->work) {
       const Duration idle = now - standstill_.since(std::max(work.since, link->moved));
       if (idle <= patience) continue;
@@ -167,7 +167,7 @@ Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind
   if (is_work) {
     Link::Work begun{kind, clock_.now()};
     work = link->work.insert(link->work.end(), begun);
-    until = TimePoint::max();  // `expire` looks whether it gets on
+    until = TimePoint::max();  // `expire` checks its progress
   }
   auto reply =
       co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, until);
@@ -222,7 +222,7 @@ void ShardGroup::tell_opened(const proto::Opened& opened) {
   }
 }
 
-/// One at a time, so that none overtakes another.
+/// One task per server, so that messages stay in order.
 Task<void> ShardGroup::send_opened(std::shared_ptr<Link> link) {
   const auto kind = static_cast<std::uint16_t>(ServersKind::kOpened);
   std::vector<std::byte> head;
@@ -243,7 +243,7 @@ Task<Status> ShardGroup::plan_memory(Wanted wanted, TimePoint limit) {
   while (true) {
     Agreed next;
     for (const auto& [name, link] : present_) {
-      // One whose session has ended is about to be gone: what it had comes with another one.
+      // Skip a server whose session has ended: its chunks will move to other servers.
       if (link->memory_plan.workers == 0 || link->session->is_closed()) continue;
       const auto need = wanted(*link);
       if (!need) continue;
@@ -258,7 +258,7 @@ Task<Status> ShardGroup::plan_memory(Wanted wanted, TimePoint limit) {
         co_await ask(next.link, ServersKind::kMemoryPlan, std::move(head), Bytes(), limit);
     if (next.link->is_gone() || next.link->session->is_closed()) continue;
     if (told.ok()) {
-      if (next.link->memory_plan != next.before) continue;  // others asked meanwhile: look again
+      if (next.link->memory_plan != next.before) continue;  // changed concurrently: check again
       next.link->memory_plan = next.now;
       agreed.push_back(std::move(next));
       continue;

@@ -84,7 +84,7 @@ Task<void> ShardJournal::checkpointed(Round round) {
   recalled_.reset();
   auto remove = [folder = context_.options.journal_dir] {
     for (const LogSegment& old : journal::segments_of(folder))
-      (void)file::remove(old.path);  // of a time when there was one
+      (void)file::remove(old.path);  // of an earlier configuration with a journal
   };
   co_await run_on(context_.files, std::move(remove));
 }

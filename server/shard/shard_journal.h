@@ -12,31 +12,31 @@
 
 namespace centroid::server {
 
-/// The journal of a shard server: what it has prepared of each round. The leader's journal decides
-/// which of it counts.
+/// The journal of a shard server: the rounds that it has prepared. The leader's journal decides
+/// which of them count.
 ///
-/// recall  what the folder had when the session with the leader began: rounds that the leader has
-///         committed and that are to be applied again
+/// recall  content of the folder at the start of the session with the leader: rounds that the
+///         leader has committed and may request again
 /// thread  one executor
 class ShardJournal {
  public:
   ShardJournal(ShardContext& context, const ShardChunks& chunks);
 
-  /// What rounds write to; does nothing before `start`.
+  /// The writer for rounds; does nothing before `start`.
   Journal& writer() { return writer_; }
   const Journal& writer() const { return writer_; }
 
-  /// Read what is in the folder, once a session.
-  /// fails  failed_precondition: it is another run's
+  /// Read the folder, once per session.
+  /// fails  failed_precondition: it belongs to another run
   Task<Status> check_owner();
-  /// Begin with this state. What the leader has not committed of the folder is gone then.
+  /// Begin with this state. Drops rounds that the leader has not committed.
   Task<Status> start(proto::ServerState state);
-  /// Close it: the memory of the store is not read any more.
+  /// Close the journal. Afterwards it does not read the store's memory.
   Task<void> stop() { return writer_.stop(context_.files); }
   /// The session with the leader has ended.
   Task<void> forget();
   Task<Result<journal::Parts::Numbers>> recall(proto::Recall wanted);
-  /// There is a checkpoint with that many rounds: what is older is not asked for any more.
+  /// A checkpoint contains rounds up to `round`: they will not be recalled.
   Task<void> checkpointed(Round round);
 
   /// The state after that round.
@@ -51,7 +51,7 @@ class ShardJournal {
   Journal writer_;
   DiskWatch disk_;
   std::shared_ptr<const journal::Parts>
-      recalled_;  ///< what the folder had when the leader asked first
+      recalled_;  ///< content of the folder at the leader's first request
 };
 
 }  // namespace centroid::server

@@ -13,10 +13,10 @@ namespace centroid::server {
 
 namespace {
 
-/// Bytes of the model that may lie on one server: an even share, and what placement may add to it.
+/// Maximum bytes of the model on one server: an even share plus the imbalance of placement.
 Result<std::uint64_t> share_of(const proto::ServerModel& model, std::uint64_t total) {
   CENTROID_ASSIGN(const CodecSpec down, CodecSpec::parse(model.codec_down));
-  std::uint64_t unit = std::min(total, model.chunk_bytes);  // what lies on one server
+  std::uint64_t unit = std::min(total, model.chunk_bytes);  // the largest unit of placement
   if (down.feedback.enabled && down.kind == CodecSpec::Kind::kTopk)
     for (const TensorInfo& tensor : model.manifest) unit = std::max(unit, tensor.bytes());
   const std::uint64_t even = total / std::max<std::uint32_t>(model.servers, 1);
@@ -41,7 +41,7 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
   question.applies_on_worker = model.apply_on_worker;
   question.is_elastic = model.is_elastic;
   if (model.is_elastic) question.kept = StagedContributions::kPerWorker;
-  std::uint64_t largest = 0;  // of the fragments, one a round
+  std::uint64_t largest = 0;  // of the fragments; each round has one
   for (std::uint32_t i = 0; i < fragments.count(); ++i)
     largest = std::max(largest, fragments[i].elements);
   question.result_bytes = std::min(question.parameters, largest) * sizeof(float);
@@ -70,7 +70,7 @@ Status ShardMemory::check(const proto::ServerModel& model, const FragmentPlan& f
     return fits.error().with_context("server '" + context_.options.name +
                                      "', with its share of a model on " +
                                      std::to_string(model.servers) + " servers");
-  // As the leader's: a round that would need more has to wait for the checkpoint's disk.
+  // As on the leader: a round that needs more waits for the checkpoint's disk.
   const std::uint64_t more = std::max<std::uint64_t>(
       kShardCopyBytes, std::min(need.planes, (limit.bytes - need.total()) / 4));
   snapshot_budget_ = std::min(more, context_.options.snapshot_budget);

@@ -9,11 +9,11 @@
 
 namespace centroid::server {
 
-/// Copies of chunks that may be kept in any case: for a reader of the state, for the journal.
+/// Minimum budget for copies of chunks: for a reader of the state, for the journal.
 inline constexpr std::size_t kShardCopyBytes = 64u << 20;
 
-/// The memory that this server's share of the model needs, computed before it is taken. The tables
-/// on this server get what is left.
+/// The memory of this server's share of the model, computed before it is allocated. The tables on
+/// this server get the rest.
 ///
 /// thread  one
 class ShardMemory {

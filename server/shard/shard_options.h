@@ -11,19 +11,19 @@ namespace centroid::server {
 
 struct ShardOptions {
   std::string name;  ///< unique among the servers
-  /// Whom to join: the leader, or servers one of which leads, and which know who does.
+  /// Servers to join: the leader, or several of which one leads and the others know the leader.
   std::vector<transport::Endpoint> leaders;
   std::string advertise;  ///< HOST:PORT where workers reach this server
   std::string token;
   std::uint64_t memory_limit = 0;  ///< bytes; 0: the cgroup's or the machine's
-  std::string journal_dir;         ///< used where the leader keeps a journal
+  std::string journal_dir;         ///< used if the leader writes a journal
   std::uint64_t max_workers = 256;
   std::uint64_t max_payload_bytes = 128u << 20;
-  std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long without a leader
+  std::chrono::milliseconds join_timeout{60'000};  ///< fail after this time without a leader
   std::chrono::milliseconds stall_timeout{30'000};
-  std::uint64_t snapshot_budget = UINT64_MAX;  ///< bytes at most; else as much memory as is free
+  std::uint64_t snapshot_budget = UINT64_MAX;  ///< maximum bytes; otherwise limited by free memory
   std::chrono::milliseconds drain_timeout{
-      30'000};  ///< how long a stop waits for its chunks to move; 0: the leader loses them
+      30'000};  ///< how long a stop waits for its chunks to move; 0: the leader loses the chunks
 };
 
 }  // namespace centroid::server

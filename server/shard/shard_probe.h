@@ -7,17 +7,17 @@
 
 namespace centroid::server {
 
-/// What a shard server tells at its own port (docs/reference/metrics.md). Handles are looked up
+/// Metrics of a shard server at its own port (docs/reference/metrics.md). Handles are looked up
 /// once.
 class ShardProbe : public ServerProbe {
  public:
   explicit ShardProbe(metrics::Registry& registry);
 
-  /// As it tells the leader.
+  /// Update from the report to the leader.
   void reported(const proto::ServerReport& report, std::size_t chunks) const;
-  /// Nothing lies here any more.
+  /// The server has no state any more.
   void leader_lost();
-  /// Seconds of a round that was committed: sums, step and journal.
+  /// Observe the seconds of a committed round: sums, step and journal.
   void merged(double seconds) const { merge_seconds_.observe(seconds); }
 
  private:

@@ -6,16 +6,16 @@
 
 namespace centroid::server {
 
-/// What a shard server does for its leader at the moment. Its reports say so, and the leader does
-/// not give up a server that makes progress.
+/// The present activity of a shard server, for its reports. The leader does not drop a server that
+/// makes progress.
 ///
 /// thread  one
 class ShardProgress {
  public:
-  /// Names the present activity for its lifetime; the one around it is named again afterwards.
+  /// Sets the present activity for its lifetime and restores the enclosing one afterwards.
   class Activity {
    public:
-    /// `waits`: for something that this server cannot influence.
+    /// `waits`: it waits for something outside this server.
     Activity(ShardProgress& progress, std::string what, bool waits)
         : progress_(progress),
           what_(std::exchange(progress.what_, std::move(what))),
@@ -30,9 +30,9 @@ class ShardProgress {
     bool waits_;
   };
 
-  /// A piece of work is done.
+  /// Record progress.
   void advance() { ++count_; }
-  /// Call before each report: a wait is no lack of progress.
+  /// Call before each report: a wait counts as progress.
   void before_report() {
     if (waits_) ++count_;
   }

@@ -62,14 +62,14 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   CENTROID_CO_TRY(co_await await_snapshot());
   if (!chunks_.model().is_elastic) CENTROID_CO_TRY(sums_.finish(merge_));
   CENTROID_CO_TRY(co_await begin_journal());
-  // The journal reads the sums before they become means; without one it is done in one go.
+  // The journal reads the sums before they become means; without a journal one pass is enough.
   const bool keeps_sums = journal_.writer().is_on() && shard().form() == journal::Form::kSum;
   if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums());
   proto::MergeReply reply;
   CENTROID_CO_TRY(co_await make_means(keeps_sums, reply.squares));
   if (has_codec() && merge_.needs_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
   for (double& squares : reply.squares)
-    if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN has no form
+    if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN cannot be encoded
   parts_.clear();
   contributions_.clear();
   staged_.drop_all_but(merge_);
@@ -84,7 +84,7 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   co_return reply;
 }
 
-/// A checkpoint that is still being read keeps copies; past its budget the round waits for it.
+/// A checkpoint that is being read makes copies; if they exceed its budget, the round waits for it.
 Task<Status> ShardRound::await_snapshot() {
   if (chunks_.store().snapshot_is_full()) {
     const ShardProgress::Activity waits(
@@ -113,7 +113,7 @@ Task<Status> ShardRound::drain_journal() {
   co_return check_led();
 }
 
-/// Of contributions that are kept whole; others were summed when they came.
+/// Sum stored contributions; others were summed on arrival.
 void ShardRound::add_up(const Chunk& chunk) {
   if (parts_.empty()) return;
   const TimePoint since = context_.clock.now();
@@ -131,7 +131,7 @@ Task<Status> ShardRound::journal_sums() {
 }
 
 Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares) {
-  std::uint64_t copied = 0;  // for the journal, and not yet written
+  std::uint64_t copied = 0;  // bytes for the journal, not yet written
   for (const Chunk& chunk : chunks_.round_chunks()) {
     if (!has_sums) add_up(chunk);
     chunks_.store().scale(chunk, merge_.total_weight);
@@ -155,7 +155,7 @@ Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares)
 
 void ShardRound::journal_mean(ChunkId chunk, Bytes mean) {
   if (shard().form() != journal::Form::kMean) return;
-  if (has_codec())  // the codec's residual grows in this memory
+  if (has_codec())  // the codec's residual is written to this memory
     journal_.writer().chunk_copy(chunk, journal::Form::kMean, mean);
   else
     journal_.writer().chunk(chunk, journal::Form::kMean, mean);
@@ -184,14 +184,14 @@ Task<Status> ShardRound::step(proto::Step step) {
 
 void ShardRound::apply(const Chunk& chunk) {
   shard().apply(chunk);
-  if (chunks_.model().apply_on_worker) return;  // its mean has left
+  if (chunks_.model().apply_on_worker) return;  // its mean was sent
   const Bytes result = spare_of(chunks_.store(), chunk);
   if (shard().form() == journal::Form::kParameters)
     journal_.writer().chunk(chunk.id, journal::Form::kParameters, result);
   emit(chunk, result);
 }
 
-/// The chunks of the round are in the journal: write its end, before the leader gets an answer.
+/// Write the end of the round to the journal after its chunks, before the leader gets an answer.
 Task<Status> ShardRound::end_journal() {
   Journal& journal = journal_.writer();
   if (!journal.is_on()) co_return Status();
@@ -215,7 +215,7 @@ Task<Status> ShardRound::end_journal() {
   co_return Status();
 }
 
-/// What was prepared and not committed leaves no trace.
+/// A prepared round that was not committed has no effect.
 void ShardRound::begin_encoding() {
   if (merge_.clears_residual) shard().clear_residual();
   shard().encoder().set_rounds(merge_.reply_rounds);
@@ -233,8 +233,8 @@ Status ShardRound::encode(const Chunk& chunk) {
   return encoded.error().with_context("codec_down on server '" + context_.options.name + "'");
 }
 
-/// The result of a chunk, for everybody who waits for it. A copy, so that a slow reader keeps no
-/// round from this memory.
+/// Send the result of a chunk to the workers. It is a copy, so that a slow reader does not block a
+/// later round.
 void ShardRound::emit(const Chunk& chunk, Bytes values) {
   ShardResult result;
   result.head.round = merge_.round;
@@ -246,7 +246,7 @@ void ShardRound::emit(const Chunk& chunk, Bytes values) {
   send_(merge_.members, result);
 }
 
-/// Of what the workers decode, by chunk.
+/// Sums of squares of the means as workers decode them, by chunk.
 Task<Status> ShardRound::measure(std::vector<double>& squares) {
   for (const Chunk& chunk : chunks_.round_chunks()) {
     const auto of = shard().squares(chunk, *encoded_.at(chunk.id));

@@ -16,7 +16,7 @@
 
 namespace centroid::server {
 
-/// The result of a chunk, on its way to workers.
+/// The result of a chunk, for workers.
 struct ShardResult {
   proto::ResultChunk head;
   std::shared_ptr<const std::vector<std::byte>> values;
@@ -24,10 +24,10 @@ struct ShardResult {
 };
 
 /// One round on a shard server, from the leader's Merge to its Commit: sums, means, results and the
-/// step. Until the commit nothing of it counts.
+/// step. It has no effect before the commit.
 ///
-/// lost    who runs it keeps a reference. It ends by itself after `drop`, and when the leader is
-///         gone: then it does not touch the chunks any more
+/// lost    the running task has a reference. After `drop`, or when the leader is lost, it ends
+///         without touching the chunks
 /// thread  one executor
 class ShardRound {
  public:
@@ -37,32 +37,32 @@ class ShardRound {
     RoundSums& sums;
     Event& room;
     ShardJournal& journal;
-    /// Send a result to those of these workers that are here.
+    /// Send a result to those of the workers that are connected.
     const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send;
   };
   ShardRound(ShardContext& context, const Parts& parts, proto::Merge merge);
 
   using Contributions = std::vector<std::shared_ptr<const StagedContribution>>;
-  /// Sums and means; the step, too, unless that waits for the norm.
-  /// `contributions`: those that the Merge names, where they are kept whole
+  /// Compute sums and means, and make the step unless it waits for the norm. `contributions`: those
+  /// that the Merge names, if they are stored
   Task<Result<proto::MergeReply>> merge(Contributions contributions);
   Task<Status> step(proto::Step step);
-  /// The leader goes on without it, or it is committed.
+  /// The leader continues without this round, or it is committed.
   void drop() { is_dropped_ = true; }
   bool is_attempt(Round round, std::uint32_t attempt) const {
     return merge_.round == round && merge_.attempt == attempt;
   }
-  /// Of sums, step and journal.
+  /// Time of sums, step and journal.
   Duration time() const { return time_; }
 
  private:
-  /// The leader is still there. A task of its session is cancelled before what it works on is taken
-  /// away.
+  /// Whether the leader is connected. A task of its session is cancelled before its data is
+  /// destroyed.
   bool is_led() const { return !is_dropped_ && context_.leader.is_open(); }
   Status check_led() const;
   ModelShard& shard() const { return chunks_.shard(); }
   bool has_codec() const { return shard().encodes(); }
-  /// A chunk is done. True: it is time to let others run.
+  /// Record that a chunk is done. True: yield now.
   bool ends_turn();
   Task<Status> yield();
 
@@ -89,9 +89,9 @@ class ShardRound {
   ShardJournal& journal_;
   const std::function<void(const std::vector<MemberId>&, const ShardResult&)>& send_;
   const proto::Merge merge_;
-  Contributions contributions_;     ///< in the order of merge_.parts, where they are kept whole
+  Contributions contributions_;     ///< in the order of merge_.parts; only if they are stored
   std::vector<WeighedPart> parts_;  ///< the same, with their weights
-  std::string what_;                ///< is being done
+  std::string what_;                ///< the present activity
   bool is_dropped_ = false;
   std::size_t turn_ = 0;  ///< chunks since the step or the merge began
   Duration time_{};

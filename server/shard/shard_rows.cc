@@ -19,7 +19,7 @@ namespace {
 
 /// Copies of rows that change while a checkpoint reads them.
 constexpr std::uint64_t kCopyBytes = 64u << 20;
-/// The clients of an earlier session end when theirs are closed.
+/// Longest wait for the clients of an earlier session to end.
 constexpr std::chrono::seconds kEnd{10};
 constexpr const char* kNotYet = "its rows are being loaded";
 
@@ -30,7 +30,7 @@ Error before_tables(const std::string& what) {
                    "Serve)");
 }
 
-/// It ends with this error, and the session with its leader.
+/// End the session with the leader and this server with `why`.
 void refuse(transport::Session* session, LeaderLink* leader, const Error& why) {
   leader->set_fatal(why);
   session->close(why);
@@ -118,7 +118,7 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
   const std::shared_ptr<RowsService> fresh(
       new RowsService(tables.tables, lease, clock_, registry_),
       [files = files_, executor = executor_, ended = ended_](RowsService* gone) {
-        // Its journal is closed, which waits for the disk.
+        // The destructor closes its journal and waits for the disk.
         boost::asio::post(files, [owned = std::shared_ptr<RowsService>(gone)] {});
         boost::asio::post(executor, [ended] { ended->notify_all(); });
       });
@@ -133,8 +133,8 @@ Status ShardRows::take_tables(const proto::Tables& tables, const proto::ServerTe
   return check_room();
 }
 
-/// The checkpoint does not name this server: what is in its journal is older, and counts no more.
-/// Returns the number of the first segment behind that.
+/// Skip the journal of a server that the checkpoint does not name: its content is older. Returns
+/// the number of the first new segment.
 Result<std::uint64_t> ShardRows::pass_over_journal(const fs::path& folder,
                                                    const std::string& run_id,
                                                    const std::string& restored_from) {
@@ -155,7 +155,8 @@ Result<std::uint64_t> ShardRows::pass_over_journal(const fs::path& folder,
   return next;
 }
 
-/// All rows of the checkpoint have come. Nobody else looks at the tables until this is done.
+/// Replay the journal after all rows of the checkpoint have arrived. The tables are not used
+/// otherwise meanwhile.
 Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
   const auto service = service_;
   is_replaying_ = true;

@@ -18,10 +18,9 @@
 
 namespace centroid::server {
 
-/// The part of a shard server that holds rows of tables: it takes from the leader which keys are
-/// its own and what a checkpoint has of them, applies what its journal has behind that, and then
-/// serves clients by itself. What lies here belongs to one session with the leader, as everything
-/// else of a shard server does.
+/// The rows of tables on a shard server. The leader sends its keys and their rows from a
+/// checkpoint; then it replays the later part of its journal and serves clients by itself. All
+/// state belongs to one session with the leader.
 ///
 /// thread  one executor
 class ShardRows {
@@ -34,22 +33,22 @@ class ShardRows {
   ShardRows(Executor executor, Executor files, Options options, const Clock& clock);
 
   static bool is_for_rows(std::uint16_t kind);
-  /// A request of the leader. Answers it; an error ends the session. What the leader cannot mend
-  /// (too little memory, a journal of another run) is fatal to the link with it.
-  /// `tasks`: of the session
+  /// A request of the leader. Answers it; an error ends the session. An error that the leader
+  /// cannot resolve (too little memory, a journal of another run) is fatal to the link. `tasks`: of
+  /// the session
   Task<Status> on_leader(transport::Session& session, const transport::InFrame& frame,
                          TaskGroup& tasks, LeaderLink& leader);
-  /// Where clients' requests go; it lives as long as somebody holds it.
-  /// fails  unavailable: no tables are here yet.
+  /// The service for clients' requests; shared.
+  /// fails  unavailable: no tables are loaded yet.
   Result<std::shared_ptr<RowsService>> service() const;
-  /// The leader is lost.
+  /// The leader is lost: drop all state.
   void forget(const Error& why);
-  /// Now and then.
+  /// Call periodically.
   void tick();
 
-  /// Memory that tables may take, with what their checkpoints and journal need.
+  /// Maximum memory of the tables, with their checkpoints and journal.
   std::uint64_t reserved_bytes() const;
-  /// What the model beside them needs, with the server itself.
+  /// Set the memory of the model and of the server itself.
   void set_beside(std::uint64_t bytes);
 
  private:
@@ -86,10 +85,10 @@ class ShardRows {
   Executor executor_, files_;
   const Options options_;
   const Clock& clock_;
-  metrics::Registry registry_;  ///< the leader shows them
+  metrics::Registry registry_;  ///< exported by the leader
   std::shared_ptr<RowsService> service_;
-  std::weak_ptr<RowsService> last_;     ///< of an earlier session: its journal must be closed
-  const std::shared_ptr<Event> ended_;  ///< that it is
+  std::weak_ptr<RowsService> last_;  ///< of the previous session: its journal must be closed first
+  const std::shared_ptr<Event> ended_;  ///< signals that it is closed
   proto::Tables tables_;
   std::string run_id_;
   std::uint64_t beside_ = 0;

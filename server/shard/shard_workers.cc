@@ -11,7 +11,7 @@ namespace centroid::server {
 
 namespace {
 
-/// After these a worker comes back by itself, by the route that is valid then.
+/// Whether a worker returns by itself after this error, with the newest route.
 bool may_come_back(const Error& why) {
   return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kAborted ||
          why.code() == ErrorCode::kCancelled;
@@ -102,8 +102,8 @@ Result<std::shared_ptr<ShardWorkers::Worker>> ShardWorkers::admit(transport::Ses
   return worker;
 }
 
-/// Names what is wrong; a chunk that lies elsewhere leads its sender to the leader, who has the
-/// route.
+/// Check a Push. The error for a chunk on another server sends the worker to the leader, which has
+/// the route.
 Status ShardWorkers::check_push(const Worker& worker, const proto::Push& push,
                                 std::uint64_t bytes) const {
   const std::string where = text(push, worker.enter.name);
@@ -136,7 +136,7 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   }
   CENTROID_CO_TRY(check_push(*worker, push, bytes));
   const ShardChunks& chunks = model_.chunks();
-  // Of another fragment: it was on its way when its round closed without it.
+  // A chunk of another fragment was in flight when its round closed without it.
   const bool is_old = !chunks.shard().has_turn(chunks.plan().chunk(push.chunk));
   context_.probe.payload_received(bytes);
   if (is_old || !model_.expect(key, worker->codec)) {
@@ -148,7 +148,7 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   const TimePoint arrived = context_.clock.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer.bytes().first(bytes)));
   context_.probe.receive().ended(worker->lane, arrived, context_.clock.now(), push.round.value);
-  if (!model_.is_expected(key)) {  // it has gone while the bytes came in
+  if (!model_.is_expected(key)) {  // it was dropped while the payload arrived
     session.release_credit(bytes);
     context_.probe.stale_frame();
     co_return Status();
@@ -173,14 +173,14 @@ void ShardWorkers::release(MemberId member, std::size_t bytes) {
   const auto found = workers_.find(member);
   if (found == workers_.end()) return;
   Worker& worker = *found->second;
-  bytes = std::min(bytes, worker.unreleased);  // what an earlier session of it has sent is none's
+  bytes = std::min(bytes, worker.unreleased);  // credit of an earlier session is not returned
   worker.unreleased -= bytes;
   worker.session->release_credit(bytes);
 }
 
 void ShardWorkers::report_whole(proto::Whole whole) {
   if (!context_.leader.is_open()) return;
-  if (std::isnan(whole.squares))  // a head holds no NaN
+  if (std::isnan(whole.squares))  // NaN cannot be encoded
     whole.squares = std::numeric_limits<double>::infinity();
   context_.leader.tasks().spawn(send_whole(context_.leader.session(), whole));
 }
@@ -204,12 +204,12 @@ void ShardWorkers::left(const std::shared_ptr<Worker>& worker, const Error& why)
   worker->wake.notify_all();
 }
 
-/// A worker may go on saying to the leader that it lives: the leader is told that nothing comes
-/// here any more. At once when it was refused; after a lease when it may come back.
+/// A worker without a session here may still send heartbeats to the leader, so the leader must be
+/// notified: at once if the worker was refused, after a lease if it may return.
 void ShardWorkers::session_ended(const proto::Enter& enter, const Error& why) {
   LeaderLink& leader = context_.leader;
   if (!leader.is_open() || !leader.is_joined() || workers_.contains(enter.member)) return;
-  if (!fence_.is_member(enter)) return;  // the leader has ended it, or knows no such worker
+  if (!fence_.is_member(enter)) return;  // the leader has removed it, or never named it
   auto refused = std::make_shared<proto::Refused>();
   refused->member = enter.member;
   refused->code = static_cast<std::uint8_t>(why.code());
@@ -235,7 +235,7 @@ Task<void> ShardWorkers::refuse_if_away(transport::Session& leader,
                                         std::shared_ptr<const proto::Refused> refused) {
   const std::chrono::milliseconds lease(context_.leader.terms().lease_ms);
   if (!co_await sleep_until(context_.clock.now() + lease)) co_return;  // lint-ok: a deadline
-  if (away_.erase(refused->member) == 0) co_return;  // it is back, or the leader knows
+  if (away_.erase(refused->member) == 0) co_return;  // it returned, or the leader knows
   log::warn("worker.disconnected", {{"member", refused->member.value}, {"why", refused->why}});
   co_await send_refused(leader, std::move(refused));
 }
@@ -249,7 +249,7 @@ void ShardWorkers::send(const std::vector<MemberId>& members, const ShardResult&
   }
 }
 
-/// The results that wait for one worker, in order.
+/// Sends the queued results to one worker, in order.
 Task<void> ShardWorkers::outbox(std::shared_ptr<Worker> worker) {
   transport::Session& session = *worker->session;
   const trace::Lane lane(worker->enter.name + " out");

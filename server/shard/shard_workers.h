@@ -21,8 +21,8 @@
 
 namespace centroid::server {
 
-/// The workers of a shard server: who may come, what they send, and the results that they get. The
-/// leader learns when a contribution is complete, and when a worker's session has ended.
+/// The workers of a shard server: admission, their contributions and their results. Reports
+/// complete contributions and ended sessions to the leader.
 ///
 /// thread  one executor
 class ShardWorkers {
@@ -34,21 +34,21 @@ class ShardWorkers {
     TaskGroup* tasks = nullptr;
     trace::Lane lane;
     std::deque<ShardResult> outgoing;
-    std::size_t unreleased = 0;  ///< bytes of its credit that the sums have not taken yet
+    std::size_t unreleased = 0;  ///< bytes of its credit that are not returned yet
     Event wake;
     explicit Worker(Executor executor) : wake(executor) {}
   };
 
   ShardWorkers(ShardContext& context, HostedModel& model);
 
-  // what the leader says
+  // messages of the leader
   void set_opened(proto::Opened opened) { fence_.set(std::move(opened)); }
   void set_tokens(proto::Tokens tokens);
   void forget(const proto::Forget& gone);
-  /// The session with the leader has ended: no worker is known any more.
+  /// The session with the leader has ended: close all workers' sessions.
   void close_all(const Error& why);
 
-  /// A token by which workers may come, beside the server's own.
+  /// Whether `secret` is a token for workers, besides the server's own.
   bool accepts(std::string_view secret) const;
   /// First message of a worker. `tasks`: of its session
   Task<Result<std::shared_ptr<Worker>>> enter(transport::Session& session, TaskGroup& tasks,
@@ -57,9 +57,9 @@ class ShardWorkers {
                          proto::Push push, std::uint64_t bytes);
   /// Its session has ended.
   void left(const std::shared_ptr<Worker>& worker, const Error& why);
-  /// A result, to those of these workers that are here.
+  /// Send a result to those of the workers that are connected.
   void send(const std::vector<MemberId>& members, const ShardResult& result);
-  /// Give a worker its credit back.
+  /// Return credit to a worker.
   void release(MemberId member, std::size_t bytes);
   void add_to(proto::ServerReport& report) const;
 
@@ -79,9 +79,9 @@ class ShardWorkers {
   HostedModel& model_;
   ContributionFence fence_;
   std::map<MemberId, std::shared_ptr<Worker>> workers_;
-  std::set<MemberId> away_;  ///< whose sessions have ended, and who may come back
+  std::set<MemberId> away_;  ///< workers whose sessions have ended and that may return
   std::vector<TokenDigest> tokens_;
-  transport::TrafficCounters traffic_;  ///< of workers that are gone
+  transport::TrafficCounters traffic_;  ///< of ended sessions
 };
 
 }  // namespace centroid::server

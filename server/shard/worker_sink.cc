@@ -13,7 +13,7 @@ using transport::InFrame;
 using transport::Session;
 
 Task<Status> WorkerSink::on_frame(Session& session, InFrame frame) {
-  if (frame.header.kind == transport::kEcho && !worker_)  // an operator measures the way here
+  if (frame.header.kind == transport::kEcho && !worker_)  // an operator measures the connection
     co_return co_await transport::answer_echo(session, frame);
   const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
   CENTROID_CO_TRY(proto::check_frame(frame.header.kind, is_request, frame.head.size(),

@@ -10,8 +10,8 @@
 
 namespace centroid::server {
 
-/// Frames of one session at a shard server's port: of a worker, Enter and then its contributions;
-/// or of a client of rows.
+/// Handles the frames of one session at a shard server's port: Enter and contributions of a worker,
+/// or requests of a client of rows.
 ///
 /// thread  one executor
 class WorkerSink final : public transport::FrameSink {
@@ -24,7 +24,8 @@ class WorkerSink final : public transport::FrameSink {
 
   /// Nullptr: no worker has entered.
   const std::shared_ptr<ShardWorkers::Worker>& worker() const { return worker_; }
-  /// Of a worker or a client of rows; whether they live is the leader's to see, and RowsSessions'.
+  /// Whether the session belongs to a worker or a client of rows. The leader and RowsSessions
+  /// detect dead ones.
   bool is_known() const { return worker_ || client_; }
 
  private:
@@ -36,7 +37,7 @@ class WorkerSink final : public transport::FrameSink {
   TaskGroup& tasks_;
   std::shared_ptr<ShardWorkers::Worker> worker_;
   std::shared_ptr<RowsService> service_;
-  std::optional<RowsSession> client_;  ///< of it
+  std::optional<RowsSession> client_;
 };
 
 }  // namespace centroid::server

@@ -22,7 +22,7 @@ class DutyCycle {
   /// Any thread: a thread waits for the work. A rest ends at once, and there are no more.
   void hurry();
 
-  /// Seconds whose share may be used at once: small works never rest.
+  /// Seconds whose share may be used at once: short work never rests.
   static constexpr double kBurst = 0.25;
   /// How long to rest after `busy` seconds of processor time within `passed` seconds. `credit`:
   /// unused processor time in seconds.

@@ -18,15 +18,14 @@ namespace centroid::server {
 /// thread  every method from any one thread; callbacks run on the writer's threads
 /// memory  none that grows with the model: `chunk_copy` stores copies until they are written; with
 ///         64 MiB of them there is no room, and its caller must not add more
-/// failure a failing write is repeated until it succeeds (`Options::waits`: waits for `done` last
-/// as
-///         long), or the journal is broken: then everything is dropped until `begin_segment`
+/// failure a failing write is repeated until it succeeds (`Options::waits`; a wait for `done` lasts
+///         as long), or the journal is broken: then everything is dropped until `begin_segment`
 class JournalWriter final : private LogWriter {
  public:
   using LogWriter::Options;
-  /// Create the folder and its first segment. Segments of earlier rounds stay until `prune`; one
-  /// that begins at the same round is replaced, later ones are removed: their rounds do not count.
-  /// `route` follows the base of every segment, if it names servers.
+  /// Create the folder and its first segment. Segments of earlier rounds stay until `prune`. A
+  /// segment that begins at the same round is replaced; later ones are removed, because their
+  /// rounds do not count. `route` follows the base of every segment, if it names servers.
   static Result<std::unique_ptr<JournalWriter>> start(Options options, journal::Base base,
                                                       journal::Route route = {});
   /// Writes the pending records, if it can at once, and syncs.
@@ -42,8 +41,7 @@ class JournalWriter final : private LogWriter {
   /// number for `is_done`.
   std::uint64_t end_round(journal::Kind kind, Round round, std::uint32_t attempt,
                           journal::Commit commit);
-  /// The number of the last call
-  /// whether that number is done.
+  /// The number of the last call, and whether that number is done.
   std::uint64_t asked() const;
   bool is_done(std::uint64_t number) const;
   /// The attempt will not be committed: its pending chunks are dropped, the written ones cut off.
@@ -63,8 +61,8 @@ class JournalWriter final : private LogWriter {
     std::uint64_t bytes = 0;       ///< of all segments
     std::uint64_t written = 0;     ///< bytes since the start
     std::size_t queued_bytes = 0;  ///< in copies
-    Round durable;                 ///< rounds that power loss does not take
-    double unsynced_seconds = 0;   ///< age of the oldest commit that it would
+    Round durable;                 ///< last round that survives a power loss
+    double unsynced_seconds = 0;   ///< age of the oldest commit that would not
   };
   State state() const;
 

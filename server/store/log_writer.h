@@ -18,7 +18,7 @@
 namespace centroid::server {
 
 /// Common to the writers of the journals of rounds and of rows: a thread that writes and one that
-/// syncs, repeated attempts, the files. The content and its order are theirs.
+/// syncs, repeated attempts, the files. The writers determine content and order.
 class LogWriter {
  public:
   struct Options {

@@ -25,7 +25,8 @@ struct MemoryQuestion {
   std::uint64_t parameters = 0, tensors = 0, chunks = 0;
   std::uint64_t slots = 0;
   bool stores_residual = false, compresses_results = false, applies_on_worker = false;
-  /// Of a worker's to one round, as its codec may encode it: of the largest fragment.
+  /// Largest contribution of a worker to one round, as its codec may encode it: of the largest
+  /// fragment.
   std::uint64_t contribution_bytes = 0;
   std::uint64_t result_bytes = 0;  ///< of one round, as float32
   bool is_elastic = false;         ///< contributions are stored completely until their round closes

@@ -22,18 +22,18 @@ inline float mean_factor(double total_weight) {
   return static_cast<float>(1.0 / total_weight);
 }
 
-/// Committed parameters, optimizer slots and the spare plane in which the next version grows. All
-/// planes are float32 of plan.total_elements(), laid out end to end (Chunk::position).
+/// Committed parameters, optimizer slots and the spare plane in which the next version is computed.
+/// All planes are float32 of plan.total_elements(), laid out end to end (Chunk::position).
 ///
 /// memory  (2 + slots) planes, one more with a residual, nothing else that grows with the model (a
 ///         running snapshot: at most its copy budget)
 /// thread  one (the service's), except Snapshot, which one other thread reads
 /// rounds  contributions are summed into spare(); `apply` turns a chunk's sum into its result;
-/// `commit_swap` publishes by one swap
+///         `commit_swap` publishes by one swap
 class ParameterStore {
  public:
-  /// `stores_residual`: results are sent through a codec with error feedback. Its remainder grows
-  /// in spare and becomes the residual with the commit.
+  /// `stores_residual`: results are sent through a codec with error feedback. Its remainder is
+  /// written to spare and becomes the residual with the commit.
   ParameterStore(ChunkPlan plan, std::unique_ptr<Optimizer> optimizer,
                  bool stores_residual = false);
   ~ParameterStore();
@@ -45,8 +45,8 @@ class ParameterStore {
   void set_optimizer(std::unique_ptr<Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
   Version version() const { return version_; }  ///< 0: not initialised
   std::uint64_t optimizer_step() const { return optimizer_step_; }
-  /// The version of the present values: behind `version` after `commit_elsewhere`, 0 while they are
-  /// replaced.
+  /// The version of the present values: older than `version` after `commit_elsewhere`, 0 while they
+  /// are replaced.
   Version held() const { return held_; }
   bool is_current() const { return held_ == version_; }
   /// Planes, and the copies of a running snapshot.
@@ -108,7 +108,7 @@ class ParameterStore {
   void commit_swap();
   /// After shadow_apply on every chunk. version + 1, optimizer_step + 1; swaps spare and residual.
   void commit_in_place();
-  /// The same after a round of these chunks, all of which are here: the others stay as they were.
+  /// The same after a round of these chunks, all of which are here: the others do not change.
   void commit_swap(std::span<const Chunk> chunks);
   void commit_in_place(std::span<const Chunk> chunks);
   /// Rounds train this many parts of the model in turn: each part counts its own steps.
@@ -117,7 +117,7 @@ class ParameterStore {
   /// changed slots or parameters.
   void commit_unchanged();
   /// The workers have applied a round among themselves: version + 1, optimizer_step + 1. The values
-  /// here stay behind until they are loaded again: `begin_replacing`, `load` of every plane,
+  /// here are outdated until they are loaded again: `begin_replacing`, `load` of every plane,
   /// `end_replacing`.
   void commit_elsewhere();
   void begin_replacing() { held_ = Version(); }

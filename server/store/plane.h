@@ -13,7 +13,7 @@ namespace centroid::server {
 
 /// One float32 value per parameter, all tensors end to end, with the readers of each chunk.
 ///
-/// memory  zero at first, and allocated by the system only where it is touched
+/// memory  zero at first, and the system allocates a page when it is first accessed
 class Plane {
  public:
   /// Elements and chunks of `plan`; `tag` distinguishes this memory from others, in every role.

@@ -158,7 +158,7 @@ void RowsJournalWriter::run() {
     if (taken.empty()) continue;
     if (status.ok()) {
       const std::lock_guard lock(mutex_);
-      done_ = std::max(done_, taken.back().last);  // it may have been broken off meanwhile
+      done_ = std::max(done_, taken.back().last);  // the journal may have been broken meanwhile
       for (Batch& batch : taken) {
         queued_bytes_ -= std::min(queued_bytes_, batch.bytes.size());
         if (spare_.size() >= kSpareBatches) continue;

@@ -19,7 +19,7 @@ namespace centroid::server {
 /// thread  every method from any one thread; callbacks run on the writer's threads
 /// memory  unwritten entries: a caller without room (`has_room`) must wait
 /// failure a failing write is repeated until it succeeds (`Options::waits`), or the journal is
-/// broken: then everything is dropped until `rotate`
+///         broken: then everything is dropped until `rotate`
 class RowsJournalWriter final : private LogWriter {
  public:
   /// Unwritten entries, and beyond them the last of every client.
@@ -42,13 +42,12 @@ class RowsJournalWriter final : private LogWriter {
   std::uint64_t append(const rows_journal::Entry& entry);
   /// Sync all entries so far, whatever `sync_every` is.
   void sync();
-  /// The number of the last call
-  /// whether that number is done: written, or dropped by a broken journal.
+  /// The number of the last call. `is_done`: it is written, or a broken journal dropped it.
   std::uint64_t asked() const;
   bool is_done(std::uint64_t number) const;
   bool has_room() const;
-  /// Continue in a segment of this number: a checkpoint of the present state needs none below.
-  /// Repairs a broken journal.
+  /// Continue in a new segment and return its number: a checkpoint of the present state needs no
+  /// earlier one. Repairs a broken journal.
   std::uint64_t rotate();
   /// A checkpoint that needs no segment below `first` is on the disk.
   void prune(std::uint64_t first);

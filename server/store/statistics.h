@@ -6,7 +6,7 @@
 namespace centroid::server {
 
 /// Statistics of the values of one tensor. NaN and infinities are counted and excluded from the
-/// rest, which is 0 if nothing else is there.
+/// other fields, which are 0 if there are no finite values.
 struct TensorStatistics {
   std::uint64_t elements = 0, nonfinite = 0;
   double min = 0, max = 0, mean = 0;

@@ -27,7 +27,7 @@ Status BucketMoves::set_route(proto::Route route, std::size_t self) {
   return {};
 }
 
-/// This server's place in another route.
+/// This server's index in another route.
 Result<std::size_t> BucketMoves::place_in(const proto::Route& route) const {
   const auto self =
       std::ranges::find(route.servers, route_.servers[self_].name, &proto::RouteServer::name);
@@ -66,7 +66,7 @@ void BucketMoves::begin_claims() {
     if (route_.owners[bucket] == self_) claims_[bucket] = route_.version;
 }
 
-/// Buckets that are claimed, and another server's by the route.
+/// Claimed buckets that the route assigns to another server.
 BucketMoves::Buckets BucketMoves::lost() const {
   Buckets found;
   for (std::size_t bucket = 0; bucket < route_.owners.size(); ++bucket)

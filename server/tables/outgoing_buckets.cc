@@ -39,7 +39,7 @@ void BucketMoves::begin(const Buckets& buckets) {
   for (std::size_t i = 0; i < store_.size(); ++i) store_.table(i).note_new(&fresh_[i]);
 }
 
-/// Those of the buckets that are looked for, by bucket.
+/// Record the keys of wanted buckets, by bucket.
 void BucketMoves::note(std::size_t table, std::vector<std::uint64_t>& keys) {
   for (const std::uint64_t key : keys)
     if (const std::uint16_t place = place_[proto::row_bucket(key)]; place != kNotWanted)
@@ -52,7 +52,7 @@ void BucketMoves::note_fresh() {
 }
 
 bool BucketMoves::find(const Buckets& buckets, std::size_t places) {
-  if (buckets.empty()) {  // it may look for none: it was lost and is back since it was asked to
+  if (buckets.empty()) {  // after a reconnect there may be no scan to end
     end();
     return true;
   }
@@ -119,7 +119,7 @@ std::vector<std::uint64_t> BucketMoves::keys_of(std::size_t table, const Buckets
     const auto& found = keys_[table][place_[bucket]];
     keys.insert(keys.end(), found.begin(), found.end());
   }
-  std::ranges::sort(keys);  // one that went and came again stands there twice
+  std::ranges::sort(keys);  // a key that was dropped and stored again occurs twice
   keys.erase(std::ranges::unique(keys).begin(), keys.end());
   return keys;
 }
@@ -185,7 +185,7 @@ Status BucketMoves::give(const proto::Route& route, const Buckets& buckets) {
 Status BucketMoves::keep(const proto::Route& route, const Buckets& buckets) {
   CENTROID_TRY(move_to(route));
   release();
-  // Newer than what the other may have in its journal; pushes stand behind it.
+  // Newer than a Take in the other server's journal; later pushes follow it.
   journal_.take(route_.version, buckets, false);
   claim(buckets, route_.version);
   return {};

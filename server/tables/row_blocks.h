@@ -6,10 +6,10 @@
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
 
-/// Rows and what was pushed as payloads between two servers.
+/// Rows and records of pushes as payloads between two servers.
 namespace centroid::server {
 
-/// Rows of a table that one payload may hold: at least 1, at most kMaxRows.
+/// Maximum rows of a table per payload: at least 1, at most kMaxRows.
 std::uint32_t rows_of_payload(const RowSpec& spec, std::uint64_t max_payload_bytes);
 
 /// The rows [first, first + rows) of a block.
@@ -18,7 +18,7 @@ std::vector<std::byte> rows_payload(const RowTable::Block& block, std::size_t fi
 /// fails invalid_argument: a payload that does not fit head and dim
 Result<RowTable::Block> rows_of(const proto::RowsBlock& head, const RowSpec& spec, Bytes payload);
 
-/// Entries that one payload may hold: at least 1.
+/// Maximum entries per payload: at least 1.
 std::uint32_t clients_of_payload(std::uint64_t max_payload_bytes);
 std::vector<std::byte> pushes_payload(const std::vector<PushWindows::Entry>& entries,
                                       std::size_t first, std::size_t clients);

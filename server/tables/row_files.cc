@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Rows read at once.
+/// Rows per read.
 constexpr std::uint64_t kRowsAtOnce = 4096;
 
 constexpr const char* kFormat = "centroid-rows-1";
@@ -33,7 +33,7 @@ std::string exact(double value) {
   return text;
 }
 
-/// What the values of a row depend on beside its gradients and rates.
+/// Settings that the values of a row depend on, except rates.
 std::map<std::string, std::string> identity(const RowSpec& spec) {
   constexpr const char* kKinds[] = {"zeros", "uniform", "normal"};
   const auto kind = static_cast<std::size_t>(spec.initializer.kind);
@@ -59,7 +59,7 @@ void put_shape(std::map<std::string, std::string>& metadata, const std::string& 
   metadata[of + "_index_places"] = std::to_string(shape.index_places);
 }
 
-/// Numbers of a file's metadata; the first that is missing or none is kept.
+/// Reads numbers of a file's metadata; records the first that is missing or invalid.
 class Numbers {
  public:
   Numbers(const fs::path& path, const std::map<std::string, std::string>& metadata)
@@ -92,7 +92,7 @@ class Numbers {
 };
 
 Status check_tensors(const fs::path& path, Manifest found, Manifest expected) {
-  // By name: empty ones lie at the same place.
+  // By name: empty tensors have equal offsets.
   std::ranges::sort(found, {}, &TensorInfo::name);
   std::ranges::sort(expected, {}, &TensorInfo::name);
   const std::string difference = describe_difference(expected, found);

@@ -10,50 +10,50 @@
 #include "server/rows/push_windows.h"
 #include "server/rows/row_table.h"
 
-/// Tables of sparse rows as files of a checkpoint; docs/how-to/recover.md#files-of-a-checkpoint has
-/// their content.
+/// Tables of sparse rows as files of a checkpoint; docs/how-to/recover.md#files-of-a-checkpoint
+/// describes their content.
 namespace centroid::server {
 
-/// Gives the frozen rows block by block; false: that was all.
+/// Returns the frozen rows block by block; false: no more.
 using RowReader = std::function<Result<bool>(RowTable::Block& block)>;
 
-/// Create `path` with what a frozen table holds.
+/// Write a frozen table to the new file `path`.
 /// fails  as StripedWriter
 Result<FileRecord> write_rows(const std::filesystem::path& path, const RowSpec& spec,
                               const RowTable::State& state, const RowReader& read);
 
-/// Takes the rows of a file.
+/// Receives the rows of a file.
 struct RowsSink {
-  /// What the table was like; false: that is enough.
+  /// The table's state; false: skip the rows.
   std::function<bool(const RowTable::State&)> begin;
-  /// Some rows, or keys that waited; `now` of the state.
+  /// Some rows, or keys that wait for admission; `now` of the state.
   std::function<Status(const RowTable::Block& block, std::uint64_t now)> put;
 };
 
-/// Read a table's file. What a row's values depend on must be as it was. Returns the state as it
-/// was.
-/// fails  failed_precondition: another dim, optimizer, init or seed; data_loss: not such a file; or
-///        as `put`.
+/// Read a table's file. The settings that rows depend on must be unchanged. Returns the stored
+/// state.
+/// fails  failed_precondition: another dim, optimizer, init or seed; data_loss: not a valid file;
+///        or as `put`.
 Result<RowTable::State> read_rows(const std::filesystem::path& path, const RowSpec& spec,
                                   const RowsSink& sink);
-/// Fill an empty table. Of rows that were on several servers those without room are left out, and
-/// the log says so: how much memory they take depends on where they were.
+/// Fill an empty table. Rows from several servers that exceed max_bytes are skipped and logged,
+/// because their memory depends on their distribution.
 /// fails  resource_exhausted: max_bytes.
 Result<RowTable::State> read_rows(const std::filesystem::path& path, RowTable& table);
 
-/// Put rows, or keys that waited, back into a table. `left_out`: rows that max_bytes has no room
-/// for are left out and counted; nullptr: they are an error.
+/// Restore rows, or keys that wait for admission. `left_out` counts rows that exceed max_bytes and
+/// are skipped; nullptr: they are an error.
 Status restore_block(RowTable& table, const RowTable::Block& block, std::uint64_t now,
                      std::uint64_t* left_out);
 
-/// What the rows of a checkpoint hold, or of several servers those of one.
+/// The record of pushes of a checkpoint; with several servers, of one of them.
 struct PushedRows {
   std::vector<PushWindows::Entry> clients;
-  std::uint64_t journal = 0;  ///< the first segment of the journal behind them
-  std::string server;         ///< its name; empty: there was one server
-  bool is_followed = false;   ///< several: their journals may have more, which must not be lost
-  std::uint64_t route = 0;    ///< several: by which they lay so
-  std::string buckets;        ///< several: that lay there (to_ranges)
+  std::uint64_t journal = 0;  ///< first segment of the journal after them
+  std::string server;         ///< its name; empty: a single server
+  bool is_followed = false;   ///< several servers: their journals may have needed pushes
+  std::uint64_t route = 0;    ///< several servers: the route at that time
+  std::string buckets;        ///< several servers: the buckets of this one (to_ranges)
 };
 Result<FileRecord> write_pushes(const std::filesystem::path& path, const PushedRows& pushed);
 Result<PushedRows> read_pushes(const std::filesystem::path& path);

@@ -60,7 +60,7 @@ std::optional<RowsJournalWriter::State> RowsJournal::state() const {
   return writer_->state();
 }
 
-/// An entry of now.
+/// An entry with the present time.
 Entry RowsJournal::entry(Entry::Kind kind, std::size_t table, std::size_t rows, Bytes data) const {
   Entry entry;
   entry.kind = kind;
@@ -80,7 +80,7 @@ void RowsJournal::push(const proto::RowsPush& head, std::uint64_t client, Bytes 
   writer_->append(push);
 }
 
-/// Where no use of a row is counted a pull leaves no trace that a push could meet.
+/// Without max_bytes and max_age a pull has no effect on later pushes.
 void RowsJournal::pull(const proto::RowsPull& head, Bytes data) {
   const RowSpec& spec = store_.spec(head.table);
   if (!writer_ || (spec.max_age == 0 && spec.max_bytes == 0)) return;

@@ -14,39 +14,38 @@
 
 namespace centroid::server {
 
-/// The journal of the tables: requests in the order in which they were applied, with the time they
-/// were applied at, so that a replay makes the same calls on the same rows. Until `start` nothing
-/// is written.
+/// The journal of the tables: requests in the order and with the time of their application, so that
+/// a replay makes the same calls on the same rows. Writes nothing before `start`.
 ///
 /// thread  the service's
 class RowsJournal {
  public:
   RowsJournal(const TableStore& store, const Clock& clock) : store_(store), clock_(clock) {}
 
-  /// Pushes are written before they are answered, from now on; without tables nothing is.
-  /// `executor`: the service's; the thread of `files` opens it. Not set in `options`: tables,
-  /// on_progress.
+  /// From now on pushes are written before they are answered. Does nothing without tables.
+  /// `executor`: the service's; a thread of `files` opens the journal. `start` sets the tables and
+  /// on_progress of `options`.
   Task<Status> start(Executor executor, Executor files, RowsJournalWriter::Options options);
 
-  // where it stands
-  /// The first segment behind the restored checkpoint.
+  // position
+  /// The first segment after the restored checkpoint.
   std::uint64_t first_segment() const { return first_segment_; }
   void set_first_segment(std::uint64_t number);
-  /// Where `start` begins.
+  /// Set the position at which `start` begins.
   void set_next(RowsJournalWriter::Position position) { next_ = position; }
-  /// The segment of what follows. With a writer it is a new one.
+  /// Number of the segment of later entries. With a writer a new segment begins.
   std::uint64_t rotate();
-  /// A checkpoint that needs no segment below is on the disk.
+  /// A checkpoint that needs no segment below `first` is on the disk.
   void prune(std::uint64_t first);
-  /// Its segments have more than so many bytes, or it is broken: only a checkpoint helps.
+  /// Whether the segments exceed `bytes`, or the journal is broken: then a checkpoint is needed.
   bool requires_checkpoint(std::uint64_t bytes) const;
-  /// The server stops: what cannot be written is not waited for any more.
+  /// The server stops: failing writes are not awaited any more.
   void give_up();
   std::optional<RowsJournalWriter::State> state() const;
 
-  // entries; without a writer nothing happens
+  // entries; no effect without a writer
   void push(const proto::RowsPush& head, std::uint64_t client, Bytes data);
-  /// Only where the use of a row decides whether it stays.
+  /// Written only if the use of rows affects eviction.
   void pull(const proto::RowsPull& head, Bytes data);
   void forget(std::uint64_t client);
   void rows(std::uint32_t table, const RowTable::Block& block, std::uint64_t at);
@@ -55,10 +54,10 @@ class RowsJournal {
   void give(std::uint64_t route, const std::vector<std::uint16_t>& buckets, bool drops_rows);
 
   bool has_room() const { return !writer_ || writer_->has_room(); }
-  /// Wait until all that was appended so far is written. `client`: is told about a long wait
+  /// Wait until all entries so far are written. `client` is notified of a long wait
   /// fails  deadline_exceeded; unavailable: the server stops
   Task<Status> written(TimePoint limit, RowsSession* client);
-  /// What was done so far is written, and on the disk.
+  /// Wait until all entries so far are on the disk.
   /// fails  as `written`
   Task<Status> on_disk(TimePoint limit);
 
@@ -73,7 +72,7 @@ class RowsJournal {
   std::uint64_t first_segment_ = 1;
   RowsJournalWriter::Position next_;
   std::shared_ptr<Event> moved_;
-  std::unique_ptr<RowsJournalWriter> writer_;  ///< none: pushes are in no journal
+  std::unique_ptr<RowsJournalWriter> writer_;  ///< none: pushes are not journalled
 };
 
 }  // namespace centroid::server

@@ -25,7 +25,7 @@ Error damaged_move(const rows_journal::Entry& entry, const std::string& why) {
                "rows that moved by route " + std::to_string(entry.sequence) + ": " + why);
 }
 
-/// The numbers that an entry has as its data, which lie there unaligned.
+/// The numbers in an entry's data, which are unaligned.
 template <class T>
 std::vector<T> numbers_in(const rows_journal::Entry& entry) {
   std::vector<T> numbers(entry.rows);
@@ -35,7 +35,7 @@ std::vector<T> numbers_in(const rows_journal::Entry& entry) {
 
 /// One replay of a journal of tables.
 ///
-/// thread  one; nobody else uses the tables until it has ended
+/// thread  one; the tables are not used otherwise meanwhile
 class RowsReplay {
  public:
   RowsReplay(RowsService& service, const Clock& clock, const std::filesystem::path& folder)
@@ -71,8 +71,8 @@ class RowsReplay {
   RowsJournal& journal_;
   const Clock& clock_;
   const std::filesystem::path& folder_;
-  std::vector<std::size_t> places_;  ///< of the segment's tables, by its numbers
-  std::uint64_t gap_ = 0;            ///< a segment that follows one
+  std::vector<std::size_t> places_;  ///< index of each of the segment's tables
+  std::uint64_t gap_ = 0;            ///< number of a segment that follows a gap; 0: none
 };
 
 Status RowsReplay::run(std::string& run_id) {
@@ -85,7 +85,7 @@ Status RowsReplay::run(std::string& run_id) {
   moves_.begin_claims();
   CENTROID_TRY(check_first(reader));
   CENTROID_TRY(apply_all(reader, run_id));
-  moves_.drop_staged();  // rows that came and were not taken
+  moves_.drop_staged();  // rows without a Take
   for (std::size_t i = 0; i < specs.size(); ++i) store_.table(i).change(std::move(specs[i]));
   CENTROID_TRY(cut_off(reader));
   RowsJournalWriter::Position next;
@@ -147,7 +147,7 @@ Status RowsReplay::begin_segment(const Reader& reader, const std::string& run_id
   return {};
 }
 
-/// The tables of a segment, by its numbers, with the settings of then.
+/// The tables of a segment, with its settings.
 Result<std::vector<std::size_t>> RowsReplay::adopt(const std::vector<std::string>& tables) {
   std::vector<std::size_t> places;
   for (const std::string& text : tables) {
@@ -171,7 +171,7 @@ Result<std::vector<std::size_t>> RowsReplay::adopt(const std::vector<std::string
   return places;
 }
 
-/// What stands behind the last whole batch goes.
+/// Remove the journal after the last complete batch.
 Status RowsReplay::cut_off(Reader& reader) {
   if (gap_ != 0) {
     log::error("rows_journal.gap_found",
@@ -195,7 +195,7 @@ void RowsReplay::publish() {
   for (const PushWindows::Entry& entry : store_.windows().entries())
     service_.sessions().set_gone(entry.client);
   if (store_.restored_from().empty()) store_.set_restored_from("the journal");
-  store_.skip_counters();  // the metrics count what this process did
+  store_.skip_counters();  // metrics count only this process's work
   store_.update_probes();
 }
 
@@ -215,7 +215,7 @@ Status RowsReplay::apply(const Entry& entry) {
   }
 }
 
-/// A push or a pull.
+/// Apply a push or a pull.
 Status RowsReplay::apply_request(const Entry& entry) {
   if (entry.table >= places_.size())
     return damaged_push(entry, "the segment has no table of its number");
@@ -243,7 +243,7 @@ Status RowsReplay::apply_request(const Entry& entry) {
   return {};
 }
 
-/// Rows that came from another server, for the Take that follows, or that went to one.
+/// Apply rows that arrived from another server, before their Take, or that moved to one.
 Status RowsReplay::apply_rows(const Entry& entry) {
   store_.begin_at(entry.now);
   if (entry.table >= places_.size())
@@ -265,7 +265,7 @@ Status RowsReplay::apply_rows(const Entry& entry) {
   return {};
 }
 
-/// Buckets that became this server's, or another's.
+/// Apply a change of the owner of buckets.
 Status RowsReplay::apply_buckets(const Entry& entry) {
   store_.begin_at(entry.now);
   if (entry.data.size() != entry.rows * sizeof(std::uint16_t))

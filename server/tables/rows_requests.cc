@@ -16,7 +16,7 @@ std::uint64_t row_bytes(std::uint32_t dim) { return sizeof(std::uint64_t) + dim 
 
 }  // namespace
 
-/// Whether this server led until now.
+/// Check that this server still leads.
 Status RowsService::check_lead() const {
   if (const Status leads = leads_ ? leads_() : Status(); !leads.ok())
     return Error(ErrorCode::kUnavailable, leads.error().message());
@@ -109,7 +109,7 @@ Result<proto::RowsOpenReply> RowsService::open(const Session& session, const pro
   return reply;
 }
 
-/// The table is there, and the payload is that of so many of its rows.
+/// Check that the table exists, and that the payload has the size of `rows` rows.
 Status RowsService::check_size(const RowsSession& client, std::uint32_t number, std::uint32_t rows,
                                std::uint64_t payload_bytes, bool has_gradients) const {
   if (client.id == 0)
@@ -201,11 +201,11 @@ Task<Status> RowsService::on_push(Session& session, const InFrame& frame, RowsSe
   CENTROID_CO_TRY(co_await await_room(head.table, head.rows, head.rows, client));
   const auto applied = apply(head, client);
   client.request.waits_for = RowsWaitFor::kJournal;
-  // Also of one that came again: the first may not be written yet.
+  // Also for a repeated push: the first one may not be written yet.
   if (applied.ok()) CENTROID_CO_TRY(co_await journal_.written(TimePoint::max(), &client));
   client.request.waits_for = RowsWaitFor::kReading;
   if (!applied.ok()) co_return co_await refuse(session, frame, applied.error());
-  // Another server may have read the journal before this was there, as it took over.
+  // Another server that took over may have read the journal before this entry was written.
   if (const Status leads = check_lead(); !leads.ok())
     co_return co_await refuse(session, frame, leads.error());
   const auto reply = proto::encode(applied.value());
@@ -225,7 +225,7 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head,
   const std::lock_guard lock(store_.mutex());
   RowTable& table = store_.table(head.table);
   CENTROID_TRY(store_.windows().check_room(client.id));
-  // Only now: one that was applied before its rows went elsewhere was applied.
+  // After the check for repetition: a push that was applied before its rows moved stays applied.
   CENTROID_TRY(moves_.check_keys(table, keys));
   CENTROID_TRY(check_serves());
   CENTROID_TRY(store_.check_push(table, keys));
@@ -236,7 +236,7 @@ Result<proto::RowsPushReply> RowsService::apply(const proto::RowsPush& head,
     store_.windows().mark(client.id, head.sequence);
     store_.count_change();
     journal_.push(head, client.id, client.in);
-    // Twice as many places as rows: the whole index is gone through in less than its growth.
+    // Twice as many places as rows: the sweep passes the whole index faster than it grows.
     table.sweep(2 * keys.size(), store_.now());
   }
   store_.shared().frozen_bytes += table.frozen_bytes() - copied;

@@ -13,7 +13,7 @@ namespace {
 
 std::vector<RowSpec> parsed(const std::string& tables) {
   auto specs = parse_tables(tables);
-  CENTROID_CHECK(specs.ok());  // server::finish has looked
+  CENTROID_CHECK(specs.ok());  // server::finish has checked
   return std::move(specs).value();
 }
 

@@ -21,17 +21,17 @@
 
 namespace centroid::server {
 
-/// The server's tables of sparse rows, or what lies on it of tables on several servers, and the
-/// requests of their clients. A session that begins with RowsOpen is a client's: no member of the
-/// cluster. A client that is silent for a lease is closed; it connects again when it wants
-/// something. A request that cannot be served is answered with an error that names table and
-/// reason, and changes nothing; the session goes on.
+/// The server's tables of sparse rows, or its part of tables on several servers, and the requests
+/// of their clients. A session that begins with RowsOpen belongs to a client, which is not a member
+/// of the cluster. A session that is silent for a lease is closed; the client reconnects for its
+/// next request. A request that fails changes nothing, its error names table and reason, and the
+/// session continues.
 ///
-/// With a journal a push is answered when it is written there; a pull may show it before.
-/// thread  the service's, but for the snapshots
+/// With a journal a push is answered after it is written; a pull may return it earlier.
+/// thread  the service's, except snapshots
 class RowsService {
  public:
-  /// `tables` as parse_tables takes it.
+  /// `tables`: in the format of parse_tables.
   RowsService(const std::string& tables, std::chrono::milliseconds lease, const Clock& clock,
               metrics::Registry& registry);
 
@@ -51,42 +51,42 @@ class RowsService {
   /// A frame of a client's session. An error ends the session.
   Task<Status> on_frame(transport::Session& session, const transport::InFrame& frame,
                         RowsSession& client);
-  /// Of a question and of an answer; the session's limit holds, too.
+  /// Limit of request and answer payloads, besides the session's limit.
   void bound_payload(std::uint64_t bytes) { max_payload_ = bytes; }
   /// Refuse all requests, for this reason; empty: serve them.
   void hold(std::string why) { why_held_ = std::move(why); }
-  /// Of one server of several that may lead: whether it does, asked before each request, and
-  /// again when a push is in the journal. A leader that was stopped does not know yet that another
-  /// one leads: by its own clock its lease is out.
+  /// If several servers may lead: `leads` is called before each request, and again when a push is
+  /// in the journal. After a suspension a leader does not know that another one leads, but sees
+  /// that its lease has expired.
   void lead_by(std::function<Status()> leads) { leads_ = std::move(leads); }
-  /// Now and then: close clients that are silent, forget who went long ago.
+  /// Call periodically: closes silent sessions and forgets clients that left long ago.
   void tick();
 
-  // what it begins with
+  // initial state
   /// Fill the empty tables from the files of a checkpoint (names as parts_of gave them).
-  /// fails  failed_precondition: a table that the settings do not have, or have otherwise; or
-  ///        journals of other servers, which are not here, have more.
+  /// fails  failed_precondition: a table that the settings lack or define differently; or journals
+  ///        of other servers may have later pushes.
   Status restore(const std::filesystem::path& checkpoint, const std::vector<std::string>& files);
-  /// What `restore` does, piece by piece: TableStore::begin_load for each table, rows, `end_load`.
-  /// Another `begin_load` before that begins anew.
+  /// The last step of a restore in blocks: TableStore::begin_load for each table, rows, `end_load`.
+  /// Another `begin_load` before that restarts the table.
   void end_load(std::uint64_t clock, std::uint64_t journal, const std::string& from);
-  /// Beside what is here. Nobody who has pushed is forgotten while it may come again.
+  /// Add records of pushes. A client is not forgotten while it may return.
   void load_pushes(const std::vector<PushWindows::Entry>& clients);
-  /// What stands in the journal's folder behind the checkpoint that was restored: the same calls on
-  /// the same rows. `run_id`: of this run, and where it is empty that of the journal.
-  /// fails  failed_precondition: of another run, or of tables that the settings do not have, or
-  ///        have otherwise; data_loss
+  /// Replay the journal after the restored checkpoint: the same calls on the same rows. `run_id`:
+  /// of this run; if empty, it is set to the journal's.
+  /// fails  failed_precondition: another run, or tables that the settings lack or define
+  ///        differently; data_loss
   Status replay(const std::filesystem::path& folder, std::string& run_id);
-  /// Another thread does that, and `restore`: until `end_reading` there are no clients, and views
-  /// show what was there before.
+  /// Another thread runs `restore` and `replay` until `end_reading`: there are no clients, and
+  /// views show the earlier state.
   void begin_reading();
   void end_reading() { is_reading_ = false; }
 
-  /// Not while the one before lives. `duty`: as TableStore::snapshot's
+  /// Not while an earlier one exists. `duty`: as in TableStore::snapshot
   std::shared_ptr<RowsSnapshot> begin_snapshot(std::shared_ptr<DutyCycle> duty = nullptr);
   proto::TablesReport report() const;
   std::vector<TableView> views() const { return is_reading_ ? before_ : store_.views(); }
-  /// Requests of clients that are held up, longer than two seconds.
+  /// Append the clients' requests that have waited for more than two seconds.
   void waits(std::vector<WaitView>& views) const;
 
  private:

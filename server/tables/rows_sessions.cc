@@ -9,11 +9,11 @@ namespace centroid::server {
 
 namespace {
 
-constexpr std::chrono::seconds kHeldUp{2};  ///< from which on the client is told why
+constexpr std::chrono::seconds kHeldUp{2};  ///< wait before the client is notified
 
 struct WaitText {
   const char* what;
-  const char* blocked_on = nullptr;  ///< whom a request waits for; nullptr: its own client
+  const char* blocked_on = nullptr;  ///< what a request waits for; nullptr: its own client
 };
 
 WaitText text_of(RowsWaitFor what) {
@@ -97,7 +97,7 @@ void RowsSessions::expire(const std::function<void(std::uint64_t client)>& forge
 
 void RowsSessions::close_silent(const RowsSession& client, TimePoint now) {
   transport::Session& session = client.session();
-  // Nothing is read while a request is open; the transport has a deadline for its bytes.
+  // The session is not read while a request is pending; the transport has a deadline for its bytes.
   const Duration silent = now - standstill_.since(session.connection().last_received());
   if (client.request.waits_for != RowsWaitFor::kNothing || silent <= lease_) return;
   if (session.is_closed()) return;

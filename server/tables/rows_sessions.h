@@ -17,21 +17,21 @@
 
 namespace centroid::server {
 
-/// What a request for rows waits for.
+/// Reason for which a request for rows waits.
 enum class RowsWaitFor : std::uint8_t { kNothing, kPayload, kDisk, kJournal, kReading, kMove };
 
-/// A request of a client that is open.
+/// A client's pending request.
 struct RowsRequest {
   bool is_push = false;
   std::uint32_t table = 0, rows = 0;
-  TimePoint since = {};     ///< it came
-  TimePoint reported = {};  ///< when the client heard last why it waits
+  TimePoint since = {};     ///< arrival
+  TimePoint reported = {};  ///< last message to the client about the wait
   RowsWaitFor waits_for = RowsWaitFor::kPayload;
 };
 
 class RowsSessions;
 
-/// What one session of a client of rows has said.
+/// State of one session of a client of rows.
 class RowsSession {
  public:
   RowsSession(RowsSessions& sessions, transport::Session& session);
@@ -40,11 +40,11 @@ class RowsSession {
   RowsSession& operator=(const RowsSession&) = delete;
 
   transport::Session& session() const { return session_; }
-  /// Tell the client every two seconds that its request is held up, and by what.
+  /// Notify the client, every two seconds, that its request waits, and why.
   Task<Status> report_wait(TimePoint now);
 
-  std::uint64_t id = 0;            ///< of the client; 0: RowsOpen has not come
-  std::vector<std::byte> in, out;  ///< payloads, kept for their memory
+  std::uint64_t id = 0;            ///< of the client; 0: no RowsOpen yet
+  std::vector<std::byte> in, out;  ///< payloads; their memory is reused
   RowsRequest request = {.waits_for = RowsWaitFor::kNothing};
 
  private:
@@ -53,7 +53,7 @@ class RowsSession {
   std::list<RowsSession*>::iterator place_;
 };
 
-/// The sessions of clients of rows, and the clients that may come back.
+/// The sessions of clients of rows, and the clients that may return.
 ///
 /// thread  the service's
 class RowsSessions {
@@ -66,19 +66,19 @@ class RowsSessions {
   std::chrono::milliseconds lease() const { return lease_; }
   std::size_t count() const { return sessions_.size(); }
   void close_all(const Error& why);
-  /// This client has no session now, and may come back.
+  /// The client has no session now, and may return.
   void set_gone(std::uint64_t client) { gone_[client] = clock_.now(); }
-  /// A request is refused.
+  /// Count a refused request.
   void count_refused() const { refused_.add(); }
-  /// A push came again.
+  /// Count a repeated push.
   void count_repeated() const { repeated_.add(); }
 
-  // now and then
-  /// The service may have been suspended meanwhile.
+  // periodic calls
+  /// Detect that the service was suspended.
   void look() { standstill_.look(clock_.now(), lease_ / 2); }
-  /// Close the sessions that are silent for a lease, and forget clients that went long ago.
+  /// Close the sessions that are silent for a lease, and forget clients that left long ago.
   void expire(const std::function<void(std::uint64_t client)>& forget);
-  /// Requests that are held up, longer than two seconds. `trouble`: of the journal
+  /// Append the requests that have waited for more than two seconds. `trouble`: of the journal
   void waits(const TableStore& store, const std::function<std::string()>& trouble,
              std::vector<WaitView>& views) const;
 
@@ -97,7 +97,7 @@ class RowsSessions {
   metrics::Gauge connected_;
 };
 
-/// A request of this session is open, until this ends.
+/// Marks a request of a session as pending for its lifetime.
 class OpenRequest {
  public:
   OpenRequest(RowsSession& client, const RowsRequest& request) : request_(client.request) {

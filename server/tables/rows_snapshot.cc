@@ -5,9 +5,9 @@
 namespace centroid::server {
 namespace {
 
-/// Written at once: five writes to the file.
+/// Bytes per block, written by five writes.
 constexpr std::uint64_t kBlockBytes = 256u << 10;
-/// Read between two rests.
+/// Bytes to read between two rests.
 constexpr std::uint64_t kPieceBytes = 1u << 20;
 
 }  // namespace
@@ -55,9 +55,9 @@ Result<bool> RowsSnapshot::read(std::size_t at, RowTable::Block& block) {
   return !block.keys.empty();
 }
 
-/// The next rows into frozen_, unless those of the block are of the other kind.
+/// Take the next rows into frozen_, unless the block has the other kind.
 bool RowsSnapshot::take(std::size_t at, const RowTable::Block& block) {
-  // Requests wait for the lock, and this thread may have a lower priority: nothing else under it.
+  // Requests wait for the lock, and this thread may have a lower priority: hold it only briefly.
   const std::lock_guard lock(tables_->mutex);
   RowTable& table = tables_->tables[at];
   if (!block.keys.empty() && table.reads_candidates() != block.is_candidates) return false;
@@ -67,8 +67,8 @@ bool RowsSnapshot::take(std::size_t at, const RowTable::Block& block) {
   return is_there;
 }
 
-/// Between pieces. Where copies of all that is left would not fit, and half of their room is taken,
-/// it is read without rests from here on: requests would have to wait.
+/// Rest between blocks. If copies of all unread rows would exceed the budget, and half of it is
+/// used, the rests end, because requests would have to wait.
 void RowsSnapshot::rest() {
   if (!duty_ || read_bytes_ < kPieceBytes) return;
   read_bytes_ = 0;

@@ -15,18 +15,18 @@
 
 namespace centroid::server {
 
-/// Tables that the service changes, and that a checkpoint reads meanwhile.
+/// Tables that the service changes while a checkpoint reads them.
 struct RowTables {
   std::mutex mutex;  ///< of the tables
   std::vector<RowTable> tables;
-  std::atomic<std::uint64_t> frozen_bytes{0};  ///< of changes that no checkpoint has read yet
-  std::atomic<std::uint64_t> copy_budget{0};   ///< that these may take
+  std::atomic<std::uint64_t> frozen_bytes{0};  ///< copies that the checkpoint has not read
+  std::atomic<std::uint64_t> copy_budget{0};   ///< limit of frozen_bytes
 };
 
-/// One state of all tables and of what clients have pushed, while they go on.
+/// A snapshot of all tables and of the record of pushes, while requests continue.
 class RowsSnapshot {
  public:
-  /// `duty`: who reads rests by it, as long as the changes have room; nullptr: never
+  /// `duty`: limits the reader's load while copies have room; nullptr: no limit
   RowsSnapshot(std::shared_ptr<RowTables> tables, std::uint64_t now, PushedRows pushed,
                std::shared_ptr<DutyCycle> duty);
   ~RowsSnapshot();
@@ -38,7 +38,7 @@ class RowsSnapshot {
   // for a checkpoint of several servers; any thread
   const std::vector<RowTable::State>& states() const { return states_; }
   const PushedRows& pushed() const { return pushed_; }
-  /// The next rows of a table, each once; false: that was all.
+  /// The next rows of a table, each once; false: no more.
   Result<bool> read(std::size_t table, RowTable::Block& block);
 
  private:
@@ -49,8 +49,8 @@ class RowsSnapshot {
   std::vector<RowTable::State> states_;
   PushedRows pushed_;
   const std::shared_ptr<DutyCycle> duty_;
-  RowTable::Frozen frozen_;       ///< of the reader, as below
-  std::uint64_t read_bytes_ = 0;  ///< since it rested
+  RowTable::Frozen frozen_;       ///< only the reader's, as the next
+  std::uint64_t read_bytes_ = 0;  ///< since the last rest
 };
 
 }  // namespace centroid::server

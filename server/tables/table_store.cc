@@ -12,7 +12,7 @@ namespace centroid::server {
 
 namespace {
 
-/// Changes that are kept in any case for a checkpoint which has not read the rows yet.
+/// Minimum budget for copies of rows that a checkpoint has not read yet.
 constexpr std::uint64_t kCopyBudgetBytes = 64u << 20;
 
 void add(const metrics::Counter& counter, std::uint64_t count) {
@@ -97,9 +97,10 @@ Status TableStore::share_max_bytes(std::size_t servers, std::uint64_t mine) {
     RowSpec spec = table.spec();
     spec.max_bytes = max_bytes_[i];
     if (servers > 1 && spec.max_bytes != 0) {
-      // Of buckets that differ by one all servers take the same.
+      // Divide first: the share per bucket is the same on all servers.
       spec.max_bytes = spec.max_bytes / proto::kRowBuckets * mine;
-      // Who has none yet gets some. Memory that rows have taken is not given back when they go.
+      // A server without buckets gets the minimum. A share does not shrink, because memory of
+      // dropped rows is not released.
       if (mine == 0) spec.max_bytes = spec.least_bytes();
       if (table.bytes() > 0) spec.max_bytes = std::max(spec.max_bytes, table.spec().max_bytes);
       if (const Status fits = spec.check(); !fits.ok())
@@ -115,7 +116,7 @@ Status TableStore::share_max_bytes(std::size_t servers, std::uint64_t mine) {
 void TableStore::begin_load(std::size_t table, const RowTable::State& state) {
   const std::lock_guard lock(tables_->mutex);
   RowTable& fresh = tables_->tables[table];
-  if (fresh.rows() + fresh.candidates() > 0)  // of a load that came to no end
+  if (fresh.rows() + fresh.candidates() > 0)  // of an interrupted load
     fresh = RowTable(RowSpec(fresh.spec()));
   fresh.begin_restore(state);
 }
@@ -170,7 +171,7 @@ void TableStore::add_counters(std::size_t table, const proto::FrozenTable& count
   const std::lock_guard lock(tables_->mutex);
   RowTable& into = tables_->tables[table];
   into.add(counted);
-  probes_[table].skip(into);  // their server has published them
+  probes_[table].skip(into);  // the other server has published them
 }
 
 void TableStore::set_room(std::uint64_t bytes, std::string source) {
@@ -186,12 +187,12 @@ std::uint64_t TableStore::reserved_bytes() const {
   return bytes;
 }
 
-/// Memory that all tables may have taken after a push to a table without max_bytes that may grow by
-/// it; 0: it does not.
+/// Maximum memory of all tables after a push to a table without max_bytes; 0: the table does not
+/// grow.
 std::uint64_t TableStore::bytes_after(const RowTable& table,
                                       std::span<const std::uint64_t> pushed) const {
   if (table.spec().max_bytes != 0 || table.bytes_for_push(pushed.size()) <= table.bytes()) return 0;
-  // Rows that are there need no room.
+  // Stored rows need no more memory.
   const std::uint64_t wanted = table.bytes_for_push(table.without_row(pushed));
   return wanted <= table.bytes() ? 0 : reserved_bytes() - table.bytes() + wanted;
 }
@@ -210,7 +211,7 @@ Status TableStore::check_push(const RowTable& table, std::span<const std::uint64
 }
 
 Status TableStore::check_staged(const RowSpec& spec, std::uint64_t bytes) const {
-  // Staged, then in the table beside the staged ones.
+  // The rows are staged, then copied to the table.
   const std::uint64_t after = reserved_bytes() + 2 * bytes;
   if (spec.max_bytes != 0 || after <= room_) return {};
   return Error(ErrorCode::kResourceExhausted,
@@ -228,14 +229,13 @@ std::shared_ptr<RowsSnapshot> TableStore::snapshot(std::uint64_t segment,
   return std::make_shared<RowsSnapshot>(tables_, now(), std::move(pushed), std::move(duty));
 }
 
-/// Of what the tables leave free a quarter is for copies.
+/// A quarter of the memory that the tables leave free is for copies.
 std::uint64_t TableStore::copy_budget() const {
   return kCopyBudgetBytes + (room_ - std::min(room_, reserved_bytes())) / 4;
 }
 
-/// Past its budget of copies a change waits for the checkpoint that is being written, as does a
-/// push that may evict, which would change most rows at once, and one that needs the memory that
-/// the copies have.
+/// A push waits for the checkpoint if the copies' budget is used, if it may evict, which could
+/// change most rows at once, or if it needs the copies' memory.
 bool TableStore::is_held_up(const RowTable& table, std::span<const std::uint64_t> pushed) const {
   RowTables& tables = *tables_;
   const std::uint64_t copies = tables.frozen_bytes;

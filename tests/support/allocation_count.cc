@@ -12,7 +12,7 @@ std::atomic<std::size_t> allocated{0};
 
 std::size_t centroid::allocated_bytes() { return allocated; }
 
-// A file of their own: where g++ 12 sees both sides it takes them for a mismatched pair.
+// In a separate file: if g++ 12 sees both operators it reports a mismatched pair.
 void* operator new(std::size_t bytes) {
   allocated += bytes;
   if (void* const memory = std::malloc(bytes)) return memory;

@@ -8,17 +8,17 @@
 
 namespace centroid::test {
 
-/// A certificate authority of its own, for one test: writes PEM files below a folder.
+/// A certificate authority for one test: writes PEM files below a folder.
 class Authority {
  public:
   explicit Authority(std::filesystem::path folder, const std::string& name = "ca");
   ~Authority();
   /// Files NAME.crt and NAME.key, signed by this authority, for these subject alternative names
-  /// ("DNS:host", "IP:127.0.0.1", comma between them). `days` < 0: it has expired.
+  /// ("DNS:host", "IP:127.0.0.1", comma between them). `days` < 0: the certificate has expired.
   transport::TlsOptions issue(const std::string& name,
                               const std::string& names = "DNS:localhost,IP:127.0.0.1",
                               int days = 1);
-  std::string file() const;  ///< its own certificate
+  std::string file() const;  ///< the authority's certificate
 
  private:
   struct State;
@@ -27,7 +27,7 @@ class Authority {
   std::unique_ptr<State> state_;
 };
 
-/// TLS between two ends that both have a certificate of one authority; the same one in all tests.
+/// TLS between two ends with certificates of one authority, which all tests share.
 std::shared_ptr<transport::StreamLayer> mutual_tls();
 
 }  // namespace centroid::test

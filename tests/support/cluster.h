@@ -25,11 +25,11 @@ namespace centroid::test {
 worker::DataSplit make_blobs(std::uint64_t samples, std::uint64_t features, std::uint32_t classes,
                              std::uint64_t seed, std::uint64_t bad_sample = ~std::uint64_t{0});
 
-/// A server on threads of its own, over in-process or TCP transport.
+/// A server on its own threads, over in-process or TCP transport.
 class TestServer {
  public:
   using TransportFactory = std::function<std::unique_ptr<transport::Transport>(Executor)>;
-  /// With a fence, which outlives this, it is one of several that may lead, and leads.
+  /// With a fence, which outlives this, it is the leader of several servers that may lead.
   TestServer(server::ServerConfig config, const TransportFactory& make_transport,
              server::Fence* fence = nullptr);
   ~TestServer();
@@ -37,12 +37,12 @@ class TestServer {
   server::JobServer& cluster() { return *cluster_; }
   server::Control& control() { return *control_; }
   metrics::Registry& registry() { return registry_; }
-  /// Block until the view satisfies `condition`; false past 30 s.
+  /// Block until the view satisfies `condition`; false after 120 s.
   bool wait_until(const std::function<bool(const server::ClusterView&)>& condition);
   server::ClusterView view();
   std::vector<server::WorkerView> workers();
   std::vector<server::RoundView> rounds();  ///< newest first
-  /// Workers that are members now.
+  /// Number of workers that are members now.
   std::size_t present();
   Status drain(std::uint64_t member);
   std::vector<server::ServerView> servers();
@@ -51,15 +51,15 @@ class TestServer {
   Result<server::RestoreView> restore(std::uint64_t version);
   Executor executor() { return service_.executor(); }  ///< of the cluster
   std::vector<server::WaitView> waits();
-  /// Block until somebody waits for whom the words name; false past 30 s.
+  /// Block until a wait with this `for_whom` and `what` is reported; false after 120 s.
   bool wait_for_wait(const std::string& for_whom, const std::string& what);
   Result<server::ActView> pause();
   Result<server::ActView> resume();
-  /// What writes checkpoints does nothing until the result is dropped.
+  /// Block the thread that writes checkpoints until the result is dropped.
   std::shared_ptr<void> hold_disk();
   /// Wait for the end of the job (a config that exits by itself, or after `stop`).
   Status join();
-  void stop();  ///< as a signal does: it may go on with `resume`
+  void stop();  ///< as a signal does: the job may be resumed
 
  private:
   server::ServerConfig config_;
@@ -79,12 +79,12 @@ struct WorkerOutcome {
   std::vector<float> params;
 };
 
-/// A model that is no multi-layer perceptron.
+/// A model other than a multi-layer perceptron.
 struct CustomModel {
   Manifest manifest;
   std::function<std::unique_ptr<worker::ReplicaGroup>()> make_group;
   std::function<void(std::uint64_t seed, std::span<float>)> initialize;
-  /// Optional: of a codec, where the gradient is (ExchangeMemory::device_residual).
+  /// Optional: a codec's residual on the gradient's device (ExchangeMemory::device_residual).
   std::function<Result<std::unique_ptr<DeviceResidual>>(worker::ReplicaGroup&,
                                                         const std::string& codec, const ChunkPlan&)>
       residual{};
@@ -94,7 +94,7 @@ struct WorkerSpec {
   std::string name;
   std::string model = "mlp:8-16-4";
   std::string codec = "f32", devices = "cpu:0", token, exchange = "star";
-  TestServer::TransportFactory peers{};  ///< exchange ring, hierarchical: how workers meet
+  TestServer::TransportFactory peers{};  ///< exchange ring, hierarchical: transport among workers
   std::uint64_t batch = 8;
   OptimizerConfig inner{};  ///< of local steps
   bool schedules_by_cluster = false;
@@ -112,7 +112,8 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
                          const TestServer::TransportFactory& make_transport,
                          const worker::RoundObserver& observer = {});
 
-/// All workers at once, a thread each, in the order of the specs; `first` observes the first's.
+/// Run all workers concurrently, each on its own thread. Outcomes are in the order of the specs;
+/// `first` observes the first worker.
 std::vector<WorkerOutcome> run_workers(const std::vector<WorkerSpec>& specs,
                                        const worker::DataSplit& data, transport::Endpoint server,
                                        const TestServer::TransportFactory& make_transport,

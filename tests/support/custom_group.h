@@ -9,7 +9,7 @@
 
 namespace centroid::test {
 
-/// One device whose steps a test makes: all of a group but `step`.
+/// A group of one device without `step`, which a test implements.
 class CustomGroup : public worker::ReplicaGroup {
  public:
   explicit CustomGroup(std::size_t elements, float gradient = 0)
@@ -39,7 +39,7 @@ class CustomGroup : public worker::ReplicaGroup {
   std::span<float> current_;
 };
 
-/// Samples of one feature each, of one class.
+/// Samples with one feature, all of one class.
 inline worker::DataSplit one_feature(const std::string& name, std::vector<float> x) {
   worker::DataSplit data;
   data.train.name = name;

@@ -26,7 +26,7 @@ using topk_cases::kDistributions;
 using topk_cases::kNonFinite;
 using topk_cases::numbers;
 
-/// Numbers on the device, `offset` of them behind a 16-byte boundary.
+/// Numbers on the device, beginning `offset` numbers after a 16-byte boundary.
 template <class T>
 class Array {
  public:
@@ -83,7 +83,7 @@ struct Selected {
   std::vector<float> value;
 };
 
-/// A selection, with its output memory exactly as large as promised.
+/// A selection, with output memory of exactly the documented size.
 Selected run_select(Machine& machine, const cuda::AddArguments& add, std::uint64_t n,
                     std::uint64_t k) {
   const std::uint64_t most = std::min(n, k);
@@ -153,7 +153,7 @@ std::vector<std::byte> cpu_encode(Dense type, Rounding rounding, std::uint64_t s
   return out;
 }
 
-/// x̂ of what was encoded.
+/// x̂ of the encoded bytes.
 std::vector<float> cpu_decode(Dense type, Bytes bytes, std::size_t n) {
   std::vector<float> out(n);
   if (type == Dense::kInt8) {
@@ -217,9 +217,9 @@ void compare_encoding(Machine& machine, Dense type, Rounding rounding, const std
   }
 }
 
-/// Blocks of sign's 256 numbers whose scale hangs on the order in which they are added: one whose
-/// mean is half-way between two bfloat16, and small ones that are lost when each is added to it,
-/// but not when they come together before.
+/// Blocks of 256 numbers whose scale of signs depends on the order of the additions: one number
+/// makes the mean half-way between two bfloat16; small numbers are lost if each is added to it, but
+/// not if they are added together first.
 std::vector<float> order_of_signs() {
   std::vector<float> x;
   const auto add_block = [&]() { return x.insert(x.end(), sign::kBlock, 0.0f); };
@@ -230,7 +230,7 @@ std::vector<float> order_of_signs() {
       block[32 * row + static_cast<std::ptrdiff_t>(sum)] = -0x1p-17f;
     block[static_cast<std::ptrdiff_t>(32 * (sum % 8) + sum)] = 257;
   }
-  // In three sums: two come together first if those that are `second` apart are added first.
+  // In three sums: two are added first if sums that are `second` apart are added first.
   for (const std::ptrdiff_t first : {1, 2, 4, 8, 16})
     for (const std::ptrdiff_t second : {1, 2, 4, 8, 16}) {
       if (first == second) continue;
@@ -267,7 +267,7 @@ void Machine::copy(void* to, const void* from, std::size_t bytes) {
 }
 
 void compare_selections(Machine& machine, std::uint64_t n, std::uint64_t seed) {
-  constexpr std::uint64_t kMany = 50'000;  // from here on fewer cases
+  constexpr std::uint64_t kMany = 50'000;  // from this size on fewer cases
   for (int distribution = 0; distribution < kDistributions; ++distribution) {
     if (n > kMany && distribution % 7 != 0) continue;
     const auto x = numbers(distribution, n, seed);
@@ -341,7 +341,7 @@ void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
     const auto parsed = CodecSpec::parse(spec);
     const auto cpu = make_codec(spec);
     ASSERT_TRUE(parsed.ok() && cpu.ok());
-    Manifest manifest;  // the second tensor begins at an odd place
+    Manifest manifest;  // the second tensor begins at an odd position
     manifest.push_back({"w", DType::kF32, {n}});
     manifest.push_back({"b", DType::kF32, {n / 3}});
     const auto plan = ChunkPlan::make(manifest, 4 * (n / 2) + 64);
@@ -359,7 +359,7 @@ void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed) {
       for (std::uint64_t i = 0; i < n / 2; ++i) gradient[i] *= 0x1p20f;  // one chunk has most of it
       machine.copy(g.data(), gradient.data(), 4 * total);
       for (std::size_t c = 0; c < plan->chunks().size();) {
-        // A tensor at a time; with the dense codecs a chunk.
+        // One tensor at a time; with the dense codecs one chunk.
         const Chunk& first = plan->chunks()[c];
         DeviceCodec::Tensor tensor;
         tensor.gradient = g.data() + first.position;
@@ -453,10 +453,10 @@ void compare_refusals(Machine& machine) {
     machine.free_all();
   }
 
-  // Too large for f16: refused, and the sum stays for a round in which it is not.
+  // Too large for f16: refused, and the sum stays for a round in which it is accepted.
   Twins twins(machine, "f16:feedback=on", *plan, gradient);
   for (const float large :
-       {582863680.0f, -582863680.0f, 582863680.0f}) {  // its rest is not a float
+       {582863680.0f, -582863680.0f, 582863680.0f}) {  // its remainder is not a float
     auto next = numbers(0, 1000, 2);
     next[300] = large;
     machine.copy(twins.g.data(), next.data(), 4000);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the codecs' kernels must do, on a GPU or on the machine of tests/support/simt.h: the bytes
-// of the CPU's codecs. Every function compares and reports through GoogleTest.
+// Checks that the codecs' kernels, on a GPU or in tests/support/simt.h, give the bytes of the CPU's
+// codecs. Every function compares and reports through GoogleTest.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace centroid::device_cases {
 
-/// A device with a stream and memory of one comparison.
+/// A device with a stream, and memory for one comparison.
 class Machine {
  public:
   explicit Machine(Device& device);
-  /// Memory of the device on a 16-byte boundary, until `free_all`.
+  /// Device memory aligned to 16 bytes, valid until `free_all`.
   std::byte* allocate(std::size_t bytes);
   void free_all();
-  /// In order after what was queued, and done on return.
+  /// Copy after all queued work; complete on return.
   void copy(void* to, const void* from, std::size_t bytes);
   cuda::Queue queue() const { return cuda::queue_of(device_, *stream_); }
   Device& device() { return device_; }
@@ -35,14 +35,14 @@ class Machine {
 void compare_selections(Machine& machine, std::uint64_t n, std::uint64_t seed);
 /// Gradients with NaN and infinities, stored and not.
 void compare_nonfinite(Machine& machine, std::uint64_t n, std::uint64_t seed);
-/// Every dense type and rounding: bytes, flags, and what stays in the residual.
+/// Every dense type and rounding: bytes, flags, and the residual.
 void compare_dense(Machine& machine, std::uint64_t n, std::uint64_t seed);
-/// Blocks whose scale of signs hangs on the order of its sum.
+/// Blocks of signs whose scale depends on the order of its sum.
 void compare_order_of_signs(Machine& machine);
 /// Tensors through rounds of ErrorFeedback and of DeviceCodec, with every kind of spec: payloads,
 /// residual and momentum.
 void compare_rounds(Machine& machine, std::uint64_t n, std::uint64_t seed);
-/// What DeviceCodec refuses, and that it says so as ErrorFeedback does.
+/// DeviceCodec refuses the same input as ErrorFeedback, with the same errors.
 void compare_refusals(Machine& machine);
 
 }  // namespace centroid::device_cases

@@ -26,7 +26,7 @@ inline std::vector<float> random_floats(std::size_t n, std::uint64_t seed, doubl
   return out;
 }
 
-/// Owns what a Batch points to.
+/// Owns the memory of a Batch.
 struct Example {
   std::vector<float> x;
   std::vector<std::uint32_t> tokens, y, lengths;

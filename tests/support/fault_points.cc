@@ -18,11 +18,11 @@
 #include "common/checkpoint/fault_point.h"
 #include "common/storage/storage.h"
 
-/// The implementation that kills and stops; see the header.
+/// The implementation that kills and blocks; see the header.
 namespace centroid::fault {
 namespace {
 
-/// A name, and what stands behind a colon.
+/// The text before the colon and after it.
 std::pair<std::string_view, std::string_view> parts(std::string_view text, std::size_t colon) {
   if (colon == std::string_view::npos) return {text, {}};
   return {text.substr(0, colon), text.substr(colon + 1)};
@@ -62,7 +62,7 @@ const Settings& settings_of_tests() {
   return settings;
 }
 
-/// Of a point that was reached, or is held.
+/// State of a point that was reached or is held.
 struct Point {
   int count = 0;
   int held_from = 0;  // by a HeldPoint; 0: by none
@@ -87,7 +87,7 @@ void append_to_log(const std::string& path, std::string_view name) {
   if (fd >= 0) ::close(fd);
 }
 
-/// The name is reached: count, log and stop. Returns how often it was so far.
+/// A thread reaches the point: count, log and block. Returns the count so far.
 int come(const Settings& settings, std::string_view name) {
   std::unique_lock lock(points().mutex);
   Point& point = points().of[std::string(name)];
@@ -102,7 +102,7 @@ int come(const Settings& settings, std::string_view name) {
   return count;
 }
 
-/// Stop this thread while the file is there, and say so by another file.
+/// Block this thread while the file exists, and create another file that reports it.
 void stop(const Settings& settings, std::string_view name) {
   const std::string said = settings.hold_path + ".held";
   const int fd = ::open(said.c_str(), O_WRONLY | O_CREAT, 0644);

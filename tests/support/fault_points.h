@@ -9,7 +9,7 @@ namespace centroid::test {
 /// How often this process has reached the point so far. thread: any
 int times_reached(std::string_view point);
 
-/// Stops each thread that reaches a point, from the `count`th time on from now, while it lives.
+/// Blocks each thread that reaches a point, from the `count`th time from now on, for its lifetime.
 ///
 /// thread  any; one at a time for each point
 class HeldPoint {

@@ -18,7 +18,7 @@ namespace centroid::test {
 /// "remove_directory", "space"): an errno fails the operation, 0 lets it proceed.
 using FaultHook = std::function<int(std::string_view operation, const std::filesystem::path& path)>;
 
-/// Operations that only query; a caller may treat their failure as "does not exist".
+/// Operations that only query; callers may treat their failure as "does not exist".
 inline bool is_query(std::string_view operation) {
   return operation == "stat" || operation == "list" || operation == "space";
 }
@@ -35,7 +35,7 @@ inline std::string_view name_of(storage::Open how) {
   }
 }
 
-/// Another storage whose operations fail where the hook returns an errno.
+/// Wraps a storage; operations fail if the hook returns an errno.
 class FaultyStorage final : public storage::Storage {
  public:
   FaultyStorage(storage::Storage& inner, FaultHook hook)

@@ -1,4 +1,4 @@
-// Fibers are left by longjmp, which a fortified C library takes for an error.
+// Fibers are left by longjmp, which a fortified C library reports as an error.
 #undef _FORTIFY_SOURCE
 
 #include "tests/support/fiber.h"
@@ -24,8 +24,8 @@ namespace {
 
 namespace detail = boost::asio::detail;
 
-// Asio notes in a thread-local list which contexts the present thread runs. Each fiber has a list
-// of its own. Its head is private: an explicit instantiation may name it.
+// Asio records the contexts that the present thread runs in a thread-local list. Each fiber has its
+// own list. The head is private, but an explicit instantiation may name it.
 using CallStack = detail::call_stack<detail::thread_context, detail::thread_info_base>;
 using Top = detail::tss_ptr<CallStack::context>;
 Top* top_of_call_stack();

@@ -6,11 +6,11 @@
 
 namespace centroid::test {
 
-/// A function on a stack of its own that can be suspended anywhere and resumed later; all fibers
-/// run on one operating-system thread, and one at a time.
+/// A function on its own stack that can be suspended anywhere and resumed later. All fibers run on
+/// one operating-system thread, one at a time.
 ///
-/// owns     its stack, of which only pages that are used take memory, above a page that may not be
-///          touched; destroy it only before it began or after it ended
+/// owns     its stack, above a guard page; only used pages take memory. Destroy it only before it
+///          began or after it ended
 /// cost     a switch is a setjmp and a longjmp: no system call after the first
 /// thread   one; not under the thread sanitizer
 class Fiber {
@@ -20,7 +20,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Run it until it suspends itself or ends. From no fiber.
+  /// Run it until it suspends itself or ends. Not from a fiber.
   void resume();
   /// From within a fiber: return from its `resume`.
   static void suspend();

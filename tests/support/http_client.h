@@ -26,16 +26,16 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
 
   bool is_connected() const { return socket_ >= 0; }
-  /// False when the server has closed. Partial requests are the caller's right.
+  /// Send bytes, also of a partial request. False: the server has closed.
   bool send(std::string_view bytes);
-  /// The next response with its body; nothing when the server closed or patience ended.
+  /// The next response with its body; none: the server closed or `patience` ended.
   std::optional<HttpReply> receive(bool is_head = false);
-  /// After the head of a chunked response: its next chunk; "" for the last, nothing when none came.
+  /// After the head of a chunked response: its next chunk; "" for the last; none: no chunk arrived.
   std::optional<std::string> receive_chunk();
-  /// Wait until the server closes; false when patience ended. Bytes that still come are dropped.
+  /// Wait until the server closes; false: `patience` ended. Drops received bytes.
   bool wait_closed();
 
-  /// Send one request with Host and length and receive the response; status 0: none came.
+  /// Send one request with Host and length and receive the response; status 0: no response.
   HttpReply request(std::string_view method, std::string_view target, std::string_view fields = {},
                     std::string_view body = {});
 
@@ -46,7 +46,8 @@ class HttpClient {
   std::string buffer_;
 };
 
-/// The text of such a request; `fields` are whole lines that end in CRLF and may hold another Host.
+/// The text of such a request; `fields` are complete lines that end in CRLF and may have another
+/// Host.
 std::string http_request_text(std::string_view method, std::string_view target,
                               std::string_view fields = {}, std::string_view body = {});
 

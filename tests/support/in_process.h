@@ -8,14 +8,14 @@
 
 namespace centroid::test {
 
-/// Clusters one after the other within one process, each with a run directory of its own: what
-/// their fixtures have in common.
+/// Base of fixtures that run clusters one after the other in one process, each with its own run
+/// directory.
 class InProcess {
  protected:
   TestServer::TransportFactory transports() const {
     return [hub = hub_](Executor executor) { return transport::make_inprocess(executor, hub); };
   }
-  /// Of a server that ends with its job.
+  /// Config of a server that ends with its job.
   server::ServerConfig config_of_own() {
     server::ServerConfig c;
     c.run_dir = directory_.path() / std::to_string(++runs_);

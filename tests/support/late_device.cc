@@ -27,14 +27,14 @@ using Task = std::function<bool()>;
 
 class LateStream;
 
-/// Everything that all devices share: simt runs one kernel at a time.
+/// State that all devices share: simt runs one kernel at a time.
 struct World {
   std::mutex mutex;
   std::vector<LateStream*> streams;
   CounterRng random{1};
   std::uint64_t copies_to_failure = 0;
   Traffic traffic;
-  std::size_t pushed = 0;  // and not over
+  std::size_t pushed = 0;  // unfinished pushed work
   std::size_t pinned = 0, most_pinned = std::size_t{1} << 40;
   std::byte* arena = nullptr;
   std::size_t used = 0;
@@ -59,7 +59,7 @@ std::byte* arena() {
 
 bool is_on_device(const std::byte* at) { return at >= arena() && at < arena() + kArenaBytes; }
 
-/// The host sees the devices' memory while this lives, that is while a task runs.
+/// Makes the devices' memory accessible for its lifetime, while a task runs.
 class Opened {
  public:
   Opened() { protect(PROT_READ | PROT_WRITE); }
@@ -114,7 +114,7 @@ class LateStream final : public Stream, public Queue {
   std::deque<Task> tasks_;  // under the world's mutex
 };
 
-/// Run one task of some stream; false: nobody can move. Under the mutex.
+/// Run one task of some stream; false: none can run. Call with the mutex.
 bool progress() {
   World& w = world();
   if (w.streams.empty()) return false;
@@ -130,7 +130,7 @@ bool progress() {
   return false;
 }
 
-/// Ask, and let something happen meanwhile.
+/// Poll `over` after some tasks have run.
 template <class Over>
 bool is_over(const Over& over) {
   constexpr std::uint64_t kMost = 12;
@@ -189,7 +189,7 @@ class LateEvent final : public StreamEvent {
   std::shared_ptr<std::uint64_t> reached_ = std::make_shared<std::uint64_t>(0);
 };
 
-/// Under the mutex.
+/// Call with the mutex.
 void note_allocation() {
   World& w = world();
   ++w.traffic.allocations;
@@ -214,7 +214,7 @@ class LateMemory final : public DeviceMemory {
   std::shared_ptr<std::atomic<std::size_t>> used_;
 };
 
-/// Of the host, counted.
+/// Counted pinned memory of the host.
 class PinnedMemory final : public DeviceMemory {
  public:
   explicit PinnedMemory(std::unique_ptr<DeviceMemory> of) : memory_(std::move(of)) {}
@@ -240,7 +240,7 @@ class LateDevice final : public Device {
   bool is_host() const override { return false; }
   unsigned processors() const override { return 2; }
 
-  /// Of addresses that were never given before: zero, and nobody else's.
+  /// Returns addresses that were never used before, so the memory is zero.
   Result<std::unique_ptr<DeviceMemory>> allocate(std::size_t bytes) override {
     const std::lock_guard lock(world().mutex);
     World& w = world();
@@ -321,7 +321,7 @@ struct Gemm {
   }
 };
 
-/// What cuBLAS refuses; else the product.
+/// Check the arguments as cuBLAS does, and read the product.
 bool read_arguments(int op_a, int op_b, int m, int n, int k, const void* alpha, int type_a, int lda,
                     int type_b, int ldb, const void* beta, int type_c, int ldc, int compute,
                     Gemm& out) {
@@ -369,7 +369,7 @@ int gemm_batched(Handle handle, int op_a, int op_b, int m, int n, int k, const v
       return reinterpret_cast<std::uintptr_t>(at) % 16 != 0;
     };
     for (int i = 0; i < count; ++i) {
-      // It cannot see them when it chooses a kernel.
+      // It chooses a kernel before it knows the addresses.
       if (is_odd(a[i]) || is_odd(b[i]) || is_odd(c[i]))
         fail("a matrix of cublasGemmBatchedEx is not on a 16-byte boundary");
       of.run(static_cast<const float*>(a[i]), static_cast<const float*>(b[i]),

@@ -9,7 +9,7 @@
 
 namespace centroid::test {
 
-/// A model of a worker whose devices are those of late_device.h, where they are GPUs.
+/// A worker's model whose GPUs are those of late_device.h.
 inline std::shared_ptr<CustomModel> late_model(const std::string& spec,
                                                worker::GroupOptions options) {
   const std::shared_ptr<worker::Model> model = worker::make_model(spec).value();

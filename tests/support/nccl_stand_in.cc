@@ -1,7 +1,7 @@
 // A shared library with NCCL's entry points for machines without GPUs: the ranks of one process add
-// in host memory, each rank's operations in order on a thread that stands for its stream, or on the
-// streams of tests/support/late_device.h. What a test wants to see or to break goes through the
-// stand_in_ functions.
+// in host memory, each rank's operations in order on a thread in place of its stream, or on the
+// streams of tests/support/late_device.h. Tests observe and break it through the stand_in_
+// functions.
 
 #include <condition_variable>
 #include <cstddef>
@@ -52,7 +52,7 @@ int fail_init = kSuccess;
 int fail_call_of = -1;  // device
 std::string calls;      // "start all_reduce*3 end ..." of device 0
 std::vector<std::unique_ptr<Communicator>> all;
-/// Queue poll(of) on a stream: it is tried again until it says that it is done. Null: threads.
+/// Queue poll(of) on a stream: it is called again until it returns true. Null: threads.
 void (*push_to_stream)(void* stream, bool (*poll)(void*), void* of) = nullptr;
 
 struct Team {
@@ -63,7 +63,7 @@ struct Team {
   std::size_t ending = 0;  // ranks that have called ncclCommDestroy or ncclCommAbort
   bool is_broken = false;
 
-  /// As releases do in which these are collective.
+  /// As in releases in which these calls are collective.
   void await_all(std::unique_lock<std::mutex>& lock);
 };
 
@@ -100,7 +100,7 @@ void take_result(const Communicator& self, const Operation& operation) {
   std::memcpy(operation.into, team.result.data() + offset, size * sizeof(float));
 }
 
-/// An operation on a stream that is not ours.
+/// An operation on a stream of the test.
 struct Streamed {
   Communicator* self;
   Operation operation;
@@ -114,7 +114,7 @@ bool poll_streamed(void* of) {
   Team& team = *one->self->team;
   const std::size_t n = team.members.size();
   if (!team.is_broken && !one->has_arrived) {
-    if (team.left > 0) return false;  // the last round must have been left by all
+    if (team.left > 0) return false;  // all must have left the last round
     team.here.resize(n);
     team.here[static_cast<std::size_t>(one->self->rank)] = &one->operation;
     one->turn = team.turn;
@@ -143,7 +143,7 @@ void run_stream(Communicator* self) {
     changed.wait(lock, [&] { return self->is_stopping || team.is_broken || !self->queue.empty(); });
     if (self->is_stopping || team.is_broken) return;
     const Operation operation = self->queue.front();
-    // The last round must have been left by all.
+    // All must have left the last round.
     changed.wait(lock, [&] { return team.is_broken || self->is_stopping || team.left == 0; });
     if (team.is_broken || self->is_stopping) return;
     team.here.resize(n);
@@ -179,7 +179,7 @@ int submit(Communicator* comm, const Operation& operation, const char* word) {
   if (fail_call_of == comm->device) return kUnhandledCudaError;
   note(*comm, word);
   grouped.emplace_back(comm, operation);
-  return depth > 0 ? kSuccess : kInvalidUsage;  // the group's user always opens one
+  return depth > 0 ? kSuccess : kInvalidUsage;  // the caller always begins a group
 }
 
 }  // namespace
@@ -259,7 +259,7 @@ ENTRY int ncclGroupEnd() {
     grouped.clear();
   }
   changed.notify_all();
-  for (auto& one : streamed) {  // outside: streams poll us under a lock of theirs
+  for (auto& one : streamed) {  // without the lock: streams poll us with their own lock
     void* const stream = one->operation.stream;
     push_to_stream(stream, poll_streamed, one.release());
   }
@@ -337,7 +337,7 @@ ENTRY int stand_in_is_done(int device) {
     if (comm->device == device && comm->done != comm->queued) return 0;
   return 1;
 }
-/// Operations of the device that are over.
+/// Number of the device's finished operations.
 ENTRY int stand_in_done(int device) {
   const std::lock_guard lock(mutex);
   for (const auto& comm : all)

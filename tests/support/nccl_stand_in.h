@@ -7,8 +7,8 @@
 
 namespace centroid::test {
 
-/// The stand-in of NCCL (nccl_stand_in.cc), as it is when nothing was set, adding on the streams of
-/// late devices. NCCL_STAND_IN is its path.
+/// The stand-in for NCCL (nccl_stand_in.cc), reset to its defaults, on the streams of late devices.
+/// NCCL_STAND_IN is its path.
 class StandIn {
  public:
   StandIn() : handle_(::dlopen(NCCL_STAND_IN, RTLD_NOW | RTLD_LOCAL)) {

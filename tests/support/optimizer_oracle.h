@@ -8,7 +8,7 @@
 
 namespace centroid {
 
-/// The rules once more, one number at a time in double, written from the published algorithms.
+/// The rules in double, one number at a time, written from the published algorithms.
 struct OptimizerOracle {
   OptimizerConfig c;
   double p = 0, buffer = 0, m = 0, v = 0, inverse = -1;
@@ -52,8 +52,8 @@ struct OptimizerOracle {
            LearningRateSchedule::parse(c.schedule)->factor(static_cast<std::uint64_t>(t));
   }
   // m: the sum z, v: the sum n of squares of the paper, inverse: its 1 / eta, the sum of all sigma.
-  // So sigma is made of the rates of this step and of the one before. At a rate of 0 a parameter
-  // stays, whatever the gradient.
+  // So sigma follows from the rates of this step and of the one before. At a rate of 0 a parameter
+  // does not change.
   void ftrl(double g, double alpha) {
     const double before = std::sqrt(v);
     v += g * g;

@@ -6,7 +6,7 @@
 
 namespace centroid::test {
 
-/// The system's time, which a test may let jump: as after a machine has stood still.
+/// The system's time, which a test can move forward, as after a suspension of the machine.
 class PassingClock final : public Clock {
  public:
   TimePoint now() const override { return system_.now() + Duration(ahead_.load()); }

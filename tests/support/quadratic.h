@@ -6,9 +6,9 @@
 
 namespace centroid::test {
 
-/// A model whose training can be followed by hand: the loss of a sample with target x is the sum
+/// A model whose training can be computed by hand: the loss of a sample with target x is the sum
 /// over all elements i of k_i (w_i - x)^2 / 2, so the gradient of a batch is k_i (w_i - mean of x).
-/// Those behind `trained` are buffers, which go a tenth of the way to k_i (mean of x).
+/// Elements after `trained` are buffers, which move by a tenth towards k_i (mean of x).
 class QuadraticGroup : public CustomGroup {
  public:
   explicit QuadraticGroup(std::size_t elements) : QuadraticGroup(elements, elements) {}

@@ -9,7 +9,7 @@
 #include "server/aggregate/round_machine.h"
 #include "server/aggregate/round_policy.h"
 
-/// What tests of the round machine say in short.
+/// Short forms for tests of the round machine.
 namespace centroid::server {
 
 inline TimePoint at(double seconds) {

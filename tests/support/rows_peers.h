@@ -19,10 +19,10 @@
 #include "common/proto/rows.h"
 #include "transport/session.h"
 
-/// What stands on the other side of a server's tables, or in between.
+/// Peers of a server's tables, and relays between them.
 namespace centroid::test {
 
-/// A session that says what the test tells it to say.
+/// A client session that sends arbitrary messages.
 class RawClient final : public transport::FrameSink {
  public:
   explicit RawClient(transport::Endpoint server) : server_(std::move(server)) {
@@ -102,7 +102,7 @@ class RawClient final : public transport::FrameSink {
   std::unique_ptr<transport::Session> session_;
 };
 
-/// Stands between clients and a server, and cuts the first connection instead of passing on the
+/// A relay between clients and a server that closes the first connection instead of forwarding the
 /// server's frame number `cut_at` (HelloReply is 1).
 class CuttingRelay {
  public:
@@ -178,7 +178,7 @@ class CuttingRelay {
   std::thread thread_;
 };
 
-/// Passes bytes on to a server, or to the next one.
+/// Forwards bytes to a server, or to the next one.
 class SwitchingRelay {
  public:
   explicit SwitchingRelay(const transport::Endpoint& server) {
@@ -200,14 +200,14 @@ class SwitchingRelay {
     out.port = acceptor_.local_endpoint().port();
     return out;
   }
-  /// End what is connected; until `to`, who connects is cut at once.
+  /// Close all connections; until `to`, new ones are closed at once.
   void cut() {
     const std::lock_guard lock(mutex_);
     server_.reset();
     boost::system::error_code ignored;
     for (const auto& socket : sockets_) socket->shutdown(tcp::socket::shutdown_both, ignored);
   }
-  /// What servers answer is lost from here on.
+  /// From now on the servers' answers are dropped.
   void mute() { *is_mute_ = true; }
   void to(const transport::Endpoint& server) {
     const std::lock_guard lock(mutex_);

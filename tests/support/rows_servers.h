@@ -61,7 +61,7 @@ class Servers {
     shards[i] = std::make_unique<TestShard>(
         name, leader->endpoint(), (folder_ / ("journal-" + name)).string(), memory_limit, drains);
   }
-  /// So many servers serve, all have buckets, and none is to move.
+  /// Block until `servers` servers serve, all have buckets, and no bucket is to move.
   bool wait_settled(std::size_t servers) {
     return leader->wait_until([&](const auto&) {
       for (const server::WaitView& wait : waits())
@@ -72,7 +72,7 @@ class Servers {
              });
     });
   }
-  /// The job ends: what is here is in a checkpoint then.
+  /// End the job: a checkpoint then has all rows.
   void stop() {
     if (leader) leader->stop();
     leader.reset();

@@ -1,4 +1,4 @@
-// Fibers are left by longjmp, which a fortified C library takes for an error.
+// Fibers are left by longjmp, which a fortified C library reports as an error.
 #undef _FORTIFY_SOURCE
 
 #include "tests/support/simt.h"
@@ -27,8 +27,8 @@ constexpr std::size_t kStackBytes = 128 * 1024;
 constexpr unsigned kWarp = 32, kMostThreads = 1024;
 
 struct Fiber {
-  ucontext_t context{};  // its beginning
-  jmp_buf where{};       // after that: no system call, ten times faster than ucontext
+  ucontext_t context{};  // for its start
+  jmp_buf where{};       // afterwards: no system call, ten times faster than ucontext
   bool has_begun = false;
   std::unique_ptr<std::byte[]> stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   Place place;
@@ -39,7 +39,7 @@ struct Fiber {
 };
 
 struct Warp {
-  std::array<std::array<std::uint64_t, kWarp>, 2> values{};  // turn by turn
+  std::array<std::array<std::uint64_t, kWarp>, 2> values{};  // used alternately
   std::uint64_t turn = 0;
   std::uint32_t mask = 0, arrived = 0;
   int what = 0;
@@ -67,7 +67,7 @@ Machine& machine() {
   return only;
 }
 
-// The address sanitizer wants to know of every change of stacks.
+// The address sanitizer must be notified of every change of stacks.
 void leave_for_fiber([[maybe_unused]] Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&machine().scheduler_fake_stack, fiber.stack.get(), kStackBytes);
@@ -97,7 +97,7 @@ void back_in_fiber([[maybe_unused]] Fiber& fiber) {
   back_in_fiber(*machine().running);
 }
 
-/// A fiber is used again and again: it never returns.
+/// A fiber is reused, so it never returns.
 void body() {
   Fiber& fiber = *machine().running;
   back_in_fiber(fiber);
@@ -138,14 +138,14 @@ std::unique_ptr<Fiber> make_fiber() {
 }
 
 void run_block() {
-  constexpr int kRounds = 32;  // that some threads run while the others stand still
+  constexpr int kRounds = 32;  // in which only some threads run
   Machine& m = machine();
   std::vector<unsigned> order(m.threads);
   for (unsigned i = 0; i < m.threads; ++i) order[i] = i;
   std::size_t some = 0;
   int rounds = 0;
   for (unsigned left = m.threads; left > 0;) {
-    if (rounds-- == 0) {  // another first thread, another direction, another share of the threads
+    if (rounds-- == 0) {  // choose another first thread, direction and share of the threads
       const auto first = static_cast<std::ptrdiff_t>(m.random.below(m.threads));
       std::rotate(order.begin(), order.begin() + first, order.end());
       if (m.random.below(2) != 0) std::reverse(order.begin(), order.end());
@@ -163,7 +163,7 @@ void run_block() {
     }
     if (has_moved) continue;
     if (some == m.threads) fail("threads wait for others that never come");
-    some = m.threads;  // all of them once, to see whether anybody can move
+    some = m.threads;  // try all once, to detect a deadlock
     rounds = 0;
   }
 }

@@ -3,11 +3,11 @@
 // Runs CUDA kernels on the CPU, so that tests reach them on machines without a GPU. Include this
 // before the kernels (.cuh).
 //
-// Every CUDA thread is a fiber, the blocks run one after another. The order in which threads take
-// turns is random (from `use_seed`), and some run far ahead, so that a missing __syncthreads shows;
-// a collective of a warp whose lanes do not all come, or not to the same one, and threads that wait
-// for ever stop the test; the address sanitizer sees every access. Not modelled: memory order
-// between blocks, speed. Shared memory is static, so it holds what the block before left there.
+// Every CUDA thread is a fiber; the blocks run one after another. The schedule of threads is random
+// (from `use_seed`), and some run far ahead, so that a missing __syncthreads is detected. The test
+// fails if the lanes of a warp call different collectives or not all of them call one, and if
+// threads wait forever. The address sanitizer checks every access. Not modelled: memory order
+// between blocks, speed. Shared memory is static, so it has the values of the previous block.
 
 #include <array>
 #include <bit>
@@ -46,25 +46,25 @@ struct Place {
 
 /// Run `kernel` once per thread of a grid. thread: one at a time.
 void launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
-/// What a stream's native() is, where work is queued (tests/support/late_device.h).
+/// The queue behind a stream's native() (tests/support/late_device.h).
 class Queue {
  public:
-  /// `task` is tried again until it says that it is done; what is queued behind it waits.
+  /// `task` is called again until it returns true; later tasks wait.
   virtual void push(std::function<bool()> task) = 0;
 
  protected:
   ~Queue() = default;
 };
-/// The same on a stream; on none, at once.
+/// The same on a stream; null: at once.
 void launch_on(void* stream, unsigned blocks, unsigned threads, std::function<void()> kernel);
-/// Threads take turns in another order.
+/// Change the schedule of threads.
 void use_seed(std::uint64_t seed);
-/// Kernels launched so far.
+/// Number of kernels launched so far.
 std::uint64_t launches();
 
 const Place& place();
 void sync_threads();
-/// Give `value` to the warp's other lanes and wait for theirs; `what` must be the same for all.
+/// Exchange `value` with the warp's other lanes; `what` must be the same for all.
 const std::array<std::uint64_t, 32>& meet(std::uint32_t mask, std::uint64_t value, int what);
 [[noreturn]] void fail(const char* what);
 

@@ -12,8 +12,8 @@
 
 namespace centroid::test {
 
-/// Gradients of given numbers; a step takes `seconds` asleep, as a device computes without the
-/// processor, the same for each tensor, from the last to the first.
+/// Gradients of given numbers. A step sleeps `seconds`, as if a device computed, the same time for
+/// each tensor, from the last to the first.
 class SleepingGroup final : public CustomGroup {
  public:
   enum class Ready : std::uint8_t { kAtOnce, kAtTheEnd, kAsComputed };
@@ -69,8 +69,8 @@ inline worker::DataSplit numbers(std::uint64_t samples) {
   return one_feature("numbers", std::vector<float>(samples));
 }
 
-/// Seconds of each round of the first of `workers` that train together, sorted, without the first
-/// two. Throws std::runtime_error where one fails.
+/// Round times in seconds of the first of `workers` workers that train together, sorted, without
+/// the first two rounds. Throws std::runtime_error if a worker fails.
 inline std::vector<double> round_seconds(const std::shared_ptr<const CustomModel>& model,
                                          std::uint64_t workers, std::uint64_t rounds,
                                          const std::filesystem::path& run_dir) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The GPUs of tests that are built twice: those of late_device.h, with the stand-in of NCCL, and
-// (CENTROID_TEST_GPU) the machine's. Tests begin with SKIP_WITHOUT_GPU.
+// The GPUs of tests that are built twice: with those of late_device.h and the stand-in for NCCL,
+// and (CENTROID_TEST_GPU) with the machine's. Tests begin with SKIP_WITHOUT_GPU.
 
 #include <string>
 

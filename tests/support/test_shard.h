@@ -20,7 +20,7 @@ inline std::unique_ptr<transport::Transport> tcp(Executor executor) {
   return transport::make_tcp(executor);
 }
 
-/// A shard server on a thread of its own.
+/// A shard server on its own thread.
 class TestShard {
  public:
   TestShard(std::string name, transport::Endpoint leader, const std::string& journal_dir = "",
@@ -35,7 +35,7 @@ class TestShard {
     options.join_timeout = std::chrono::seconds(20);
     options.journal_dir = journal_dir;
     options.memory_limit = memory_limit;
-    // Who stops it means to lose it, unless it is said to drain.
+    // A stop means to lose the server, unless `drains`.
     if (!journal_dir.empty() && !drains) options.drain_timeout = {};
     if (set) set(options);
     shard_ = std::make_unique<server::Shard>(io_.executor(), files_.executor(), *transport_,
@@ -47,14 +47,14 @@ class TestShard {
     if (running_.valid()) (void)stop();
   }
   Status join() { return *running_.get(); }
-  /// It neither answers nor says anything until the result is dropped.
+  /// Block the server until the result is dropped.
   std::shared_ptr<void> hold() {
     const auto released = std::make_shared<std::promise<void>>();
     boost::asio::post(io_.executor(), [released] { released->get_future().wait(); });
     return {nullptr, [released](void*) { released->set_value(); }};
   }
   Status stop() {
-    // Waited for: the shard may have ended by itself, and is then deleted as soon as this returns.
+    // Wait, because the shard may have ended by itself and is deleted as soon as this returns.
     const auto ask = [this] { shard_->request_stop("the test stops it"); };
     boost::asio::post(io_.executor(), boost::asio::use_future(ask)).get();
     return join();

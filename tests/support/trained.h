@@ -12,7 +12,7 @@
 
 namespace centroid::test {
 
-/// How often each sample of each epoch was trained. thread: any
+/// Counts how often each sample of each epoch was trained. thread: any
 struct Trained {
   std::mutex mutex;
   std::map<std::uint64_t, std::vector<int>> times;
@@ -29,7 +29,7 @@ struct Trained {
   }
 };
 
-/// `one_is_under_way`: a share may be missing, which its worker had when the job ended.
+/// `one_is_under_way`: the share that a worker had when the job ended may be missing.
 inline void expect_each_once(const Trained& trained, std::uint64_t epochs,
                              bool one_is_under_way = false) {
   EXPECT_EQ(trained.times.size(), epochs);

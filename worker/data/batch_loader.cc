@@ -46,7 +46,7 @@ void BatchLoader::set_depth(std::uint64_t depth) {
   {
     const std::lock_guard lock(mutex_);
     depth_ = depth;
-    if (depth == 0) expected_.clear();  // nobody would load them
+    if (depth == 0) expected_.clear();  // no thread would load them
   }
   if (depth > 0 && !thread_.joinable())
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
@@ -59,7 +59,7 @@ void BatchLoader::expect(const Dataset& data,
   const std::lock_guard lock(mutex_);
   std::size_t kept = 0;
   bool goes_on = data_ == &data;
-  // Cheap: should both ends be the same and not what is between, `take` sees it.
+  // Compares only the ends, which is cheap: `take` compares the whole batch.
   const auto stays = [&](std::span<const std::uint64_t> have) {
     goes_on = goes_on && kept < batches.size() && have.size() == batches[kept].size() &&
               (have.empty() ||
@@ -84,7 +84,7 @@ void BatchLoader::expect(const Dataset& data,
   work_.notify_one();
 }
 
-/// For another batch; others get its place on the devices.
+/// Keep the memory for another batch, and free the copies on devices.
 void BatchLoader::put_aside(LoadedBatch batch) {
   batch.on_devices.reset();
   spare_.push_back(std::move(batch));
@@ -101,7 +101,7 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
   const auto is_next = [&] {
     if (data_ != &data) return false;
     if (!ready_.empty()) return std::ranges::equal(ready_.front().index, samples);
-    if (is_loading_) return true;  // looked at again when it is there
+    if (is_loading_) return true;  // checked again when it is loaded
     return !expected_.empty() && std::ranges::equal(expected_.front(), samples);
   };
   while (is_next()) {
@@ -109,7 +109,7 @@ const LoadedBatch& BatchLoader::take(const Dataset& data, std::span<const std::u
       std::swap(present, ready_.front());
       put_aside(std::move(ready_.front()));
       ready_.pop_front();
-      if (2 * ready_.size() <= depth_) work_.notify_one();  // several at a time: it costs to wake
+      if (2 * ready_.size() <= depth_) work_.notify_one();  // rarely: waking is expensive
       ++hits_;
       return present;
     }
@@ -147,7 +147,7 @@ void BatchLoader::run(const std::stop_token& stop) {
       if (is_to_stage) batch.is_on_devices = stage_->put(data, batch);
       is_loaded = true;
     } catch (const std::bad_alloc&) {
-      // `take` loads it, and fails where somebody hears it.
+      // `take` loads the batch again and reports the error to its caller.
     }
     lock.lock();
     is_loading_ = false;

@@ -66,7 +66,7 @@ int spawn(const std::vector<std::string>& arguments, int write_end, pid_t* pid) 
   SpawnSettings settings;
   posix_spawn_file_actions_addopen(&settings.files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&settings.files, write_end, STDOUT_FILENO);
-  // Our threads block and handle signals; the child starts with none of that.
+  // Our threads block and handle signals; the child starts with the defaults.
   sigset_t none;
   sigset_t all;
   sigemptyset(&none);
@@ -85,7 +85,7 @@ int spawn(const std::vector<std::string>& arguments, int write_end, pid_t* pid) 
                       environment);
 }
 
-/// Read until the writer is gone.
+/// Read until the writer closes the pipe.
 Result<std::string> read_all(int fd, const std::string& name, std::size_t limit_bytes,
                              Clock::time_point deadline) {
   std::string out;

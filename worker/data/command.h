@@ -16,8 +16,8 @@ namespace centroid::worker {
 ///
 /// thread  any; blocks
 /// fails   not_found: no such program; resource_exhausted: more than `limit_bytes`;
-///         deadline_exceeded; failed_precondition: it ended with a failure. The program is gone
-///         when this returns.
+///         deadline_exceeded; failed_precondition: the program exited with an error. The program
+///         has ended when this returns.
 Result<std::string> run_command(const std::vector<std::string>& arguments, std::size_t limit_bytes,
                                 std::chrono::milliseconds timeout);
 

@@ -27,13 +27,13 @@ struct Dataset {
   bool is_sparse() const { return !row_begin.empty(); }
   /// Sequences of tokens below `vocabulary`: sample i is tokens[token_begin[i] .. token_begin[i +
   /// 1]), at most `features` long. Without labels (y) it is one longer, and every token but the
-  /// first is a label of what stands before it.
+  /// first is the label of the tokens before it.
   std::uint32_t vocabulary = 0;  ///< 0: the samples are rows of numbers
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint64_t> token_begin;
   std::uint64_t targets() const { return vocabulary > 0 && y.empty() ? features : 1; }
-  static constexpr std::uint32_t kNoLabel = 0xFFFFFFFFU;  ///< behind the end of a sequence
-  /// Copy sequences `index`: tokens [index.size(), features] (0 behind the end), labels
+  static constexpr std::uint32_t kNoLabel = 0xFFFFFFFFU;  ///< after the end of a sequence
+  /// Copy sequences `index`: tokens [index.size(), features] (0 after the end), labels
   /// [index.size(), targets()], lengths [index.size()].
   void gather_tokens(std::span<const std::uint64_t> index, std::span<std::uint32_t> out,
                      std::span<std::uint32_t> labels, std::span<std::uint32_t> lengths) const;
@@ -54,10 +54,10 @@ struct DataOptions {
   /// digits[:FILE.csv.gz] | digits-tokens[:FILE.csv.gz] | idx:DIR | packages[:FILE] |
   /// text:FILE|DIR,...
   std::string spec = "digits";
-  std::string cache_dir;        ///< where the set-up step put digits.csv.gz
+  std::string cache_dir;        ///< folder with digits.csv.gz
   std::uint64_t seed = 1;       ///< of the split (digits, packages: 80/20; text: 90/10)
   std::uint64_t context = 0;    ///< tokens of the model's longest sequence (text)
-  std::string vocabulary_file;  ///< tokens beside the bytes (text.h); empty: bytes only
+  std::string vocabulary_file;  ///< more tokens than the bytes (text.h); empty: bytes only
 };
 
 /// Load a data set.

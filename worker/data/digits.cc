@@ -18,7 +18,7 @@ constexpr std::size_t kMaxDigitsBytes = std::size_t{64} << 20;
 struct LineReader {
   std::string_view left;
 
-  /// Read one number up to `max` and, when asked, the comma behind it.
+  /// Read one number up to `max` and, with `comma`, the comma after it.
   bool number(unsigned max, bool comma, unsigned& value) {
     const char* end = left.data() + left.size();
     const auto [at, error] = std::from_chars(left.data(), end, value);

@@ -47,7 +47,7 @@ Result<std::string> read_file(const std::string& path, std::size_t limit_bytes,
     if (got > 0) continue;
     int code = Z_OK;
     const std::string what = gzerror(file.get(), &code);
-    // A cut gzip file ends like a whole one, but with Z_BUF_ERROR.
+    // A truncated gzip file also ends with no more bytes, but with Z_BUF_ERROR.
     if (got < 0 || (code != Z_OK && code != Z_STREAM_END))
       return damaged(
           path, "cannot be read past byte " + std::to_string(content.size()) + " (" + what + ")");

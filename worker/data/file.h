@@ -7,10 +7,10 @@
 
 namespace centroid::worker {
 
-/// Read a whole file; gzip is undone.
+/// Read a whole file and decompress gzip.
 ///
 /// fails  not_found: no such file (the message ends with `how_to_get`); data_loss: unreadable,
-///        damaged or cut gzip, or more than `limit_bytes` of content
+///        damaged or truncated gzip, or more than `limit_bytes` of content
 Result<std::string> read_file(const std::string& path, std::size_t limit_bytes,
                               const std::string& how_to_get);
 

@@ -22,18 +22,18 @@ struct IdxImages {
 /// ("idx1-ubyte", 0x00000801).
 ///
 /// wire    big-endian u32: magic, one size per dimension; then one byte per element
-/// fails   data_loss: names `file`, the byte, what was expected and what came; failed_precondition:
-///         no samples
+/// fails   data_loss: names `file`, the byte, what was expected and what was found;
+///         failed_precondition: no samples
 /// source  LeCun, Cortes, Burges, "The MNIST database", section "file formats"
 Result<IdxImages> parse_idx_images(Bytes content, const std::string& file);
 Result<Bytes> parse_idx_labels(Bytes content, const std::string& file);
 
 /// Read MNIST, Fashion-MNIST or another set in the same four files (…-images-idx3-ubyte,
 /// …-labels-idx1-ubyte; "train-" and "t10k-"; '.' for '-' before "idx" and a final ".gz" are
-/// accepted). The files' own split is kept.
+/// accepted). The split is that of the files.
 ///
-/// fails  as above, and not_found naming the first missing file; data_loss also when files do not
-///        fit together
+/// fails  as above, and not_found naming the first missing file; data_loss also if the files do not
+///        match each other
 Result<DataSplit> load_idx(const std::string& folder);
 
 }  // namespace centroid::worker

@@ -83,7 +83,7 @@ std::vector<Package> read_list(std::string_view list) {
   return packages;
 }
 
-/// Class of each section kept.
+/// Class of each selected section.
 std::map<std::string_view, std::uint32_t> largest_sections(const std::vector<Package>& packages) {
   std::map<std::string_view, std::uint64_t> counts;
   for (const auto& package : packages) ++counts[package.section];
@@ -102,7 +102,7 @@ bool is_word_byte(unsigned char c) {
   return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c >= 0x80;
 }
 
-/// Hashed n-grams of one text at a time; keeps its memory.
+/// Hashed n-grams of one text at a time; reuses its memory.
 class Hasher {
  public:
   explicit Hasher(std::uint64_t features) : features_(features) {}

@@ -19,7 +19,7 @@ constexpr std::size_t kMaxVocabularyBytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxTokenBytes = 64;
 constexpr std::uint64_t kHeldOutOneIn = 10;
 
-/// Undo \n, \t and \\; nothing when there is another escape.
+/// Replace the escapes \n, \t and \\. False for any other escape.
 bool unescape(std::string_view line, std::string& out) {
   out.clear();
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -116,7 +116,7 @@ Result<DataSplit> split_text(const std::vector<std::string>& documents,
     tokens.clear();
     vocabulary.encode(document, tokens);
     for (std::size_t begin = 0; begin + 1 < tokens.size(); begin += context, ++number) {
-      // One sample of each ten, so that every part of the text is held out alike.
+      // One sample of every ten, so that held-out samples are spread evenly over the text.
       if (number % kHeldOutOneIn == 0)
         held_out = number + CounterRng(seed, number).below(kHeldOutOneIn);
       Dataset& set = number == held_out ? split.test : split.train;

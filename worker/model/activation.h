@@ -10,10 +10,11 @@ enum class Activation : std::uint8_t { kRelu, kGelu };
 
 std::string_view to_string(Activation activation);  ///< "relu"
 
-/// z = f(z + bias) in place, row by row; what the way back needs of a GELU, f'(z + bias), goes to
-/// `slope`.
+/// z = f(z + bias) in place, row by row. For GELU, f'(z + bias) is written to `slope` for the
+/// backward pass.
 ///
-/// shape   z, slope in [rows, width]; bias in [width]; slope may be null (ReLU, or no way back)
+/// shape   z, slope in [rows, width]; bias in [width]; slope may be null (ReLU, or no backward
+///         pass)
 /// source  GELU: x * Phi(x) with the exact normal distribution (erf), as PyTorch's default;
 ///         Hendrycks, Gimpel 2016
 /// note    NaN stays NaN

@@ -39,7 +39,7 @@ const TensorInfo* find(const Manifest& manifest, const std::string& name) {
   return found == manifest.end() ? nullptr : &*found;
 }
 
-/// Read the tensor `wanted`, which the file calls `name`.
+/// Read the tensor `wanted`, which is `name` in the file.
 Status read_tensor(const SafetensorsReader& reader, const fs::path& file, const std::string& name,
                    const TensorInfo& wanted, std::span<float> into) {
   const TensorInfo* const found = find(reader.manifest(), name);
@@ -83,7 +83,7 @@ Status check_config(const fs::path& file, const TransformerConfig& config) {
   return {};
 }
 
-/// Drafts of programs that were killed: nobody has written to them for an hour.
+/// Remove temporary files of crashed programs: unchanged for an hour.
 void remove_abandoned(const fs::path& folder) {
   constexpr double kHour = 3600;
   const double now = SystemClock().unix_seconds();
@@ -135,7 +135,8 @@ Status save_adapters(const fs::path& folder, const TransformerConfig& config, st
   if (error)
     return Error(ErrorCode::kFailedPrecondition,
                  "folder " + folder.string() + " cannot be made: " + error.message());
-  // Under another name first: what was there stays whole until then. Workers may share the folder.
+  // Write to temporary names first: the old files stay complete until then. Workers may share the
+  // folder.
   remove_abandoned(folder);
   const std::string mine = kDraft + std::to_string(::getpid());
   const fs::path tensors = folder / (kTensors + mine), text = folder / (kConfig + mine);
@@ -148,7 +149,7 @@ Status save_adapters(const fs::path& folder, const TransformerConfig& config, st
   const std::string says = config_of(config).dump(2) + "\n";
   CENTROID_TRY(write_text_file(text, says));
   fault::point("adapters.drafted");
-  // Between the two names stands no description rather than that of other adapters.
+  // Between the two renames the folder has no description rather than one of other adapters.
   const auto described = file::read_text(folder / kConfig);
   if (!described.ok() || *described != says) {
     CENTROID_TRY(file::remove(folder / kConfig));

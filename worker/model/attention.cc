@@ -52,7 +52,8 @@ void Attention::backward(const float* out, const float* dout, float* delta, floa
       float* dq = dqkv + row * stride + h * head_width;
       float* dk = dq + width;
       float* dv = dk + width;
-      // The last block first: it sees all keys, so it writes where the others add.
+      // Begin with the last block: it attends to all keys, so it overwrites dqkv and the others
+      // add.
       const std::size_t blocks = (context + kAttentionRows - 1) / kAttentionRows;
       for (std::size_t b = blocks; b > 0; --b) {
         const std::size_t begin = (b - 1) * kAttentionRows;

@@ -8,10 +8,10 @@ namespace centroid::worker {
 ///
 /// shape   qkv [samples * context, 3 * width]: queries, keys, values of all heads side by side,
 ///         head h in columns h * head_width; out [samples * context, width]; lse [samples *
-///         context, heads]: logarithms of the softmax's sums, all that the way back needs
-/// cost    the scores of kAttentionRows queries at a time: memory grows with the context, not with
-///         its square; keys behind a block's last query are left out
-/// source  Vaswani et al. 2017; probabilities computed again on the way back: Dao et al. 2022,
+///         context, heads]: logarithms of the softmax's sums, for the backward pass
+/// cost    computes the scores of kAttentionRows queries at a time, so memory is linear in the
+///         context; skips keys after a block's last query
+/// source  Vaswani et al. 2017; probabilities recomputed in the backward pass: Dao et al. 2022,
 ///         "FlashAttention", section 3.1
 struct Attention {
   std::size_t samples = 0, context = 0, heads = 0, head_width = 0;

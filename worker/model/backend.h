@@ -18,12 +18,12 @@
 
 namespace centroid::worker {
 
-/// How exactly a GPU multiplies matrices of float32; sums are float32 always. The CPU has kF32
-/// only.
+/// Precision of a GPU's products of float32 matrices; sums are always float32. The CPU has only
+/// kF32.
 enum class Matmul : std::uint8_t {
   kF32,
-  kTf32,  ///< factors cut to 10 bits behind the point
-  kBf16,  ///< factors cut to 7
+  kTf32,  ///< factors have 10 bits of fraction
+  kBf16,  ///< factors have 7
 };
 
 /// "f32", "tf32", "bf16"
@@ -32,31 +32,31 @@ Result<Matmul> parse_matmul(std::string_view name);
 /// One step of an optimizer over a model's parameters, in place.
 struct Update {
   rules::Step rule{};
-  double clip_norm = 0;  ///< bound of the gradient's norm (norm.h: sum_of_squares); 0: none
+  double clip_norm = 0;  ///< limit of the gradient's norm (norm.h: sum_of_squares); 0: none
   std::size_t elements = 0;
   float* gradient = nullptr;  ///< may be scaled
   float* params = nullptr;
-  std::array<float*, 2> slots{};  ///< as many as the rule has
+  std::array<float*, 2> slots{};  ///< those that the rule uses
 };
 
-/// What models compute with, on one device: the CPU does it in the call, a GPU gets it queued on
-/// one stream and does it in that order. Loops are those of kernels.h, activation.h, batch_norm.h
-/// and loss.h, shapes as there; matrices are row-major.
+/// The operations of models on one device. The CPU computes in the call; a GPU queues the work on
+/// one stream. The functions are those of kernels.h, activation.h, batch_norm.h and loss.h, with
+/// their shapes; matrices are row-major.
 ///
-/// memory  addresses are the device's, but where "host" is said
-/// errors  the first one stays: everything after it does nothing, and `status` tells it. What was
-///         computed since is rubbish
+/// memory  addresses are the device's unless marked "host"
+/// errors  the first error is kept: later calls do nothing, `status` returns it, and results are
+///         undefined
 /// thread  one at a time
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// Memory for a step, of at least so many floats, on a 16-byte boundary at least. Its content is
-  /// lost when more is asked for than ever before.
+  /// Memory for a step: at least `floats` floats, aligned to 16 bytes. Its content is lost when a
+  /// call requests more than all calls before.
   virtual float* work_space(std::size_t floats) = 0;
-  /// A copy on the device of host memory that does not change, as long as the backend lives: the
-  /// same one for the same memory.
+  /// A device copy of constant host memory, valid as long as the backend. The same memory gives the
+  /// same copy.
   virtual const float* keep(std::span<const float> host) = 0;
-  /// Bring a batch (host) to the device; valid until the next one. `context` 0: it has no tokens.
+  /// Copy a batch (host) to the device; valid until the next call. `context` 0: it has no tokens.
   virtual Inputs bring(const Batch& batch, std::size_t context) = 0;
   virtual void zero(std::size_t elements, float* out) = 0;
   virtual void copy(std::size_t elements, const float* in, float* out) = 0;
@@ -75,7 +75,7 @@ class Backend {
 
   virtual void add_bias_activate(Activation activation, std::size_t rows, std::size_t width,
                                  const float* bias, float* z, float* slope) = 0;
-  /// A layer: z[m, n] = f(x[m, k] w[n, k]^T + bias[n]), and its slope as above.
+  /// A layer: z[m, n] = f(x[m, k] w[n, k]^T + bias[n]), and its slope as in activation.h.
   virtual void layer(Activation activation, std::size_t m, std::size_t n, std::size_t k,
                      const float* x, const float* w, const float* bias, float* z, float* slope) {
     gemm(false, true, m, n, k, 1.0F, x, k, w, k, 0.0F, z, n);
@@ -115,34 +115,34 @@ class Backend {
   virtual void attend_back(const Attention& attention, const float* out, const float* dout,
                            float* delta, float* dqkv) = 0;
 
-  /// Rows whose logits are in memory at a time.
+  /// Maximum number of rows whose logits are in memory at a time.
   virtual std::size_t head_rows() const = 0;
   /// Add bias (null: none) to logits; softmax cross-entropy; logits become the gradient of share *
   /// (sum of losses) when `needs_gradient`. Losses add up until `result`.
   virtual void cross_entropy(std::size_t rows, std::size_t classes, const std::uint32_t* labels,
                              const float* bias, float share, bool needs_gradient,
                              float* logits) = 0;
-  /// The bits of Optimizer::step.
+  /// Gives the same bits as Optimizer::step.
   virtual void update(const Update& step) = 0;
-  /// sqrt(sum_of_squares) of so many numbers (norm.h), the same bits; waits for it.
+  /// sqrt(sum_of_squares) of `elements` numbers, bit for bit as norm.h. Waits for the result.
   virtual double norm(const float* numbers, std::size_t elements) = 0;
-  /// What steps take of the device's memory, in bytes.
+  /// Device memory that steps need, in bytes.
   struct Memory {
-    std::uint64_t needed = 0;  ///< in all, with what steps before have taken
-    std::uint64_t taken = 0;   ///< of that already
-    std::uint64_t alone = 0;   ///< of these steps, whatever has been taken
+    std::uint64_t needed = 0;  ///< in all, including the memory of earlier steps
+    std::uint64_t taken = 0;   ///< part of it that is allocated already
+    std::uint64_t alone = 0;   ///< of these steps alone
   };
-  /// `steps` calls this backend as it will, and nothing is computed: only what memory it takes is
-  /// noted. Addresses that it is given lead nowhere. The CPU takes memory as it goes: nothing.
-  /// fails  as the steps would before anything is queued (sizes that are not possible)
+  /// Measure the memory that `steps` needs: its calls of this backend compute nothing and return
+  /// invalid addresses. The CPU allocates on demand and reports 0.
+  /// fails  as the steps themselves for impossible sizes
   virtual Result<Memory> rehearse(const std::function<void()>& steps) {
     (void)steps;
     return Memory();
   }
-  /// Take the memory of the last rehearsal, so that such steps take none. Nothing may be under way:
-  /// memory that is too small is freed.
+  /// Allocate the memory of the last rehearsal, so that such steps allocate nothing. No work may be
+  /// queued: memory that is too small is freed.
   virtual Status reserve() { return {}; }
-  /// Wait for everything that was queued: the losses since the last time.
+  /// Wait for all queued work. Returns the losses since the last call.
   virtual StepResult result() = 0;
   virtual Status status() const = 0;
 };

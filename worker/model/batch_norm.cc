@@ -11,7 +11,7 @@ namespace {
 
 float inverse_of(float variance) { return 1.0F / std::sqrt(batch_square(variance)); }
 
-/// means = mean of each column; squares = sum of the squares about it. Rows are added in their
+/// means = mean of each column; squares = sum of the squared differences from it. Rows are added in
 /// order.
 void moments_of(std::size_t rows, std::size_t width, const float* __restrict z,
                 float* __restrict means, float* __restrict squares) {

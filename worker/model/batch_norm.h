@@ -6,12 +6,13 @@
 
 namespace centroid::worker {
 
-/// Batch normalisation of the columns of a layer's output, y = (z - mean) / spread * weight + bias,
-/// and the activation behind it.
+/// Batch normalisation of the columns of a layer's output, y = (z - mean) / deviation * weight +
+/// bias, followed by the activation. `deviation` is the square root of the variance plus
+/// kBatchEpsilon.
 ///
-/// In training mean and spread are those of the rows, and the running values move by a tenth of the
-/// way to them, their variance with n - 1; elsewhere they are the running ones. One row alone has
-/// no spread: it is normalised with the running values, too, which stay as they are.
+/// Training uses mean and variance of the rows and moves the running values by a tenth towards them
+/// (the variance with n - 1). Evaluation uses the running values. A single row has no variance: it
+/// is normalised with the running values, which do not change.
 ///
 /// shape   z, out, slope, gradient [rows, width]; the others [width], moments [2, width]
 /// source  elements.h
@@ -22,10 +23,11 @@ struct BatchNorm {
   const float* bias = nullptr;
   const float* running_mean = nullptr;
   const float* running_var = nullptr;
-  float* moments = nullptr;  ///< written by `forward`: means, then 1 / spread
+  float* moments = nullptr;  ///< written by `forward`: means, then 1 / deviation
 
-  /// out = f(y), which may be z where there is no way back; f'(y) goes to `slope` (null: not
-  /// wanted). The changes of the running values, old - new, are wanted in training (else null).
+  /// out = f(y). `out` may be z without a backward pass. f'(y) is written to `slope` (null: not
+  /// needed). In training the changes of the running values, old - new, are written to mean_change
+  /// and var_change; else these are null.
   void forward(Activation activation, float* mean_change, float* var_change, float* out,
                float* slope) const;
   /// After `forward` in training: d loss / d y in `gradient` becomes d loss / d z.

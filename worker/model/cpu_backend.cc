@@ -14,7 +14,7 @@ namespace centroid::worker {
 
 namespace {
 
-/// Rows whose logits are in memory at a time: enough to keep BLAS busy.
+/// Rows whose logits are in memory at a time: enough for an efficient BLAS product.
 constexpr std::size_t kHeadRows = 256;
 
 class CpuBackend final : public Backend {

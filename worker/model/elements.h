@@ -7,11 +7,10 @@
 
 namespace centroid::worker {
 
-// Arithmetic of one element, for the loops on the CPU and for CUDA kernels: no call of a
-// mathematics library, so that loops become vector code and every machine gives the same bits.
+// Arithmetic of one element, for loops on the CPU and for CUDA kernels. It calls no mathematics
+// library, so that loops vectorise and every machine gives the same bits.
 
-// No branches: a choice between two numbers is made of masks, or loops would not become vector
-// code.
+// Choices between two numbers use masks: with branches the loops would not vectorise.
 
 /// All ones where `is_true`.
 constexpr std::uint32_t mask_of(bool is_true) { return 0U - static_cast<std::uint32_t>(is_true); }
@@ -21,11 +20,11 @@ constexpr float choose(std::uint32_t mask, float yes, float no) {
   return std::bit_cast<float>((bits_of(yes) & mask) | (bits_of(no) & ~mask));
 }
 
-/// e^x within 2 units in the last place; below -87.3 it is 0, above 88.7 infinity; NaN stays.
+/// e^x within 2 units in the last place; below -87.3 it is 0, above 88.7 infinity; NaN gives NaN.
 /// source  Cephes `expf` (Moshier 1989): x = n ln 2 + r, a polynomial of degree 6 in r
 constexpr float exp_of(float x) {
   constexpr float kLow = -87.3365F, kHigh = 88.7228F;
-  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to a whole number
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const std::uint32_t is_inside = mask_of(x > kLow), is_above = mask_of(x > kHigh);
   const float bounded = choose(is_above, kHigh, choose(is_inside, x, kLow));
   const float shifted = bounded * 1.44269504088896341F + kRound;
@@ -39,7 +38,7 @@ constexpr float exp_of(float x) {
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * (r * r) + r + 1.0F;
-  // 2^n in two factors: n = 128 has no float of its own.
+  // 2^n in two factors: 2^128 is not a float.
   const std::int32_t half = n >> 1;
   const float first = std::bit_cast<float>(static_cast<std::uint32_t>(half + 127) << 23);
   const float second = std::bit_cast<float>(static_cast<std::uint32_t>(n - half + 127) << 23);
@@ -47,7 +46,7 @@ constexpr float exp_of(float x) {
   return std::bit_cast<float>(finite | (0x7F800000U & is_above) | (0x7FC00000U & mask_of(x != x)));
 }
 
-/// Standard normal distribution function and what the way back of x * Phi(x) needs.
+/// GELU and its derivative; Phi and phi: distribution and density of the standard normal.
 struct Gelu {
   float value;  ///< x Phi(x)
   float slope;  ///< Phi(x) + x phi(x)
@@ -73,17 +72,17 @@ constexpr Gelu gelu_of(float x) {
 /// x sigma(x), sigma the logistic function.
 /// source  Elfwing, Uchibe, Doya 2017, "Sigmoid-weighted linear units"
 constexpr float silu_of(float x) { return x / (1.0f + exp_of(-x)); }
-/// Its derivative. x of an infinite exponential: the logistic function is 0, and so is the slope.
+/// Its derivative; 0 where exp(-x) overflows.
 constexpr float silu_slope_of(float x) {
   const float sigma = 1.0f / (1.0f + exp_of(-x));
   return sigma * (1.0f + x * (1.0f - sigma));
 }
 
-/// Batch normalisation, with the numbers of PyTorch's BatchNorm1d: what is added to a variance, and
-/// what of the running values a batch replaces.
+/// Batch normalisation, with the constants of PyTorch's BatchNorm1d: the number added to a
+/// variance, and the fraction of the running values that a batch replaces.
 /// source  Ioffe, Szegedy 2015, "Batch normalization", algorithms 1 and 2
 constexpr float kBatchEpsilon = 1e-5F, kBatchMomentum = 0.1F;
-/// The square of the spread. A running variance that sums of changes have brought below 0 is 0.
+/// Variance plus epsilon. Sums of changes can make a running variance negative; it counts as 0.
 constexpr float batch_square(float variance) {
   return (variance < 0.0F ? 0.0F : variance) + kBatchEpsilon;
 }
@@ -92,16 +91,16 @@ constexpr float batch_normal(float x, float mean, float inverse) { return (x - m
 constexpr float running_change(float old, float of_batch) {
   return kBatchMomentum * (old - of_batch);
 }
-/// d loss / d x. `share`: 1 / rows, or 0 where the moments are not those of the rows; of_weight,
-/// of_bias: the gradients of weight and bias.
+/// d loss / d x. `share`: 1 / rows, or 0 if the moments are the running ones; of_weight, of_bias:
+/// the gradients of weight and bias.
 constexpr float batch_back_of(float dy, float normal, float inverse, float weight, float of_weight,
                               float of_bias, float share) {
   return weight * inverse * (dy - share * (of_bias + normal * of_weight));
 }
 
-/// Dropout of four neighbours at a time: bit j says that element 4 * group + j stays.
-/// `threshold` = probability to drop, in 1/65536. The same (key, group) gives the same bits
-/// everywhere, so the way back draws again instead of storing.
+/// Dropout of four adjacent elements: bit j is set if element 4 * group + j is kept. `threshold` =
+/// probability to drop, in 1/65536. The same (key, group) gives the same bits everywhere, so the
+/// backward pass recomputes the bits instead of storing them.
 constexpr std::uint32_t survivors_of_four(std::uint64_t key, std::uint64_t group,
                                           std::uint32_t threshold) {
   const std::uint64_t bits = mix64(key + 0x9E3779B97F4A7C15ULL * group);

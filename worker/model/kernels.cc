@@ -10,7 +10,7 @@ namespace centroid::worker::kernels {
 
 namespace {
 
-/// Partial sums side by side: as many as the widest vectors hold, whatever machine it is.
+/// Number of partial sums: the width of the widest vectors, on every machine.
 constexpr std::size_t kLanes = 16;
 constexpr float kEpsilon = 1e-5F;
 

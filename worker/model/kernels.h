@@ -8,14 +8,14 @@
 
 namespace centroid::worker::kernels {
 
-// Loops of the transformer, one pass over memory each. Sums run in an order that depends on the
-// lengths only: every machine gives the same bits. None allocates.
+// Loops of the transformer; each passes once over memory and allocates nothing. The order of sums
+// depends only on the lengths, so every machine gives the same bits.
 
-/// Which elements of a matrix stay, times `scale` = 1 / (1 - probability).
+/// Dropout of a matrix: kept elements are multiplied by `scale` = 1 / (1 - probability).
 ///
 /// A row is a position of a sample; its random numbers are those of (keys[sample], site, position).
 struct Dropout {
-  std::uint32_t threshold = 0;  ///< probability to drop, in 1/65536; 0: everything stays
+  std::uint32_t threshold = 0;  ///< probability to drop, in 1/65536; 0: all are kept
   float scale = 1;
   std::span<const std::uint64_t> keys;  ///< [samples]
   std::size_t context = 1;              ///< rows of a sample
@@ -33,17 +33,17 @@ void add(const Dropout& dropout, std::size_t rows, std::size_t width, const floa
 /// out[r] = table[tokens[r]] + positions[r mod context], then dropout.
 void embed(const Dropout& dropout, std::span<const std::uint32_t> tokens, std::size_t context,
            std::size_t width, const float* table, const float* positions, float* out);
-/// table[tokens[r]] += gradient[r] in the order of rows; the other rows stay.
+/// table[tokens[r]] += gradient[r] in the order of rows; the other rows do not change.
 void embed_back(std::span<const std::uint32_t> tokens, std::size_t width, const float* gradient,
                 float* table);
 /// positions[p] = sum over samples of gradient[sample, p].
 void sum_samples(std::size_t samples, std::size_t elements, const float* gradient, float* sums);
 
-/// What normalisation is and has: y = (x - mean) / spread * weight + bias. RMS: bias is null and
-/// the mean is taken as 0.
+/// Layer or RMS normalisation: y = (x - mean) / deviation * weight + bias. RMS has no bias (null)
+/// and uses 0 as the mean.
 ///
 /// source  Ba, Kiros, Hinton 2016, "Layer normalization"; Zhang, Sennrich 2019, "Root mean square
-///         layer normalization"; 1e-5 is added to the square of the spread
+///         layer normalization"; 1e-5 is added to the square of the deviation
 struct Norm {
   bool is_layer = false;
   const float* weight = nullptr;  ///< [width]
@@ -51,11 +51,11 @@ struct Norm {
 };
 /// x = residual + kept(branch) (no branch: x = residual, which may be x), y = norm(x).
 ///
-/// shape   residual, branch, x, y [rows, width]; stats [rows, 2]: mean, 1 / spread
+/// shape   residual, branch, x, y [rows, width]; stats [rows, 2]: mean, 1 / deviation
 void add_norm(const Norm& norm, const Dropout& dropout, std::size_t rows, std::size_t width,
               const float* residual, const float* branch, float* x, float* y, float* stats);
 /// gradient += d loss / d x where dy = d loss / d y; weight_gradient, bias_gradient are overwritten
-/// (null: not wanted).
+/// (null: not needed).
 void norm_back(const Norm& norm, std::size_t rows, std::size_t width, const float* x,
                const float* stats, const float* dy, float* gradient, float* weight_gradient,
                float* bias_gradient);
@@ -70,14 +70,14 @@ void swiglu(std::size_t rows, std::size_t width, const float* gate_up, float* ou
 /// gate_up becomes d loss / d gate_up; gradient = d loss / d out
 void swiglu_back(std::size_t rows, std::size_t width, const float* gradient, float* gate_up);
 
-/// Softmax over the first begin + r + 1 numbers of row r, times `scale` before; what is behind them
-/// becomes 0. `lse[r]` = log of the sum of exponentials, `lse_step` apart.
+/// Softmax over the first begin + r + 1 numbers of row r, scaled by `scale`; the later ones become
+/// 0. `lse[r]` = log of the sum of exponentials, stored with stride `lse_step`.
 ///
 /// shape   scores [rows, width], begin + rows <= width
 void causal_softmax(std::size_t rows, std::size_t begin, std::size_t width, float scale,
                     float* scores, float* lse, std::size_t lse_step);
 /// scores become the probabilities again, dscores (d loss / d probabilities) those of the scores
-/// before scaling: p * (dp - delta[r]) * scale. Behind the diagonal both become 0.
+/// before scaling: p * (dp - delta[r]) * scale. Above the diagonal both become 0.
 void causal_softmax_back(std::size_t rows, std::size_t begin, std::size_t width, float scale,
                          const float* lse, const float* delta, std::size_t step, float* scores,
                          float* dscores);
@@ -85,12 +85,13 @@ void causal_softmax_back(std::size_t rows, std::size_t begin, std::size_t width,
 void head_dots(std::size_t rows, std::size_t heads, std::size_t head_width, const float* out,
                const float* gradient, float* delta);
 
-/// Softmax cross-entropy of logits; a row whose label is kNoTarget counts nothing. Logits become
-/// the gradient of share * (sum of losses) when `needs_gradient`.
+/// Softmax cross-entropy of logits; a row whose label is kNoTarget is ignored. Logits become the
+/// gradient of share * (sum of losses) when `needs_gradient`.
 ///
 /// shape   logits [labels.size(), classes]
-/// fails   a label >= classes is a bug of the caller: stops
-/// note    of equal largest logits the first counts; a row with a NaN counts as wrong
+/// fails   a label >= classes is a bug of the caller: aborts
+/// note    if several logits are the largest, the first is the prediction; a row with a NaN counts
+///         as wrong
 StepResult cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes, float share,
                          bool needs_gradient, float* logits);
 

@@ -48,7 +48,7 @@ std::string Mlp::spec() const {
   return text.append(to_string(activation_)).append(has_norm_ ? ",norm=batch" : "");
 }
 
-/// Give out pieces of `memory` (null: only count); returns the floats taken.
+/// Divide `memory` among the buffers (null: only count). Returns the number of floats.
 std::size_t Mlp::assign_memory(std::size_t samples, bool with_gradient, float* memory) {
   constexpr std::size_t kLine = 16;  // floats of 64 bytes
   std::size_t used = 0, widest = 0;
@@ -76,8 +76,8 @@ std::uint64_t Mlp::work_bytes(std::uint64_t samples, bool with_gradient) const {
   return counted.assign_memory(samples, with_gradient, nullptr) * sizeof(float);
 }
 
-// Uniform forms of both rules: they need a square root only, so the bits are the same on every
-// machine. source  He et al. 2015, "Delving deep into rectifiers", limit sqrt(6 / in); Glorot,
+// Uniform forms of both rules: they need only a square root, so the bits are the same on every
+// machine. source He et al. 2015, "Delving deep into rectifiers", limit sqrt(6 / in); Glorot,
 // Bengio 2010, limit sqrt(6 / (in + out))
 void Mlp::initialize(std::uint64_t seed, std::span<float> params) const {
   CENTROID_CHECK(params.size() == positions_.back());
@@ -85,7 +85,7 @@ void Mlp::initialize(std::uint64_t seed, std::span<float> params) const {
     const bool is_last = i + 1 == layers();
     const double fan = static_cast<double>(widths_[i] + (is_last ? widths_[i + 1] : 0));
     const double limit = std::sqrt(6.0 / fan);
-    CounterRng rng(seed, 2 * i);  // stream: the number that its tensor has without norms
+    CounterRng rng(seed, 2 * i);  // stream: the tensor's number without norms
     const auto tensor = [&](std::uint32_t number) {
       return params.subspan(positions_[number], manifest_[number].elements());
     };
@@ -138,7 +138,7 @@ void Mlp::forward(const Batch& batch, std::span<const float> params, std::span<f
                       output_[i], slope_[i]);
       continue;
     }
-    // Of the last layer the bias is added with the loss.
+    // The loss adds the bias of the last layer.
     backend_->gemm(false, true, rows, out, in, 1.0F, input_of(i), in, weight, in, 0.0F,
                    is_normal(i) ? product_[i] : output_[i], out);
     if (!is_normal(i)) continue;

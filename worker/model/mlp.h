@@ -14,12 +14,12 @@
 namespace centroid::worker {
 
 /// Fully connected layers with an activation between them and softmax cross-entropy at the end;
-/// with batch normalisation in front of each activation, if that is wanted.
+/// optionally with batch normalisation before each activation.
 ///
 /// shape   layer i: "layers.i.weight" [out, in] and "layers.i.bias" [out] (PyTorch's layout), out =
-///         in @ weight^T + bias. Normalised, layer i has no bias but "norms.i.weight" and
-///         "norms.i.bias" [out], and the buffers "norms.i.running_mean" and "norms.i.running_var"
-///         stand behind all layers
+///         in @ weight^T + bias. With normalisation layer i has no bias but "norms.i.weight" and
+///         "norms.i.bias" [out]; the buffers "norms.i.running_mean" and "norms.i.running_var"
+///         follow all layers
 /// order   on_ready runs through the manifest backwards: buffers, then bias and weight of the last
 ///         layer first
 /// bits    the same input on the same machine gives the same bits; parameters from `initialize`
@@ -60,7 +60,7 @@ class Mlp final : public Model {
   /// Input of a layer: the batch, or the output of the layer before.
   const float* input_of(std::size_t layer) const;
   BatchNorm norm_of(std::size_t layer, std::size_t rows, std::span<const float> params) const;
-  /// `gradients`: where the changes of buffers go, in training; else empty.
+  /// `gradients` receives the changes of buffers in training; else it is empty.
   void forward(const Batch& batch, std::span<const float> params, std::span<float> gradients);
   void backward_layer(std::size_t layer, std::size_t rows, std::span<const float> params,
                       std::span<float> gradients, const std::function<void(TensorId)>& on_ready);
@@ -76,10 +76,10 @@ class Mlp final : public Model {
   // Work space. output_[last] turns from logits into their gradient.
   std::vector<float*> output_;
   std::vector<float*> slope_;
-  std::vector<float*> product_;     // of a layer with a norm: what the norm is of
+  std::vector<float*> product_;     // input of the norm, for a layer with one
   std::vector<float*> moments_;     // BatchNorm
   float* gradient_ = nullptr;       // of the present layer's output
-  float* next_gradient_ = nullptr;  // of the layer's before it
+  float* next_gradient_ = nullptr;  // of the output of the layer before it
 };
 
 }  // namespace centroid::worker

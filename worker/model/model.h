@@ -14,10 +14,10 @@
 
 namespace centroid::worker {
 
-/// A label that is not judged: behind the end of a short sequence.
+/// A label that does not count: after the end of a short sequence.
 constexpr std::uint32_t kNoTarget = std::numeric_limits<std::uint32_t>::max();
 
-/// Where a device has numbers of a batch.
+/// Addresses of a batch on a device.
 struct Inputs {
   const float* x = nullptr;               ///< [samples, features]
   const std::uint32_t* y = nullptr;       ///< [samples, targets]
@@ -30,20 +30,20 @@ struct Batch {
   std::span<const float> x;          ///< [samples, features]; empty when the model takes tokens
   std::span<const std::uint32_t> y;  ///< [samples, targets]
   std::uint64_t samples = 0;
-  std::span<const std::uint32_t> tokens{};  ///< [samples, features]; any known token behind the end
-  std::span<const std::uint32_t> lengths{};  ///< [samples], 1..features; empty: all are whole
-  /// Dropout: the random numbers of sample i are those of (noise, ids[i]), whoever computes it.
-  /// Without ids sample i is i.
+  std::span<const std::uint32_t> tokens{};   ///< [samples, features]; any valid token after the end
+  std::span<const std::uint32_t> lengths{};  ///< [samples], 1..features; empty: all are full
+  /// Dropout: the random numbers of sample i depend only on (noise, ids[i]), not on the worker.
+  /// Without ids, ids[i] = i.
   std::span<const std::uint64_t> ids{};
   std::uint64_t noise = 0;
-  /// x, y and tokens are on the backend's device already, too.
+  /// Copies of x, y and tokens on the backend's device; null: none.
   const Inputs* resident = nullptr;
 };
 
 struct StepResult {
   double loss_sum = 0;        ///< sum over targets of the cross-entropy, nats
   std::uint64_t correct = 0;  ///< targets whose largest logit is the label's
-  std::uint64_t targets = 0;  ///< judged: samples, or the tokens of a language model
+  std::uint64_t targets = 0;  ///< that count: samples, or the tokens of a language model
 };
 
 class Backend;
@@ -54,27 +54,28 @@ class Backend;
 class Model {
  public:
   virtual ~Model() = default;
-  /// Of what is trained, and behind it of buffers (common/tensor/tensor.h), whose "gradient" in a
-  /// step is old - new.
+  /// Trained tensors, followed by buffers (common/tensor/tensor.h), whose "gradient" in a step is
+  /// old - new.
   virtual const Manifest& manifest() const = 0;
   virtual std::uint64_t features() const = 0;  ///< of one sample; tokens of the longest sequence
   virtual std::uint32_t classes() const = 0;
   virtual std::string spec() const = 0;  ///< "mlp:64-512-512-10,relu"
-  /// Samples are sequences of tokens below this; 0: rows of numbers.
+  /// Number of tokens; 0: samples are rows of numbers.
   virtual std::uint32_t vocabulary() const { return 0; }
   virtual std::uint64_t targets() const { return 1; }  ///< labels of one sample
-  /// Memory that `step` (or `evaluate`) of so many samples takes besides parameters and gradients.
+  /// Memory that `step` (or `evaluate`) of `samples` samples needs besides parameters and
+  /// gradients.
   virtual std::uint64_t work_bytes(std::uint64_t samples, bool with_gradient) const = 0;
-  /// Memory of what is not trained, shared by all clones.
+  /// Memory of frozen weights, shared by all clones.
   virtual std::uint64_t frozen_bytes() const { return 0; }
 
   /// Deterministic initialisation from the seed, of host memory.
   virtual void initialize(std::uint64_t seed, std::span<float> params) const = 0;
 
-  /// Forward and backward over one batch: gradients of the *mean* loss over the batch's samples go
-  /// to `gradients` (overwritten); of a sample with several targets the mean over them counts, one
-  /// that is not judged as 0. `on_ready(tensor)` is called once per tensor as soon as its gradient
-  /// is final, the last of the manifest first; on a GPU as soon as all that it needs is queued. An
+  /// Forward and backward over one batch: gradients of the *mean* loss over the batch's samples
+  /// overwrite `gradients`. The loss of a sample with several targets is their mean; a target that
+  /// does not count has loss 0. `on_ready(tensor)` is called once per tensor as soon as its
+  /// gradient is final, the last of the manifest first; on a GPU as soon as its work is queued. An
   /// empty batch gives zero gradients and still calls on_ready for every tensor.
   virtual void queue_step(const Batch& batch, std::span<const float> params,
                           std::span<float> gradients,
@@ -83,20 +84,20 @@ class Model {
   virtual void queue_evaluate(const Batch& batch, std::span<const float> params) = 0;
   virtual Backend& backend() = 0;
 
-  /// The same, done when it returns.
+  /// The same, and wait for the results.
   StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,
                   const std::function<void(TensorId)>& on_ready);
   StepResult evaluate(const Batch& batch, std::span<const float> params);
 
-  /// Another replica with its own work space, on the backend's device; on the CPU.
+  /// Another replica with its own work space, on the backend's device; `clone`: on the CPU.
   virtual std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const = 0;
   std::unique_ptr<Model> clone() const;
 };
 
 /// "mlp:64-512-512-10" with optional ",relu" (default) or ",gelu" and ",norm=batch", or
-/// "transformer:FIELD=VALUE,..." (transformer_config.h). `base_file`: what a transformer begins at
-/// or its adapters stand beside (adapters.h); empty: none.
-/// fails  invalid_argument saying what is wrong where.
+/// "transformer:FIELD=VALUE,..." (transformer_config.h). `base_file`: initial weights of a
+/// transformer, or the frozen ones of its adapters (adapters.h); empty: none.
+/// fails  invalid_argument: names the field and the error.
 Result<std::unique_ptr<Model>> make_model(const std::string& spec,
                                           const std::string& base_file = "");
 

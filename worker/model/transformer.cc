@@ -21,7 +21,7 @@ std::size_t elements_of(const Manifest& manifest) {
   return n;
 }
 
-/// Uniform numbers with this deviation: they need no function of a mathematics library.
+/// Uniform numbers with this deviation, because normal ones need a mathematics library.
 void fill_uniform(std::uint64_t seed, std::uint64_t stream, double deviation,
                   std::span<float> out) {
   const double limit = deviation * std::sqrt(3.0);
@@ -138,9 +138,9 @@ Transformer::Projection Transformer::down(std::size_t b) const {
   return {blocks_[b].down, 1, config_.hidden, config_.width, b * kSites + kOfDown};
 }
 
-// Normalisations begin as the identity. Every matrix keeps the size of what it is given, those that
-// write to the residual path add up to the size of one over the depth. B of adapters is 0, so that
-// training begins at the base; A as in Hugging Face's PEFT.
+// Normalisations begin as the identity. Every matrix preserves the scale of its input; those that
+// write to the residual path are scaled down by the depth, so that their sum has the scale of one.
+// B of adapters is 0, so that training begins at the base; A is as in Hugging Face's PEFT.
 void Transformer::initialize(std::uint64_t seed, std::span<float> params) const {
   CENTROID_CHECK(params.size() == parameters_);
   if (base_ && config_.lora.rank == 0) {
@@ -173,7 +173,7 @@ void Transformer::initialize(std::uint64_t seed, std::span<float> params) const 
   }
 }
 
-/// Give out pieces of `memory` (null: only count); returns the floats taken.
+/// Divide `memory` among the buffers (null: only count). Returns the number of floats.
 std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient, float* memory,
                                        Space& space) const {
   constexpr std::size_t kLine = 16;  // floats of 64 bytes
@@ -188,7 +188,7 @@ std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient
   space.blocks.resize(config_.layers);
   for (BlockSpace& block : space.blocks) {
     if (!with_gradient && &block != space.blocks.data()) {
-      block = space.blocks.front();  // nobody looks back
+      block = space.blocks.front();  // without a backward pass blocks share memory
       continue;
     }
     block.x = take(rows * d);
@@ -332,7 +332,7 @@ Attention Transformer::attention(const BlockSpace& block) const {
           block.qkv,      block.lse,       space_.scratch};
 }
 
-/// From the block's x (and, but for the first, what the block before adds to it) to `branch`.
+/// Computes `branch` from the block's x and, except for the first, the previous block's branch.
 void Transformer::forward_block(std::size_t b) {
   BlockSpace& s = space_.blocks[b];
   const std::size_t d = config_.width;
@@ -371,17 +371,17 @@ void Transformer::norm_back(std::size_t tensor, std::size_t rows, const float* x
   ready(tensor);
 }
 
-/// residual: the gradient behind the block becomes that before it.
+/// residual: gradient of the block's output in, of its input out.
 void Transformer::backward_block(std::size_t b) {
   BlockSpace& s = space_.blocks[b];
   const std::size_t d = config_.width;
   std::size_t adapters = 0;
-  const auto low_of = [&](const Projection& p) {  // called from the last projection to the first
+  const auto low_of = [&](const Projection& p) {  // called in reverse order of the projections
     for (std::size_t t = p.first; t < p.first + p.count; ++t)
       if (tensors_[t].adapter != kNone) ++adapters;
     return s.low + (low_width() - adapters * config_.lora.rank) * rows_;
   };
-  /// What the residual path gives to a branch.
+  /// Gradient that a branch gets from the residual path.
   const auto to_branch = [&](std::uint64_t site) -> const float* {
     const auto drops = dropout(config_.dropout, b * kSites + site);
     if (!drops) return space_.residual;
@@ -405,7 +405,7 @@ void Transformer::backward_block(std::size_t b) {
   norm_back(blocks_[b].norm1, rows_, s.x, s.stats1, space_.branch, space_.residual);
 }
 
-/// Logits of `rows` rows, their loss and, into dnormed, its gradient; some rows at a time.
+/// Logits of `rows` rows and their loss; its gradient goes to dnormed. Some rows at a time.
 void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient) {
   const std::size_t d = config_.width, outputs = config_.outputs(), most = backend_->head_rows();
   const float share = 1.0F / static_cast<float>(batch_.samples * targets());
@@ -427,11 +427,11 @@ void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bo
   if (own != nullptr && !config_.tied) ready(head_);
 }
 
-/// Behind the last block: normalisation, head and loss, and the gradient of the residual path.
+/// After the last block: normalisation, head and loss, and the gradient of the residual path.
 void Transformer::finish(bool with_gradient) {
   const std::size_t d = config_.width;
   const auto drops = dropout(config_.dropout, (config_.layers - 1) * kSites + kMlp);
-  // The sum is made in space_.x; a classifier looks at the last token of each sample only.
+  // The sum is computed in space_.x; a classifier uses only the last token of each sample.
   float* x = space_.x;
   backend_->copy(rows_ * d, space_.blocks.back().middle, space_.x);
   backend_->add(drops, rows_, d, space_.branch, space_.x);

@@ -17,8 +17,8 @@
 
 namespace centroid::worker {
 
-/// Weights that training begins at, or that adapters stand beside: all of
-/// TransformerConfig::whole(), end to end, shared by replicas.
+/// Initial weights of training, or the frozen ones of adapters: all of TransformerConfig::whole(),
+/// end to end, shared by replicas.
 struct BaseWeights {
   explicit BaseWeights(std::vector<float> of) : values(std::move(of)), hash(fingerprint(values)) {}
   std::vector<float> values;
@@ -27,17 +27,18 @@ struct BaseWeights {
 using Base = std::shared_ptr<const BaseWeights>;
 
 /// Decoder-only transformer: token and position embedding, blocks of causal attention and an MLP,
-/// each behind a normalisation and beside a residual path, a normalisation and the head. It
+/// each with a normalisation before it and a residual path, then a normalisation and the head. It
 /// predicts the next token at every position, or classifies a sequence at its last one.
 ///
 /// order   on_ready runs through the manifest backwards
 /// bits    the same input on the same machine gives the same bits, with dropout too
-/// memory  work space is taken when a batch larger than all before comes, never again
+/// memory  work space is allocated only for a batch larger than all before
 /// source  Radford et al. 2019 (GPT-2): layout and scaling of the residual projections; SwiGLU:
 ///         Shazeer 2020, "GLU variants improve transformer"
 class Transformer final : public Model {
  public:
-  /// `base` is needed with adapters (config.lora), else `initialize` gives it where it is there.
+  /// `base` is required with adapters (config.lora). Without adapters `initialize` returns it, if
+  /// given.
   explicit Transformer(TransformerConfig config, Base base = nullptr,
                        std::unique_ptr<Backend> backend = make_cpu_backend());
 
@@ -73,7 +74,7 @@ class Transformer final : public Model {
     std::size_t adapter = kNone;          ///< number of its adapters
     std::uint32_t id = 0;                 ///< in the manifest, when trained
   };
-  /// A[rank, in] and B[out, rank], neighbours in the manifest.
+  /// A[rank, in] and B[out, rank], adjacent in the manifest.
   struct Adapter {
     std::size_t a = 0, b = 0;  ///< first elements in params
     std::uint32_t id = 0;      ///< of A; B's is the next
@@ -83,7 +84,7 @@ class Transformer final : public Model {
   struct BlockTensors {
     std::size_t norm1 = 0, q = 0, o = 0, norm2 = 0, up = 0, down = 0;
   };
-  /// What the way back needs of a block.
+  /// Results of a block that the backward pass needs.
   struct BlockSpace {
     float *x = nullptr, *stats1 = nullptr, *n1 = nullptr, *qkv = nullptr, *lse = nullptr;
     float *attended = nullptr, *middle = nullptr, *stats2 = nullptr, *n2 = nullptr, *up = nullptr;
@@ -96,7 +97,7 @@ class Transformer final : public Model {
     float *active = nullptr, *delta = nullptr, *scratch = nullptr, *low = nullptr;
     float* dropped = nullptr;
   };
-  /// A product with neighbouring matrices that share their input.
+  /// A product with adjacent matrices that share their input.
   struct Projection {
     std::size_t first = 0, count = 1, in = 0, out = 0;  ///< tensors; widths (out of all together)
     std::uint64_t site = 0;                             ///< of the adapters' dropout
@@ -140,7 +141,7 @@ class Transformer final : public Model {
   std::size_t parameters_ = 0;
 
   std::unique_ptr<Backend> backend_;
-  const float* frozen_ = nullptr;  // the base weights, where the backend has them
+  const float* frozen_ = nullptr;  // the base weights in the backend's memory
   Space space_;
   // Of the present step:
   Inputs in_;

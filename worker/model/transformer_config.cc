@@ -17,7 +17,7 @@ using Config = TransformerConfig;
 
 constexpr std::string_view kKind = "transformer";
 
-/// A name of the spec: what it may be, how it is read and written.
+/// A field of the spec: its valid values, its parser and its printer.
 struct Field {
   std::string_view name, may_be;
   std::function<bool(Config&, std::string_view)> read;

@@ -15,7 +15,7 @@ constexpr std::size_t kLine = 64;
 
 std::size_t lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-/// Where y and tokens begin behind x.
+/// Offsets of y and tokens after x.
 struct Layout {
   explicit Layout(const Batch& batch)
       : Layout(batch.x.size_bytes(), batch.y.size_bytes(), batch.tokens.size_bytes()) {}
@@ -43,7 +43,7 @@ struct BatchStaging::Places {
     std::unique_ptr<DeviceMemory> back(memory);
     const std::lock_guard lock(mutex);
     if (back->size() >= bytes)
-      free.push_back(std::move(back));  // there is room for all that were made
+      free.push_back(std::move(back));  // its capacity was reserved
     else
       --made;
   }

@@ -12,34 +12,35 @@
 
 namespace centroid::worker {
 
-/// x, y and tokens of a batch in a device's memory, which others get when this is gone.
+/// x, y and tokens of a batch in a device's memory. The destructor makes the memory available to
+/// other batches.
 struct StagedBatch {
   std::shared_ptr<DeviceMemory> memory;
   Inputs inputs;
 };
 
-/// Brings batches to a device before their turn, on a stream of its own.
+/// Copies batches to a device ahead of time, on its own stream.
 ///
-/// memory  places on the device, and one of pinned memory that batches are copied from. `put` takes
-///         none: the driver may hold up all GPUs of the process for it, and it runs beside
-///         additions
+/// memory  places on the device, and one in pinned memory that batches are copied from. `put`
+///         allocates none: it runs during additions, and an allocation may make the driver block
+///         all GPUs of the process
 /// thread  `put` from one thread, `make_room` from another. The device outlives it
 class BatchStaging {
  public:
   explicit BatchStaging(Device& device);
-  /// Have so many places, those that are in use among them, for so many samples of a model each,
-  /// but no more than fit into `most_bytes`: what is free of more goes. While nothing runs on the
-  /// device but copies of `put`.
-  /// fails  as the device: there are as many as it had memory for
+  /// Allocate `places` places, including those in use, for `samples` samples of a model each, but
+  /// at most `most_bytes` in all. Free places beyond that are released. Only copies of `put` may
+  /// run on the device meanwhile.
+  /// fails  as the device; the places that fit in its memory exist
   Status make_room(std::size_t places, const Model& model, std::uint64_t samples,
                    std::uint64_t most_bytes);
-  /// Done when it returns. False: there is no place for it.
+  /// Copy a batch; returns when the copy is complete. False: no place is free.
   Result<bool> put(const Batch& batch, StagedBatch& into);
 
  private:
   struct Places;
   Device& device_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the next members
   Buffer pinned_;
   std::unique_ptr<Stream> stream_;
   std::shared_ptr<Places> places_;

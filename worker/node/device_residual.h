@@ -10,8 +10,8 @@
 
 namespace centroid::worker {
 
-/// The residual of a codec beside the group's gradient, for ExchangeMemory::device_residual; the
-/// gradient then stays on the device. The group outlives it.
+/// A codec's residual on the device of the group's gradient, for ExchangeMemory::device_residual.
+/// The gradient then stays on the device. The group outlives it.
 /// fails  as make_device_residual; unimplemented: built without CUDA, or no device has the gradient
 Result<std::unique_ptr<DeviceResidual>> residual_on_device(ReplicaGroup& group,
                                                            const std::string& codec,

@@ -10,8 +10,8 @@ namespace centroid::worker {
 
 namespace {
 
-/// Rows of one forward pass of `evaluate`, samples or tokens: bounds the work space, long enough to
-/// keep BLAS busy.
+/// Rows of one forward pass of `evaluate`, samples or tokens: bounds the work space, and is large
+/// enough for an efficient BLAS product.
 constexpr std::uint64_t kEvaluateRows = 256;
 constexpr std::uint64_t kEvaluateTokens = 2048;
 
@@ -63,7 +63,7 @@ GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t b
   need.batch = batch_bytes(data.train, batch);
   need.per_device = (devices > 1 ? plane : 0) + batch_bytes(data.test, rows);
   if (on_gpus)
-    need.per_device += 2 * batch_bytes(data.train, share);  // what they are copied from
+    need.per_device += 2 * batch_bytes(data.train, share);  // the sources of its copies
   else
     need.per_device += std::max(model.work_bytes(share, true), model.work_bytes(rows, false));
   need.devices = devices;

@@ -70,7 +70,7 @@ LocalKeeper::State LocalSteps::state() {
   return state;
 }
 
-/// The slots as they are, on the host.
+/// Copy the slots to the host.
 Status LocalSteps::fetch_slots() {
   for (std::size_t k = 0; resident_ != nullptr && k < slots_.size(); ++k) {
     try {
@@ -92,7 +92,7 @@ LocalKeeper::Source LocalSteps::source() {
   };
 }
 
-/// Own parameters and optimizer as the round begins with them.
+/// Begin the round: load own parameters and the optimizer's state.
 Status LocalSteps::take_up(const Share& share) {
   if (keeper_) {
     LocalKeeper::State found = state();
@@ -114,7 +114,7 @@ void LocalSteps::set_rate() {
   optimizer_->set_rate_factor(factor * schedule_.factor(++cluster_steps_));
 }
 
-/// The next steps, as many as are queued at a time.
+/// The next steps, queued together.
 Result<GroupStep> LocalSteps::advance(const Dataset& data,
                                       std::span<const std::span<const std::uint64_t>> batches) {
   const double bound = optimizer_->config().clip_norm;
@@ -152,7 +152,7 @@ Result<GroupStep> LocalSteps::step(const Dataset& data, std::span<const std::uin
   return made;
 }
 
-/// Steps [begin, end) of the `of` into which the share is cut.
+/// Steps [begin, end) of the `of` steps of the share.
 Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> samples, Range steps,
                          std::uint64_t of, StepStats& stats) {
   const auto begin = centroid::now();
@@ -178,7 +178,7 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
   return {};
 }
 
-/// A slot that is not finite would spoil every step to come.
+/// Reset slots that are not finite: they would make every later step not finite.
 Status LocalSteps::forget_nonfinite() {
   CENTROID_TRY(fetch_slots());
   const auto is_bad = [](float x) { return !std::isfinite(x); };
@@ -212,7 +212,7 @@ Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data, S
   CENTROID_TRY(rounds_.contribute(stats));
   CENTROID_TRY(train(data, samples, {before, steps}, steps, rest));
   stats.add(rest);
-  if (steps > 0 && share.round.value % kNormRounds == 1)  // the others need not wait for it
+  if (steps > 0 && share.round.value % kNormRounds == 1)  // rarely: the other workers wait for it
     parameter_norm_ = std::sqrt(sum_of_squares(rounds_.own().first(group_.trained())));
   CENTROID_ASSIGN(const auto report, rounds_.finish(rest));
   if (report.outcome == RoundReport::Outcome::kSkipped) CENTROID_TRY(forget_nonfinite());

@@ -14,12 +14,12 @@
 
 namespace centroid::worker {
 
-/// Local steps of a built-in model (docs/how-to/diloco.md): an optimizer of the worker's own trains
-/// the parameters that `Rounds` averages.
+/// Local steps of a built-in model (docs/how-to/diloco.md): the worker's own optimizer trains the
+/// parameters that `Rounds` averages.
 ///
 /// steps    a share of n samples is ceil(n / batch) steps of near-equal size
-/// GPU      own parameters and slots stay there from step to step (ReplicaGroup::resident); the
-///          host has the parameters after the last step before a contribution and of a round, and
+/// GPU      own parameters and slots stay on the GPU between steps (ReplicaGroup::resident).
+///          Parameters are copied to the host before a contribution and at the end of a round,
 ///          slots when they are written to disk
 /// memory   the optimizer's slots, and LocalPlanes
 /// thread   the loop's; `begin` while the loop waits in Rounds::next
@@ -29,11 +29,11 @@ class LocalSteps {
     OptimizerConfig optimizer;  ///< the worker's own
     std::uint64_t batch = 1;    ///< samples of a step
     std::string worker;         ///< its name
-    std::string state_dir;      ///< see LocalKeeper; "": nothing is kept
-    /// The schedule goes by the local steps of the whole cluster, not by this worker's own.
+    std::string state_dir;      ///< see LocalKeeper; "": nothing is stored
+    /// The schedule counts the local steps of the whole cluster, not only this worker's.
     bool schedules_by_cluster = false;
-    bool on_gpu = true;      ///< the optimizer runs where the gradient is, if it can
-    double scale_ratio = 0;  ///< the learning rate is multiplied with 1 + (world - 1) ratio
+    bool on_gpu = true;      ///< the optimizer runs on the gradient's GPU, if possible
+    double scale_ratio = 0;  ///< the learning rate is multiplied by 1 + (world - 1) ratio
   };
   /// `group` and `rounds` outlive it.
   /// fails  as make_optimizer
@@ -47,9 +47,9 @@ class LocalSteps {
 
   /// The replicas read the cluster's parameters, until the next round.
   void rest();
-  /// One round on the share that Rounds::next gave. `stats`: of this share.
+  /// One round on the share that Rounds::next returned. `stats`: of this share.
   Result<RoundReport> round(const Share& share, const Dataset& data, StepStats& stats);
-  /// The job is over here: keep what the next start needs.
+  /// The job ends on this worker: store what the next start needs.
   void leave();
 
   std::uint64_t steps() const { return steps_; }  ///< made by the inner optimizer
@@ -78,14 +78,14 @@ class LocalSteps {
   Rounds& rounds_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
-  LearningRateSchedule schedule_;          // of the cluster's steps; else the optimizer has it
-  ResidentTraining* resident_ = nullptr;   // own parameters and slots are on GPUs
-  std::vector<std::vector<float>> slots_;  // of resident_: their copies, when they are wanted
+  LearningRateSchedule schedule_;          // of the cluster's steps; else the optimizer's is used
+  ResidentTraining* resident_ = nullptr;   // if own parameters and slots are on GPUs
+  std::vector<std::vector<float>> slots_;  // of resident_: host copies, updated on demand
   std::uint64_t steps_ = 0;
-  std::uint64_t cluster_steps_ = 0;  // of all before this round, and own ones in it
+  std::uint64_t cluster_steps_ = 0;  // of all workers before this round, plus own ones in it
   std::uint32_t world_ = 1;
-  double parameter_norm_ = -1;  // own, to be told with the next contribution
-  double gradient_norm_ = -1;   // of the last step, where it was clipped
+  double parameter_norm_ = -1;  // own, sent with the next contribution
+  double gradient_norm_ = -1;   // of the last step, if it was clipped
   bool is_resting_ = true;      // the replicas read the cluster's parameters
   std::unique_ptr<LocalKeeper> keeper_;
 };

@@ -12,7 +12,7 @@ using nccl::Comm;
 
 namespace {
 
-/// `whole` numbers of all devices are as many parts of `part`.
+/// Check that `whole` numbers are `devices` parts of `part` numbers.
 Status check_parts(const char* what, std::size_t whole, std::size_t part, std::size_t devices) {
   if (whole == part * devices) return {};
   return Error(ErrorCode::kInvalidArgument,
@@ -24,7 +24,7 @@ Status check_parts(const char* what, std::size_t whole, std::size_t part, std::s
 
 }  // namespace
 
-/// How often who waits looks whether it is over: a fraction of what one bucket takes.
+/// Interval between polls of a waiting call: a fraction of the time of one bucket.
 constexpr std::chrono::microseconds kCheckInterval{50};
 
 Result<std::unique_ptr<NcclGroup>> NcclGroup::make(std::shared_ptr<const nccl::Library> library,
@@ -34,11 +34,10 @@ Result<std::unique_ptr<NcclGroup>> NcclGroup::make(std::shared_ptr<const nccl::L
     return Error(ErrorCode::kInvalidArgument, "an NCCL group needs at least one device");
   std::unique_ptr<NcclGroup> group(new NcclGroup(std::move(library), options));
   try {
-    // Before there is anything to end: without them it could not be ended.
+    // Created before the communicators, which could not be ended without these threads.
     group->enders_.emplace(devices.size());
     std::vector<Comm> comms(devices.size());
-    // From one thread, all at once: rank by rank from several threads would be a deadlock in
-    // waiting.
+    // From one thread, all at once: rank by rank from several threads could deadlock.
     const int code = group->library_->comm_init_all(comms.data(), static_cast<int>(devices.size()),
                                                     devices.data());
     CENTROID_TRY(group->library_->status_of(code, "ncclCommInitAll"));
@@ -58,11 +57,11 @@ Result<std::unique_ptr<NcclGroup>> NcclGroup::make(std::shared_ptr<const nccl::L
 }
 
 NcclGroup::~NcclGroup() {
-  if (!watcher_.joinable()) return;  // never came to life
+  if (!watcher_.joinable()) return;  // construction failed
   const bool is_settled = settle().ok();
   watcher_.request_stop();
   watcher_.join();
-  if (!is_settled) return;  // aborted, which frees them
+  if (!is_settled) return;  // the abort freed the communicators
   on_all([this](Comm comm) { return library_->comm_destroy(comm); });
 }
 
@@ -84,7 +83,7 @@ void NcclGroup::abort(const std::string& why) {
   (void)ended();
 }
 
-/// Why the group failed, once nothing of it is under way any more.
+/// Wait until the abort is complete. Returns why the group failed.
 Status NcclGroup::ended() const {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return is_released_; });
@@ -111,7 +110,7 @@ Status NcclGroup::call(std::size_t rank, const std::string& what,
   CENTROID_CHECK(rank < ranks_.size());
   Comm comm = nullptr;
   {
-    // Begun under the lock: who aborts after this finds a call that NCCL lets it end.
+    // Recorded under the lock, so that a later abort knows of the call and ends it.
     std::unique_lock lock(mutex_);
     if (failure_) {
       lock.unlock();
@@ -125,7 +124,7 @@ Status NcclGroup::call(std::size_t rank, const std::string& what,
   int code = library_->group_start();
   if (code == nccl::kSuccess) {
     code = body(comm);
-    const int ended = library_->group_end();  // also after an error: groups are counted
+    const int ended = library_->group_end();  // also after an error: groups nest
     if (code == nccl::kSuccess) code = ended;
   }
   {
@@ -231,7 +230,7 @@ Status NcclGroup::wait(std::size_t rank, const std::function<Result<bool>()>& is
   }
 }
 
-/// Empty, or why the group has to be aborted.
+/// Reason to abort the group; empty: none.
 std::string NcclGroup::find_trouble() {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     int code = nccl::kSuccess;
@@ -258,9 +257,9 @@ std::string NcclGroup::find_trouble() {
   return {};
 }
 
-/// Ends each communicator from a thread of its own, which has been there from the beginning: in
-/// several releases of NCCL (2.17 among them) ncclCommDestroy and ncclCommAbort of one rank wait
-/// for those of the others of the process.
+/// Ends each communicator from its own thread, created with the group: in several releases of NCCL
+/// (2.17 among them) ncclCommDestroy and ncclCommAbort of one rank wait for those of the other
+/// ranks of the process.
 void NcclGroup::on_all(const std::function<int(Comm)>& end) {
   enders_->run([&](std::size_t rank) { (void)end(ranks_[rank].comm); });
 }
@@ -278,7 +277,7 @@ void NcclGroup::abort_all() {
   changed_.notify_all();
 }
 
-/// The only one that asks or ends communicators while others may use them.
+/// The only thread that polls or ends communicators while other threads may use them.
 void NcclGroup::watch(const std::stop_token& stop) {
   for (;;) {
     if (const std::string trouble = failure() ? "" : find_trouble(); !trouble.empty())

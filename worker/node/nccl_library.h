@@ -9,8 +9,8 @@
 
 namespace centroid::worker::nccl {
 
-/// What is used of NCCL. Declared here and looked up when the program runs, so that one binary
-/// serves machines with and without it, and building needs no header of it.
+/// The part of NCCL that is used. It is declared here and loaded at run time, so that one binary
+/// works with and without NCCL, and the build needs no header of it.
 /// source  NVIDIA NCCL 2, nccl.h (the C interface keeps its layout within a major version)
 using Comm = struct ncclComm*;
 inline constexpr int kSuccess = 0, kInProgress = 7;
@@ -18,10 +18,10 @@ inline constexpr int kFloat32 = 7, kSum = 0, kScalarOnHost = 1;
 /// 2.11, the first with sums whose inputs are scaled by each rank (ncclRedOpCreatePreMulSum).
 inline constexpr int kLeastVersion = 21100;
 
-/// thread  any; the functions as NCCL says
+/// thread  any; the functions as NCCL documents
 class Library {
  public:
-  /// fails failed_precondition: not found, or too old (says what was found and what to do)
+  /// fails failed_precondition: not found, or too old (names what was found and what to do)
   static Result<std::shared_ptr<const Library>> load(const std::string& name = "libnccl.so.2");
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
@@ -40,7 +40,7 @@ class Library {
   int (*all_gather)(const void*, void*, std::size_t, int, Comm, void*) = nullptr;
   int (*broadcast)(const void*, void*, std::size_t, int, int, Comm, void*) = nullptr;
 
-  /// Nothing for kSuccess and kInProgress, else an error with the call and NCCL's words.
+  /// OK for kSuccess and kInProgress, else an error with the call and NCCL's message.
   Status status_of(int code, const std::string& call) const;
 
  private:

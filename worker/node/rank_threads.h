@@ -9,18 +9,18 @@
 
 namespace centroid::worker {
 
-/// A thread for each rank that waits until it is needed, so that what must be done on all of them
-/// at the same time cannot fail for want of a thread.
+/// One waiting thread per rank, so that an operation that must run on all ranks at once cannot fail
+/// for lack of a thread.
 ///
 /// thread  `run` from one, once
 class RankThreads {
  public:
-  /// throws std::system_error: there are not so many threads
+  /// throws std::system_error: no more threads
   explicit RankThreads(std::size_t ranks) : left_(ranks) {
     for (std::size_t rank = 0; rank < ranks; ++rank)
       threads_.emplace_back([this, rank](const std::stop_token& stop) { wait(stop, rank); });
   }
-  /// body(rank) for each rank at the same time; blocks until all are over.
+  /// body(rank) for each rank at the same time; blocks until all have returned.
   void run(const std::function<void(std::size_t)>& body) {
     std::unique_lock lock(mutex_);
     body_ = &body;
@@ -42,7 +42,7 @@ class RankThreads {
   std::condition_variable_any changed_;
   const std::function<void(std::size_t)>* body_ = nullptr;
   std::size_t left_;
-  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+  std::vector<std::jthread> threads_;  // last: joined before other members are destroyed
 };
 
 }  // namespace centroid::worker

@@ -21,7 +21,7 @@ std::span<float> floats(const DeviceMemory& memory) {
   return {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
 }
 
-/// On the CPU: parameters and gradient are where everybody has them.
+/// A replica on the CPU: uses parameters and gradient in host memory directly.
 class HostReplica final : public Replica {
  public:
   HostReplica(const Model& model, Compute compute, std::span<float> gradient)
@@ -55,7 +55,7 @@ class HostReplica final : public Replica {
   std::span<float> gradient_;
 };
 
-/// Samples of zeros: what a step computes makes no difference to the memory that it takes.
+/// Samples of zeros: the memory of a step does not depend on their values.
 struct Zeros {
   Zeros(const Model& model, std::uint64_t samples) : y(samples * model.targets()) {
     const std::size_t inputs = samples * model.features();
@@ -73,20 +73,20 @@ struct Zeros {
   Batch batch;
 };
 
-/// Neighbouring tensors that travel together.
+/// Adjacent tensors that are copied together.
 struct Bucket {
   std::size_t begin = 0, end = 0;      // floats
   std::uint32_t first = 0, last = 0;   // tensors
   std::unique_ptr<StreamEvent> ready;  // computed
-  std::unique_ptr<StreamEvent> there;  // added, and in host memory
-  std::uint64_t calls = 0;             // of the group's, up to its addition
+  std::unique_ptr<StreamEvent> there;  // summed, and in host memory
+  std::uint64_t calls = 0;             // number of the group's calls up to its addition
   TimePoint begun{};                   // queued
 };
 
-/// On a GPU: one stream computes, another moves and adds. Events hold each for the other: a bucket
-/// leaves when it is computed, computing begins when the parameters are there. The thread queues
-/// the step, hands out what has arrived between two tensors, and then waits for one bucket after
-/// the other.
+/// A replica on a GPU: one stream computes, another copies and adds. Events order the two: a bucket
+/// is copied when it is computed, and computing begins when the parameters are loaded. The thread
+/// queues the step, delivers complete buckets between two tensors, then waits for the remaining
+/// buckets in order.
 class DeviceReplica final : public Replica, public Residence {
  public:
   DeviceReplica(Compute compute, ReplicaOptions options)
@@ -131,27 +131,27 @@ class DeviceReplica final : public Replica, public Residence {
     }
     CENTROID_TRY(loaded_->record(*transfer_));
     CENTROID_TRY(loaded_->hold(*compute_));
-    CENTROID_TRY(wait_for(*loaded_));  // the host's memory is free, and the watch sees the end
+    CENTROID_TRY(wait_for(*loaded_));  // the host memory may be reused; NCCL's watch sees the end
     lane_.span(trace::Stage::kExchange, begin, last_end_ = Clock::now());
     return {};
   }
 
   Result<StepResult> train(const Batch& batch, std::uint64_t total,
                            const std::function<void(TensorId)>& deliver) override {
-    CENTROID_TRY(transfer_->wait());  // of a step that failed half-way
+    CENTROID_TRY(transfer_->wait());  // of a step that failed
     computed_at_.reset();
     queue_step(batch, total, !is_on_device_only_, [&] { note(hand_out(deliver)); });
     while (!failed_ && delivered_ < shipped_) {
-      // The last one leaves when all is computed.
+      // The last bucket is copied when all is computed.
       if (delivered_ + 1 == shipped_)
-        note(wait_for(*buckets_[delivered_].ready, 0));  // behind none of the additions
+        note(wait_for(*buckets_[delivered_].ready, 0));  // does not wait for additions
       note(poll_compute());
       if (failed_) break;
       note(wait_for(buckets_[delivered_]));
       note(poll_compute());
       note(hand_out(deliver));
     }
-    // The group learns that all is over, however it was seen.
+    // Tell the group that all calls are complete.
     if (options_.seat.group != nullptr && !failed_) note(wait_for(buckets_.back()));
     const StepResult result = model_->backend().result();
     CENTROID_TRY(model_->backend().status());
@@ -212,7 +212,7 @@ class DeviceReplica final : public Replica, public Residence {
 
   Result<StepResult> collect() override {
     CENTROID_TRY(advanced_->record(*compute_));
-    CENTROID_TRY(wait_for(*advanced_));  // with a group: under its watch
+    CENTROID_TRY(wait_for(*advanced_));  // with a group: its watch thread sees a failure
     const StepResult result = model_->backend().result();
     CENTROID_TRY(model_->backend().status());
     return result;
@@ -257,7 +257,7 @@ class DeviceReplica final : public Replica, public Residence {
   }
 
  private:
-  /// Make the buckets, from the last tensor to the first.
+  /// Divide the tensors into buckets, from last to first.
   Status cut(const Manifest& manifest) {
     std::size_t end = params_->size() / sizeof(float);
     for (std::size_t t = manifest.size(); t > 0; --t) {
@@ -302,7 +302,7 @@ class DeviceReplica final : public Replica, public Residence {
     });
   }
 
-  /// Out of the device's memory, behind all that computes.
+  /// Copy from the device's memory, after all queued computation.
   Status read(const DeviceMemory& from, std::span<float> to) {
     CENTROID_CHECK(to.size_bytes() == from.size());
     CENTROID_TRY(advanced_->record(*compute_));
@@ -338,17 +338,17 @@ class DeviceReplica final : public Replica, public Residence {
     return {};
   }
 
-  /// Deliver what is there by now.
+  /// Deliver the buckets that are complete.
   Status hand_out(const std::function<void(TensorId)>& deliver) {
     while (!failed_ && delivered_ < shipped_) {
       const Bucket& bucket = buckets_[delivered_];
       CENTROID_ASSIGN(const bool is_there, bucket.there->done());
       if (!is_there) return {};
-      CENTROID_TRY(poll_compute());  // before the span: computing ends no later than moving
+      CENTROID_TRY(poll_compute());  // before the span: computing ends no later than the copy
       if (options_.seat.group != nullptr)
         options_.seat.group->over(options_.seat.rank, bucket.calls);
       ++delivered_;
-      // One after the other, as they come: the host does not see when the GPU begins with one.
+      // Spans follow each other: the host does not know when the GPU begins one.
       const TimePoint begin = std::max(bucket.begun, last_end_);
       lane_.span(trace::Stage::kExchange, begin, last_end_ = Clock::now());
       if (options_.gradient.empty()) continue;
@@ -357,7 +357,7 @@ class DeviceReplica final : public Replica, public Residence {
     return {};
   }
 
-  /// `calls`: of the group's, that the event is behind; none: all that were made.
+  /// `calls`: number of the group's calls before the event; none: all so far.
   Status wait_for(StreamEvent& event, std::optional<std::uint64_t> calls = std::nullopt) {
     const NcclSeat& seat = options_.seat;
     if (seat.group == nullptr) return event.wait();
@@ -374,15 +374,15 @@ class DeviceReplica final : public Replica, public Residence {
   std::unique_ptr<Stream> compute_;
   ReplicaOptions options_;
   std::unique_ptr<DeviceMemory> params_, gradient_;
-  std::size_t trained_ = 0;                           // floats in front of the buffers
-  std::vector<std::unique_ptr<DeviceMemory>> slots_;  // of an optimizer that lives here
+  std::size_t trained_ = 0;                           // floats before the buffers
+  std::vector<std::unique_ptr<DeviceMemory>> slots_;  // of a resident optimizer
   std::unique_ptr<Stream> transfer_;
-  std::unique_ptr<StreamEvent> loaded_;            // the parameters are here
-  std::unique_ptr<StreamEvent> added_, advanced_;  // the gradients; the step of the optimizer
+  std::unique_ptr<StreamEvent> loaded_;            // parameters are loaded
+  std::unique_ptr<StreamEvent> added_, advanced_;  // gradients summed; step done
   std::vector<Bucket> buckets_;
   std::unique_ptr<Model> model_;
-  bool is_on_device_only_ = false;  // the gradient, on the device
-  trace::Lane lane_;  // of parameters that come, and of gradients that are added and go
+  bool is_on_device_only_ = false;  // the gradient is not copied to the host
+  trace::Lane lane_;                // of loading parameters, and of adding and copying gradients
   TimePoint last_end_{};
   BatchStaging staging_{*device_};
   std::optional<std::uint64_t> room_for_;  // samples of a step

@@ -19,7 +19,7 @@
 
 namespace centroid::worker {
 
-/// A device, the stream it computes on, and what computes there; the later stand on the earlier.
+/// A device, its compute stream and its backend; each member uses the ones before it.
 struct Compute {
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> stream;
@@ -29,97 +29,101 @@ struct Compute {
 /// fails  as make_device and make_cuda_backend
 Result<Compute> open_compute(const std::string& spec, Matmul matmul);
 
-/// The place of a GPU among those that add through NCCL; no group: it adds with nobody.
+/// A GPU's rank in a NCCL group; no group: it does not add.
 struct NcclSeat {
   NcclGroup* group = nullptr;
   std::size_t rank = 0;
 };
 
-/// One step of an optimizer over all of a model that is trained (Update).
+/// One step of an optimizer over all trained parameters (Update).
 struct OptimizerStep {
   rules::Step rule{};
   double clip_norm = 0;
 };
 
-/// Training that stays on a device: parameters and the optimizer's slots are there from step to
-/// step. thread: as Replica's.
+/// Training with parameters and optimizer slots that stay on the device between steps. thread: as
+/// Replica.
 class Residence {
  public:
-  /// Memory for so many slots, all 0; those that were there are gone.
+  /// Allocate memory for `slots` slots, all 0; earlier ones are freed.
   virtual Status reserve(std::size_t slots) = 0;
   virtual Status write_slot(std::size_t slot, std::span<const float> from) = 0;
   virtual Status read_slot(std::size_t slot, std::span<float> to) = 0;
-  /// The parameters; they come with Replica::use.
+  /// Read the parameters; Replica::use writes them.
   virtual Status read_params(std::span<float> to) = 0;
-  /// Queue forward and backward, as Replica::train but that nothing is delivered, and the step: on
-  /// every rank of a group the same one, with the same bits. `batch` may go when it returns, but
-  /// for what of it is on the device.
+  /// Queue forward, backward (as Replica::train, without delivery) and the step, which every rank
+  /// of a group makes with the same bits. After the call only the device copies of `batch` must
+  /// stay valid.
   virtual Status queue(const Batch& batch, std::uint64_t total, const OptimizerStep& step) = 0;
-  /// Wait for what was queued: the losses of all of it.
+  /// Wait for the queued steps. Returns the sum of their losses.
   virtual Result<StepResult> collect() = 0;
 
  protected:
   ~Residence() = default;
 };
 
-/// One device of a worker: a model with its memory. thread: one at a time, but for `name`.
+/// One device of a worker: a model with its memory. thread: one at a time, except `name`.
 class Replica {
  public:
   virtual ~Replica() = default;
   virtual const std::string& name() const = 0;
-  /// The steps to come read these parameters (host memory, which stays as it is meanwhile).
+  /// Later steps read these parameters (host memory, which must not change meanwhile).
   virtual Status use(std::span<const float> params) = 0;
   /// Forward and backward. `deliver(tensor)`, from this thread, from the last of the manifest to
-  /// the first: its gradient is in the host memory that was given to make_replica. With a seat that
-  /// is the mean over the group, where each rank counts by its share of `total` samples, and only
-  /// rank 0 delivers.
+  /// the first: its gradient is in the host memory of ReplicaOptions. With a seat the gradient is
+  /// the mean over the group, weighted by each rank's share of `total` samples, and only rank 0
+  /// delivers.
   virtual Result<StepResult> train(const Batch& batch, std::uint64_t total,
                                    const std::function<void(TensorId)>& deliver) = 0;
-  /// When the last `train` had computed, as far as is seen here; additions and copies go on behind
-  /// it. Nothing: it was over when it returned.
+  /// Time when the computation of the last `train` was seen to be complete; additions and copies
+  /// follow it. None: when `train` returned.
   virtual std::optional<TimePoint> computed_at() const { return std::nullopt; }
   virtual Result<StepResult> evaluate(const Batch& batch) = 0;
-  /// Where the gradient is on a device, for who takes it from there; nothing on the CPU.
+  /// Location of the gradient on a device; null on the CPU.
   struct OnDevice {
     Device* device = nullptr;
     const float* gradient = nullptr;
   };
   virtual OnDevice gradient_on_device() { return {}; }
-  /// Its norm there, of the last step; the CPU's is where everybody has it.
+  /// Norm of the device's gradient of the last step; -1 on the CPU, whose gradient is in host
+  /// memory.
   virtual Result<double> gradient_norm() { return -1.0; }
-  /// From now on `train` leaves it there: delivered is what is complete on the device. Between
-  /// steps.
+  /// From now on `train` does not copy the gradient to the host, and delivers a tensor when it is
+  /// complete on the device. Call between steps.
   virtual void keep_gradient_on_device() {}
   /// Null on the CPU.
   virtual Residence* residence() { return nullptr; }
-  /// Bring a batch to the device before its turn; done when it returns. thread: any one, beside the
-  /// replica's. False: it stays on the host, where there is no place (make_places) for it.
+  /// Copy a batch to the device ahead of time; returns when the copy is complete. False: no place
+  /// (make_places) is free, and it stays on the host. thread: any one, concurrently with the
+  /// replica's
   virtual Result<bool> stage(const Batch& batch, StagedBatch& into) = 0;
-  /// As BatchStaging::make_room. thread: while no step is under way
+  /// As BatchStaging::make_room. thread: while no step runs
   virtual Status make_places(std::size_t places, std::uint64_t samples,
                              std::uint64_t most_bytes) = 0;
   /// Memory of the device besides parameters and gradients, in bytes; 0 of the CPU.
   struct StepMemory {
     std::uint64_t step = 0;             ///< of a training step
-    std::uint64_t with_evaluation = 0;  ///< of both: they use the same memory, one after the other
-    std::uint64_t taken = 0;            ///< of that already
+    std::uint64_t with_evaluation = 0;  ///< of both, which share memory
+    std::uint64_t taken = 0;            ///< part of it that is allocated already
   };
-  /// What steps of so many samples take. Nothing is taken, and nothing computed. Between steps.
+  /// Memory of steps of `samples` samples. Allocates and computes nothing. Call between steps.
   virtual Result<StepMemory> memory_of(std::uint64_t samples) = 0;
-  /// Take it, so that steps of no more samples and evaluations take none: who takes or frees memory
-  /// while GPUs add may hold up all of them. Between steps of all devices.
+  /// Allocate it, so that evaluations and steps of at most `samples` samples allocate none: to
+  /// allocate or free memory while GPUs add may block all of them. Call between steps of all
+  /// devices.
   virtual Status make_room(std::uint64_t samples) = 0;
-  /// Memory of the device; nothing for the CPU, whose everything is the host's.
+  /// Memory of the device; none for the CPU, which uses host memory.
   virtual std::optional<DeviceRoom> room() const = 0;
 };
 
 struct ReplicaOptions {
   std::span<float> gradient;  ///< host memory, pinned for a GPU; empty: rank > 0 of a group
   NcclSeat seat;
-  /// Gradients of a GPU travel in pieces of about so many bytes, while it computes the others.
+  /// Approximate bytes of a bucket. A GPU's gradients are copied by bucket while it computes the
+  /// others.
   std::size_t bucket_bytes = 4u << 20;
 };
-/// fails  resource_exhausted: the device has not the memory (says how much was free)
+/// fails  resource_exhausted: the device lacks memory (names the free bytes)
 Result<std::unique_ptr<Replica>> make_replica(const Model& model, Compute compute,
                                               ReplicaOptions options);
 

@@ -27,13 +27,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What all devices do next; lives on the caller's stack until the last one is done.
+/// The next operation of all devices; on the caller's stack until the last one is done.
 struct Job {
   enum class Kind : std::uint8_t { kTrain, kEvaluate, kLoad, kAdvance } kind = Kind::kTrain;
   const Dataset* data = nullptr;
-  std::vector<const LoadedBatch*> batches{};  // to train on; several: of kAdvance
+  std::vector<const LoadedBatch*> batches{};  // to train on; kAdvance may have several
   Range rows{};                               // to evaluate
-  std::span<const float> params{};            // to train on; of kAdvance: those that are there
+  std::span<const float> params{};            // to train on; kAdvance uses the resident ones
   std::span<const OptimizerStep> steps{};     // of kAdvance
   bool is_training() const { return kind == Kind::kTrain || kind == Kind::kAdvance; }
 };
@@ -43,7 +43,7 @@ struct Outcome {
   std::optional<Error> error;
 };
 
-/// Rows [part.begin, part.end) of a loaded batch, as a model takes them.
+/// Rows [part.begin, part.end) of a loaded batch, in the form that a model takes.
 Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
   const auto cut = [&](const auto& values, std::uint64_t of_one) {
     return std::span(values).subspan(part.begin * of_one, part.size() * of_one);
@@ -63,12 +63,12 @@ Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
 
 static_assert(Dataset::kNoLabel == kNoTarget);
 
-/// Memory of a batch on all devices.
+/// A batch's memory on all devices.
 struct OnReplicas final : OnDevices {
   std::vector<StagedBatch> parts;
 };
 
-/// Brings batches to GPUs while others are trained on.
+/// Copies batches to GPUs during training.
 class ReplicaStage final : public BatchStage {
  public:
   explicit ReplicaStage(const std::vector<Seat>& seats) : seats_(seats) {}
@@ -80,7 +80,7 @@ class ReplicaStage final : public BatchStage {
       const Range part = part_of(batch.index.size(), seats_.size(), d);
       const auto is_there = seats_[d].replica->stage(rows_of(batch, data, part), parts[d]);
       if (is_there.ok() && *is_there) continue;
-      // The step itself tells, too.
+      // The step reports the error too.
       if (!is_there.ok() && !std::exchange(is_told_, true))
         log::warn("batch.staging_failed", {{"why", is_there.error()}});
       return false;
@@ -122,7 +122,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   ~ThreadedReplicaGroup() override {
     for (auto& thread : threads_) thread.request_stop();
     threads_.clear();                  // joins
-    if (nccl_) (void)nccl_->settle();  // or the replicas would wait for what never ends
+    if (nccl_) (void)nccl_->settle();  // aborts pending calls, which the replicas would wait for
   }
 
   std::size_t devices() const override { return seats_.size(); }
@@ -150,8 +150,8 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     longest_ = 0;
     for (const auto& samples : steps) longest_ = std::max<std::uint64_t>(longest_, samples.size());
     if (most_staged_ > 0 && longest_ > room_for_) {
-      loader_.expect(data, {});   // gives its places back
-      (void)make_room(longest_);  // what fails does so again at the step
+      loader_.expect(data, {});   // frees its places
+      (void)make_room(longest_);  // the step reports a failure
     }
     make_places();
     loader_.expect(data, steps);
@@ -222,9 +222,10 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   }
 
  private:
-  /// So that no device takes memory while another one's addition waits for it.
+  /// Allocate before the step, so that no device allocates while another one's addition waits for
+  /// it.
   Status make_room(std::uint64_t samples) {
-    // Steps that take more than those before leave less for batches, and come first.
+    // Larger steps leave less memory for batches: free the batches' places first.
     const bool grows = most_staged_ > 0 && samples > room_for_;
     room_for_ = std::max(room_for_, samples);
     for (std::size_t d = 0; grows && d < seats_.size(); ++d)
@@ -239,7 +240,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     return {};
   }
 
-  /// The same for the batches that are expected and those that are being trained on.
+  /// Allocate places for expected batches and those in use.
   void make_places() {
     const std::uint64_t waiting = std::min(expected_, most_staged_);
     const std::uint64_t usable = LoaderRoom::usable(free_bytes_),
@@ -281,8 +282,8 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     return done;
   }
 
-  /// The first step has taken what steps take: from now on batches wait on the GPUs, as many as fit
-  /// beside it.
+  /// The first step has allocated the memory of steps: from now on as many batches as fit into the
+  /// rest wait on the GPUs.
   void calibrate(std::uint64_t batch_bytes) {
     const std::uint64_t before = *std::exchange(room_before_, std::nullopt);
     const std::uint64_t after = least_room(seats_).value_or(before);
@@ -296,7 +297,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     step_bytes_ = peak;
     most_staged_ = depth;
     make_places();
-    loader_.stage_at_most(depth);  // those that are being trained on have memory there, too
+    loader_.stage_at_most(depth);  // batches in use are in that memory too
     log::info("devices.calibrated",
               {{"free_bytes", before}, {"step_bytes", peak}, {"batches_ahead", depth}});
   }
@@ -334,7 +335,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     return sum;
   }
 
-  /// The device's thread.
+  /// Main loop of a device's thread.
   void run(std::size_t d, const std::stop_token& stop) {
     std::uint64_t seen = 0;
     for (;;) {
@@ -355,7 +356,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   Outcome perform(std::size_t d, const Job& job) {
     Outcome outcome;
     const auto begin = Clock::now();
-    auto computes = begin;  // once the parameters are there
+    auto computes = begin;  // once the parameters are loaded
     std::string cause;
     try {
       Status done;
@@ -390,7 +391,7 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
     return outcome;
   }
 
-  /// The device's part of a batch.
+  /// A device's part of a batch.
   Batch part_of_batch(std::size_t d, const Job& job, const LoadedBatch& loaded) const {
     Batch batch = rows_of(loaded, *job.data, part_of(loaded.index.size(), seats_.size(), d));
     batch.noise = noise_;
@@ -441,17 +442,18 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
 
   const double slowdown_;
   const std::uint64_t batch_;           // of all devices
-  const std::unique_ptr<Model> model_;  // asked about shapes only
-  const std::size_t trained_;           // elements in front of the buffers
+  const std::unique_ptr<Model> model_;  // used only for shapes
+  const std::size_t trained_;           // elements before the buffers
   const std::uint64_t evaluated_at_a_time_;
   HostMemory memory_;
   Buffer params_;
-  std::span<float> current_;  // what the replicas read: params_, or memory of the exchange
+  std::span<float> current_;  // that replicas read: params_, or memory of the exchange
   Buffer gradients_;
   std::unique_ptr<NcclGroup> nccl_;
   std::vector<Seat> seats_;
-  /// The first so many compute on the caller's thread: a processor waits for nobody, and to wake a
-  /// thread and be woken costs as much as a small step where the machine has no idle core.
+  /// Number of first devices that compute on the caller's thread. It is 1 for CPUs, whose steps
+  /// never block: to wake a thread and be woken costs as much as a small step on a machine without
+  /// an idle core.
   const std::size_t own_;
   std::uint64_t noise_ = 0;
   TensorReducer reducer_;
@@ -466,15 +468,15 @@ class ThreadedReplicaGroup final : public ReplicaGroup, public ResidentTraining 
   std::vector<std::uint64_t> shares_;  // the caller's thread only
   std::uint64_t staged_ = 0;
   std::optional<std::uint64_t> room_before_;  // of GPUs, until the first step was measured
-  std::uint64_t expected_ = 0, longest_ = 0;  // steps, and samples of the longest of them
+  std::uint64_t expected_ = 0, longest_ = 0;  // steps, and samples of the largest
   std::uint64_t most_staged_ = 0;
   std::uint64_t free_bytes_ = 0,
-                step_bytes_ = 0;     // of a device: before a step took of it, and that
+                step_bytes_ = 0;     // of a device: before steps allocated, and what they did
   std::uint64_t room_for_ = batch_;  // samples of a step
-  bool is_told_ = false;             // that there is no memory for so many
+  bool is_told_ = false;             // the lack of memory for batches was logged
   ReplicaStage stage_;
-  BatchLoader loader_;                 // its thread is joined before what it uses goes
-  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+  BatchLoader loader_;  // its thread is joined before the members above are destroyed
+  std::vector<std::jthread> threads_;  // last: joined before other members are destroyed
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMaxDevices = 256;
 
-/// All 0.
+/// A zeroed buffer.
 Buffer plane_of(HostMemory& memory, std::size_t bytes) {
   Buffer plane = memory.take(bytes);
   std::ranges::fill(plane.as<float>(), 0.0F);
@@ -48,7 +48,7 @@ Result<std::vector<Compute>> open_all(const GroupOptions& options) {
   return all;
 }
 
-/// NCCL among two GPUs or more; nothing where they have to add on the host, which is logged.
+/// A NCCL group of two or more GPUs; null if they must add on the host, which is logged.
 std::unique_ptr<NcclGroup> join_by_nccl(const std::vector<Compute>& all,
                                         const GroupOptions& options) {
   std::vector<int> numbers;
@@ -112,7 +112,7 @@ Result<Parts> make_parts(const Model& model, const GroupOptions& options) {
   std::uint64_t bytes = 0;
   for (const auto& tensor : model.manifest()) bytes += tensor.bytes();
   Parts parts;
-  // Pinned where there is a GPU: all copies of it end or begin here.
+  // Pinned if there is a GPU: its copies begin or end here.
   const auto gpu = std::ranges::find_if(all, [](const Compute& c) { return !c.device->is_host(); });
   Device& of_memory = *(gpu == all.end() ? all.front() : *gpu).device;
   parts.memory.emplace(of_memory, options.pinned_bytes);

@@ -17,33 +17,33 @@
 
 namespace centroid::worker {
 
-/// One device's place in a group. Used by the device's thread only, except at construction and
-/// between steps.
+/// One device of a group. Only the device's thread uses it, except at construction and between
+/// steps.
 struct Seat {
   trace::Lane lane;
-  Buffer gradient;  // on the host; none: the group's, or nowhere
+  Buffer gradient;  // on the host; none: the group's is used, or none is needed
   std::unique_ptr<Replica> replica;
-  LoadedBatch rows;  // that it evaluates
+  LoadedBatch rows;  // to evaluate
 };
-/// What a group is made of; the later stand on the earlier.
+/// Parts of a group; each member uses the ones before it.
 struct Parts {
   std::optional<HostMemory> memory;
   Buffer params, gradients;
   std::unique_ptr<NcclGroup> nccl;
   std::vector<Seat> seats;
-  std::optional<std::uint64_t> room;  ///< least_room before the memory of steps was taken
+  std::optional<std::uint64_t> room;  ///< least_room before steps allocated
 };
 
-/// Open the devices, join those that add through NCCL, and take the memory of a step and of an
+/// Open the devices, connect GPUs through NCCL, and allocate the memory of a step and of an
 /// evaluation (options.batch).
 ///
 /// fails  as make_replica_group
 Result<Parts> make_parts(const Model& model, const GroupOptions& options);
 
-/// The least free memory of the devices that have their own; none: they are CPUs.
+/// Smallest free memory of the devices; none: all are CPUs.
 std::optional<std::uint64_t> least_room(const std::vector<Seat>& seats);
 
-/// Whether a step, an evaluation, and the slots of an optimizer beside them, fit into the device.
+/// Whether a step, an evaluation and the slots of an optimizer fit together into the device.
 /// `plane`: bytes of a slot.
 ///
 /// fails  failed_precondition: with the numbers, and what to change

@@ -8,7 +8,7 @@ namespace centroid::worker {
 
 namespace {
 
-/// Elements summed over all devices before the next ones: 16 KiB stay in the first-level cache.
+/// Elements summed over all devices before the next ones: 16 KiB fit in the first-level cache.
 constexpr std::size_t kBlock = 4096;
 
 }  // namespace

@@ -15,19 +15,19 @@ namespace centroid::worker {
 /// Weighted mean of the devices' gradients, tensor by tensor, as soon as the last device has a
 /// tensor ready.
 ///
-/// Every device reports the tensors in one and the same order. The device that reports a tensor
-/// last reduces it and calls on_ready before it goes on to the next tensor, and that next tensor
-/// needs this device's report: so calls come one at a time, in that order, without a lock.
+/// Every device reports the tensors in the same order. The device that reports a tensor last
+/// reduces it and calls on_ready before it reports the next tensor, which is incomplete without
+/// that report. So calls are serialised, in order, without a lock.
 ///
-/// bits    sum in device order, whichever device does it: equal input, equal bits
+/// bits    the sum is in device order on whichever device: equal input gives equal bits
 class TensorReducer {
  public:
   /// `sources`: one gradient per device, laid out as the manifest; `out` may be the only source
-  /// (nothing is moved then).
+  /// (then nothing is copied).
   TensorReducer(const Manifest& manifest, std::vector<std::span<const float>> sources,
                 std::span<float> out);
 
-  /// Start a step: the number of samples of each device, and what to call. No device may be in
+  /// Start a step: the number of samples of each device, and the callback. No device may be in
   /// `ready`.
   void begin(std::span<const std::uint64_t> samples, const std::function<void(TensorId)>* on_ready);
   /// One device has this tensor. thread: the device's.

@@ -27,8 +27,8 @@ Status evaluate(ReplicaGroup& group, const Dataset& test, Rounds& rounds, Versio
   return {};
 }
 
-/// One round of one gradient. `parameter_norm`: to be told with this contribution; then of the next
-/// one, or -1.
+/// One round with one gradient. `parameter_norm`: in: to send with this contribution; out: for the
+/// next one, or -1.
 Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, Rounds& rounds,
                                    const Share& share, double& parameter_norm, StepStats& stats) {
   CENTROID_TRY(rounds.begin());
@@ -39,11 +39,12 @@ Result<RoundReport> gradient_round(ReplicaGroup& group, const Dataset& data, Rou
            .correct = step.correct,
            .loss_sum = step.loss_sum,
            .compute_seconds = step.compute_seconds,
-           // The gradient is the mean over all places of the samples, also those behind their ends.
+           // The gradient is the mean over all positions of the samples, also those after their
+           // ends.
            .tokens = share.samples() * data.targets(),
            .parameter_norm = std::exchange(parameter_norm, -1)};
   CENTROID_TRY(rounds.contribute(stats));
-  if (share.samples() > 0 && share.round.value % kNormRounds == 1) {  // the others need not wait
+  if (share.samples() > 0 && share.round.value % kNormRounds == 1) {  // rarely: others wait
     CENTROID_ASSIGN(stats.gradient_norm, group.gradient_norm());
     parameter_norm = std::sqrt(sum_of_squares(group.params().first(group.trained())));
   }

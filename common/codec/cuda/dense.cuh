@@ -2,8 +2,8 @@
 
 // Dense payloads: numbers to bytes, bytes to sums, and the remainder. One pass each.
 //
-// A payload has no alignment of its own: with kFast its numbers are aligned (kernels.h) and eight
-// are accessed together, otherwise every byte on its own. Without a payload, kWide means that all
+// A payload is unaligned in general: with kFast its numbers are aligned (kernels.h) and eight are
+// accessed together, otherwise every byte on its own. Without a payload, kWide means that all
 // numbers are on 16-byte boundaries (grid.cuh).
 
 #include "common/codec/cuda/grid.cuh"
@@ -96,7 +96,7 @@ struct Int8Part {
   std::uint32_t count;    // of the block
   std::uint32_t largest;  // magnitude of the block
 
-  /// Place of a lane's j-th number in the block: neighbours with kFast, else 32 apart.
+  /// Place of a lane's j-th number in the block: adjacent with kFast, else 32 apart.
   template <bool kFast>
   static __device__ __forceinline__ std::uint32_t place(unsigned lane, unsigned j) {
     return kFast ? kEight * lane + j : lane + kLanes * j;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Scale and bits are computed again: cheaper than reading them from the host's memory.
+/// Recompute scale and bits, which is cheaper than reading them from host memory.
 template <bool kFast>
 __global__ void __launch_bounds__(kThreads)
     subtract_int8_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {
@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Four numbers in each of a warp's lanes, of row lane / 8. Afterwards a lane has number lane / 8
-/// of the four lanes that were at its place in rows 0, 1, 2 and 3, in that order.
+/// Transpose four numbers in each of a warp's lanes; lane / 8 is the row. Afterwards a lane has
+/// number lane / 8 of the four lanes at its place in rows 0, 1, 2 and 3, in that order.
 __device__ __forceinline__ void transpose(float (&v)[4], unsigned lane) {
   const auto swap = [lane](float& low, float& high, unsigned bit) {
     const bool is_upper = (lane & bit) != 0;
@@ -205,8 +205,8 @@ __device__ __forceinline__ void transpose(float (&v)[4], unsigned lane) {
   swap(v[2], v[3], 8);
 }
 
-/// A warp's part of a block of 256: eight numbers per lane, four neighbours in each half of the
-/// block, which are accessed together with kWide.
+/// A warp's part of a block of 256: eight numbers per lane, four adjacent ones in each half of the
+/// block, accessed together with kWide.
 template <bool kWide>
 struct SignPart {
   float v[2][4];
@@ -223,7 +223,7 @@ struct SignPart {
     SignPart part{};
     part.count = static_cast<std::uint32_t>(n - begin < sign::kBlock ? n - begin : sign::kBlock);
     // Number i of the block goes to sum i mod 32. Lane l has numbers 4 (l mod 8) + (l / 8) mod 32
-    // once they are transposed, in the order of i; what is missing is 0 and changes no sum.
+    // once they are transposed, in the order of i; missing numbers are 0 and change no sum.
     float sum = 0;
     for (unsigned half = 0; half < 2; ++half) {
       float(&v)[4] = part.v[half];
@@ -270,7 +270,8 @@ __global__ void __launch_bounds__(kThreads)
       continue;
     }
     if (lane == 0) store_bytes(scales + 2 * b, part.scale());
-    // A byte a lane: two neighbours have two bytes, the even one's in the block's first half.
+    // One byte per lane: two adjacent lanes have two bytes; the even lane's is in the block's first
+    // half.
     const std::uint32_t mine = part.signs(0) | part.signs(1) << 4;
     const std::uint32_t other = __shfl_sync(kAllLanes, mine, static_cast<int>(lane ^ 1));
     const bool is_even = lane % 2 == 0;
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The scale is computed again: cheaper than reading it from the host's memory.
+/// Recompute the scale, which is cheaper than reading it from host memory.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     subtract_sign_kernel(float* x, float* momentum, std::uint64_t n, const std::uint32_t* flags) {

@@ -188,7 +188,7 @@ Result<std::size_t> DeviceCodec::take_sparse(std::uint64_t first, std::uint64_t 
   return bytes;
 }
 
-/// The payload that `queue_dense` made.
+/// The payload from `queue_dense`.
 Result<std::size_t> DeviceCodec::take_dense(std::uint64_t first, std::uint64_t elements,
                                             MutableBytes out) {
   std::uint32_t flags = 0;

@@ -20,21 +20,20 @@ namespace centroid {
 ///
 /// where   passes over all numbers run in kernels, which write the sent numbers into pinned
 ///         memory. Indices and selected values (1 % of the numbers) are encoded on the CPU.
-/// steps   begin; until `done`, anything else; encode of each chunk, in any order; begin of the
-///         next. The work that encode queues (residual -= sent) precedes that in the stream
-/// owns    n
-/// 4 bytes on the device; pinned memory for the sent numbers, for the limits, from the
-///         beginning: allocating or freeing it while GPUs add may block all of them
-/// limits  no clipping (its norm is a sum in an order that a GPU cannot follow); one array at a
-/// time;
-///         sums that are not finite are refused, never passed on
+/// steps   begin; other work until `done`; encode of each chunk, in any order; begin of the next.
+///         The work that encode queues (residual -= sent) precedes that in the stream
+/// owns    n / 4 bytes on the device and pinned memory for the sent numbers, sized by the limits
+///         and allocated at the start: allocating or freeing it while GPUs add may block all of
+///         them
+/// limits  no clipping (a GPU cannot follow the order of its norm's sum); one array at a time; sums
+///         that are not finite are refused, never sent
 /// thread  one at a time
 class DeviceCodec {
  public:
   /// Arrays on the device, of `elements` numbers each.
   struct Tensor {
     const float* gradient = nullptr;
-    float* residual = nullptr;  ///< 0 in the beginning, finite always
+    float* residual = nullptr;  ///< initially 0, always finite
     float* momentum = nullptr;  ///< of a spec with momentum only
     std::uint64_t elements = 0;
     std::string name;  ///< for errors: "tensor fc1.weight"
@@ -46,7 +45,7 @@ class DeviceCodec {
     std::uint64_t piece = 0;     ///< of a payload; without a selection an array is one payload
     KeepRatio ratio;             ///< of top-k
   };
-  /// For a spec with feedback=on. The device outlives it.
+  /// For a spec with feedback=on. The device outlives the codec.
   /// fails  invalid_argument (the spec, or feedback is off), unimplemented (clip), and as `device`
   ///        does
   static Result<std::unique_ptr<DeviceCodec>> make(std::string_view spec, const Limits& limits,
@@ -54,7 +53,7 @@ class DeviceCodec {
   ~DeviceCodec();
 
   /// Queue the addition and the selection at `ratio` (of top-k; the caller does the warm-up). Does
-  /// not wait; the gradient may change when it is done.
+  /// not wait; the gradient may change after `done`.
   Status begin(const Tensor& tensor, KeepRatio ratio);
   /// Whether `encode` finds everything ready. Never blocks.
   Result<bool> done() { return stream_->done(); }
@@ -62,11 +61,11 @@ class DeviceCodec {
   /// Codec::max_bytes(elements)) and queue residual -= sent; returns the bytes. Once per number.
   /// Waits if it is called before `done`, and in the rare case that a part of a selection is sent
   /// densely.
-  /// fails  invalid_argument: sums that are not finite (then for the whole tensor, with their count
-  ///        and the first) or, with f16, too large
+  /// fails  invalid_argument: sums that are not finite (reported for the whole tensor, with their
+  ///        count and the first) or, with f16, too large
   Result<std::size_t> encode(std::uint64_t first, std::uint64_t elements, MutableBytes out);
 
-  /// Of the last `encode`: numbers that were sent, and whether as a dense payload.
+  /// Numbers that the last `encode` sent, and whether as a dense payload.
   std::uint64_t sent() const { return sent_; }
   bool was_dense() const { return was_dense_; }
 
@@ -91,13 +90,13 @@ class DeviceCodec {
   std::uint64_t sent_ = 0;
   bool was_dense_ = false;
   bool has_waited_ = false;                          // since `begin`
-  bool selects_ = false;                             // and does not send everything densely
+  bool selects_ = false;                             // the unit is not sent densely
   std::uint64_t dense_first_ = 0, dense_count_ = 0;  // the queued numbers, or none
   std::unique_ptr<DeviceMemory> scratch_, flags_;    // on the device
   std::unique_ptr<DeviceMemory> summary_, index_, value_, rest_, dense_;  // pinned
   std::vector<std::uint32_t> shifted_;
   payload::Scratch values_;
-  std::unique_ptr<Stream> stream_;  // last: queued work uses the rest
+  std::unique_ptr<Stream> stream_;  // last: queued work uses the members above
 };
 
 }  // namespace centroid

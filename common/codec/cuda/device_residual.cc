@@ -79,8 +79,8 @@ class CodecResidual final : public DeviceResidual {
   const float* gradient_;
   std::unique_ptr<DeviceMemory> residual_, momentum_;
   std::unique_ptr<DeviceMemory> before_;  // residual, then momentum
-  const std::size_t bytes_;               // of one of them
-  std::unique_ptr<DeviceCodec> codec_;    // last: its stream uses the rest
+  const std::size_t bytes_;               // of each
+  std::unique_ptr<DeviceCodec> codec_;    // last: its stream uses the members above
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace centroid {
 /// before a unit begins, unchanged until its chunks are encoded).
 ///
 /// owns    8 bytes per number on the device, 16 with momentum, and 0.25 of the largest unit; pinned
-///         memory for the sent numbers of that unit. All of it from the beginning
+///         memory for the sent numbers of that unit. All is allocated at the start
 /// fails   as DeviceCodec::make
 Result<std::unique_ptr<DeviceResidual>> make_device_residual(const std::string& spec,
                                                              const ChunkPlan& plan,

@@ -30,8 +30,8 @@ __device__ __forceinline__ T block_sum_before(T value, T& total) {
   return before;
 }
 
-/// Counts in shared memory. Equal neighbours are counted in a register: in an array of one number
-/// all threads would otherwise wait for one counter.
+/// Counts in shared memory. Adjacent equal numbers are counted in a register: in an array of equal
+/// numbers all threads would otherwise wait for one counter.
 struct BinCounter {
   std::uint32_t bin = 0, count = 0;
   __device__ __forceinline__ void flush(std::uint32_t* bins) {

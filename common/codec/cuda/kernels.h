@@ -9,18 +9,18 @@
 
 namespace centroid::cuda {
 
-// The codecs' loops on a GPU: the bits of common/codec on the CPU (except which NaN a sum is). All
-// addresses are the device's, or of pinned host memory; all functions queue work and return at
-// once. None allocates or waits.
+// The codecs' loops on a GPU, with the bits of common/codec on the CPU (except the bits of a NaN
+// sum). Addresses are of device memory or pinned host memory. Functions queue work and return at
+// once; none allocates or waits.
 //
 // limits  n < 2^32; floats on 4-byte boundaries; n = 0 does nothing
 // speed   16-byte accesses if the addresses allow it: see each function
 
 /// residual += gradient (with momentum correction); element by element as error_feedback.h defines.
 struct AddArguments {
-  const float* gradient = nullptr;  ///< none: nothing is added, x is only read
+  const float* gradient = nullptr;  ///< null: nothing is added, x is only read
   float* x = nullptr;               ///< the residual
-  float* momentum = nullptr;        ///< none: no momentum correction
+  float* momentum = nullptr;        ///< null: no momentum correction
   float factor = 0;
   bool nesterov = false;
   bool store_nonfinite = false;  ///< sums that are not finite are stored; else x keeps its value
@@ -42,7 +42,7 @@ struct SelectArguments {
   SelectSummary* summary = nullptr;  ///< written last
 };
 
-/// Scratch memory of a selection of n numbers: n / 4 bytes and a little.
+/// Scratch memory of a selection of n numbers: slightly more than n / 4 bytes.
 std::size_t select_bytes(std::uint64_t n);
 
 /// The k largest magnitudes as TopkSelector selects them, after the addition.
@@ -60,7 +60,7 @@ enum class Dense : std::uint8_t { kF32, kBf16, kF16, kFiniteBf16, kInt8, kSign }
 
 /// Findings of `encode`; added to `flags` by bits.
 constexpr std::uint32_t kNotFinite = 1;  ///< a number is not finite (int8: beyond int8::limit)
-constexpr std::uint32_t kInexact = 2;    ///< some x is not x̂ + (x - x̂); never of sign, which rounds
+constexpr std::uint32_t kInexact = 2;    ///< some x is not x̂ + (x - x̂); not for sign, which rounds
 
 struct EncodeArguments {
   Dense type = Dense::kBf16;  ///< not kF32

@@ -14,23 +14,23 @@ namespace centroid::cuda {
 
 constexpr unsigned kFirstShift = 20, kSecondShift = 10;
 constexpr std::uint32_t kFirstBins = 2048, kBins = 1024;
-/// A tile is the part that a block turns into masks at a time: a word of 32 numbers per thread.
+/// A tile is the part whose masks a block computes at a time: a word of 32 numbers per thread.
 constexpr unsigned kTileWords = kThreads;
 constexpr std::uint64_t kTile = std::uint64_t{kTileWords} * 32;
 
 struct SelectState {
   std::uint32_t first[kFirstBins], second[kBins], third[kBins];
   Wide nonfinite, first_nonfinite;
-  std::uint32_t k;       // that are selected: 0 when nothing is
-  std::uint32_t left;    // of them in the bin found last
-  std::uint32_t prefix;  // of the k-th key; in the end the key
+  std::uint32_t k;       // number to select
+  std::uint32_t left;    // number to select from the last bin
+  std::uint32_t prefix;  // of the k-th key; finally the whole key
 };
 
 struct SelectMemory {
   SelectState* state;
-  std::uint32_t* above;  // bit i % 32 of word i / 32: reaches the bin, later: is above the key
-  std::uint32_t* equal;  // has the key
-  Wide* tiles;           // numbers above << 32 | equal: of the tile, later: of those before it
+  std::uint32_t* above;  // bit i % 32 of word i / 32: reaches the bin; later: exceeds the key
+  std::uint32_t* equal;  // the number has the key
+  Wide* tiles;           // counts above << 32 | equal: of the tile; later: of all tiles before it
 };
 
 constexpr std::uint64_t tiles_of(std::uint64_t n) { return (n + kTile - 1) / kTile; }
@@ -48,7 +48,7 @@ inline SelectMemory select_memory(std::byte* memory, std::uint64_t n) {
   return {reinterpret_cast<SelectState*>(memory), words, words + tiles * kTileWords, counts};
 }
 
-/// Numbers before the first 16-byte boundary; all of them if the arrays have different ones.
+/// Numbers before the first 16-byte boundary; all if the arrays have different alignment.
 inline std::uint64_t lead_of(const AddArguments& add, std::uint64_t n) {
   const std::uint64_t past = address(add.x) % 16;
   if (add.gradient != nullptr && address(add.gradient) % 16 != past) return n;
@@ -57,8 +57,8 @@ inline std::uint64_t lead_of(const AddArguments& add, std::uint64_t n) {
   return lead < n ? lead : n;
 }
 
-/// A histogram of the block, in shared memory: all threads begin it together, and add it in the end
-/// to the one of all blocks.
+/// A histogram of the block, in shared memory: all threads clear it together, and finally add it to
+/// the histogram of all blocks.
 template <std::uint32_t kCount>
 __device__ __forceinline__ void begin_bins(std::uint32_t (&bins)[kCount]) {
   for (std::uint32_t b = threadIdx.x; b < kCount; b += kThreads) bins[b] = 0;
@@ -90,7 +90,7 @@ struct AddState {
   Wide nonfinite = 0, first_nonfinite = ~Wide{0};
 };
 
-/// One number: the sum to store.
+/// The sum of one number.
 template <bool kAdd, bool kMomentum>
 __device__ __forceinline__ float add_one(const AddArguments& a, std::uint64_t i, float x, float g,
                                          float& u, std::uint32_t* bins, AddState& state) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ float add_one(const AddArguments& a, std::uint64_t i,
       ++state.nonfinite;
       if (i < state.first_nonfinite) state.first_nonfinite = i;
       if (!a.store_nonfinite) return x;
-      // x is finite, so a NaN is from g; the CPU preserves its bits, a GPU does not.
+      // x is finite, so a NaN comes from g; the CPU preserves its bits, a GPU does not.
       if (topk::key_of(sum) > topk::kInfinity)
         sum = std::bit_cast<float>(std::bit_cast<std::uint32_t>(g) | 0x400000u);
       return sum;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(SelectState* state, std:
   const std::uint32_t top = kEach * (kThreads - threadIdx.x);  // of this thread's bins, exclusive
   std::uint32_t mine = 0, total = 0;
   for (std::uint32_t b = top - kEach; b < top; ++b) mine += bins[b];
-  std::uint32_t above = block_sum_before(mine, total);  // and all threads have read `left`
+  std::uint32_t above = block_sum_before(mine, total);  // its barrier: all threads have read `left`
   if constexpr (kLevel == 0) {
     k = needed < total ? static_cast<std::uint32_t>(needed) : total;
     if (state->nonfinite > 0) k = 0;
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(SelectState* state, std:
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     mark_kernel(const float* x, std::uint64_t n, SelectMemory memory) {
-  constexpr unsigned kAtOnce = 8;  // loads under way per thread
+  constexpr unsigned kAtOnce = 8;  // loads in flight per thread
   __shared__ std::uint32_t bins[kBins];
   if (memory.state->k == 0) return;
   begin_bins(bins);
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads)
   end_bins(bins, memory.state->third);
 }
 
-/// The key is known: masks of the numbers above it and equal to it, and their counts per tile.
+/// With the key known: masks of the numbers above and equal to it, and their counts per tile.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     split_kernel(const float* x, std::uint64_t n, SelectMemory memory) {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Counts of the tiles become sums of the tiles before; and the summary. One block.
+/// Replace the tiles' counts by the sums over all tiles before, and write the summary. One block.
 template <class = void>
 __global__ void __launch_bounds__(kThreads)
     offsets_kernel(std::uint64_t tiles, SelectMemory memory, SelectSummary* summary) {

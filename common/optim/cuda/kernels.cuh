@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A warp for each block of numbers: norm.h defines the order of the additions. Lane l has sums 4 l
-/// to 4 l + 3 of the block.
+/// One warp per block of numbers; norm.h defines the order of the additions. Lane l has sums 4 l to
+/// 4 l + 3 of the block.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     squares_kernel(std::uint64_t n, std::uint64_t blocks, const float* x, double* sums) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       for (unsigned j = 0; j < kMine; ++j) {
         const auto value = static_cast<double>(v[j]);
-        sum[j] += value * value;  // exact, so fusing it changes nothing
+        sum[j] += value * value;  // exact, so a fused operation gives the same bits
       }
     }
     for (unsigned distance = kLanes / 2; distance > 0; distance /= 2)

@@ -10,18 +10,18 @@
 
 namespace centroid::cuda {
 
-// Optimizers on a GPU: the bits of Optimizer::step, sum_of_squares and clip_factor. All addresses
-// are the device's; all functions queue work and return at once. None allocates or waits.
+// Optimizers on a GPU, with the bits of Optimizer::step, sum_of_squares and clip_factor. All
+// addresses are the device's. Functions queue work and return at once; none allocates or waits.
 
-/// Factor of a gradient that bounds its norm; stays on the device.
+/// Factor that limits a gradient's norm; stays on the device.
 struct Clip {
   double norm = 0;
   float factor = 1;
   float unused = 0;
 };
-/// Bytes of memory that `clip` takes.
+/// Size of the memory of `clip` in bytes.
 std::size_t clip_bytes(std::uint64_t n);
-/// Afterwards memory (clip_bytes(n), on a 16-byte boundary) begins with the Clip of these numbers.
+/// Compute the Clip of these numbers at the start of `memory` (clip_bytes(n), aligned to 16 bytes).
 /// cost  one pass over the gradient
 Status clip(const float* gradient, std::uint64_t n, double bound, std::byte* memory,
             const Queue& queue);
@@ -30,13 +30,13 @@ struct UpdateArguments {
   rules::Step rule{};
   std::uint64_t n = 0;
   const float* gradient = nullptr;
-  const float* factor = nullptr;  ///< of Clip: multiplies the gradient; null: none
+  const float* factor = nullptr;  ///< Clip::factor, multiplies the gradient; null: none
   float* params = nullptr;
-  std::array<float*, 2> slots{};  ///< as many as the rule has
+  std::array<float*, 2> slots{};  ///< those that the rule uses
 };
-/// params and slots after the step, in place.
-/// cost  one pass: 12 bytes a number and 8 more for every slot; 16-byte accesses if all arrays are
-///       on 16-byte boundaries
+/// Update params and slots in place.
+/// cost  one pass: 12 bytes per number and 8 more per slot; 16-byte accesses if all arrays are
+///       aligned to 16 bytes
 Status update(const UpdateArguments& arguments, const Queue& queue);
 
 }  // namespace centroid::cuda

@@ -9,7 +9,7 @@ namespace centroid::worker::cuda {
 /// Queries of a head whose scores are in memory at a time, and scores of all heads together.
 inline constexpr std::size_t kQueries = 128, kScores = std::size_t{1} << 24;
 
-/// How attention is cut into products of many matrices.
+/// Division of attention into batched products.
 struct Cut {
   std::size_t samples, queries;
 };
@@ -19,7 +19,7 @@ inline Cut cut_of(std::size_t samples, std::size_t context, std::size_t heads) {
   return {std::clamp<std::size_t>(fit, 1, std::max<std::size_t>(samples, 1)), queries};
 }
 
-/// What scores are multiplied with.
+/// Factor of the scores.
 inline float scale_of(std::size_t head_width) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_width)));
 }

@@ -1,7 +1,6 @@
 #pragma once
 
-// Batch normalisation: sums of columns in parts of kColumnRows rows, then what is done with each
-// number.
+// Batch normalisation: sums of columns in parts of kColumnRows rows, then the elementwise kernels.
 
 #include <cmath>
 
@@ -9,8 +8,8 @@
 
 namespace centroid::worker::cuda {
 
-/// partial[c] = means of the columns over rows [c * kColumnRows, ...), then sums of the squares
-/// about them; a thread for what it reads at a time, whose second look at its rows is in a cache.
+/// partial[c] = means of the columns over rows [c * kColumnRows, ...), then sums of the squared
+/// differences from them. One thread per load; its second pass over the rows reads from a cache.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     batch_columns_kernel(std::uint64_t rows, std::uint64_t width, const float* z, float* partial) {
@@ -34,8 +33,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Moments of the whole columns, and the changes of the running values; without parts the running
-/// ones, which do not change.
+/// Moments of the whole columns, and the changes of the running values; without parts: the running
+/// moments, which do not change.
 /// source  Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
 ///         sample variances"
 __global__ void __launch_bounds__(kThreads)

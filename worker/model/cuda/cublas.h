@@ -10,10 +10,10 @@
 
 namespace centroid::worker::cublas {
 
-/// What is used of cuBLAS, declared here and looked up when the program runs, so that one binary
-/// serves machines with and without it. Matrices are column-major there.
+/// The part of cuBLAS that is used. It is declared here and loaded at run time, so that one binary
+/// works with and without cuBLAS. cuBLAS has column-major matrices.
 /// source  NVIDIA cuBLAS, cublas_api.h (the numbers are the same in releases 11 to 13;
-///         tests/unit/models_cuda_test.cc holds them against the toolkit's header)
+///         tests/unit/models_cuda_test.cc compares them with the toolkit's header)
 using Handle = struct cublasContext*;
 inline constexpr int kSuccess = 0, kNoTranspose = 0, kTranspose = 1;
 inline constexpr int kFloat32 = 0;  ///< cudaDataType_t
@@ -22,7 +22,7 @@ inline constexpr int kDefaultAlgorithm = -1;
 
 /// thread  any; the functions: one at a time for a handle
 struct Library {
-  /// The first of `names` that there is.
+  /// Load the first of `names` that exists.
   /// fails  failed_precondition: none (says what to install), or one without the functions
   static Result<std::shared_ptr<const Library>> load(const std::vector<std::string>& names = {
                                                          "libcublas.so.13", "libcublas.so.12",
@@ -39,14 +39,14 @@ struct Library {
   int (*gemm)(Handle, int op_a, int op_b, int m, int n, int k, const void* alpha, const void* a,
               int type_a, int lda, const void* b, int type_b, int ldb, const void* beta, void* c,
               int type_c, int ldc, int compute, int algorithm) = nullptr;
-  /// cublasGemmBatchedEx: the same, of matrices whose addresses stand in arrays on the device.
+  /// cublasGemmBatchedEx: the same for matrices whose addresses are in arrays on the device.
   int (*gemm_batched)(Handle, int op_a, int op_b, int m, int n, int k, const void* alpha,
                       const void* const a[], int type_a, int lda, const void* const b[], int type_b,
                       int ldb, const void* beta, void* const c[], int type_c, int ldc, int count,
                       int compute, int algorithm) = nullptr;
   const char* (*status_text)(int) = nullptr;
 
-  /// Nothing for kSuccess, else an error with the call and cuBLAS's words.
+  /// OK for kSuccess, else an error with the call and cuBLAS's message.
   Status status_of(int code, const std::string& call) const;
 
  private:

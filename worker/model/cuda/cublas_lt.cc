@@ -13,13 +13,12 @@ namespace centroid::worker::cublas_lt {
 
 namespace {
 
-/// Shapes whose algorithms are kept: layers times the batch sizes that occur.
+/// Shapes whose algorithms are cached: layers times the batch sizes that occur.
 constexpr std::size_t kMostPlans = 256;
 
 constexpr int kNotSupported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
-/// The largest power of two, up to what the library assumes when nobody says otherwise (256), that
-/// divides the address.
+/// The largest power of two that divides the address, at most 256, the library's default.
 std::uint32_t alignment_of(const void* address) {
   const auto at = reinterpret_cast<std::uintptr_t>(address) | 256U;
   return static_cast<std::uint32_t>(at & (0U - at));
@@ -102,7 +101,7 @@ ReluLayers::~ReluLayers() {
   if (handle_ != nullptr) (void)library_->destroy(handle_);
 }
 
-/// Describe the product, and ask for an algorithm.
+/// Describe the product and request an algorithm.
 Status ReluLayers::choose(Plan& plan, const float* bias) {
   const Library& of = *library_;
   const auto [m, n, k, x_line, w_line, bias_line, z_line] = plan.key;
@@ -115,7 +114,7 @@ Status ReluLayers::choose(Plan& plan, const float* bias) {
   };
   CENTROID_TRY(set(kTransposeA, std::int32_t{cublas::kTranspose}));
   CENTROID_TRY(set(kEpilogue, std::int32_t{kReluBias}));
-  CENTROID_TRY(set(kBiasPointer, bias));  // whose boundary counts, too
+  CENTROID_TRY(set(kBiasPointer, bias));  // its alignment matters too
   const auto lay = [&](Layout& out, std::uint64_t rows, std::uint64_t columns) {
     return said(
         of.layout_create(&out, cublas::kFloat32, rows, columns, static_cast<std::int64_t>(rows)),
@@ -173,8 +172,8 @@ Status ReluLayers::reserve(std::size_t outputs) {
   return stream_.wait();
 }
 
-/// Another shape is another kernel: with a bias of NaN all that its ReLU sees is NaN, and must stay
-/// so. z is written.
+/// Check the algorithm of a new shape: with a bias of NaN every input of its ReLU is NaN, so every
+/// output must be NaN. Overwrites z.
 Status ReluLayers::look(Plan& plan, const float* x, const float* w, float* z) {
   const std::size_t m = plan.key[0], n = plan.key[1];
   if (const Status taken = reserve(n); !taken.ok()) {
@@ -240,7 +239,7 @@ Status ReluLayers::check() {
   const auto x = std::span(host).first(kMatrix), w = std::span(host).subspan(kMatrix, kMatrix);
   const auto z = std::span(host).subspan(2 * kMatrix, kMatrix), bias = std::span(host).last(kSide);
   for (std::size_t r = 0; r < kSide; ++r)
-    for (std::size_t c = 0; c < kSide; ++c) {  // whole numbers: exact in every arithmetic
+    for (std::size_t c = 0; c < kSide; ++c) {  // integers: exact in every precision
       x[r * kSide + c] = static_cast<float>((r + 2 * c) % 5) - 2;
       w[r * kSide + c] = static_cast<float>((r * c) % 3) - 1;
       bias[c] = static_cast<float>(c) - 8;

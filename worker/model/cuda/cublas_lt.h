@@ -12,10 +12,10 @@
 
 namespace centroid::worker::cublas_lt {
 
-/// What is used of cuBLASLt, declared here and looked up when the program runs, as cublas.h does.
-/// Matrices are column-major there.
+/// The part of cuBLASLt that is used, declared here and loaded at run time, as in cublas.h.
+/// cuBLASLt has column-major matrices.
 /// source  NVIDIA cuBLASLt, cublasLt.h (the numbers are the same in releases 11 to 13;
-///         tests/unit/models_cuda_test.cc holds them against the toolkit's header)
+///         tests/unit/models_cuda_test.cc compares them with the toolkit's header)
 using Handle = struct cublasLtContext*;
 using Product = struct Descriptor*;
 using Layout = struct MatrixLayout*;
@@ -37,7 +37,7 @@ struct Found {
 };
 
 struct Library {
-  /// The first of `names` that there is.
+  /// Load the first of `names` that exists.
   /// fails  failed_precondition: none, or one without the functions
   static Result<std::shared_ptr<const Library>> load(const std::vector<std::string>& names = {
                                                          "libcublasLt.so.13", "libcublasLt.so.12",
@@ -64,15 +64,15 @@ struct Library {
                   const Algorithm*, void* workspace, std::size_t bytes, void* stream) = nullptr;
   const char* (*status_text)(int) = nullptr;
 
-  /// Nothing for 0, else an error with the call and the library's words.
+  /// OK for 0, else an error with the call and the library's message.
   Status status_of(int code, const std::string& call) const;
 
  private:
   SharedLibrary opened_;
 };
 
-/// Layers of a network in one pass: relu(x w^T + bias). What cuBLASLt chooses for a shape is kept,
-/// once it has been looked at: whatever it computes with, NaN must stay NaN.
+/// Layers of a network in one pass: relu(x w^T + bias). The algorithm that cuBLASLt chooses for a
+/// shape is checked once and cached: NaN must give NaN.
 /// thread  one at a time
 class ReluLayers {
  public:
@@ -82,17 +82,17 @@ class ReluLayers {
                                                   std::size_t workspace_bytes, Device& device,
                                                   Stream& stream);
   ~ReluLayers();
-  /// Compute one layer on the device and look at it.
-  /// fails  failed_precondition: not the right numbers, or NaN does not stay NaN, as everything
-  ///        that looks for it relies on; and as `run` and the device do
+  /// Compute one layer on the device and check the result.
+  /// fails  failed_precondition: wrong numbers, or NaN does not give NaN, on which the detection of
+  ///        NaN relies; and as `run` and the device
   Status check();
   /// z[m, n] = relu(x[m, k] w[n, k]^T + bias[n]), row-major, on the device; queued.
-  /// False: cuBLASLt has no algorithm for these, or none that is right, and nothing was queued; the
-  /// first time that it has none that is right, a line of the log says so. Waits for the stream
-  /// where a shape is new, and takes memory where its outputs are more than were reserved
+  /// False: cuBLASLt has no correct algorithm for this shape, and nothing was queued; the first
+  /// rejected algorithm is logged. A new shape waits for the stream, and allocates memory if it has
+  /// more outputs than were reserved.
   Result<bool> run(std::size_t m, std::size_t n, std::size_t k, const float* x, const float* w,
                    const float* bias, float* z);
-  /// Memory for layers of up to so many outputs.
+  /// Allocate memory for layers of up to `outputs` outputs.
   Status reserve(std::size_t outputs);
   std::uint64_t reserved() const { return nan_ ? nan_->size() : 0; }  ///< bytes
 
@@ -114,7 +114,7 @@ class ReluLayers {
   Stream& stream_;
   std::unique_ptr<DeviceMemory> nan_;
   std::vector<std::unique_ptr<Plan>> plans_;
-  bool is_told_ = false;  // that there is a shape without
+  bool is_told_ = false;  // a rejected shape was logged
 };
 
 }  // namespace centroid::worker::cublas_lt

@@ -23,12 +23,13 @@ namespace centroid::worker::cuda {
 
 namespace {
 
-/// Of cuBLAS, as its documentation recommends for the newest GPUs. Its own would be allocated.
+/// Work space of cuBLAS, as its documentation recommends for the newest GPUs. Without it cuBLAS
+/// allocates its own.
 constexpr std::size_t kCublasBytes = 32u << 20;
 /// Rows whose logits are in memory at a time: enough for every processor of the largest GPU.
 constexpr std::size_t kHeadRows = 4096;
 
-/// What a rehearsal gets for an address.
+/// The address that a rehearsal returns.
 template <class T>
 T* nowhere() {
   return reinterpret_cast<T*>(std::uintptr_t{1} << 12);
@@ -45,7 +46,7 @@ class CudaBackend final : public Backend {
                                          : cublas::kComputeBf16;
   }
   ~CudaBackend() override {
-    (void)stream_.wait();  // what is queued uses the memory
+    (void)stream_.wait();  // queued work uses the memory
     if (handle_ != nullptr) (void)library_->destroy(handle_);
   }
   CudaBackend(const CudaBackend&) = delete;
@@ -64,7 +65,7 @@ class CudaBackend final : public Backend {
     return {};
   }
 
-  /// Without it layers are a product and a kernel.
+  /// Without cuBLASLt layers are a product and a kernel.
   Status start_layers(std::shared_ptr<const cublas_lt::Library> library) {
     CENTROID_ASSIGN(auto layers, cublas_lt::ReluLayers::make(std::move(library), compute_,
                                                              cublas_memory_->data(), kCublasBytes,
@@ -98,7 +99,7 @@ class CudaBackend final : public Backend {
     return floats(kept_.back().memory);
   }
 
-  /// All of it in one copy, out of pinned memory that no copy reads any more.
+  /// One copy for the whole batch, from pinned memory that no earlier copy still reads.
   Inputs bring(const Batch& batch, std::size_t context) override {
     Inputs in;
     std::size_t bytes = 0;
@@ -168,8 +169,8 @@ class CudaBackend final : public Backend {
     run([&] { return move_rows(true, rows, width, rows_of, in, out, queue_); });
   }
 
-  // Matrices. Row-major C = op(A) op(B) is column-major C^T = op(B)^T op(A)^T, where the transposed
-  // are the same memory.
+  // Matrices. Row-major C = op(A) op(B) is column-major C^T = op(B)^T op(A)^T, and transposing does
+  // not move memory.
   void gemm(bool transpose_a, bool transpose_b, std::size_t m, std::size_t n, std::size_t k,
             float alpha, const float* a, std::size_t lda, const float* b, std::size_t ldb,
             float beta, float* c, std::size_t ldc) override {
@@ -366,7 +367,7 @@ class CudaBackend final : public Backend {
     return status();
   }
   StepResult result() override {
-    auto* const seen = reinterpret_cast<Totals*>(seen_.data());  // and zeros behind it
+    auto* const seen = reinterpret_cast<Totals*>(seen_.data());  // followed by zeros
     run([&] { return stream_.copy(seen_.data(), totals_->data(), sizeof(Totals)); });
     run([&] {
       return stream_.copy(totals_->data(), seen_.data() + sizeof(Totals), sizeof(Totals));
@@ -411,8 +412,8 @@ class CudaBackend final : public Backend {
     ~Rehearsal() { is_now = false; }
   };
 
-  /// Make it at least so long; what is queued and uses it is waited for before it goes. Steps that
-  /// were rehearsed find it so.
+  /// Grow to at least `bytes`. Waits for queued work before old memory is freed. Never needed for
+  /// rehearsed steps.
   bool grow(Space& space, std::size_t bytes) {
     if (failed_) return false;
     if (is_rehearsal_) {
@@ -472,8 +473,8 @@ class CudaBackend final : public Backend {
 void CudaBackend::multiply(const Product& p, std::size_t samples, std::size_t heads) {
   const std::size_t count = samples * heads;
   if (count * p.m * p.n == 0 || !fits({count, p.m, p.n, p.k, p.lda, p.ldb, p.ldc})) return;
-  // cuBLAS chooses a kernel without having seen the addresses, which its fast ones take to be on
-  // 16-byte boundaries: where they are not, it gets them one by one.
+  // For batches cuBLAS chooses a kernel before it knows the addresses, and its fast kernels require
+  // alignment to 16 bytes. Unaligned matrices are multiplied one by one.
   const auto is_even = [](const Many& of) {
     return reinterpret_cast<std::uintptr_t>(of.first) % 16 == 0 && of.of_sample % 4 == 0 &&
            of.of_head % 4 == 0;
@@ -543,7 +544,7 @@ void CudaBackend::attend_back(const Attention& a, const float* out, const float*
     const auto part = [&](const auto* base, std::size_t which, std::size_t from) {
       return Many{base + row * stride + which * width + from * stride, t * stride, a.head_width};
     };
-    // The last block first: it sees all keys, so it writes where the others add.
+    // Begin with the last block: it attends to all keys, so it overwrites and the others add.
     for (std::size_t block = blocks; block > 0; --block) {
       const std::size_t begin = (block - 1) * cut.queries;
       const std::size_t rows = std::min(cut.queries, t - begin), keys = begin + rows;

@@ -1,7 +1,7 @@
 #pragma once
 
-// One warp per row. With kWide a lane takes four neighbours at a time: rows are multiples of four
-// numbers then, and stand on 16-byte boundaries.
+// One warp per row. With kWide a lane loads four adjacent numbers at a time: rows are then
+// multiples of four numbers and aligned to 16 bytes.
 
 #include <cfloat>
 
@@ -25,7 +25,7 @@ using centroid::cuda::warp_sum;
 
 constexpr float kEpsilon = 1e-5f;  // worker/model/kernels.cc
 constexpr std::uint32_t kNotJudged = 0xFFFFFFFFu;
-/// Rows whose columns one block adds up on the way back of a normalisation.
+/// Rows that one block sums per column in the backward pass of a normalisation.
 constexpr std::uint64_t kColumnRows = 128;
 
 __device__ __forceinline__ std::uint64_t first_row() {
@@ -39,13 +39,14 @@ __device__ __forceinline__ std::uint64_t first_column() {
 template <bool kWide>
 constexpr std::uint64_t kColumnStep = std::uint64_t{kPer<kWide>} * kLanes;
 
-/// Of a row of at most so many columns (kHeld) a lane keeps its part, 32 numbers, in registers
-/// between two passes, instead of reading it again.
+/// For rows of at most kCachedColumns columns (kHeld) a lane keeps its 32 numbers in registers
+/// between two passes instead of reading them again.
 constexpr std::uint64_t kCachedColumns = 1024;
 template <bool kWide, bool kHeld>
 constexpr unsigned kSteps = kHeld ? static_cast<unsigned>(kCachedColumns / kColumnStep<kWide>) : 1;
 
-/// GELU, and its slope for the way back; or ReLU, whose output says as much (NaN stays).
+/// GELU and its slope for the backward pass, or ReLU, whose slope follows from its output (NaN
+/// gives NaN).
 template <bool kGelu>
 __device__ __forceinline__ void activate(float at, float& value, float& slope) {
   if constexpr (kGelu) {
@@ -57,8 +58,8 @@ __device__ __forceinline__ void activate(float at, float& value, float& slope) {
   }
 }
 
-/// each(column, step) for this lane's columns below `width`; step is where it keeps them, and known
-/// to the compiler.
+/// each(column, step) for this lane's columns below `width`; step indexes the registers and is a
+/// compile-time constant.
 template <bool kWide, bool kHeld, class Each>
 __device__ __forceinline__ void for_columns(std::uint64_t width, const Each& each) {
   if constexpr (kHeld) {
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// A thread for four neighbours: what dropout draws at a time.
+/// One thread for four adjacent numbers, because dropout draws four at a time.
 template <bool kAdd, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     drop_kernel(std::uint32_t threshold, float scale, const std::uint64_t* keys,
@@ -185,10 +186,10 @@ __global__ void __launch_bounds__(kThreads)
     float mean = 0;
     if constexpr (kLayer) {
       mean = warp_sum(sum) / n;
-      squares = 0;  // about the mean: the difference of two large sums would lose what counts
+      squares = 0;  // about the mean: the difference of two large sums would cancel
       for_columns<kWide, kHeld>(width, [&](std::uint64_t j, unsigned step) {
         float(&v)[kMany] = held[step];
-        if constexpr (!kHeld) load<kWide>(x + row + j, v);  // what this lane stored
+        if constexpr (!kHeld) load<kWide>(x + row + j, v);  // this lane stored it
         for (unsigned i = 0; i < kMany; ++i) squares += (v[i] - mean) * (v[i] - mean);
       });
     }
@@ -251,8 +252,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// partial[c] = sums over rows [c * kColumnRows, ...) of dy * x̂, then of dy; a thread for what it
-/// reads at a time.
+/// partial[c] = sums over rows [c * kColumnRows, ...) of dy * x̂, then of dy; one thread per load.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads)
     norm_columns_kernel(std::uint64_t rows, std::uint64_t width, const float* x, const float* stats,
@@ -290,13 +290,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The largest of the numbers that a thread has seen and the sum of exp(number - largest), in one
-/// pass. A NaN, or an infinity, reaches the sum.
+/// Maximum and sum of exp(number - maximum) in one pass. A NaN, or an infinity, reaches the sum.
 /// source  Milakov, Gimelshein 2018, "Online normalizer calculation for softmax"
 struct Softmax {
   float top = -FLT_MAX, sum = 0;
 };
-/// The first `count` of x.
+/// Add the first `count` numbers of x.
 template <unsigned kMany>
 __device__ __forceinline__ void take(Softmax& of, const float (&x)[kMany], unsigned count) {
   float top = of.top;
@@ -305,7 +304,7 @@ __device__ __forceinline__ void take(Softmax& of, const float (&x)[kMany], unsig
   for (unsigned i = 0; i < kMany; ++i) sum += i < count ? exp_of(x[i] - top) : 0.0f;
   of = {top, sum};
 }
-/// Of the whole warp.
+/// Combine the results of the whole warp.
 __device__ __forceinline__ void join(Softmax& of) {
   const float top = warp_max(of.top);
   of.sum = warp_sum(of.sum * exp_of(of.top - top));
@@ -407,7 +406,7 @@ __global__ void __launch_bounds__(kThreads)
     };
     const float of_label = bias == nullptr ? row[label] : row[label] + bias[label];
     Softmax of;
-    std::uint64_t first = classes;  // where this lane's largest stands first
+    std::uint64_t first = classes;  // where index of this lane's first largest
     for_columns<kWide, kHeld>(classes, [&](std::uint64_t j, unsigned step) {
       float(&x)[kMany] = held[step];
       read(j, x);
@@ -418,9 +417,9 @@ __global__ void __launch_bounds__(kThreads)
     });
     const float mine = of.top;
     join(of);
-    // Another largest one stands before the label's.
+    // An equally large logit has a smaller index than the label.
     const bool is_later = __ballot_sync(kAllLanes, mine == of.top && first < label) != 0;
-    __syncwarp();  // all have read `row`: a vote alone orders no memory
+    __syncwarp();  // all lanes have read `row`: a vote does not order memory accesses
     if (lane == 0) {
       losses[r] = std::log(of.sum) - (of_label - of.top);
       correct[r] = of_label == of.top && !is_later && of.sum == of.sum ? 1 : 0;

@@ -9,13 +9,13 @@
 namespace centroid::worker::cuda {
 
 // The transformer's loops (worker/model/kernels.h) on a GPU: fused, one warp per row, 16-byte
-// accesses where rows and addresses are multiples of them.
+// accesses if rows and addresses are aligned.
 //
-// All addresses are the device's; all functions queue work on the stream and return at once. None
+// All addresses are the device's. Functions queue work on the stream and return at once; none
 // allocates or waits.
 //
-// bits    elementwise functions and dropout: those of the CPU. Sums over rows run in another order:
-//         the same every time, within 1e-5 of the largest result of the CPU's
+// bits    elementwise functions and dropout: those of the CPU. Sums over rows have another fixed
+//         order, within 1e-5 of the largest result of the CPU
 
 using centroid::cuda::Queue;
 
@@ -33,7 +33,7 @@ struct Dropout {
   const std::uint64_t* keys = nullptr;
   std::uint64_t context = 1, site = 0;
 };
-/// out = kept(in) * scale, or out += it. `in` may be `out`.
+/// out = kept(in) * scale, or out += that. `in` may be `out`.
 Status drop(const Dropout& dropout, bool add, std::uint64_t rows, std::uint64_t width,
             const float* in, float* out, const Queue& queue);
 
@@ -42,19 +42,19 @@ struct Norm {
   const float* weight = nullptr;
   const float* bias = nullptr;
 };
-/// kernels::add_norm: one pass also where `branch` is dropped in part.
+/// kernels::add_norm: one pass, with dropout of `branch` too.
 Status add_norm(const Norm& norm, const Dropout& dropout, std::uint64_t rows, std::uint64_t width,
                 const float* residual, const float* branch, float* x, float* y, float* stats,
                 const Queue& queue);
-/// Floats of scratch that norm_back takes.
+/// Size of norm_back's scratch in floats.
 std::uint64_t norm_back_scratch(std::uint64_t rows, std::uint64_t width);
-/// `gradient` is added to; weight_gradient and bias_gradient (null: not wanted) are overwritten.
+/// Adds to `gradient`; overwrites weight_gradient and bias_gradient (null: not needed).
 Status norm_back(const Norm& norm, std::uint64_t rows, std::uint64_t width, const float* x,
                  const float* stats, const float* dy, float* gradient, float* weight_gradient,
                  float* bias_gradient, float* scratch, const Queue& queue);
 
-/// As BatchNorm::forward and ::backward of worker/model/batch_norm.h, but that columns are added in
-/// parts of 128 rows. scratch: norm_back_scratch.
+/// As BatchNorm::forward and ::backward of worker/model/batch_norm.h, except that columns are
+/// summed in parts of 128 rows. scratch: norm_back_scratch.
 struct BatchNorm {
   std::uint64_t rows = 0, width = 0;
   const float *z = nullptr, *weight = nullptr, *bias = nullptr;
@@ -66,12 +66,12 @@ Status batch_norm(const BatchNorm& norm, bool is_gelu, float* mean_change, float
 Status batch_norm_back(const BatchNorm& norm, float* gradient, float* weight_gradient,
                        float* bias_gradient, float* scratch, const Queue& queue);
 
-/// Where a number of each row of many matrices stands: of row r of matrix m at m / heads *
+/// Layout of one number per row of many matrices: that of row r of matrix m is at m / heads *
 /// of_sample + m % heads + r * of_row.
 struct RowNumbers {
   std::uint64_t heads = 1, of_sample = 0, of_row = 1;
 };
-/// kernels::causal_softmax of `count` matrices [rows, width], one behind the other.
+/// kernels::causal_softmax of `count` matrices [rows, width], one after the other.
 Status causal_softmax(std::uint64_t count, std::uint64_t rows, std::uint64_t begin,
                       std::uint64_t width, float scale, float* scores, float* lse,
                       const RowNumbers& at, const Queue& queue);
@@ -82,18 +82,18 @@ Status causal_softmax_back(std::uint64_t count, std::uint64_t rows, std::uint64_
 Status head_dots(std::uint64_t groups, std::uint64_t width, const float* a, const float* b,
                  float* out, const Queue& queue);
 
-/// Of each row the loss and whether the label's logit is the largest (kNoTarget: 0 and 0); logits
-/// (+ bias, null: none) become the gradient of share * (sum of losses) if `needs_gradient`. Labels
-/// are checked by who copies them to the device.
+/// For each row the loss and whether the label's logit is the largest (kNoTarget: 0 and 0); logits
+/// (+ bias, null: none) become the gradient of share * (sum of losses) if `needs_gradient`. The
+/// caller checks labels before they are copied to the device.
 Status cross_entropy(const std::uint32_t* labels, std::uint64_t rows, std::uint64_t classes,
                      const float* bias, float share, bool needs_gradient, float* logits,
                      float* losses, std::uint32_t* correct, const Queue& queue);
-/// Sums of them.
+/// Sums over rows.
 struct Totals {
   double loss = 0;
   unsigned long long correct = 0, targets = 0;
 };
-/// totals += the rows'; 0 to begin with.
+/// Add the rows to `totals`, which the caller clears first.
 Status add_up(const std::uint32_t* labels, std::uint64_t rows, const float* losses,
               const std::uint32_t* correct, Totals* totals, const Queue& queue);
 
@@ -102,7 +102,7 @@ Status add(std::uint64_t elements, const float* in, float* out, const Queue& que
 /// out[r] = in[index[r]]; place: out[index[r]] = in[r].
 Status move_rows(bool place, std::uint64_t rows, std::uint64_t width, const std::uint32_t* index,
                  const float* in, float* out, const Queue& queue);
-/// Floats of scratch that sum_rows takes.
+/// Size of sum_rows' scratch in floats.
 std::uint64_t sum_rows_scratch(std::uint64_t rows, std::uint64_t width);
 /// sums[j] = sum over rows of values[r, j].
 Status sum_rows(std::uint64_t rows, std::uint64_t width, const float* values, float* sums,
@@ -114,14 +114,14 @@ Status bias_activate(bool is_gelu, std::uint64_t rows, std::uint64_t width, cons
 Status scale_by_slope(bool is_gelu, std::uint64_t elements, const float* of, float* gradient,
                       const Queue& queue);
 
-/// kernels::embed and its way back, in the order of rows: the CPU's bits.
+/// kernels::embed and its backward pass, in the order of rows: gives the CPU's bits.
 Status embed(const Dropout& dropout, std::uint64_t rows, const std::uint32_t* tokens,
              std::uint64_t context, std::uint64_t width, const float* table, const float* positions,
              float* out, const Queue& queue);
 Status embed_back(std::uint64_t rows, const std::uint32_t* tokens, std::uint64_t width,
                   const float* gradient, float* table, const Queue& queue);
 
-/// Matrices that stand at first + sample * of_sample + head * of_head.
+/// Matrices at first + sample * of_sample + head * of_head.
 struct Many {
   const float* first = nullptr;
   std::uint64_t of_sample = 0, of_head = 0;

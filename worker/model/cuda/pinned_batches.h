@@ -11,16 +11,16 @@
 
 namespace centroid::worker::cuda {
 
-/// Pinned memory that batches are copied from, used in turn: as many steps may be queued before one
-/// is waited for. thread: one at a time
+/// Pinned memory that batches are copied from, a ring of four: that many steps may be queued before
+/// `next` waits. thread: one at a time
 class PinnedBatches {
  public:
   PinnedBatches(Device& device, Stream& stream);
-  /// All of at least so many bytes. Waits for the stream where they have to grow.
+  /// Grow all to at least `bytes`. Waits for the stream if one grows.
   Status reserve(std::size_t bytes);
-  /// The next one, of at least so many bytes, when no copy reads it any more.
+  /// The next one, of at least `bytes`. Waits until no copy reads it.
   Result<std::byte*> next(std::size_t bytes);
-  /// The copy of it is queued.
+  /// Record that its copy is queued.
   Status note_copy();
 
  private:

@@ -7,10 +7,10 @@
 
 namespace centroid::worker::cuda {
 
-/// Device memory as long as the longest step needs it.
+/// Device memory, sized for the largest step.
 struct Space {
   std::unique_ptr<DeviceMemory> memory;
-  std::size_t wanted = 0;  ///< bytes, of a rehearsal
+  std::size_t wanted = 0;  ///< bytes, measured by a rehearsal
   std::size_t size() const { return memory ? memory->size() : 0; }
 };
 
