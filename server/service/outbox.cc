@@ -25,7 +25,8 @@ Task<Status> send(Session& session, Kind kind, M message) {
 Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
   const Status ended = co_await outbox_loop(link, session);
   attempts_.results_taken();
-  if (!ended.ok()) session.close(ended.error());
+  // A session that is over has its Goodbye on the way.
+  if (!ended.ok() && !session.is_closed()) session.close(ended.error());
 }
 
 /// Into `attempt`, with the state that it begins with. It stays empty where that was of no use any

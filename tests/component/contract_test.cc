@@ -6,8 +6,7 @@ namespace centroid::test {
 namespace {
 
 /// What is asked for while the state is given up is of the state that comes.
-TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
-  enter();
+void restore_beside_checkpoint(Client& client, TestServer& server) {
   const auto first = client.round();
   ASSERT_TRUE(first);
   const auto begin = server.checkpoint();
@@ -17,11 +16,10 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   ASSERT_TRUE(second);
   auto restored = std::async(std::launch::async, [&] { return server.restore(begin->version); });
   ASSERT_TRUE(server.wait_for_wait("round loop", "the end of round 2"));
-  auto held =
-      client.contribute_and_hold(*second, server.executor());  // its session does not end at once
+  // Its session does not end at once.
+  auto held = client.contribute_and_hold(*second, server.executor());
   ASSERT_TRUE(server.wait_until([&](const auto&) { return server.present() == 0; }));
   auto written = std::async(std::launch::async, [&] { return server.checkpoint(); });
-  (void)written.wait_for(std::chrono::milliseconds(300));
   EXPECT_TRUE(server.wait_for_wait("round loop", "the workers leave"));
   EXPECT_TRUE(server.wait_for_wait("state", "the one that the job goes on with"));
   held.reset();
@@ -30,6 +28,20 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
   const auto checkpoint = written.get();  // that version is there already
   ASSERT_FALSE(checkpoint.ok()) << "version " << checkpoint->version << " was written";
   EXPECT_EQ(checkpoint.error().code(), ErrorCode::kAlreadyExists);
+}
+
+TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
+  enter();
+  restore_beside_checkpoint(client, server);
+}
+
+/// The server has more to send when the session ends.
+TEST_F(ContractTest, AWorkerWithoutCreditGetsItsGoodbye) {
+  client.join.manifest = {{.name = "a", .dtype = DType::kF32, .shape = {4}},
+                          {.name = "b", .dtype = DType::kF32, .shape = {4}}};
+  client.greeting.credit_bytes = client.join.manifest[0].bytes();
+  enter();
+  restore_beside_checkpoint(client, server);
 }
 
 /// Who is lost with half a contribution costs the others another attempt: what they send again
