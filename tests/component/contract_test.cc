@@ -37,9 +37,9 @@ TEST_F(ContractTest, ACheckpointDuringARestoreDoesNotUndoIt) {
 
 /// The server has more to send when the session ends.
 TEST_F(ContractTest, AWorkerWithoutCreditGetsItsGoodbye) {
-  client.join.manifest = {{.name = "a", .dtype = DType::kF32, .shape = {4}},
-                          {.name = "b", .dtype = DType::kF32, .shape = {4}}};
-  client.greeting.credit_bytes = client.join.manifest[0].bytes();
+  client.join.manifest = {{.name = "a", .dtype = DType::kF32, .shape = {1 << 18}},
+                          {.name = "b", .dtype = DType::kF32, .shape = {1 << 18}}};
+  client.greeting.credit_bytes = client.join.manifest[0].bytes();  // one chunk
   enter();
   restore_beside_checkpoint(client, server);
 }
