@@ -10,6 +10,8 @@
 
 #include <boost/asio/buffer.hpp>
 
+#include "transport/stranger_budget.h"
+
 namespace centroid::transport {
 
 namespace asio = boost::asio;
@@ -70,6 +72,20 @@ std::string to_string(const tcp::endpoint& endpoint) {
   out.host = address.to_string();
   out.port = endpoint.port();
   return out.to_string();
+}
+
+std::string client_of(const std::string& address) {
+  namespace ip = asio::ip;
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  boost::system::error_code failed;
+  const auto parsed = ip::make_address(host, failed);
+  if (failed || parsed.is_v4()) return host;
+  auto bytes = parsed.to_v6().to_bytes();
+  if (parsed.to_v6().is_v4_mapped())
+    return ip::make_address_v4(ip::v4_mapped, parsed.to_v6()).to_string();
+  std::fill(bytes.begin() + 8, bytes.end(), static_cast<unsigned char>(0));
+  return ip::address_v6(bytes).to_string() + "/64";
 }
 
 TcpStream::TcpStream(tcp::socket socket, const TransportOptions& options)

@@ -19,6 +19,8 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
   dropped_lagging = registry.counter(dropped, dropped_help, {{"reason", "lagging"}});
   audit_failures = registry.counter("centroid_api_audit_failures_total",
                                     "Entries of the audit log that could not be written.");
+  audit_left_out = registry.counter("centroid_api_audit_left_out_total",
+                                    "Refused requests not in the audit log.");
   streams =
       registry.gauge("centroid_api_streams", "Open streams of the REST server (events, files).");
   pending_bytes = registry.gauge("centroid_api_pending_bytes",
@@ -28,6 +30,8 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
   refused_no_token = registry.counter(refused, refused_help, {{"reason", "no_token"}});
   refused_unknown_token = registry.counter(refused, refused_help, {{"reason", "unknown_token"}});
   refused_role = registry.counter(refused, refused_help, {{"reason", "role"}});
+  lines_left_out = registry.counter("centroid_server_log_lines_left_out_total",
+                                    "Lines about strangers that were too many.");
   dropped_handshakes = registry.counter(dropped, dropped_help, {{"reason", "handshakes"}});
   http.dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
 }

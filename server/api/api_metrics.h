@@ -20,7 +20,9 @@ class ApiMetrics {
   transport::HttpMeters http;
   metrics::Counter dropped_lagging;     ///< a stream of events behind the oldest retained event
   metrics::Counter audit_failures;      ///< entries that could not be written
+  metrics::Counter audit_left_out;      ///< refused requests, of callers with too many
   metrics::Counter dropped_handshakes;  ///< of TLS, from an address with too many
+  metrics::Counter lines_left_out;      ///< about strangers, in the log
   metrics::Gauge streams;               ///< open
   metrics::Gauge pending_bytes;         ///< of answers that clients have not read yet
   /// Refused requests: without a token, with an unknown one, or with one whose role is too low.

@@ -46,6 +46,10 @@ struct Running {
   bool is_abandoned = false;
 };
 
+std::string path_of(const HttpRequest& request) {
+  return request.target.substr(0, request.target.find('?'));
+}
+
 /// Prefix of request ids; another one for each start of the server.
 std::string draw_prefix() {
   char text[16];
@@ -74,6 +78,7 @@ struct ApiServer::Impl final : transport::HttpService {
         server(executor, *this, options, options.tls, "centroid", metrics.http) {}
 
   Task<HttpResponse> answer(HttpRequest request) override;
+  std::optional<HttpResponse> refuse_body(const HttpRequest& head) override;
   HttpResponse refuse(unsigned status, const std::string& detail, const std::string& path) override;
   bool may_shake_hands(const std::string& address) override;
 
@@ -94,6 +99,7 @@ struct ApiServer::Impl final : transport::HttpService {
   std::unique_ptr<TokenStore> tokens;
   std::unique_ptr<AuditLog> audit;
   RateTable rates, handshakes, logged_refusals;
+  transport::LineBudget lines;  ///< about strangers
   IdempotentCalls repeated{options.max_idempotency_keys, options.idempotency_lifetime};
   const IdempotentCalls::Act act = [this](Call call) { return run_bounded(std::move(call)); };
   bool is_tracing = false;
@@ -168,6 +174,25 @@ HttpResponse ApiServer::Impl::refuse(unsigned status, const std::string& detail,
   return make_problem(status, ErrorCode::kInvalidArgument, detail, path);
 }
 
+/// Nobody without a token has a body read: it would cost memory before anything is known of its
+/// sender.
+std::optional<HttpResponse> ApiServer::Impl::refuse_body(const HttpRequest& head) {
+  Admission admission = admit(policy, head);
+  if (admission.caller.role != Role::kAnyone) return std::nullopt;
+  if (auto refused = check_rate(head)) {
+    metrics.count(nullptr, refused->status, 0);
+    return refused;
+  }
+  if (!admission.response)  // of a probe, which is a GET
+    admission.response = make_problem(400, ErrorCode::kInvalidArgument,
+                                      head.method + " takes no body", path_of(head));
+  note_refusal(head, admission);
+  HttpResponse response = std::move(*admission.response);
+  response.fields.emplace_back("X-Request-Id", request_prefix + "-" + std::to_string(++requests));
+  metrics.count(admission.route, response.status, 0);
+  return response;
+}
+
 Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   const auto begun = centroid::now();
   if (auto refused = check_rate(request)) {
@@ -212,16 +237,24 @@ void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& 
                : metrics.refused_no_token)
       .add();
   const std::string client = client_of(request.address);
-  if (logged_refusals.take(client, centroid::now(), kRefusalsPerSecond) > Duration::zero()) return;
-  log::warn(
-      "api.refused",
-      {{"address", request.address},
-       {"method", request.method},
-       {"path", request.target.substr(0, std::min<std::size_t>(request.target.find('?'), 256))},
-       {"status", status},
-       {"why", is_role     ? "the token '" + admission.caller.name + "' may not"
-               : has_token ? std::string("the token is unknown or expired")
-                           : std::string("the request has no token")}});
+  const TimePoint now = centroid::now();
+  const bool is_due = logged_refusals.take(client, now, kRefusalsPerSecond) == Duration::zero();
+  if (!is_due) lines.leave_out();
+  const auto why = !is_due
+                       ? std::nullopt
+                       : lines.take(is_role ? "the token '" + admission.caller.name + "' may not"
+                                    : has_token ? "the token is unknown or expired"
+                                                : "the request has no token",
+                                    now);
+  if (!why) {
+    metrics.lines_left_out.add();
+    return;
+  }
+  log::warn("api.refused", {{"address", request.address},
+                            {"method", transport::shortened(request.method, 16)},
+                            {"path", transport::shortened(path_of(request), 128)},
+                            {"status", status},
+                            {"why", *why}});
 }
 
 /// Bound the memory of an answer while its client reads it; a stream ends with its token.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include <boost/asio/ip/address.hpp>
-
 namespace centroid::server {
 
 Duration RateTable::take(const std::string& client, TimePoint now, double per_second) {
@@ -29,19 +27,6 @@ Duration RateTable::take(const std::string& client, TimePoint now, double per_se
   }
   const std::chrono::duration<double> wait((1 - bucket.tokens) / per_second);
   return std::max(std::chrono::duration_cast<Duration>(wait), Duration(1));
-}
-
-std::string client_of(const std::string& address) {
-  std::string host = address.substr(0, address.rfind(':'));
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  boost::system::error_code failed;
-  const auto parsed = boost::asio::ip::make_address(host, failed);
-  if (failed || parsed.is_v4()) return host;
-  auto bytes = parsed.to_v6().to_bytes();
-  if (parsed.to_v6().is_v4_mapped())
-    return boost::asio::ip::make_address_v4(boost::asio::ip::v4_mapped, parsed.to_v6()).to_string();
-  std::fill(bytes.begin() + 8, bytes.end(), static_cast<unsigned char>(0));
-  return boost::asio::ip::address_v6(bytes).to_string() + "/64";
 }
 
 }  // namespace centroid::server

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "common/base/clock.h"
+#include "transport/stranger_budget.h"
 
 namespace centroid::server {
 
@@ -32,8 +33,6 @@ class RateTable {
   std::unordered_map<std::string, std::list<Bucket>::iterator> buckets_;
 };
 
-/// The client of a HOST:PORT: an address of IPv4, or a network of 64 bits of IPv6, which is what
-/// one customer has.
-std::string client_of(const std::string& address);
+using transport::client_of;
 
 }  // namespace centroid::server

@@ -67,6 +67,35 @@ TEST_F(ApiCallers, WhoDidWhatIsForThoseWhoMayReadTheAuditLog) {
   EXPECT_EQ(eyes.text.find("audit.recorded"), std::string::npos) << eyes.text;
 }
 
+TEST_F(ApiCallers, NoBodyIsReadBeforeTheTokenIsChecked) {
+  options.read_timeout = std::chrono::seconds(60);
+  start();
+  for (const std::string& fields : {std::string(), bearer("wrong")})
+    for (const char* length : {"Content-Length: 60000\r\n", "Transfer-Encoding: chunked\r\n"}) {
+      HttpClient client(port());
+      client.send("POST /v1/job:pause HTTP/1.1\r\nHost: localhost\r\n" + fields + kJson + length +
+                  "\r\n");  // not a byte of the body
+      const auto reply = client.receive();
+      ASSERT_TRUE(reply.has_value());
+      expect_problem(*reply, 401, "failed_precondition");
+      EXPECT_EQ(reply->fields.at("connection"), "close");
+      EXPECT_TRUE(reply->fields.contains("x-request-id"));
+      EXPECT_TRUE(client.wait_closed());
+    }
+  EXPECT_TRUE(shows("centroid_api_refused_total{reason=\"no_token\"} 2"));
+  EXPECT_TRUE(shows("centroid_api_refused_total{reason=\"unknown_token\"} 2"));
+  // Nor is that of a probe, which needs no token; a client that waits for leave hears the refusal.
+  HttpClient probe(port());
+  probe.send(
+      "GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n"
+      "Expect: 100-continue\r\n\r\n");
+  expect_problem(probe.receive().value_or(HttpReply()), 400, "invalid_argument", "takes no body");
+  // With a token it is read, and one without a body goes on with its connection.
+  HttpClient known(port());
+  EXPECT_EQ(known.request("POST", "/v1/job:pause").status, 401);
+  EXPECT_EQ(known.request("POST", "/v1/job:pause", bearer("operator") + kJson, "{}").status, 202);
+}
+
 TEST_F(ApiCallers, AStreamEndsWithItsToken) {
   options.heartbeat = std::chrono::milliseconds(50);
   start();

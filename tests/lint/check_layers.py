@@ -78,7 +78,7 @@ MAY["tests"] = list(MAY)
 # third-party header: the files (regular expressions) that may include it; the first pattern that matches decides
 HOMES = {
     r"boost/beast": r"transport/http/[^/]*",
-    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|(tls|http)/[^/]*)|server/api/rate_table\.cc",
+    r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|(tls|http)/[^/]*)",
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store|tables)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
     r"prometheus/": r"common/base/metrics\.cc",

@@ -33,8 +33,9 @@ std::string http_date() {
   return {text, size};
 }
 
-HttpRequest to_request(Parser::value_type message) {
+HttpRequest to_request(const HttpStream& stream, Parser::value_type message) {
   HttpRequest request;
+  request.address = stream.peer();
   request.method = std::string(message.method_string());
   request.target = std::string(message.target());
   request.version = message.version();
@@ -52,6 +53,9 @@ void refuse(HttpIncoming& incoming, const SystemError& ec, const std::string& fa
   if (ec == http::error::end_of_stream || ec == http::error::partial_message) return;
   if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
     with(431, "the request line and fields are larger than this server reads");
+  else if (ec == asio::error::no_memory)
+    with(431,
+         "the request line and fields are large, and those of others take all memory for such");
   else if (ec == http::error::body_limit)
     with(413, "the body is larger than this server reads");
   else if (ec == http::error::bad_version)
@@ -194,15 +198,16 @@ Task<SystemError> read_head(HttpStream& stream, const HttpLimits& limits, Parser
     }
     ec = http::error::buffer_overflow;
     if (bytes.size() >= most) co_return ec;
+    const bool has_room = bytes.size() < kReadBytes || stream.held.resize(bytes.size()).ok();
+    if (!has_room) co_return asio::error::no_memory;
     ec = co_await stream.read(std::min(kReadBytes, most - bytes.size()));
     if (ec) co_return ec;
   }
 }
 
-Task<SystemError> read_message(HttpStream& stream, const HttpLimits& limits, Parser& parser,
-                               std::string& fault) {
-  SystemError ec = co_await read_head(stream, limits, parser, fault);
-  if (ec || parser.is_done()) co_return ec;
+/// The body of a request whose fields have been read.
+Task<SystemError> read_body(HttpStream& stream, const HttpLimits& limits, Parser& parser) {
+  SystemError ec;
   const auto expect = parser.get()[http::field::expect];
   if (to_lower({expect.data(), expect.size()}) == "100-continue" && parser.get().version() >= 11) {
     std::array<Bytes, 1> parts = {as_bytes("HTTP/1.1 100 Continue\r\n\r\n")};
@@ -246,19 +251,25 @@ Task<bool> wait_for_request(HttpStream& stream, const HttpLimits& limits) {
   }
 }
 
-Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits) {
+Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits,
+                                HttpService& service) {
   HttpIncoming incoming;
   Parser parser;
   parser.header_limit(static_cast<std::uint32_t>(limits.header_limit_bytes));
   parser.body_limit(limits.body_limit_bytes);
   stream.expires_after(limits.read_timeout);
   std::string fault;
-  const SystemError ec = co_await read_message(stream, limits, parser, fault);
+  SystemError ec = co_await read_head(stream, limits, parser, fault);
+  (void)stream.held.resize(0);
+  if (!ec && !parser.is_done()) {
+    incoming.answer = service.refuse_body(to_request(stream, parser.get()));
+    if (!incoming.answer) ec = co_await read_body(stream, limits, parser);
+  }
   stream.expires_at(TimePoint::max());  // the answer may take its time
+  if (incoming.answer) co_return incoming;
   if (!ec) {
     incoming.keep_alive = parser.keep_alive();
-    incoming.request = to_request(parser.release());
-    incoming.request->address = stream.peer();
+    incoming.request = to_request(stream, parser.release());
     co_return incoming;
   }
   incoming.is_slow = ec == asio::error::timed_out;

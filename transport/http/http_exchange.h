@@ -12,8 +12,9 @@ namespace centroid::transport {
 /// Neither request nor refusal: the peer has left, or is too slow.
 struct HttpIncoming {
   std::optional<HttpRequest> request;
-  unsigned refused = 0;      ///< status for bytes that are no valid request; then close
-  std::string detail, path;  ///< why, and of which request
+  unsigned refused = 0;                ///< status for bytes that are no valid request; then close
+  std::string detail, path;            ///< why, and of which request
+  std::optional<HttpResponse> answer;  ///< of a request whose body was not read; then close
   bool keep_alive = false;
   bool is_slow = false;
 };
@@ -27,8 +28,9 @@ struct HttpFraming {
 
 /// Wait for the first byte of a request. False: the peer left, or stayed idle too long.
 Task<bool> wait_for_request(HttpStream& stream, const HttpLimits& limits);
-/// Read one complete request; bytes of the next one stay buffered.
-Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits);
+/// Read one complete request; bytes of the next one stay buffered. `service` decides on each body
+/// before it is read.
+Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits, HttpService& service);
 /// `name`: as in HttpServer.
 Task<HttpStream::ErrorCode> write_response(HttpStream& stream, HttpResponse response,
                                            HttpFraming framing, std::string name, Duration timeout);

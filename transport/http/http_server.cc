@@ -22,6 +22,7 @@ using Tcp = asio::ip::tcp;
 
 constexpr std::size_t kMaxRefusals = 32;  ///< answered at once; more are closed without an answer
 constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr std::uint64_t kLargeHeads = 16u << 20;  ///< bytes of requests beyond their first 4 KiB
 constexpr std::chrono::seconds kSlow{1};  ///< time of a request that others need not wait for
 
 /// `close` spares only a connection that is running a call or writing its answer.
@@ -72,6 +73,8 @@ struct HttpServer::Impl {
   Event changed;          ///< a connection ended
   std::list<Peer> peers;  ///< in the order of their arrival
   std::size_t refusals = 0;
+  LineBudget lines;
+  const std::shared_ptr<ByteBudget> heads = std::make_shared<ByteBudget>(kLargeHeads);
   bool is_stopping = false;  ///< nothing new is accepted
   Duration write_at_most = Duration::max();
 };
@@ -83,7 +86,8 @@ Task<void> HttpServer::Impl::accept_loop() {
     if (!ec) {
       take(std::move(socket));
     } else if (ec != asio::error::connection_aborted) {  // others must end first
-      log::warn("api.accept_failed", {{"error", ec.message()}});
+      if (const auto why = lines.take(ec.message(), centroid::now()))
+        log::warn("api.accept_failed", {{"error", *why}});
       if (!co_await sleep_until(centroid::now() + kAcceptPause)) co_return;
     }
   }
@@ -103,6 +107,7 @@ void HttpServer::Impl::take(Tcp::socket socket) {
   }
   if (tls) stream = tls->accepted(std::move(stream));
   const auto at = peers.emplace(peers.end(), std::move(stream));
+  at->stream.held = HeldBytes(heads);
   meters.connections.add(1);
   group.spawn(serve(at));
 }
@@ -150,14 +155,17 @@ Task<void> HttpServer::Impl::serve_requests(Peer& peer) {
     if (!has_begun || peer.is_dropped || is_stopping) co_return;
     peer.phase = Phase::kReading;
     peer.since = centroid::now();
-    auto incoming = co_await read_request(peer.stream, limits);
+    auto incoming = co_await read_request(peer.stream, limits, service);
     if (incoming.is_slow) meters.dropped_slow.add();
-    if (peer.is_dropped || (!incoming.request && incoming.refused == 0)) co_return;
+    const bool is_answered = incoming.refused != 0 || incoming.answer;
+    if (peer.is_dropped || (!incoming.request && !is_answered)) co_return;
     peer.phase = Phase::kBusy;
     peer.has_request = true;
     HttpResponse response;
     framing = HttpFraming();
-    if (incoming.refused != 0) {
+    if (incoming.answer) {
+      response = std::move(*incoming.answer);
+    } else if (incoming.refused != 0) {
       response = service.refuse(incoming.refused, incoming.detail, incoming.path);
     } else {
       framing.version = incoming.request->version;

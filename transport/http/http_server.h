@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,11 @@ class HttpService {
  public:
   virtual ~HttpService() = default;
   virtual Task<HttpResponse> answer(HttpRequest request) = 0;
+  /// Decide on a request by its line and fields, before its body is read. An answer: the body is
+  /// not read, and the connection ends.
+  virtual std::optional<HttpResponse> refuse_body(const HttpRequest& /*head*/) {
+    return std::nullopt;
+  }
   /// The answer to bytes that are no valid request for this server (400, 413, 431, 505), and to one
   /// connection too many (503).
   virtual HttpResponse refuse(unsigned status, const std::string& detail,

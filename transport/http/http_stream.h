@@ -6,6 +6,7 @@
 
 #include "common/async/task.h"
 #include "transport/byte_stream.h"
+#include "transport/stranger_budget.h"
 
 namespace centroid::transport {
 
@@ -35,6 +36,7 @@ class HttpStream {
   const std::string& peer() const { return peer_; }
 
   std::string buffer;
+  HeldBytes held;  ///< for a request whose sender is not known yet, beyond its first bytes
 
  private:
   struct Watch;

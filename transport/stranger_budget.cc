@@ -1,0 +1,93 @@
+#include "transport/stranger_budget.h"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_map>
+
+#include "common/base/refusal.h"
+
+namespace centroid::transport {
+
+bool ByteBudget::take(std::uint64_t bytes) {
+  if (used_ != 0 && bytes > limit_ - std::min(limit_, used_)) return false;
+  used_ += bytes;
+  return true;
+}
+
+Status HeldBytes::resize(std::uint64_t bytes) {
+  if (!budget_) return {};
+  if (bytes > bytes_ && !budget_->take(bytes - bytes_))
+    return Error(ErrorCode::kResourceExhausted,
+                 "no memory for a message of " + std::to_string(bytes) + " bytes: of " +
+                     std::to_string(budget_->limit()) + " for all that have not joined yet, " +
+                     std::to_string(budget_->used()) + " are taken: try again")
+        .with_refusal({NotReady{}});
+  if (bytes < bytes_) budget_->give_back(bytes_ - bytes);
+  bytes_ = bytes;
+  return {};
+}
+
+std::optional<std::string> LineBudget::take(std::string_view why, TimePoint now) {
+  const double passed = std::chrono::duration<double>(now - at_).count();
+  left_ = std::min(kBurst, left_ + std::max(passed, 0.0) * kPerSecond);
+  at_ = now;
+  if (left_ < 1) {
+    ++left_out_;
+    return std::nullopt;
+  }
+  left_ -= 1;
+  std::string text = shortened(why, kLineBytes);
+  if (left_out_ > 0) text += " (and " + grouped(left_out_) + " more, not logged)";
+  left_out_ = 0;
+  return text;
+}
+
+std::string shortened(std::string_view text, std::size_t most) {
+  if (text.size() <= most) return std::string(text);
+  return std::string(text.substr(0, most)) + "... (" + std::to_string(text.size()) + " bytes)";
+}
+
+std::string grouped(std::uint64_t count) {
+  std::string digits = std::to_string(count);
+  for (std::size_t at = digits.size(); at > 3;) digits.insert(at -= 3, 1, ',');
+  return digits;
+}
+
+StrangerPlaces::Arrival StrangerPlaces::arrive(const std::string& address) {
+  Arrival arrival;
+  if (!present_.empty() && present_.size() >= most_) {
+    arrival.displaced = victim();
+    leave(*arrival.displaced);
+  }
+  arrival.id = next_++;
+  present_.emplace(arrival.id, Stranger{client_of(address)});
+  return arrival;
+}
+
+void StrangerPlaces::greeted(Id id) {
+  const auto found = present_.find(id);
+  if (found == present_.end() || std::exchange(found->second.is_greeted, true)) return;
+  ++greeted_;
+}
+
+void StrangerPlaces::leave(Id id) {
+  const auto found = present_.find(id);
+  if (found == present_.end()) return;
+  if (found->second.is_greeted) --greeted_;
+  present_.erase(found);
+}
+
+StrangerPlaces::Id StrangerPlaces::victim() const {
+  const bool is_any = greeted_ == present_.size();
+  std::unordered_map<std::string_view, std::size_t> counts;
+  std::size_t most = 0;
+  for (const auto& [id, one] : present_)
+    if (is_any || !one.is_greeted) most = std::max(most, ++counts[one.address]);
+  const auto at = std::find_if(present_.begin(), present_.end(), [&](const auto& entry) {
+    const Stranger& one = entry.second;
+    return (is_any || !one.is_greeted) && counts[one.address] == most;
+  });
+  return at->first;
+}
+
+}  // namespace centroid::transport
