@@ -68,6 +68,12 @@ class FaultyConnection final : public Connection {
     co_return status;
   }
   void close(Error cause) noexcept override { inner_->close(std::move(cause)); }
+  void close_with(const OutFrame& last, Error cause) noexcept override {
+    inner_->close_with(last, std::move(cause));
+  }
+  void set_budget(std::shared_ptr<ByteBudget> budget) override {
+    inner_->set_budget(std::move(budget));
+  }
   void set_limits(const FrameLimits& limits) override { inner_->set_limits(limits); }
   FrameLimits limits() const override { return inner_->limits(); }
   std::string peer() const override { return inner_->peer(); }

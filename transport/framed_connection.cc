@@ -138,6 +138,10 @@ Task<Result<InFrame>> FramedConnection::read_header() {
   InFrame frame;
   frame.header = *header;
   frame_bytes_ += frame.header.head_bytes + frame.header.payload_bytes;
+  if (Status room = held_.resize(frame.header.head_bytes); !room.ok()) {
+    refused_ = std::move(room).error().with_context("from " + peer_);
+    co_return Error(*refused_);
+  }
   if (frame.header.head_bytes != 0) {
     frame.head.resize(frame.header.head_bytes);
     MutableBytes rest(frame.head);

@@ -8,6 +8,7 @@
 #include "common/async/timer.h"
 #include "transport/byte_stream.h"
 #include "transport/parking.h"
+#include "transport/stranger_budget.h"
 #include "transport/transport.h"
 
 namespace centroid::transport {
@@ -38,6 +39,10 @@ class FramedConnection final : public Connection {
   /// The effect of a bad wire or a dying peer on a frame; for make_faulty.
   Task<Status> write_damaged(const OutFrame& frame, Damage damage);
   void close(Error cause) noexcept override;
+  void close_with(const OutFrame& last, Error cause) noexcept override;
+  void set_budget(std::shared_ptr<ByteBudget> budget) override {
+    held_ = HeldBytes(std::move(budget));
+  }
   void set_limits(const FrameLimits& limits) override { limits_ = limits; }
   FrameLimits limits() const override { return limits_; }
   std::string peer() const override { return peer_; }
@@ -79,6 +84,7 @@ class FramedConnection final : public Connection {
 
   std::unique_ptr<ByteStream> stream_;
   FrameLimits limits_;
+  HeldBytes held_;  ///< the head of the last frame, while a budget counts it
   const std::chrono::milliseconds stall_timeout_;
   const std::string peer_;
   std::optional<Error> cause_;    ///< set once: closed

@@ -53,6 +53,17 @@ Task<Status> FramedConnection::write(const OutFrame& frame) {
   co_return sent;
 }
 
+void FramedConnection::close_with(const OutFrame& last, Error cause) noexcept {
+  const auto header = header_for(last);
+  if (header.ok() && !is_writing_) {
+    const auto raw = encode_header(*header);
+    const std::array<Bytes, 3> parts{Bytes(raw), last.head, last.payload};
+    const Moved moved = stream_->try_write(parts);  // a part of it is as good as none
+    traffic_.bytes_out += moved.bytes;
+  }
+  close(std::move(cause));
+}
+
 Task<Status> FramedConnection::write_damaged(const OutFrame& frame, Damage damage) {
   co_await asio::this_coro::throw_if_cancelled(false);
   CENTROID_CO_ASSIGN(const FrameHeader header, header_for(frame));

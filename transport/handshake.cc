@@ -5,6 +5,7 @@
 
 #include "common/base/refusal.h"
 #include "common/base/version.h"
+#include "transport/stranger_budget.h"
 
 namespace centroid::transport {
 namespace {
@@ -250,8 +251,9 @@ bool is_same_secret(std::string_view expected, std::string_view offered) {
 
 Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                             const std::string& address) {
+  constexpr std::size_t kShown = 64;
   const std::string who =
-      (theirs.name.empty() ? std::string("a peer") : theirs.name) + " at " + address;
+      (theirs.name.empty() ? "a peer" : shortened(theirs.name, kShown)) + " at " + address;
   const std::string here = ours.name.empty() ? "this server" : ours.name;
   Welcome out;
   out.version = std::min(ours.max_version, theirs.max_version);
@@ -270,8 +272,8 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                                                      (theirs.token.empty() ? "empty" : "another"));
   if (!ours.run_id.empty() && !theirs.run_id.empty() && ours.run_id != theirs.run_id)
     return Error(ErrorCode::kFailedPrecondition, "other run: " + here + " serves \"" + ours.run_id +
-                                                     "\", " + who + " asks for \"" + theirs.run_id +
-                                                     "\"");
+                                                     "\", " + who + " asks for \"" +
+                                                     shortened(theirs.run_id, kShown) + "\"");
   if (ours.manifest_hash != 0 && theirs.manifest_hash != 0 &&
       ours.manifest_hash != theirs.manifest_hash)
     return Error(ErrorCode::kFailedPrecondition,

@@ -51,6 +51,8 @@ struct TrafficCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0, frames_in = 0, frames_out = 0;
 };
 
+class ByteBudget;  // transport/stranger_budget.h
+
 /// The connection with one peer. Moves frames without interpreting them. All calls on the
 /// connection's executor (one thread or strand).
 ///
@@ -83,6 +85,11 @@ class Connection {
   /// stay valid. A peer that accepts nothing for `stall_timeout` ends the connection.
   virtual Task<Status> write(const OutFrame& frame) = 0;
   virtual void close(Error cause) noexcept = 0;
+  /// Close, after `last` where it can be sent without a wait: the peer may learn why.
+  virtual void close_with(const OutFrame& last, Error cause) noexcept = 0;
+  /// Count the heads of frames until another budget is set; nullptr: none. A frame for whose head
+  /// there is no room is refused as one over a limit.
+  virtual void set_budget(std::shared_ptr<ByteBudget> budget) = 0;
   virtual void set_limits(const FrameLimits& limits) = 0;
   virtual FrameLimits limits() const = 0;
   virtual std::string peer() const = 0;  ///< "127.0.0.1:40312"

@@ -28,6 +28,7 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       open(policy),
       waits(time, changed),
       journal(on),
+      strangers(transport::places_beside(settings.workers.max), registry),
       tasks(on) {
   job.run_id = settings.run_id;
 }
@@ -37,6 +38,7 @@ JobContext::~JobContext() = default;
 /// What looks at settings when it is told to; the rest looks at them between two rounds.
 void JobContext::settings_changed() {
   members.roster.set_limits(config.timeouts.lease, static_cast<std::size_t>(config.workers.max));
+  strangers.set_connections(transport::places_beside(config.workers.max));
   log::set_level(log::parse_level(config.log.level).value());
   commands.is_changed = true;
   changed.notify_all();

@@ -15,6 +15,7 @@
 #include "server/state/job_state.h"
 #include "server/state/job_totals.h"
 #include "server/store/journal.h"
+#include "transport/strangers.h"
 
 namespace centroid::server {
 
@@ -60,6 +61,7 @@ struct JobContext {
   std::shared_ptr<RestoreWanted> restore;  ///< a checkpoint that an operator wants back
   std::optional<proto::Finish> epilogue;   ///< what members hear that come when the rounds are over
   std::function<void()> on_settings;       ///< told when settings have changed
+  transport::Strangers strangers;          ///< at the port for workers
   TaskGroup tasks;
 };
 

@@ -186,21 +186,15 @@ Task<void> JobServer::accept_loop(transport::Listener& listener) {
     auto connection = co_await listener.accept();
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
-      log::warn("connection.accept_failed", {{"error", connection.error()}});
+      if (const auto why = ctx_.strangers.line(connection.error()))
+        log::warn("connection.accept_failed", {{"error", *why}});
       const TimePoint again = ctx_.clock.now() + std::chrono::milliseconds(100);
       const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
       if (!goes_on) co_return;
       continue;
     }
-    const std::size_t limit = ctx_.config.workers.max + 64;
-    if (ctx_.tasks.size() > limit) {
-      log::warn("connection.refused", {{"peer", connection.value()->peer()},
-                                       {"why", "too many connections"},
-                                       {"limit", limit}});
-      connection.value()->close(Error(ErrorCode::kResourceExhausted, "too many connections"));
-      continue;
-    }
-    ctx_.tasks.spawn(serve(std::move(connection).value()));
+    auto place = ctx_.strangers.admit(*connection.value());
+    ctx_.tasks.spawn(serve(std::move(connection).value(), std::move(place)));
   }
 }
 
@@ -210,39 +204,49 @@ namespace {
 /// the probes of platforms do. What FramedConnection says of more bytes or a failure ends
 /// otherwise.
 bool is_knock(const Error& error) {
+  if (error.code() == ErrorCode::kCancelled) return true;  // this server ends
   return error.code() == ErrorCode::kUnavailable &&
          error.message().ends_with(" closed the connection");
 }
 
 }  // namespace
 
-Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection) {
+Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection,
+                            std::unique_ptr<transport::Strangers::Place> place) {
   const std::string peer = connection->peer();
   auto accepted = co_await transport::Session::accept(std::move(connection), greeting(),
                                                       ctx_.clock.now() + std::chrono::seconds(5));
   if (!accepted.ok()) {
-    if (is_knock(accepted.error())) {
-      log::debug("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
-    } else {
-      ctx_.probe.handshake_refused();
-      log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
-    }
+    place.reset();  // its connection is gone
+    log_refused(peer, accepted.error());
     co_return;
   }
+  place->greeted();
   const auto session = std::move(accepted).value();
-  co_await serve(*session);
+  co_await serve(*session, *place);
   ctx_.changed.notify_all();  // nothing of it uses the state any more
 }
 
-Task<void> JobServer::serve(transport::Session& session) {
+void JobServer::log_refused(const std::string& peer, const Error& why) {
+  if (is_knock(why)) {
+    log::debug("connection.refused", {{"peer", peer}, {"why", why}});
+    return;
+  }
+  ctx_.probe.handshake_refused();
+  if (const auto text = ctx_.strangers.line(why))
+    log::warn("connection.refused", {{"peer", peer}, {"why", *text}});
+}
+
+Task<void> JobServer::serve(transport::Session& session, transport::Strangers::Place& place) {
   TaskGroup children(ctx_.executor);
-  PeerSession sink(ctx_, parts_, children);
+  PeerSession sink(ctx_, parts_, children, place);
   children.spawn(sink.expect_first_message(session));
   const Error cause = co_await session.run(sink);
   // What follows must happen even when this task was cancelled: others hold pointers to the
   // session.
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session.close(cause);
+  if (sink.is_unexplained()) log_refused(session.peer().address, cause);
   sink.ended(cause);
   children.cancel();
   co_await children.join();
@@ -269,6 +273,7 @@ Task<void> JobServer::watch_leases() {
       ctx_.probe.member_dead();
       parts_.member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
+    ctx_.strangers.show();
     parts_.rows.tick();
     parts_.shards.expire(ctx_.config.timeouts.lease);
     const std::size_t here = parts_.shards.present().size() + 1;

@@ -76,8 +76,10 @@ class JobServer final {
   Task<void> keep_last_state(Ending& ending);
   Task<void> close(transport::Listener& listener);
   Task<void> accept_loop(transport::Listener& listener);
-  Task<void> serve(std::unique_ptr<transport::Connection> connection);
-  Task<void> serve(transport::Session& session);
+  Task<void> serve(std::unique_ptr<transport::Connection> connection,
+                   std::unique_ptr<transport::Strangers::Place> place);
+  Task<void> serve(transport::Session& session, transport::Strangers::Place& place);
+  void log_refused(const std::string& peer, const Error& why);
   Task<void> watch_leases();
   Task<void> await_leaves();
   Task<void> finish_everybody(proto::FinishReason reason, std::string text);

@@ -17,9 +17,20 @@ using transport::Session;
 
 namespace {
 constexpr std::chrono::seconds kJoinTimeout{10};
+constexpr std::uint64_t kSlowestJoin = 1u << 20;  ///< bytes a second that a manifest must come with
+constexpr std::size_t kShownName = 64;
 constexpr auto kServerJoin = static_cast<std::uint16_t>(proto::ServersKind::kServerJoin);
 constexpr auto kKept = static_cast<std::uint16_t>(proto::AboutKind::kKept);
 }  // namespace
+
+PeerSession::PeerSession(JobContext& context, JobParts& parts, TaskGroup& tasks,
+                         transport::Strangers::Place& place)
+    : ctx_(context),
+      parts_(parts),
+      tasks_(tasks),
+      place_(place),
+      limit_(context.clock.now() + kJoinTimeout),
+      late_("no Join came within 10 s of the handshake") {}
 
 Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
   const auto kind = static_cast<Kind>(frame.header.kind);
@@ -42,6 +53,7 @@ Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
   }
   if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
     CENTROID_CO_TRY(is_legal);
+    CENTROID_CO_TRY(place_.admit_guest());
     if (!rows_) rows_.emplace(parts_.rows.sessions(), session);
     co_return co_await parts_.rows.on_frame(session, frame, *rows_);
   }
@@ -162,10 +174,13 @@ Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
 Task<Status> PeerSession::on_shard_frame(Session& session, InFrame frame) {
   if (shard_) co_return co_await parts_.shards.on_frame(session, std::move(frame), shard_);
   CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::ServerJoin>(frame.head));
+  CENTROID_CO_TRY(place_.admit_guest());
   std::shared_ptr<ShardGroup::Link> admitted;
   const auto terms = parts_.server_changes.admit_server(session, tasks_, join, admitted);
   if (!terms.ok()) {
-    log::warn("server.refused", {{"peer", session.peer().address}, {"why", terms.error()}});
+    is_refused_ = true;
+    if (const auto why = ctx_.strangers.line(terms.error()))
+      log::warn("server.refused", {{"peer", session.peer().address}, {"why", *why}});
     CENTROID_CO_TRY(co_await session.respond_error(frame.header, terms.error()));
     co_return terms.error();
   }
@@ -177,8 +192,10 @@ Task<Status> PeerSession::on_shard_frame(Session& session, InFrame frame) {
 }
 
 Status PeerSession::pull(Session& session, const InFrame& frame) {
-  if (std::exchange(is_pulling_, true))
+  if (is_pulling_)
     return Error(ErrorCode::kFailedPrecondition, "a session that pulls sends nothing else");
+  CENTROID_TRY(place_.admit_guest());
+  is_pulling_ = true;
   CENTROID_ASSIGN(auto wanted, proto::decode<proto::Pull>(frame.head));
   auto request = std::make_shared<Pulls::Request>();
   request->header = frame.header;
@@ -190,9 +207,19 @@ Status PeerSession::pull(Session& session, const InFrame& frame) {
 Task<Status> PeerSession::join(Session& session, InFrame frame) {
   auto message = proto::decode<proto::Join>(frame.head);
   if (!message.ok()) co_return std::move(message).error();
-  is_joining_ = true;
+  const std::uint64_t bytes = std::min(frame.header.payload_bytes, proto::kMaxManifestBytes);
+  transport::HeldBytes held(ctx_.strangers.bytes());
+  Status has_room = held.resize(bytes);
+  if (!has_room.ok()) co_return co_await refuse(session, frame.header, has_room.error());
+  const std::chrono::seconds time = kJoinTimeout + std::chrono::seconds(bytes / kSlowestJoin);
+  limit_ = ctx_.clock.now() + time;
+  late_ = "its Join of " + std::to_string(bytes) + " bytes did not come within " +
+          std::to_string(time.count()) + " s";
   CENTROID_CO_ASSIGN(message->manifest,
                      co_await read_manifest(session, frame.header.payload_bytes));
+  has_joined_ = true;
+  has_room = held.resize(memory_of(message->manifest));
+  if (!has_room.ok()) co_return co_await refuse(session, frame.header, has_room.error());
   co_await parts_.admission.await_state();
   Result<proto::JoinReply> admitted = proto::JoinReply();
   Status fits;
@@ -203,14 +230,8 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
     admitted = parts_.admission.admit(session, std::move(message).value());
   else
     admitted = fits.error();
-  if (!admitted.ok()) {
-    ctx_.probe.handshake_refused();
-    log::warn("member.refused", {{"peer", session.peer().address},
-                                 {"worker", session.peer().name},
-                                 {"why", admitted.error()}});
-    CENTROID_CO_TRY(co_await session.respond_error(frame.header, admitted.error()));
-    co_return std::move(admitted).error();
-  }
+  if (!admitted.ok()) co_return co_await refuse(session, frame.header, admitted.error());
+  place_.admit_member();
   link_ = ctx_.members.find(admitted->member);
   link_->tasks = &tasks_;
   const auto reply = proto::encode(admitted.value());
@@ -219,11 +240,26 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
   co_return Status();
 }
 
+Task<Status> PeerSession::refuse(Session& session, const transport::FrameHeader& request,
+                                 Error why) {
+  is_refused_ = true;
+  ctx_.probe.handshake_refused();
+  if (const auto text = ctx_.strangers.line(why))
+    log::warn("member.refused", {{"peer", session.peer().address},
+                                 {"worker", transport::shortened(session.peer().name, kShownName)},
+                                 {"why", *text}});
+  CENTROID_CO_TRY(co_await session.respond_error(request, why));
+  co_return why;
+}
+
 Task<void> PeerSession::expect_first_message(Session& session) const {
-  const TimePoint limit = ctx_.clock.now() + kJoinTimeout;
-  const bool in_time = co_await sleep_until(limit);  // lint-ok: a deadline
-  if (!in_time || is_known() || session.is_closed()) co_return;
-  const Error late(ErrorCode::kDeadlineExceeded, "no Join came within 10 s of the handshake");
+  while (!is_known() && !session.is_closed() && ctx_.clock.now() < limit_) {
+    const TimePoint limit = limit_;                    // a Join that has begun moves it
+    const bool in_time = co_await sleep_until(limit);  // lint-ok: a deadline
+    if (!in_time) co_return;
+  }
+  if (is_known() || session.is_closed()) co_return;
+  const Error late(ErrorCode::kDeadlineExceeded, late_);
   co_await session.goodbye(late);
 }
 

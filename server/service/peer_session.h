@@ -13,22 +13,25 @@ namespace centroid::server {
 /// one thread.
 class PeerSession final : public transport::FrameSink {
  public:
-  /// `tasks`: of the session, joined before it ends.
-  PeerSession(JobContext& context, JobParts& parts, TaskGroup& tasks)
-      : ctx_(context), parts_(parts), tasks_(tasks) {}
+  /// `tasks`: of the session, joined before it ends. `place`: of its connection.
+  PeerSession(JobContext& context, JobParts& parts, TaskGroup& tasks,
+              transport::Strangers::Place& place);
 
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
-  /// A session that says nothing is ended.
+  /// It ended before anybody knew who it was, and no line of the log says why.
+  bool is_unexplained() const { return !is_known() && !is_refused_; }
+  /// A session that says nothing, or whose first message takes too long, is ended.
   Task<void> expect_first_message(transport::Session& session) const;
   /// Whom it was has gone, with `cause`.
   void ended(const Error& cause);
 
  private:
-  /// A Join that is still coming in is the stall timeout's: its manifest may be long.
-  bool is_known() const { return link_ || rows_ || shard_ || is_joining_ || is_pulling_; }
+  bool is_known() const { return link_ || rows_ || shard_ || has_joined_ || is_pulling_; }
   Task<Status> on_shard_frame(transport::Session& session, transport::InFrame frame);
   Status pull(transport::Session& session, const transport::InFrame& frame);
   Task<Status> join(transport::Session& session, transport::InFrame frame);
+  Task<Status> refuse(transport::Session& session, const transport::FrameHeader& request,
+                      Error why);
   Task<Status> on_worker_frame(transport::Session& session, transport::InFrame frame);
   Task<Status> on_values(transport::Session& session, transport::InFrame frame);
   Status on_word(const transport::InFrame& frame);
@@ -39,7 +42,11 @@ class PeerSession final : public transport::FrameSink {
   JobParts& parts_;
   TaskGroup& tasks_;
   std::shared_ptr<Link> link_;  ///< a worker
-  bool is_joining_ = false, is_pulling_ = false;
+  transport::Strangers::Place& place_;
+  TimePoint limit_;          ///< of the first message
+  std::string late_;         ///< what did not come until then
+  bool has_joined_ = false;  ///< its Join is here
+  bool is_refused_ = false, is_pulling_ = false;
   std::optional<RowsSession> rows_;
   std::shared_ptr<ShardGroup::Link> shard_;
 };

@@ -14,6 +14,9 @@ inline std::uint64_t max_payload_bytes(std::uint64_t chunk_bytes) {
   return std::max(2 * chunk_bytes, proto::kMaxManifestBytes);
 }
 
+/// Bytes of memory of a decoded manifest.
+std::uint64_t memory_of(const Manifest& manifest);
+
 /// Read the payload of Join and Model, from a peer with a valid token.
 /// fails  invalid_argument: too long (checked before memory is allocated), or as decode_manifest
 Task<Result<Manifest>> read_manifest(transport::Session& session, std::uint64_t bytes);

@@ -183,6 +183,7 @@ Task<void> Shard::heartbeats(Session& session) {
     const auto head = proto::encode(now);
     (void)co_await session.send(report_kind, head, Bytes(), clock.now() + lease);
     rows_.tick();
+    context_.strangers.show();
   }
 }
 
@@ -230,17 +231,15 @@ Task<void> Shard::accept_loop(transport::Listener& listener) {
     auto connection = co_await listener.accept();
     if (!connection.ok()) {
       if (connection.error().code() == ErrorCode::kCancelled) co_return;
-      log::warn("connection.accept_failed", {{"error", connection.error()}});
+      if (const auto why = context_.strangers.line(connection.error()))
+        log::warn("connection.accept_failed", {{"error", *why}});
       const TimePoint again = context_.clock.now() + std::chrono::milliseconds(100);
       const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
       if (!goes_on) co_return;
       continue;
     }
-    if (tasks_.size() > context_.options.max_workers + 64) {
-      connection.value()->close(Error(ErrorCode::kResourceExhausted, "too many connections"));
-      continue;
-    }
-    tasks_.spawn(serve_worker(std::move(connection).value()));
+    auto place = context_.strangers.admit(*connection.value());
+    tasks_.spawn(serve_worker(std::move(connection).value(), std::move(place)));
   }
 }
 
@@ -254,7 +253,19 @@ Task<void> Shard::expect_enter(Session& session, const WorkerSink& sink) {
   co_await session.goodbye(late);
 }
 
-Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection) {
+void Shard::log_refused(const std::string& peer, const Error& why) {
+  // It only connects, or this server ends.
+  if (why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kCancelled) {
+    log::debug("connection.refused", {{"peer", peer}, {"why", why}});
+    return;
+  }
+  context_.probe.handshake_refused();
+  if (const auto text = context_.strangers.line(why))
+    log::warn("connection.refused", {{"peer", peer}, {"why", *text}});
+}
+
+Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection,
+                               std::unique_ptr<transport::Strangers::Place> place) {
   const std::string peer = connection->peer();
   if (!context_.leader.is_joined()) {
     connection->close(Error(ErrorCode::kUnavailable,
@@ -268,21 +279,19 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   auto accepted = co_await Session::accept(std::move(connection), std::move(ours),
                                            context_.clock.now() + kHandshake);
   if (!accepted.ok()) {
-    const bool is_probe = accepted.error().code() == ErrorCode::kUnavailable;  // it only connects
-    if (!is_probe) context_.probe.handshake_refused();
-    if (is_probe)
-      log::debug("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
-    else
-      log::warn("connection.refused", {{"peer", peer}, {"why", accepted.error()}});
+    place.reset();  // its connection is gone
+    log_refused(peer, accepted.error());
     co_return;
   }
+  place->greeted();
   const auto session = std::move(accepted).value();
   TaskGroup children(context_.executor);
-  WorkerSink sink(workers_, rows_, children);
+  WorkerSink sink(workers_, rows_, children, *place);
   children.spawn(expect_enter(*session, sink));
   const Error cause = co_await session->run(sink);
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   session->close(cause);
+  if (sink.is_unexplained()) log_refused(peer, cause);
   if (const auto& worker = sink.worker()) workers_.left(worker, cause);
   children.cancel();
   co_await children.join();

@@ -58,7 +58,9 @@ class Shard {
   // workers, and clients of rows
   Task<void> accept_loop(transport::Listener& listener);
   Task<void> expect_enter(transport::Session& session, const WorkerSink& sink);
-  Task<void> serve_worker(std::unique_ptr<transport::Connection> connection);
+  Task<void> serve_worker(std::unique_ptr<transport::Connection> connection,
+                          std::unique_ptr<transport::Strangers::Place> place);
+  void log_refused(const std::string& peer, const Error& why);
   transport::Greeting greeting() const;
 
   ShardContext context_;

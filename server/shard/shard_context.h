@@ -8,6 +8,7 @@
 #include "server/shard/shard_options.h"
 #include "server/shard/shard_probe.h"
 #include "server/shard/shard_progress.h"
+#include "transport/strangers.h"
 
 namespace centroid::server {
 
@@ -20,7 +21,8 @@ struct ShardContext {
         options(std::move(its_options)),
         clock(its_clock),
         probe(registry),
-        leader(its_executor) {}
+        leader(its_executor),
+        strangers(transport::places_beside(options.max_workers), registry) {}
 
   const Executor executor;
   const Executor files;  ///< its thread waits for the disk
@@ -30,6 +32,7 @@ struct ShardContext {
   Readiness readiness;
   LeaderLink leader;
   ShardProgress progress;
+  transport::Strangers strangers;  ///< at its port
 };
 
 }  // namespace centroid::server

@@ -68,7 +68,8 @@ Task<Result<std::shared_ptr<ShardWorkers::Worker>>> ShardWorkers::enter(transpor
       known.ok() ? admit(session, enter) : Result<std::shared_ptr<Worker>>(known.error());
   if (!entered.ok()) {
     session_ended(enter, entered.error());
-    log::warn("worker.refused", {{"peer", session.peer().address}, {"why", entered.error()}});
+    if (const auto why = context_.strangers.line(entered.error()))
+      log::warn("worker.refused", {{"peer", session.peer().address}, {"why", *why}});
     co_return entered;
   }
   entered.value()->tasks = &tasks;

@@ -36,6 +36,7 @@ Task<Status> WorkerSink::serve_rows(Session& session, const InFrame& frame) {
   if (!client_) {
     auto service = rows_.service();
     if (!service.ok()) co_return co_await session.respond_error(frame.header, service.error());
+    CENTROID_CO_TRY(place_.admit_guest());
     service_ = std::move(service).value();
     client_.emplace(service_->sessions(), session);
   }
@@ -46,9 +47,11 @@ Task<Status> WorkerSink::enter(Session& session, InFrame frame) {
   CENTROID_CO_ASSIGN(const auto message, proto::decode<proto::Enter>(frame.head));
   auto entered = co_await workers_.enter(session, tasks_, message);
   if (!entered.ok()) {
+    is_refused_ = true;
     CENTROID_CO_TRY(co_await session.respond_error(frame.header, entered.error()));
     co_return std::move(entered).error();
   }
+  place_.admit_member();
   worker_ = std::move(entered).value();
   co_return co_await session.respond(frame.header, Bytes());
 }

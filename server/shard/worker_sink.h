@@ -7,6 +7,7 @@
 #include "server/shard/shard_rows.h"
 #include "server/shard/shard_workers.h"
 #include "transport/session.h"
+#include "transport/strangers.h"
 
 namespace centroid::server {
 
@@ -16,9 +17,10 @@ namespace centroid::server {
 /// thread  one executor
 class WorkerSink final : public transport::FrameSink {
  public:
-  /// `tasks`: of the session
-  WorkerSink(ShardWorkers& workers, const ShardRows& rows, TaskGroup& tasks)
-      : workers_(workers), rows_(rows), tasks_(tasks) {}
+  /// `tasks`: of the session; `place`: of its connection
+  WorkerSink(ShardWorkers& workers, const ShardRows& rows, TaskGroup& tasks,
+             transport::Strangers::Place& place)
+      : workers_(workers), rows_(rows), tasks_(tasks), place_(place) {}
 
   Task<Status> on_frame(transport::Session& session, transport::InFrame frame) override;
 
@@ -27,6 +29,8 @@ class WorkerSink final : public transport::FrameSink {
   /// Whether the session belongs to a worker or a client of rows. The leader and RowsSessions
   /// detect dead ones.
   bool is_known() const { return worker_ || client_; }
+  /// It ended before anybody knew who it was, and no line of the log says why.
+  bool is_unexplained() const { return !is_known() && !is_refused_; }
 
  private:
   Task<Status> serve_rows(transport::Session& session, const transport::InFrame& frame);
@@ -35,6 +39,8 @@ class WorkerSink final : public transport::FrameSink {
   ShardWorkers& workers_;
   const ShardRows& rows_;
   TaskGroup& tasks_;
+  transport::Strangers::Place& place_;
+  bool is_refused_ = false;
   std::shared_ptr<ShardWorkers::Worker> worker_;
   std::shared_ptr<RowsService> service_;
   std::optional<RowsSession> client_;

@@ -9,4 +9,6 @@ if(CENTROID_TESTS AND NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
     SOURCES simulation/simulation_test.cc simulation/job.cc simulation/ledger.cc simulation/plan.cc simulation/machine.cc simulation/programs.cc
             simulation/server_program.cc simulation/etcd.cc
     DEPS centroid_test_world centroid::memory_storage centroid::service centroid::election centroid::shard centroid::trainer centroid::rows_client)
+  centroid_test(strangers_test LABEL simulation SOURCES simulation/strangers_test.cc
+    DEPS centroid_test_world centroid::memory_storage centroid::service)
 endif()

@@ -1,0 +1,100 @@
+#include "transport/strangers.h"
+
+#include <utility>
+
+#include "common/base/clock.h"
+#include "transport/session.h"
+
+namespace centroid::transport {
+
+Strangers::Strangers(std::size_t connections, metrics::Registry& r)
+    : most_(connections),
+      places_(connections),
+      strangers_gauge_(
+          r.gauge("centroid_server_strangers", "Connections that have not joined yet.")),
+      guests_gauge_(
+          r.gauge("centroid_server_guests", "Clients of tables, readers and shard servers.")),
+      bytes_gauge_(r.gauge("centroid_server_stranger_bytes", "Memory for messages of strangers.")),
+      displaced_(r.counter("centroid_server_strangers_displaced_total",
+                           "Strangers closed for newer ones.")),
+      guests_refused_(r.counter("centroid_server_guests_refused_total",
+                                "Guests refused, for there were too many.")),
+      lines_left_out_(r.counter("centroid_server_log_lines_left_out_total",
+                                "Lines about strangers that were too many.")) {}
+
+void Strangers::set_connections(std::size_t most) {
+  most_ = most;
+  places_.set_most(most);
+}
+
+std::unique_ptr<Strangers::Place> Strangers::admit(Connection& connection) {
+  const auto arrival = places_.arrive(connection.peer());
+  if (arrival.displaced) displace(*by_id_.at(*arrival.displaced));
+  connection.set_budget(bytes_);
+  auto place = std::make_unique<Place>(*this, connection, arrival.id);
+  by_id_.emplace(arrival.id, place.get());
+  return place;
+}
+
+void Strangers::displace(Place& place) {
+  displaced_.add();
+  const Error why(ErrorCode::kResourceExhausted,
+                  "closed for a newer connection: all " + std::to_string(most_) +
+                      " places of connections that have not joined are taken; try again");
+  const auto head = encode_error(why);
+  OutFrame frame;
+  frame.kind = place.is_greeted_ ? kGoodbye : kHelloReply;
+  if (!place.is_greeted_) frame.flags = kFlagResponse | kFlagError;
+  frame.head = head;
+  place.connection_.close_with(frame, why);
+  place.leave();
+}
+
+std::optional<std::string> Strangers::line(const Error& why) {
+  auto text = lines_.take(why.to_string(), centroid::now());
+  if (!text) lines_left_out_.add();
+  return text;
+}
+
+void Strangers::show() const {
+  strangers_gauge_.set(static_cast<double>(places_.size()));
+  guests_gauge_.set(static_cast<double>(guests_));
+  bytes_gauge_.set(static_cast<double>(bytes_->used()));
+}
+
+Strangers::Place::~Place() {
+  if (is_stranger_) {
+    all_.places_.leave(id_);
+    all_.by_id_.erase(id_);
+  }
+  if (is_guest_) --all_.guests_;
+}
+
+void Strangers::Place::leave() {
+  if (!std::exchange(is_stranger_, false)) return;
+  all_.places_.leave(id_);
+  all_.by_id_.erase(id_);
+  connection_.set_budget(nullptr);
+}
+
+void Strangers::Place::greeted() {
+  is_greeted_ = true;
+  all_.places_.greeted(id_);
+}
+
+Status Strangers::Place::admit_guest() {
+  if (is_guest_) return {};
+  if (all_.guests_ >= all_.most_) {
+    all_.guests_refused_.add();
+    return Error(ErrorCode::kResourceExhausted,
+                 "there are " + std::to_string(all_.guests_) +
+                     " clients of tables, readers and shard servers, as many as there may be "
+                     "(max_workers + 64): try again");
+  }
+  ++all_.guests_;
+  is_guest_ = true;
+  leave();
+  return {};
+}
+
+}  // namespace centroid::transport

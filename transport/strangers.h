@@ -1,0 +1,79 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/metrics.h"
+#include "transport/stranger_budget.h"
+#include "transport/transport.h"
+
+namespace centroid::transport {
+
+/// Connections of each kind beside the workers': strangers, and guests.
+inline std::size_t places_beside(std::uint64_t max_workers) {
+  return static_cast<std::size_t>(max_workers) + 64;
+}
+
+/// What the peers of one listener may use of a server before it knows who they are: connections,
+/// memory, lines of the log.
+///
+/// thread  one executor
+class Strangers {
+ public:
+  static constexpr std::uint64_t kMessageBytes = 64u << 20;
+
+  /// So many connections of strangers, and so many of guests.
+  Strangers(std::size_t connections, metrics::Registry& registry);
+  void set_connections(std::size_t most);
+
+  /// The place of one connection among all. Destroyed with its connection, nothing else in between.
+  class Place {
+   public:
+    Place(Strangers& all, Connection& connection, StrangerPlaces::Id id)
+        : all_(all), connection_(connection), id_(id) {}
+    ~Place();
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+
+    /// The handshake is done.
+    void greeted();
+    /// It is a worker, of which others count how many there may be.
+    void admit_member() { leave(); }
+    /// It is known, and no worker.
+    /// fails  resource_exhausted: there are as many guests as there may be
+    Status admit_guest();
+
+   private:
+    friend class Strangers;
+    void leave();
+    Strangers& all_;
+    Connection& connection_;
+    const StrangerPlaces::Id id_;
+    bool is_greeted_ = false, is_stranger_ = true, is_guest_ = false;
+  };
+  /// A place for a new connection. If there is none, another connection is closed for it, whose
+  /// peer is told.
+  std::unique_ptr<Place> admit(Connection& connection);
+
+  const std::shared_ptr<ByteBudget>& bytes() const { return bytes_; }
+  /// Text of a line of the log about a stranger; nothing: the line is left out.
+  std::optional<std::string> line(const Error& why);
+  /// For a scrape.
+  void show() const;
+
+ private:
+  void displace(Place& place);
+
+  std::size_t most_;
+  StrangerPlaces places_;
+  std::map<StrangerPlaces::Id, Place*> by_id_;
+  const std::shared_ptr<ByteBudget> bytes_ = std::make_shared<ByteBudget>(kMessageBytes);
+  LineBudget lines_;
+  std::size_t guests_ = 0;
+  const metrics::Gauge strangers_gauge_, guests_gauge_, bytes_gauge_;
+  const metrics::Counter displaced_, guests_refused_, lines_left_out_;
+};
+
+}  // namespace centroid::transport
