@@ -9,12 +9,14 @@
 #include "server/api/schema.h"
 #include "server/tokens/file_lock.h"
 #include "server/tokens/private_file.h"
+#include "transport/stranger_budget.h"
 
 namespace centroid::server {
 
 namespace {
 
 constexpr std::size_t kKept = 1000, kMaxBody = 1024, kMaxLine = 64 * 1024;
+constexpr std::size_t kMaxMethod = 16, kMaxPath = 256, kMaxOutcome = 1024;
 constexpr int kOldFiles = 4;
 
 std::string line_of(const AuditEntry& entry) {
@@ -103,28 +105,38 @@ View<AuditEntry> describe(const AuditEntry*) {
 }
 
 AuditLog::AuditLog(std::string path, std::string server, std::uint64_t rotate_bytes)
-    : path_(std::move(path)), server_(std::move(server)), rotate_bytes_(rotate_bytes) {}
+    : server_(std::move(server)), rotate_bytes_(rotate_bytes) {
+  const std::string stem = path.substr(0, path.rfind('.'));
+  if (!path.empty()) refused_.path = stem + "-refused" + path.substr(stem.size());
+  changes_.path = std::move(path);
+}
 
 Result<std::unique_ptr<AuditLog>> AuditLog::open(std::string path, std::string server,
                                                  std::uint64_t rotate_bytes) {
   std::unique_ptr<AuditLog> log(new AuditLog(std::move(path), std::move(server), rotate_bytes));
-  if (log->path_.empty()) return log;
-  const auto file = file::open_to_append(log->path_, kPrivateMode);
-  if (!file.ok()) return failure(log->path_, "cannot be written", file.error());
-  log->read_file(old_file(log->path_, 1), 0);
+  const std::string& file = log->changes_.path;
+  if (file.empty()) return log;
+  const auto opened = file::open_to_append(file, kPrivateMode);
+  if (!opened.ok()) return failure(file, "cannot be written", opened.error());
+  for (Kind* const kind : {&log->changes_, &log->refused_})
+    log->read_file(*kind, old_file(kind->path, 1), 0);
   CENTROID_TRY(log->read_on());
   return log;
 }
 
-void AuditLog::remember(AuditEntry entry) {
-  next_ = std::max(next_, entry.number + 1);
-  const std::scoped_lock lock(mutex_);
-  entries_.push_back(std::move(entry));
-  if (entries_.size() > kKept) entries_.pop_front();
+AuditLog::Kind& AuditLog::kind_of(const AuditEntry& entry) {
+  return entry.status < 400 ? changes_ : refused_;
 }
 
-/// Read the complete lines of a file from `from` on; `file_` and `read_` are the new position.
-void AuditLog::read_file(const std::string& path, std::uint64_t from) {
+void AuditLog::remember(Kind& kind, AuditEntry entry) {
+  next_ = std::max(next_, entry.number + 1);
+  const std::scoped_lock lock(mutex_);
+  kind.entries.push_back(std::move(entry));
+  if (kind.entries.size() > kKept) kind.entries.pop_front();
+}
+
+/// Read the complete lines of a file from `from` on, which is the new position.
+void AuditLog::read_file(Kind& kind, const std::string& path, std::uint64_t from) {
   const auto tail = read_tail(path, from);
   if (!tail.ok()) return;
   std::string_view left = tail->text;
@@ -133,51 +145,54 @@ void AuditLog::read_file(const std::string& path, std::uint64_t from) {
     const std::string line(left.substr(0, end));
     left.remove_prefix(end + 1);
     AuditEntry entry;
-    if (line.size() <= kMaxLine && parse(line, entry)) remember(std::move(entry));
+    if (line.size() <= kMaxLine && parse(line, entry)) remember(kind, std::move(entry));
   }
-  file_ = tail->inode;
-  read_ = from + (tail->text.size() - left.size());
+  kind.file = tail->inode;
+  kind.read = from + (tail->text.size() - left.size());
 }
 
 /// Read what was written since, also to files that have been rotated away.
 Status AuditLog::read_on() {
-  const auto found = inode_of(path_);
-  if (!found.ok()) return failure(path_, "cannot be read", found.error());
+  CENTROID_TRY(read_on(refused_));
+  return read_on(changes_);
+}
+
+Status AuditLog::read_on(Kind& kind) {
+  const auto found = inode_of(kind.path);
+  if (!found.ok()) return failure(kind.path, "cannot be read", found.error());
   const std::uint64_t now = *found;
   if (now == 0) return {};
-  if (file_ != 0 && file_ != now) {
+  if (kind.file != 0 && kind.file != now) {
     int number = 1;
-    while (number <= kOldFiles && !is_inode_of(old_file(path_, number), file_)) ++number;
-    if (number <= kOldFiles) read_file(old_file(path_, number), read_);
+    while (number <= kOldFiles && !is_inode_of(old_file(kind.path, number), kind.file)) ++number;
+    if (number <= kOldFiles) read_file(kind, old_file(kind.path, number), kind.read);
     for (int newer = std::min(number, kOldFiles + 1) - 1; newer >= 1; --newer)
-      read_file(old_file(path_, newer), 0);
+      read_file(kind, old_file(kind.path, newer), 0);
   }
-  read_file(path_, file_ == now ? read_ : 0);
+  read_file(kind, kind.path, kind.file == now ? kind.read : 0);
   return {};
 }
 
-void AuditLog::rotate() {
-  for (int number = kOldFiles - 1; number >= 0; --number)
-    (void)file::rename(old_file(path_, number), old_file(path_, number + 1));
-}
-
-Status AuditLog::write(const std::string& line, bool may_rotate) {
-  const auto before = file::attributes_of(path_);
+Status AuditLog::write(const Kind& kind, const std::string& line, bool may_rotate) {
+  const std::string& path = kind.path;
+  const auto before = file::attributes_of(path);
   const std::uint64_t bytes = before.ok() && *before ? (*before)->bytes : 0;
-  if (may_rotate && bytes > 0 && bytes + line.size() > rotate_bytes_) rotate();
+  if (may_rotate && bytes > 0 && bytes + line.size() > rotate_bytes_) {
+    for (int number = kOldFiles - 1; number >= 0; --number)
+      (void)file::rename(old_file(path, number), old_file(path, number + 1));
+  }
   const auto append_line = [&]() -> Status {
-    CENTROID_ASSIGN(const file::Descriptor file, file::open_to_append(path_, kPrivateMode));
-    CENTROID_ASSIGN(const std::uint64_t end, file::size_of(file, path_));
+    CENTROID_ASSIGN(const file::Descriptor file, file::open_to_append(path, kPrivateMode));
+    CENTROID_ASSIGN(const std::uint64_t end, file::size_of(file, path));
     char last = '\n';  // a line that a crash or a full disk cut short stays separate
     if (end > 0)
-      CENTROID_TRY(
-          file::read_at(file, path_, end - 1, std::as_writable_bytes(std::span(&last, 1))));
+      CENTROID_TRY(file::read_at(file, path, end - 1, std::as_writable_bytes(std::span(&last, 1))));
     const std::string text = last == '\n' ? line : "\n" + line;
-    CENTROID_TRY(file::write_all(file, path_, std::as_bytes(std::span(text))));
-    return file::sync_data(file, path_);
+    CENTROID_TRY(file::write_all(file, path, std::as_bytes(std::span(text))));
+    return file::sync_data(file, path);
   };
   const Status appended = append_line();
-  if (!appended.ok()) return failure(path_, "cannot be written", appended.error());
+  if (!appended.ok()) return failure(path, "cannot be written", appended.error());
   return {};
 }
 
@@ -185,36 +200,46 @@ Status AuditLog::append(AuditEntry entry, bool is_patient) {
   const std::scoped_lock file(file_mutex_);
   entry.server = server_;
   if (entry.body.size() > kMaxBody) entry.body.resize(kMaxBody);
+  entry.method = transport::shortened(entry.method, kMaxMethod);
+  entry.path = transport::shortened(entry.path, kMaxPath);
+  entry.outcome = transport::shortened(entry.outcome, kMaxOutcome);
+  Kind& kind = kind_of(entry);
   std::optional<FileLock> lock;
   Status written;
-  if (!path_.empty()) {
-    auto taken = FileLock::try_take(path_ + ".lock");
+  if (!kind.path.empty()) {
+    const std::string lock_path = changes_.path + ".lock";
+    auto taken = FileLock::try_take(lock_path);
     if (!taken.ok()) written = taken.error();
     if (taken.ok() && *taken) lock.emplace(std::move(**taken));
     if (taken.ok() && !lock && is_patient)
-      return Error(ErrorCode::kAborted, "audit log: another server has locked " + path_ + ".lock");
+      return Error(ErrorCode::kAborted, "audit log: another server has locked " + lock_path);
     const Status seen = read_on();  // numbers continue those of others
     if (written.ok()) written = seen;
   }
   entry.number = next_;
   // Without the lock the line is still written: it is worth more than its number.
-  if (!path_.empty()) {
-    const Status line = write(line_of(entry), lock.has_value());
+  if (!kind.path.empty()) {
+    const Status line = write(kind, line_of(entry), lock.has_value());
     if (line.ok()) (void)read_on();
     if (!line.ok()) written = line;
   }
-  if (next_ == entry.number) remember(std::move(entry));  // not read back
+  if (next_ == entry.number) remember(kind, std::move(entry));  // not read back
   return written;
 }
 
 Status AuditLog::refresh() {
   const std::scoped_lock lock(file_mutex_);
-  return path_.empty() ? Status() : read_on();
+  return changes_.path.empty() ? Status() : read_on();
 }
 
 std::vector<AuditEntry> AuditLog::newest_first() const {
   const std::scoped_lock lock(mutex_);
-  return {entries_.rbegin(), entries_.rend()};
+  std::vector<AuditEntry> all(changes_.entries.rbegin(), changes_.entries.rend());
+  const auto middle = static_cast<std::ptrdiff_t>(all.size());
+  all.insert(all.end(), refused_.entries.rbegin(), refused_.entries.rend());
+  std::inplace_merge(all.begin(), all.begin() + middle, all.end(),
+                     [](const AuditEntry& a, const AuditEntry& b) { return a.number > b.number; });
+  return all;
 }
 
 }  // namespace centroid::server

@@ -19,7 +19,7 @@ struct AuditEntry {
   std::uint64_t number = 0;  ///< grows by one, also over restarts
   double unix_seconds = 0;
   std::string who, role, address;  ///< name of the token, not the token; host:port
-  /// As sent, except values of refused settings; the body cut to 1 KiB.
+  /// As sent, except values of refused settings; all are shortened, the body to 1 KiB.
   std::string method, path, body;
   std::string request_id;
   unsigned status = 0;
@@ -28,13 +28,15 @@ struct AuditEntry {
 };
 View<AuditEntry> describe(const AuditEntry*);
 
-/// Changes in a file of JSON lines, append-only and synced after each line. At `rotate_bytes` it
-/// becomes FILE.1, that FILE.2 and so on up to FILE.4. Several servers may share one file: each
-/// appends under a lock (FILE.lock), after the lines of others, so that numbers and lines are in
-/// one order.
+/// Changes in a file of JSON lines, append-only and synced after each line, and refused requests in
+/// another (audit-refused.jsonl beside audit.jsonl): so nobody's refused requests displace a
+/// change. At `rotate_bytes` a file becomes FILE.1, that FILE.2 and so on up to FILE.4. Several
+/// servers may share the files: each appends under a lock (FILE.lock), after the lines of others,
+/// so that numbers and lines are in one order.
 ///
 /// thread  any; all but `newest_first` wait for the disk
-/// bounds  five files; the newest 1000 entries in memory, read back at the start
+/// bounds  five files of each kind; the newest 1000 entries of each in memory, read back at the
+///         start
 class AuditLog {
  public:
   /// `path` empty: in memory only. `server` is recorded in its entries.
@@ -53,19 +55,25 @@ class AuditLog {
 
  private:
   AuditLog(std::string path, std::string server, std::uint64_t rotate_bytes);
-  Status write(const std::string& line, bool may_rotate);
+  /// The files of one kind of entries.
+  struct Kind {
+    std::string path;
+    std::uint64_t file = 0, read = 0;  ///< inode of the last file read, and position
+    std::deque<AuditEntry> entries;
+  };
+  Kind& kind_of(const AuditEntry& entry);
+  Status write(const Kind& kind, const std::string& line, bool may_rotate);
   Status read_on();
-  void read_file(const std::string& path, std::uint64_t from);
-  void rotate();
-  void remember(AuditEntry entry);
+  Status read_on(Kind& kind);
+  void read_file(Kind& kind, const std::string& path, std::uint64_t from);
+  void remember(Kind& kind, AuditEntry entry);
 
-  const std::string path_, server_;
+  const std::string server_;
   const std::uint64_t rotate_bytes_;
   std::mutex file_mutex_;  ///< held during file operations
   std::uint64_t next_ = 1;
-  std::uint64_t file_ = 0, read_ = 0;  ///< inode of the last file read, and position
-  mutable std::mutex mutex_;           ///< held briefly
-  std::deque<AuditEntry> entries_;
+  mutable std::mutex mutex_;  ///< of the entries; held briefly
+  Kind changes_, refused_;
 };
 
 }  // namespace centroid::server

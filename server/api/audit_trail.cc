@@ -13,7 +13,7 @@ namespace centroid::server {
 namespace {
 
 constexpr std::chrono::seconds kPatience{1};
-constexpr std::size_t kMaxWriting = 1000;
+constexpr std::size_t kMaxWriting = 1000, kMaxCallers = 1000;
 
 /// The detail of a problem, or "ok".
 std::string outcome_of(const HttpResponse& response) {
@@ -51,17 +51,27 @@ AuditTrail::AuditTrail(Executor executor, TaskGroup& group, Executor blocking, A
 
 Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id,
                               HttpResponse response) {
+  std::string outcome = outcome_of(response);
+  if (response.status >= 400) {
+    if (refused_.size() >= kMaxCallers && !refused_.contains(caller.name)) refused_.clear();
+    auto text = refused_[caller.name].take(outcome, centroid::now());
+    if (!text) {
+      metrics_.audit_left_out.add();
+      co_return;
+    }
+    outcome = std::move(*text);
+  }
   AuditEntry entry;
   entry.unix_seconds = SystemClock().unix_seconds();
   entry.who = caller.name;
   entry.role = to_string(caller.role);
   entry.address = request.address;
-  entry.method = request.method;
-  entry.path = request.target;
+  entry.method = transport::shortened(request.method, 16);
+  entry.path = transport::shortened(request.target, 256);
   entry.body = body_of(request, response);
   entry.request_id = id;
   entry.status = response.status;
-  entry.outcome = outcome_of(response);
+  entry.outcome = std::move(outcome);
   tell(feed_.events(), log::Level::kInfo, "audit.recorded",
        {{"who", entry.who},
         {"role", entry.role},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -10,10 +11,12 @@
 #include "server/api/event_feed.h"
 #include "server/api/http.h"
 #include "server/api/routes.h"
+#include "transport/stranger_budget.h"
 
 namespace centroid::server {
 
-/// Records every requested change in the audit log and the events.
+/// Records every requested change in the audit log and the events; of one caller's refused requests
+/// a few at once and then one a second, which says how many were left out.
 ///
 /// thread  the server's executor; `group` is joined before this is destroyed
 /// bounds  an answer waits at most a second for its line, while fewer than 1000 lines are pending
@@ -34,6 +37,7 @@ class AuditTrail {
   AuditLog& log_;
   EventFeed& feed_;
   ApiMetrics& metrics_;
+  std::map<std::string, transport::LineBudget> refused_;  ///< by caller's name
   std::size_t writing_ = 0;
   Event written_;
 };

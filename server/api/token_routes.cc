@@ -168,11 +168,12 @@ std::vector<Route> token_routes() {
        .handler = list_audit,
        .role = Role::kAdmin,
        .summary = "The requested changes and their callers, newest first",
-       .description = "The newest 1000; the files audit.jsonl in the server's run_dir have more.",
-       .answer = page<AuditEntry>("entries",
-                                  "The newest 1000 changes in pages; the files audit.jsonl in the "
-                                  "server's run_dir have more.",
-                                  "AuditList", "Changes, newest first."),
+       .description =
+           "The newest 1000 changes and refused requests each; the files audit.jsonl and "
+           "audit-refused.jsonl in run_dir have more.",
+       .answer =
+           page<AuditEntry>("entries", "The newest 1000 changes and refused requests in pages.",
+                            "AuditList", "Changes, newest first."),
        .limit = 100},
   };
 }

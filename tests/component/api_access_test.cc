@@ -277,6 +277,49 @@ TEST(Audit, FilesAreBounded) {
   EXPECT_EQ(log->newest_first().front().number, 21U) << "numbers go on";
 }
 
+TEST(Audit, RefusedRequestsDisplaceNoChange) {
+  TemporaryDirectory folder;
+  const std::string path = (folder.path() / "audit.jsonl").string();
+  const auto is_there = [](const server::AuditLog& log) {
+    const auto all = log.newest_first();
+    return std::ranges::count(all, 202U, &server::AuditEntry::status) == 1 &&
+           all.back().number == 1;
+  };
+  {
+    const auto log = server::AuditLog::open(path, "", 4000).value();
+    server::AuditEntry act;
+    act.status = 202;
+    ASSERT_TRUE(log->append(act).ok());
+    server::AuditEntry noise;
+    noise.status = 403;
+    noise.path = std::string(8000, 'x');
+    noise.outcome = std::string(8000, 'y');
+    for (int i = 0; i < 1200; ++i) ASSERT_TRUE(log->append(noise).ok());
+    EXPECT_TRUE(is_there(*log));
+    EXPECT_EQ(log->newest_first().front().number, 1201U);
+    EXPECT_LT(log->newest_first().front().path.size(), 300U);
+    EXPECT_LT(log->newest_first().front().outcome.size(), 1100U);
+  }
+  EXPECT_TRUE(is_there(*server::AuditLog::open(path, "", 4000).value())) << "also on the disk";
+}
+
+TEST_F(ApiTokens, OneCallersRefusedRequestsAreCountedNotAllRecorded) {
+  start();
+  const std::string viewer = make("eyes", "viewer"), other = make("more", "viewer");
+  for (int i = 0; i < 200; ++i)
+    EXPECT_EQ(status_of("POST", ("/v1/job:pause?" + std::to_string(i)).c_str(), viewer), 403);
+  EXPECT_EQ(status_of("POST", "/v1/job:pause", other), 403);
+  const auto of = [this](const std::string& who) {
+    std::size_t count = 0;
+    const Json page = Json::parse(request("GET", "/v1/audit?limit=1000", bearer("operator")).body);
+    for (const Json& entry : page["entries"]) count += entry["who"] == who ? 1 : 0;
+    return count;
+  };
+  EXPECT_LT(of("eyes"), 150U);
+  EXPECT_EQ(of("more"), 1U) << "each has a budget of its own";
+  EXPECT_EQ(of("api.token"), 2U) << "changes are all there";
+}
+
 /// Each thread is a server of its own.
 TEST(Audit, ServersWithOneFileWriteOneLog) {
   constexpr std::uint64_t kServers = 3, kEach = 40;
