@@ -40,17 +40,20 @@ bool Checkpointer::is_checkpoint_due() const {
       (table_servers_ && table_servers_->journal_wants_checkpoint(config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
   if (is_long && !use_.is_writing && since >= kRowsPause) return true;
-  if (epoch_checkpoint_due_ && !use_.is_writing && needs_checkpoint()) return true;
+  if ((epoch_checkpoint_due_ || is_postponed_) && !use_.is_writing && needs_checkpoint())
+    return true;
   return config_.checkpoint.interval.count() > 0 && !use_.is_writing && needs_checkpoint() &&
          since >= config_.checkpoint.interval;
 }
 
-/// What checkpoint.every_rounds and every_epochs call for. The end of an epoch comes seldom: where
-/// its checkpoint cannot begin now, for another one is being written, it does as soon as it can.
+/// What checkpoint.every_rounds and every_epochs call for. A checkpoint that cannot begin now, for
+/// another one is being written, begins behind that one. The end of an epoch comes seldom: then the
+/// other one does not rest.
 void Checkpointer::checkpoint_behind_round() {
   const std::uint64_t every = config_.checkpoint.every_rounds;
   if (epoch_checkpoint_due_) (void)disk_.hurried();
   const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
+  if (is_due && use_.is_writing) is_postponed_ = true;
   if (is_due && needs_checkpoint() && !use_.is_writing && !data_.goal_reached())
     tasks_.spawn(checkpoint_in_background());
 }
@@ -78,7 +81,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
     waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
                  [this, &one] { return one.doing + servers_.longest_silent(); });
   disk_.duty->begin();  // who waits from here on is heeded
-  epoch_checkpoint_due_ = false;
+  epoch_checkpoint_due_ = is_postponed_ = false;
   checkpoint_begun_ = clock_.now();
   CENTROID_CO_TRY(co_await freeze(one));
   const auto outcome = co_await write_files(one);
@@ -258,7 +261,7 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
                   return worker.second.value + kCountedRounds < job_.round.value;
                 });
   rows_checkpointed_ = one.rows_changes;
-  if (!needs_checkpoint()) epoch_checkpoint_due_ = false;  // skipped rounds have changed nothing
+  if (!needs_checkpoint()) epoch_checkpoint_due_ = is_postponed_ = false;  // rounds were skipped
   journal_.checkpoint_written(one.info.round);
   rows_.journal().prune(one.rows_journal);
   const TimePoint end = clock_.now();

@@ -94,6 +94,7 @@ class Checkpointer : private JobPart {
       0;  ///< store().changes() of the rows that the newest checkpoint holds
   TimePoint checkpoint_begun_;
   bool epoch_checkpoint_due_ = false;
+  bool is_postponed_ = false;  ///< one was due while another was being written
   std::uint64_t state_waiters_ = 0;
   bool announcement_wanted_ = false;
 };

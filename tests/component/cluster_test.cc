@@ -430,6 +430,35 @@ TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehi
   EXPECT_TRUE(worker.end().status.ok());
 }
 
+TEST_P(ClusterTest, ACheckpointThatIsDueByRoundsWhileAnotherIsWrittenComesBehindIt) {
+  const auto data = make_blobs(64, 8, 4, 2);
+  ServerConfig c = config();
+  c.goal.epochs = 0;
+  c.checkpoint.every_rounds = 7;
+  c.timeouts.lease = std::chrono::seconds(2);
+  TestServer server(c, transports());
+  HeldWorker worker(workers(1, 16)[0], data, server, transports());
+  auto disk = server.hold_disk();
+  auto first = std::async(std::launch::async, [&] { return server.checkpoint(); });
+  ASSERT_TRUE(server.wait_for_wait("disk", "which is written to"));
+  worker.go_on();
+  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.round > 20; }));
+  ASSERT_TRUE(server.pause().ok());
+  EXPECT_TRUE(server.wait_until([](const auto& view) { return view.state == "paused"; }));
+  const std::uint64_t version = server.view().version;
+  disk.reset();
+  ASSERT_TRUE(first.get().ok());
+  const auto directory =
+      CheckpointDirectory::open(std::filesystem::path(c.run_dir) / "checkpoints", 100).value();
+  EXPECT_TRUE(server.wait_until([&](const auto&) {
+    const auto written = directory.list(false);
+    return !written.empty() && written.front().version.value == version;
+  })) << "the job is paused: no later round calls for one";
+  server.stop();
+  EXPECT_TRUE(server.join().ok());
+  EXPECT_TRUE(worker.end().status.ok());
+}
+
 // A share of the processor so small that what is written beside rounds rests for hours.
 TEST_P(ClusterTest, ACheckpointBesideRoundsIsWrittenAtOnceWhenSomebodyWaits) {
   const auto data = make_blobs(64, 8, 4, 2);
