@@ -24,6 +24,7 @@ struct OpenRound {
   RoundMachine machine;
   std::optional<RoundDecision> decision;
   std::size_t complete_chunks = 0;
+  std::optional<ChunkId> overflow;  ///< a chunk whose sum, or result, is not finite
   double chunk_weight = 0;
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
   std::uint64_t samples = 0;    ///< that its shares have

@@ -280,8 +280,21 @@ Task<Status> RoundLoop::skip_round(RoundDecision decision) {
   co_return Status();
 }
 
+/// As with a contribution that is not finite. What came late and is in the sum cannot wait for the
+/// next round, nor can residuals of results be undone: then the job halts.
+Task<Status> RoundLoop::refuse_overflow(RoundDecision decision) {
+  merge_.explain_overflow(decision);
+  const bool may_skip = policy_.nonfinite == NonFinitePolicy::kSkip && decision.late.empty() &&
+                        !config_.compresses_results();
+  if (may_skip) co_return co_await skip_round(std::move(decision));
+  Error halt(ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + decision.text);
+  attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
+  co_return halt;
+}
+
 Task<Status> RoundLoop::merge_round(RoundDecision decision) {
-  CENTROID_CO_ASSIGN(const bool is_committed, co_await merge_.merge(std::move(decision)));
+  CENTROID_CO_ASSIGN(const bool is_committed, co_await merge_.merge(decision));
+  if (!is_committed && open_.overflow) co_return co_await refuse_overflow(std::move(decision));
   if (!is_committed) co_return Status();
   round_over();
   checkpointer_.checkpoint_behind_round();

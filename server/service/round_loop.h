@@ -41,6 +41,7 @@ class RoundLoop : private JobPart {
   Task<Status> one_round();
   Task<Status> merge_round(RoundDecision decision);
   Task<Status> skip_round(RoundDecision decision);
+  Task<Status> refuse_overflow(RoundDecision decision);
   Task<bool> wait_for_members();
   void dismiss_drained();
   Task<void> apply_changes();

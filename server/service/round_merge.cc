@@ -1,6 +1,8 @@
 #include "server/service/round_merge.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <utility>
 
 #include "common/base/crc32c.h"
@@ -8,6 +10,7 @@
 #include "common/base/trace_events.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
+#include "common/tensor/finite.h"
 #include "server/store/turns.h"
 
 /// The end of a round: from its sums to the next version.
@@ -38,6 +41,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   }
   CENTROID_CO_TRY(co_await await_chunks());
   if (job_.reply_failure) co_return *job_.reply_failure;
+  if (open_.overflow) co_return false;
   if (!job_.shard->is_early() && !job_.shard->encodes()) {  // the sums change now
     const auto waits = round_journal_.begin_wait();
     co_await journal_.drained();
@@ -146,11 +150,16 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
     if (job_.shard->is_early()) break;  // applied and sent when it was complete
     if (!clips) job_.store().scale(chunk, weight);
     job_.shard->apply(chunk);
+    look_at(chunk);
     emit(chunk);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
   co_await round.elsewhere.join();
   if (!round.prepared.ok()) co_return false;
+  if (open_.overflow) {  // the optimizer's state has changed: it cannot be skipped
+    explain_overflow(round.decision);
+    co_return Error(ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + round.decision.text);
+  }
   if (round.is_spread)
     CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
   else
@@ -218,9 +227,36 @@ void RoundMerge::add_to_curves(const Merging& round, double elapsed) {
   job_.curves.add(point);
 }
 
+/// While the chunk's sum or result is in the cache.
+void RoundMerge::look_at(const Chunk& chunk) {
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate || open_.overflow) return;
+  if (!is_finite(std::as_const(job_.store()).spare(chunk))) open_.overflow = chunk.id;
+}
+
+void RoundMerge::explain_overflow(RoundDecision& decision) const {
+  double largest = -1;
+  if (!policy_.is_elastic())
+    for (const MemberId member : decision.contributors) {
+      const auto rank = open_.attempt->rank_of(member);
+      const double squares = rank ? job_.aggregator->squares(*rank) : -1;
+      if (squares > largest) largest = squares, decision.culprit = member;
+    }
+  const ChunkPlan& plan = job_.store().plan();
+  const TensorId tensor = plan.chunk(*open_.overflow).tensor;
+  decision.text = "the sum or result of tensor " + plan.manifest()[tensor.value].name +
+                  " is not finite in round " + to_string(job_.round) +
+                  ", though every contribution is";
+  if (largest < 0) return;
+  char norm[32];
+  std::snprintf(norm, sizeof norm, "%.3g", std::sqrt(largest));
+  decision.text += "; the largest, with norm " + std::string(norm) + ", is of " +
+                   members_.name_of(decision.culprit);
+}
+
 void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = job_.store().plan().chunk(id);
   open_.chunk_weight = total_weight;
+  look_at(chunk);
   const bool is_early = job_.shard->is_early(), encodes = job_.shard->encodes();
   const bool applies = is_early && !config_.applies_on_worker();
   if ((encodes || applies) && spread_.moving.contains(id)) {
@@ -229,6 +265,11 @@ void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
   }
   if (encodes || is_early) job_.store().scale(chunk, total_weight);
   if (applies) job_.shard->apply(chunk);
+  if (applies) look_at(chunk);
+  if (encodes && open_.overflow) {  // nothing is made of it, and no residual is spoilt
+    if (++open_.complete_chunks == job_.shard->round_chunks().size()) changed_.notify_all();
+    return;
+  }
   if (journal_.is_on()) round_journal_.write_chunk(chunk);
   if (encodes)
     encode_reply(id);

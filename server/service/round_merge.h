@@ -23,9 +23,13 @@ class RoundMerge : private JobPart {
         moves_(moves),
         attempts_(attempts) {}
 
-  /// True: the next version is committed. False: the round is given up, a server was lost.
+  /// True: the next version is committed. False: it is not: a server was lost, or a number is not
+  /// finite (OpenRound::overflow).
   Task<Result<bool>> merge(RoundDecision decision);
   void chunk_complete(ChunkId chunk, double total_weight);
+  /// Why a round is not committed of which every contribution is finite, but not what they make;
+  /// its culprit is the largest of them, where that is known.
+  void explain_overflow(RoundDecision& decision) const;
   /// Wait for a checkpoint whose copies would not fit.
   Task<void> snapshot_room();
 
@@ -51,6 +55,7 @@ class RoundMerge : private JobPart {
   void count_round(const Merging& round);
   void add_to_curves(const Merging& round, double elapsed);
   bool give_up(const Error& why);
+  void look_at(const Chunk& chunk);
   void emit(const Chunk& chunk);
   void encode_reply(ChunkId chunk);
   Task<void> sum_parts(double total_weight);

@@ -250,5 +250,34 @@ class Refusals(ClusterTest):
                 self.assertEqual(self.state(server), before)
 
 
+    def push_huge(self, server):
+        """A contribution of finite numbers, whose weighted sum is not finite."""
+        giant = Peer(server.data, "giant").join().until_round()
+        for chunk, count in enumerate((8, 6, 1)):
+            giant.push(chunk, [3e38] * count)
+        giant.end()
+        return giant
+
+    def test_finite_contributions_whose_sum_is_not_finite_are_not_committed(self):
+        for flags in (["--apply", "server", "--optimizer", "sgd"], ["--apply", "server", "--optimizer", "adam"], ["--apply", "worker", "--optimizer", "momentum"]):
+            for more in ([], ["--clip-norm", 1], ["--policy", "ssp:2"]):
+                with self.subTest(flags=flags + more):
+                    run = f"run-{'-'.join(str(word) for word in flags + more)}"
+                    server = self.launch_server(*flags, *more, "--min-workers", 1, run=run.replace("/", "")).wait_ready()
+                    giant = self.push_huge(server)
+                    halted = server.wait_event("job.halted", error="is not finite in round 1, though every contribution is")
+                    if "ssp:2" not in more:
+                        self.assertRegex(halted["error"], r"the largest, with norm 1.16e\+39, is of giant")
+                    self.assertEqual(server.cluster()["version"], 1)
+                    giant.close()
+
+    def test_such_a_sum_is_skipped_where_the_setting_says_so(self):
+        server = self.server_with_state("--nonfinite", "skip")
+        before = self.state(server)
+        self.push_huge(server).close()
+        server.wait_event("round.skipped", worker="giant", why="though every contribution is")
+        self.assertEqual(self.state(server), before)
+
+
 if __name__ == "__main__":
     main()
