@@ -14,11 +14,10 @@ Strangers::Strangers(std::size_t connections, metrics::Registry& r)
           r.gauge("centroid_server_strangers", "Connections that have not joined yet.")),
       guests_gauge_(
           r.gauge("centroid_server_guests", "Clients of tables, readers and shard servers.")),
-      bytes_gauge_(r.gauge("centroid_server_stranger_bytes", "Memory for messages of strangers.")),
+      bytes_gauge_(r.gauge("centroid_server_stranger_bytes", "Memory of strangers' messages.")),
       displaced_(r.counter("centroid_server_strangers_displaced_total",
                            "Strangers closed for newer ones.")),
-      guests_refused_(r.counter("centroid_server_guests_refused_total",
-                                "Guests refused, for there were too many.")),
+      guests_refused_(r.counter("centroid_server_guests_refused_total", "Guests refused.")),
       lines_left_out_(r.counter("centroid_server_log_lines_left_out_total",
                                 "Lines about strangers that were too many.")) {}
 

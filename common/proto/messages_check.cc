@@ -233,6 +233,8 @@ Status Push::check() const { return check_weight("Push.weight", weight, false); 
 
 Status PushEnd::check() const {
   CENTROID_TRY(check_weight("PushEnd.weight", weight, true));
+  if (samples > static_cast<std::uint64_t>(kMaxWeight))
+    return wrong("PushEnd.samples", std::to_string(samples), "at most 1e15");
   CENTROID_TRY(check_correct("PushEnd.correct", correct, samples));
   CENTROID_TRY(check_loss("PushEnd.loss_sum", loss_sum));
   CENTROID_TRY(check_positive("PushEnd.compute_seconds", compute_seconds));

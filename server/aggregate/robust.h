@@ -24,7 +24,8 @@ namespace centroid::server {
 ///
 /// The last two count every contribution alike: its number of samples is not trusted. With at most
 /// F false ones of 2F + 1 and more (median: fewer than half) each coordinate of the result is
-/// between the smallest and the largest of the others.
+/// between the smallest and the largest of the others. One that says itself that it is not finite
+/// is one of the F, and left out: of the rest one fewer is false.
 /// source  Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
 ///         Rates"
 struct AggregateRule {
@@ -42,6 +43,11 @@ struct AggregateRule {
   /// Whether a worker with this codec and number of samples can contribute.
   /// fails invalid_argument: why it cannot
   Status takes(const CodecSpec& codec, std::uint64_t samples) const;
+  /// F of a round of n members.
+  std::size_t tolerated(std::size_t n) const {
+    if (is_mean()) return 0;
+    return kind == Kind::kMedian ? (n - (n > 0 ? 1 : 0)) / 2 : trim;
+  }
   /// Fewest contributions with which one false one does no harm.
   std::size_t least() const { return is_mean() ? 1 : 2 * trim + 1; }
 };

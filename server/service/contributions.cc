@@ -268,6 +268,9 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   const DataPart share = link.share.part;
   count_end(link, end);
   data_.count_reported(told_of(link, end, share));
+  const bool is_excluded =
+      end.nonfinite && open_.excluded < aggregate_.tolerated(open_.attempt->members.size());
+  if (is_excluded) exclude(link, end);
   const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
   if (!config_.is_peer_to_peer() && is_absent) {
     const bool is_awaited_elsewhere = round_servers_.may_have_part(link.id);
@@ -276,9 +279,19 @@ Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
   }
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  if (is_excluded) contribution = {};
   CENTROID_ASSIGN(auto decision, open_.machine.contribute(link.id, std::move(contribution)));
   control_.decide(std::move(decision));
   return {};
+}
+
+/// A robust aggregate does without it.
+void Contributions::exclude(const Link& link, const proto::PushEnd& end) {
+  ++open_.excluded;
+  const std::string tensor = transport::shortened(end.nonfinite_tensor, 64);
+  if (const auto why = excluded_lines_.take("tensor " + tensor + " is not finite", clock_.now()))
+    log::warn("contribution.excluded",
+              {{"worker", link.join.name}, {"round", end.round.value}, {"why", *why}});
 }
 
 Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {

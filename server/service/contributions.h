@@ -7,6 +7,7 @@
 #include "server/service/job_part.h"
 #include "server/service/round_control.h"
 #include "transport/session.h"
+#include "transport/stranger_budget.h"
 
 namespace centroid::server {
 
@@ -42,6 +43,7 @@ class Contributions : private JobPart {
   ReportedShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
   Status stage_end(Link& link, const proto::PushEnd& end);
   void tell_codecs(Link& link, const proto::PushEnd& end);
+  void exclude(const Link& link, const proto::PushEnd& end);
 
   DataShares& data_;
   const LocalShard& local_;
@@ -49,6 +51,7 @@ class Contributions : private JobPart {
   ElasticRound& elastic_;
   RoundControl& control_;
   KnownScalars known_scalars_;
+  transport::LineBudget excluded_lines_;
 };
 
 }  // namespace centroid::server

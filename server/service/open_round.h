@@ -24,6 +24,7 @@ struct OpenRound {
   RoundMachine machine;
   std::optional<RoundDecision> decision;
   std::size_t complete_chunks = 0;
+  std::size_t excluded = 0;  ///< contributions that are not finite, of the F that may be false
   std::optional<ChunkId> overflow;  ///< a chunk whose sum, or result, is not finite
   double chunk_weight = 0;
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped

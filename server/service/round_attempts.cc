@@ -81,6 +81,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   if (job_.shard->encodes()) local_.begin_results(open_.attempt->generation);
   open_.complete_chunks = 0;
   open_.overflow.reset();
+  open_.excluded = 0;
   open_.failed.clear();
   open_.tally = {};
   open_.shares.clear();
@@ -109,7 +110,7 @@ void RoundAttempts::decide(RoundDecision decision) {
     return;
   }
   const std::size_t contributors = decision.contributors.size() + decision.late.size();
-  const bool is_short = contributors < aggregate_.least();
+  const bool is_short = contributors + open_.excluded < aggregate_.least();
   // Of one that closes without some, or whose members are here but had no samples, that is not
   // said.
   const bool has_lost = !policy_.is_elastic() && contributors < config_.workers.min_continue &&

@@ -1,6 +1,7 @@
 """One worker sends anything: a mean is spoiled, a median and a trimmed mean are not. robust_test.py BIN_DIR"""
 
 import array
+import concurrent.futures
 import math
 import pathlib
 import random
@@ -9,7 +10,8 @@ import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.client import ClientTest
-from harness.cluster import DONE, USAGE, ClusterTest, Process, main
+from harness.cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
+from harness.peer import Peer
 
 TRAINING = 2000 - 360  # of the digits that tests make, by digits.py
 SHAPES = {"hidden.weight": (64, 32), "hidden.bias": (32,), "output.weight": (32, 10), "output.bias": (10,)}
@@ -103,6 +105,30 @@ class Refusals(ClusterTest):
         trained = [worker.events("worker.ended")[0]["samples"] for worker in workers]
         self.assertEqual(sum(trained), 3 * 1600)
         self.assertEqual([worker.events("samples.excluded") for worker in (server, *workers)], [[]] * 4)
+
+
+class Liars(ClusterTest):
+    def round_of(self, peers):
+        with concurrent.futures.ThreadPoolExecutor(len(peers)) as pool:
+            list(pool.map(lambda peer: peer.until_round(), peers))
+
+    def test_a_contribution_that_is_not_finite_is_one_of_those_that_may_be_false(self):
+        server = self.server("--min-workers", 3, "--aggregate", "trimmed_mean:1", "--lease", "60s")
+        peers = [Peer(server.data, f"p{i}").join() for i in range(3)]
+        for version in (2, 3):
+            self.round_of(peers)
+            peers[2].end(nonfinite=True)
+            for peer in peers[:2]:
+                peer.whole()
+            wait_for(lambda version=version: server.cluster()["version"] == version, "the round of the others")
+        self.assertEqual(server.events("contribution.excluded")[0]["worker"], "p2")
+        self.round_of(peers)
+        for peer in peers[1:]:
+            peer.end(nonfinite=True)  # more than F
+        peers[0].whole()
+        server.wait_event("job.halted", error="is not finite in round 3")
+        for peer in peers:
+            peer.close()
 
 
 if __name__ == "__main__":
