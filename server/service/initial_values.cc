@@ -1,6 +1,7 @@
 #include "server/service/initial_values.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "common/base/log.h"
@@ -21,25 +22,57 @@ Task<Result<Buffer>> read_numbers(transport::Session& session, const Probe& prob
   co_return std::move(buffer);
 }
 
+/// A worker that was asked and sends nothing more for `stall_timeout` does not block those that
+/// could: the next one is asked. What the first sends later is skipped.
 Task<bool> InitialValues::initialize() {
   phase_.set(Phase::kInitializing, "the first worker sends the initial parameters");
-  members_.roster.form(true);
-  const auto ranked = members_.roster.ranked();
-  if (ranked.empty()) co_return false;
-  const MemberId first = ranked.front();
-  members_.find(first)->init_requested = members_.find(first)->sends_init = true;
-  initial_.emplace();
-  initial_->from = first;
-  initial_->is_here.resize(job_.store().plan().chunks().size());
-  members_.find(first)->wake.notify_all();
-  // The store goes with its last member, when another one comes.
-  const auto is_over = [this, first] {
-    return !job_.shard || job_.store().version().value != 0 || !members_.find(first) ||
-           stopping_.is_requested || gate_.is_deposed();
-  };
-  (void)co_await until(is_over, kShownElsewhere);
+  std::set<MemberId> asked;
+  for (bool is_over = false; !is_over;) {
+    members_.roster.form(true);
+    const auto ranked = members_.roster.ranked();
+    if (ranked.empty() && !initial_) co_return false;
+    const auto is_new = [&asked](MemberId one) { return !asked.contains(one); };
+    const auto next = std::ranges::find_if(ranked, is_new);
+    if (next != ranked.end()) {
+      ask(*next);
+      asked.insert(*next);
+    }
+    is_over = co_await await_progress();
+  }
   initial_.reset();
   co_return job_.shard&& job_.store().version().value != 0;
+}
+
+void InitialValues::ask(MemberId member) {
+  if (initial_)
+    log::warn("store.initial_values_stalled",
+              {{"worker", members_.name_of(initial_->from)}, {"next", members_.name_of(member)}});
+  const auto link = members_.find(member);
+  link->init_requested = link->sends_init = true;
+  initial_.emplace();
+  initial_->from = member;
+  initial_->is_here.resize(job_.store().plan().chunks().size());
+  link->wake.notify_all();
+}
+
+/// False: nothing came for too long.
+Task<bool> InitialValues::await_progress() {
+  const MemberId from = initial_->from;
+  // The store goes with its last member, when another one comes.
+  const auto is_over = [this, from] {
+    return !job_.shard || job_.store().version().value != 0 || !members_.find(from) ||
+           stopping_.is_requested || gate_.is_deposed();
+  };
+  std::size_t received = 0;
+  do {
+    received = initial_->received;
+    BlockedOn on{WaitCause::kState, "job", members_.name_of(from),
+                 [] { return "the initial values, which it was asked for"; }};
+    const TimePoint limit = clock_.now() + config_.timeouts.stall;
+    const bool ends = co_await until(is_over, std::move(on), limit);
+    if (ends || clock_.now() < limit) co_return true;  // or the server stops
+  } while (initial_->received != received);
+  co_return false;
 }
 
 /// It was asked for its initial values, and they are not all here.

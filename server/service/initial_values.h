@@ -18,7 +18,7 @@ class InitialValues : private JobPart {
  public:
   explicit InitialValues(JobContext& context) : JobPart(context) {}
 
-  /// Have rank 0 send them; true: they are here.
+  /// Have a worker send them, rank 0 first; true: they are here.
   Task<bool> initialize();
   /// Who sent some of them is gone: the next worker begins anew.
   void forget() { initial_.reset(); }
@@ -28,6 +28,8 @@ class InitialValues : private JobPart {
 
  private:
   bool is_initial_from(const Link& link) const;
+  void ask(MemberId member);
+  Task<bool> await_progress();
 
   std::optional<Initial> initial_;
 };
