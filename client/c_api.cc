@@ -1,19 +1,15 @@
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
-#include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "client/c_boundary.h"
 #include "client/centroid.h"
 #include "client/program_trace.h"
 #include "client/pull.h"
 #include "client/rows_client.h"
 #include "client/trainer.h"
-#include "common/base/log.h"
 #include "common/base/version.h"
 
 /// The C interface: checks arguments, returns errors as codes, throws nothing.
@@ -23,6 +19,7 @@ using centroid::ErrorCode;
 using centroid::Result;
 using centroid::Status;
 using centroid::TensorId;
+using namespace centroid::c_boundary;
 namespace program_trace = centroid::client::program_trace;
 
 struct centroid_trainer {
@@ -36,98 +33,6 @@ struct centroid_rows {
 };
 
 namespace {
-
-thread_local std::string last_error;
-
-int failed(const Error& error) {
-  last_error = error.message();
-  return static_cast<int>(error.code());
-}
-
-Error bad(const std::string& message) { return Error(ErrorCode::kInvalidArgument, message); }
-
-Status given(const void* pointer, const char* name) {
-  if (pointer == nullptr) return bad(std::string(name).append(" is NULL"));
-  return {};
-}
-
-/// A struct of a caller with at least the fields of the first ABI, `least` bytes.
-template <class S>
-Status sized(const S* pointer, const char* name, std::size_t least = sizeof(S)) {
-  CENTROID_TRY(given(pointer, name));
-  if (pointer->size < least)
-    return bad(std::string(name).append(".size is ").append(std::to_string(pointer->size)) +
-               ", not sizeof: " + std::to_string(sizeof(S)));
-  return {};
-}
-
-/// A struct of a caller that may be newer than this library: unknown fields that are set are an
-/// error, not ignored.
-template <class S>
-Status asked(const S* pointer, const char* name, std::size_t least = sizeof(S)) {
-  constexpr std::size_t kMost = 4096;  // of any version
-  CENTROID_TRY(sized(pointer, name, least));
-  if (pointer->size > kMost)
-    return bad(std::string(name).append(".size is ").append(std::to_string(pointer->size)) +
-               ", not sizeof: " + std::to_string(sizeof(S)));
-  const auto* const bytes = reinterpret_cast<const unsigned char*>(pointer);
-  for (std::size_t at = sizeof(S); at < pointer->size; ++at)
-    if (bytes[at] != 0)
-      return Error(ErrorCode::kUnimplemented,
-                   std::string(name).append(" has a field at byte ").append(std::to_string(at)) +
-                       " that this libcentroid.so (" + centroid_version() + ", which knows " +
-                       std::to_string(sizeof(S)) +
-                       " bytes of it) does not have: the program was built for a newer one");
-  return {};
-}
-
-/// The caller's fields; later ones are 0.
-template <class S>
-S known(const S& given) {
-  S out{};
-  std::memcpy(&out, &given, std::min<std::size_t>(given.size, sizeof(S)));
-  return out;
-}
-
-/// Short enough that no clock overflows.
-std::chrono::milliseconds time_of(std::uint64_t milliseconds) {
-  constexpr std::uint64_t kTenYears = 315'360'000'000;
-  return std::chrono::milliseconds(std::min(milliseconds, kTenYears));
-}
-
-/// Runs `what`, a Status().
-template <class F>
-int guarded(const F& what) noexcept {
-  try {
-    last_error.clear();
-    const Status status = what();
-    return status.ok() ? CENTROID_OK : failed(status.error());
-  } catch (const std::bad_alloc&) {
-    return failed(Error(ErrorCode::kResourceExhausted, "no memory"));
-  } catch (const std::exception& e) {
-    return failed(Error(ErrorCode::kInternal, e.what()));
-  }
-}
-
-/// Fields of a newer caller, after ours, stay unchanged.
-template <class S>
-void give(S* to, S from) {
-  from.size = to->size;
-  *to = from;
-}
-
-std::string text(const char* given, const char* otherwise = "") {
-  return given != nullptr ? given : otherwise;
-}
-
-/// Logs would mix with the program's own output: only warnings and errors, until it requests more.
-void quiet_logs() {
-  static const bool is_set = [] {
-    (void)centroid::log::configure(centroid::log::Level::kWarn, centroid::log::Format::kText);
-    return true;
-  }();
-  (void)is_set;
-}
 
 std::optional<centroid::transport::TlsOptions> tls_of(const centroid_server& server) {
   if (server.tls_authority == nullptr && server.tls_certificate == nullptr &&
@@ -256,6 +161,8 @@ uint64_t centroid_struct_size(const char* name) {
   if (which == "server") return sizeof(centroid_server);
   if (which == "training") return sizeof(centroid_training);
   if (which == "step") return sizeof(centroid_step);
+  if (which == "group") return sizeof(centroid_group_options);
+  if (which == "call") return sizeof(centroid_call);
   return 0;
 }
 int centroid_is_buffer(const char* name) {

@@ -45,7 +45,7 @@ typedef struct centroid_pulled centroid_pulled;
 /* Of the library that is loaded; refuse another than CENTROID_ABI. */
 CENTROID_API uint32_t centroid_abi(void);
 CENTROID_API const char* centroid_version(void);
-/* Bytes of struct "server", "training" or "step" that the library knows; 0: it knows none of that
+/* Bytes of struct "server", "training", "step", "group" or "call" that the library knows; 0: it knows none of that
  * name. What a program built for a newer library asks for behind them is refused (unimplemented).
  */
 CENTROID_API uint64_t centroid_struct_size(const char* name);
@@ -209,6 +209,129 @@ CENTROID_API int centroid_rows_push_rest(centroid_rows* rows);
 CENTROID_API uint64_t centroid_rows_pushed(const centroid_rows* rows);
 CENTROID_API uint64_t centroid_rows_lost(const centroid_rows* rows);
 CENTROID_API void centroid_rows_close(centroid_rows* rows);
+
+/* ---- collectives: a group of processes, without a server -------------------------------------- */
+
+typedef struct centroid_group centroid_group;
+typedef struct centroid_work centroid_work;
+typedef struct centroid_ended centroid_ended;
+
+typedef struct centroid_group_options {
+  uint64_t size;
+  uint32_t rank, world;
+  /* Address of this machine that the other ranks reach. NULL: 127.0.0.1, or in join the one that
+   * leads to the rendezvous. */
+  const char* host;
+  const char* token;   /* the same on all ranks; NULL: none */
+  uint64_t timeout_ms; /* of the start, and of an operation; 0: 60 s */
+} centroid_group_options;
+
+enum centroid_dtype {
+  CENTROID_F32 = 1,
+  CENTROID_F64 = 2,
+  CENTROID_F16 = 3,
+  CENTROID_BF16 = 4,
+  CENTROID_I32 = 5,
+  CENTROID_I64 = 6,
+  CENTROID_U8 = 7 /* bytes, which cannot be reduced */
+};
+
+enum centroid_reduction {
+  CENTROID_SUM = 1,
+  CENTROID_MEAN = 2,
+  CENTROID_MIN = 4,
+  CENTROID_MAX = 5,
+  CENTROID_PRODUCT = 6
+};
+
+/* How to call an operation. Every rank passes the same, but for timeout_ms, ended and context. */
+typedef struct centroid_call {
+  uint64_t size;
+  uint32_t dtype;        /* centroid_dtype; 0: f32 */
+  uint32_t reduction;    /* centroid_reduction; 0: sum */
+  uint64_t tag;          /* operations of different tags may overtake each other */
+  uint64_t timeout_ms;   /* 0: the group's */
+  centroid_ended* ended; /* notified of the end, if there is a work; NULL: none */
+  uint64_t context;      /* what it is told */
+  uint32_t waits_next;   /* 1: the caller waits for the work next, which is faster */
+} centroid_call;
+
+/* Every process of a group opens it, gives the address to all by any means, and connects with those
+ * of all by rank. Any thread may then issue operations; those of one tag in the same order on every
+ * rank. When a rank dies, every operation that it takes part in fails at once on all, with
+ * CENTROID_UNAVAILABLE and its number; the group cannot be used after a failure. */
+CENTROID_API int centroid_group_open(const centroid_group_options* options, centroid_group** group);
+/* At most 300 bytes, valid until close. */
+CENTROID_API const char* centroid_group_address(const centroid_group* group);
+CENTROID_API int centroid_group_connect(centroid_group* group, const char* const* addresses,
+                                        uint64_t count);
+/* Both at once: rank 0 listens at HOST:PORT, where the others find it. */
+CENTROID_API int centroid_group_join(const centroid_group_options* options, const char* rendezvous,
+                                     centroid_group** group);
+CENTROID_API uint32_t centroid_group_rank(const centroid_group* group);
+CENTROID_API uint32_t centroid_group_world(const centroid_group* group);
+/* The group of these ranks, ours among them, in ascending order. Every member makes it. */
+CENTROID_API int centroid_group_subgroup(const centroid_group* group, const uint32_t* ranks,
+                                         uint64_t count, centroid_group** subgroup);
+/* Every operation of the group ends with CENTROID_ABORTED on all ranks. From any thread. */
+CENTROID_API int centroid_group_abort(centroid_group* group, const char* why);
+/* Waits up to 2 s until the peers have read everything. */
+CENTROID_API void centroid_group_close(centroid_group* group);
+
+/* Operations. call: NULL: all defaults. work: NULL: block until the end; else the operation begins,
+ * its memory is in use until its end, and *work is to be freed. Counts are of elements; input and
+ * output may be the same memory. `counts` have an element for each rank; NULL: even parts. */
+CENTROID_API int centroid_group_all_reduce(centroid_group* group, const void* input, void* output,
+                                           uint64_t count, const centroid_call* call,
+                                           centroid_work** work);
+/* Rank i gets part i of the reduced input. count: of the input. */
+CENTROID_API int centroid_group_reduce_scatter(centroid_group* group, const void* input,
+                                               uint64_t count, void* output, const uint64_t* counts,
+                                               const centroid_call* call, centroid_work** work);
+/* count: of the output. */
+CENTROID_API int centroid_group_all_gather(centroid_group* group, const void* input, void* output,
+                                           uint64_t count, const uint64_t* counts,
+                                           const centroid_call* call, centroid_work** work);
+CENTROID_API int centroid_group_broadcast(centroid_group* group, void* memory, uint64_t count,
+                                          uint32_t root, const centroid_call* call,
+                                          centroid_work** work);
+/* Part i of the input goes to rank i. */
+CENTROID_API int centroid_group_all_to_all(centroid_group* group, const void* input,
+                                           uint64_t send_count, const uint64_t* send_counts,
+                                           void* output, uint64_t receive_count,
+                                           const uint64_t* receive_counts,
+                                           const centroid_call* call, centroid_work** work);
+/* count: of an even part; parts of other sizes: all_to_all. */
+CENTROID_API int centroid_group_gather(centroid_group* group, const void* input, uint64_t count,
+                                       void* output, uint32_t root, const centroid_call* call,
+                                       centroid_work** work);
+CENTROID_API int centroid_group_scatter(centroid_group* group, const void* input, void* output,
+                                        uint64_t count, uint32_t root, const centroid_call* call,
+                                        centroid_work** work);
+/* Matched in order per pair and tag. */
+CENTROID_API int centroid_group_send(centroid_group* group, const void* memory, uint64_t count,
+                                     uint32_t to, const centroid_call* call, centroid_work** work);
+CENTROID_API int centroid_group_receive(centroid_group* group, void* memory, uint64_t count,
+                                        uint32_t from, const centroid_call* call,
+                                        centroid_work** work);
+CENTROID_API int centroid_group_barrier(centroid_group* group, const centroid_call* call,
+                                        centroid_work** work);
+
+/* Waits for the end, at most timeout_ms (0: without limit; an operation has its own), and returns
+ * how it ended. CENTROID_DEADLINE_EXCEEDED while centroid_work_done is 0: it goes on. */
+CENTROID_API int centroid_work_wait(centroid_work* work, uint64_t timeout_ms);
+CENTROID_API int centroid_work_done(const centroid_work* work);
+/* Waits for the end first. */
+CENTROID_API void centroid_work_free(centroid_work* work);
+
+/* A queue of ended operations, of any number of groups. */
+CENTROID_API int centroid_ended_open(centroid_ended** ended);
+/* Waits for the next, at most timeout_ms (0: without limit), and gives its context. From any
+ * thread. CENTROID_CANCELLED: the queue was shut down and is empty. */
+CENTROID_API int centroid_ended_next(centroid_ended* ended, uint64_t timeout_ms, uint64_t* context);
+CENTROID_API void centroid_ended_shutdown(centroid_ended* ended);
+/* After every centroid_ended_next has returned. */
+CENTROID_API void centroid_ended_close(centroid_ended* ended);
 
 /* ---- traces: what the program and the library do when ---------------------------------------- */
 

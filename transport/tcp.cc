@@ -3,6 +3,7 @@
 #include <boost/asio/ip/udp.hpp>
 #include <boost/asio/this_coro.hpp>
 
+#include "transport/fork.h"
 #include "transport/framed_connection.h"
 #include "transport/listen_error.h"
 #include "transport/stream_layer.h"
@@ -37,7 +38,8 @@ class TcpListener final : public Listener {
   TcpListener(tcp::acceptor acceptor, Endpoint endpoint, TransportOptions options)
       : acceptor_(std::move(acceptor)),
         endpoint_(std::move(endpoint)),
-        options_(std::move(options)) {}
+        options_(std::move(options)),
+        fork_closed_(acceptor_.native_handle()) {}
 
   Task<Result<std::unique_ptr<Connection>>> accept() override {
     co_await asio::this_coro::throw_if_cancelled(false);
@@ -62,6 +64,7 @@ class TcpListener final : public Listener {
   Endpoint endpoint() const override { return endpoint_; }
   void close() noexcept override {
     error_code ignored;
+    fork_closed_.release();
     acceptor_.close(ignored);
   }
 
@@ -69,6 +72,7 @@ class TcpListener final : public Listener {
   tcp::acceptor acceptor_;
   const Endpoint endpoint_;
   const TransportOptions options_;
+  ForkClosed fork_closed_;
 };
 
 /// One connection attempt: what its deadline must stop.

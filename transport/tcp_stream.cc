@@ -89,7 +89,9 @@ std::string client_of(const std::string& address) {
 }
 
 TcpStream::TcpStream(tcp::socket socket, const TransportOptions& options)
-    : executor_(socket.get_executor()), socket_(std::move(socket)) {
+    : executor_(socket.get_executor()),
+      socket_(std::move(socket)),
+      fork_closed_(socket_.native_handle()) {
   boost::system::error_code ignored;
   const tcp::endpoint remote = socket_.remote_endpoint(ignored);
   peer_ = to_string(remote);
@@ -141,6 +143,7 @@ void TcpStream::end() noexcept {
 }
 
 void TcpStream::close() noexcept {
+  fork_closed_.release();
   boost::system::error_code ignored;
   socket_.close(ignored);
 }

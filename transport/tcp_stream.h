@@ -3,6 +3,7 @@
 #include <boost/asio/ip/tcp.hpp>
 
 #include "transport/byte_stream.h"
+#include "transport/fork.h"
 #include "transport/transport.h"
 
 namespace centroid::transport {
@@ -25,6 +26,7 @@ class TcpStream final : public ByteStream {
  private:
   const Executor executor_;
   boost::asio::ip::tcp::socket socket_;
+  ForkClosed fork_closed_;
   std::string peer_;
   bool is_drained_ = false;  ///< the last read was short: the next waits without a try of its own
 };

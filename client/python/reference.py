@@ -16,7 +16,8 @@ import sys
 FOLDER = pathlib.Path("client/python/centroid")
 PAGE = pathlib.Path("docs/reference/python.md")
 HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run it. -->\n\n# Python API"
-ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "pull", "Tensors", "Rows", "CentroidError", "load", "version", "log_level"]
+ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
+BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
 ITEM = re.compile(r"(\w+(?:, \w+)*)  +(\S.*)")
 
 
@@ -69,8 +70,11 @@ def entry(node, lines, prefix, level="##"):
     if isinstance(node, ast.FunctionDef):
         return [f"{level} {call(prefix + node.name, node)}", *blocks_of(node)]
     functions = [child for child in node.body if isinstance(child, ast.FunctionDef)]
-    made = [one for one in functions if one.name == "__init__" and not node.bases]
+    made = [one for one in functions if one.name == "__init__" and not node.bases and not one.args.args[1].arg.startswith("_")]
     blocks = [f"{level} " + (call(prefix + node.name, made[0]) if made else f"`{prefix}{node.name}`"), *blocks_of(node), *fields(node, lines)]
+    if node.name in BRIEF:
+        names = [function.name for function in functions if not function.name.startswith("_")]
+        return [*blocks, f"`help(centroid.{node.name})` explains " + ", ".join(f"`{name}`" for name in names) + "."]
     for function in functions:
         if not function.name.startswith("_"):
             blocks += entry(function, lines, node.name + ".", "###")
@@ -83,9 +87,9 @@ def public(tree):
 
 
 def page(root):
-    main, arrays, trace = (((root / FOLDER / name).read_text()) for name in ("__init__.py", "_arrays.py", "trace.py"))
+    main, arrays, group, trace = (((root / FOLDER / name).read_text()) for name in ("__init__.py", "_arrays.py", "group.py", "trace.py"))
     tree, traces = ast.parse(main), ast.parse(trace)
-    nodes = {**public(tree), **public(ast.parse(arrays))}
+    nodes = {**public(tree), **public(ast.parse(arrays)), **public(ast.parse(group))}
     exported = next(node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
     if set(ORDER) != set(ast.literal_eval(exported)):
         raise SystemExit("client/python/reference.py: ORDER names other things than __all__ of the package")

@@ -70,7 +70,11 @@ MAY = {
     "client/pull": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
     "client/trainer": [BASE, TENSOR, ASYNC, "transport", "transport/tls", "worker/exchange", "worker/loop"],
     "client/program_trace": [BASE],
-    "client/c_api": [BASE, TENSOR, "client/centroid", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
+    "client/group": [BASE, ASYNC, TENSOR, "client/group_rendezvous", "transport", "transport/collective"],
+    "client/group_rendezvous": [BASE, ASYNC, "transport"],
+    "client/c_boundary": [BASE, "client/centroid"],
+    "client/c_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
+    "client/group_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/group", "transport", "transport/collective"],
     "client/centroid": [],
 }
 MAY["tests"] = list(MAY)

@@ -46,6 +46,7 @@ class Call {
     /// By local rank: received counts of bounded parts. Read once done.
     std::span<std::uint64_t> lengths;
     std::chrono::milliseconds timeout{0};
+    bool waits_next = false;  ///< of CallOptions
     /// Runs on the driver before the waiters wake, with the result.
     std::function<void(const Status&)> on_end;
   };

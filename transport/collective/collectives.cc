@@ -119,6 +119,7 @@ Call::Plan plan_of(Draft& draft) {
   plan.output = draft.output.bytes;
   plan.saves_input = draft.options.preserve_input && draft.shape.is_in_place;
   plan.timeout = draft.options.timeout.count() > 0 ? draft.options.timeout : network.timeout();
+  plan.waits_next = draft.options.waits_next;
   if (draft.options.on_end)
     plan.on_end = [notify = draft.options.on_end](const Status&) { notify(); };
   return plan;

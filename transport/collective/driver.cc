@@ -54,18 +54,24 @@ void Driver::finish(std::atomic<bool>& is_done) {
   if (waiting_ != 0) waiters_.notify_all();
 }
 
-void Driver::wait(const std::atomic<bool>& is_done) {
+bool Driver::wait_until(const std::atomic<bool>& is_done, TimePoint limit) {
+  const bool is_limited = limit != TimePoint::max();
   std::unique_lock lock(mutex_);
-  while (!is_done) {
+  while (!is_done && !(is_limited && centroid::now() >= limit)) {
     if (is_driven_) {
       ++waiting_;
-      waiters_.wait(lock);
+      if (is_limited)
+        waiters_.wait_until(lock, limit);
+      else
+        waiters_.wait(lock);
       --waiting_;
       continue;
     }
     is_driven_ = true;
     lock.unlock();
-    while (!is_done) turn(true, is_done);
+    do {
+      turn(true, is_done, limit);
+    } while (!is_done && !(is_limited && centroid::now() >= limit));
     lock.lock();
     is_driven_ = false;
     if (waiting_ != 0) {
@@ -74,10 +80,11 @@ void Driver::wait(const std::atomic<bool>& is_done) {
       background_.notify_one();
     }
   }
+  return is_done;
 }
 
 /// Run ready handlers; otherwise wait for one, polling or asleep.
-void Driver::turn(bool may_spin, const std::atomic<bool>& is_done) {
+void Driver::turn(bool may_spin, const std::atomic<bool>& is_done, TimePoint limit) {
   const bool spins = spin_.count() != 0 && may_spin;
   if (!may_spin && polls_.empty()) {
     context_.run_one();
@@ -91,7 +98,12 @@ void Driver::turn(bool may_spin, const std::atomic<bool>& is_done) {
     spin_time_ = std::min<std::chrono::nanoseconds>(kSpinTime, 2 * spin_time_);
     return;
   }
-  if (polls_.arm()) context_.run_one();
+  if (polls_.arm()) {
+    if (limit == TimePoint::max())
+      context_.run_one();
+    else
+      context_.run_one_until(limit);
+  }
   polls_.disarm();
   if (!may_spin) return;
   // If a wait was hardly longer, polling would have paid; a long one means that a rank computes.
@@ -134,7 +146,8 @@ void Driver::run_in_background() {
       continue;
     is_driven_ = true;
     lock.unlock();
-    while ((work_ == 0) == is_idle && waiting_ == 0 && !is_stopping_) turn(false, is_stopping_);
+    while ((work_ == 0) == is_idle && waiting_ == 0 && !is_stopping_)
+      turn(false, is_stopping_, TimePoint::max());
     lock.lock();
     is_driven_ = false;
     if (waiting_ != 0) waiters_.notify_all();

@@ -58,7 +58,9 @@ class Driver {
   void begin_watch();
   void end_watch();
   /// Block until `finish(is_done)`, running the context if no other thread does.
-  void wait(const std::atomic<bool>& is_done);
+  void wait(const std::atomic<bool>& is_done) { (void)wait_until(is_done, TimePoint::max()); }
+  /// The same, at most until `limit`; false: it is not done.
+  bool wait_until(const std::atomic<bool>& is_done, TimePoint limit);
   /// On the driver: end the waits for `is_done`.
   void finish(std::atomic<bool>& is_done);
 
@@ -71,7 +73,7 @@ class Driver {
   static constexpr std::chrono::milliseconds kIdle{20};
 
   void run_in_background();
-  void turn(bool may_spin, const std::atomic<bool>& is_done);
+  void turn(bool may_spin, const std::atomic<bool>& is_done, TimePoint limit);
   bool look(std::chrono::nanoseconds most);
 
   boost::asio::io_context context_{1};

@@ -34,6 +34,10 @@ Status Handle::wait() {
   return call_->status();
 }
 
+bool Handle::wait_for(std::chrono::milliseconds time) {
+  return test() || driver_->wait_until(call_->is_done(), now() + time);
+}
+
 bool Handle::test() const { return !call_ || call_->is_done(); }
 
 Task<Status> Handle::ended() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,8 @@ class Handle {
 
   /// Block until it has ended; may be called again.
   Status wait();
+  /// Block until it has ended, at most for this time. False: it goes on.
+  bool wait_for(std::chrono::milliseconds time);
   /// Whether it has ended. Never blocks.
   bool test() const;
   /// Await the end on the awaiting coroutine's executor; once, and not on a cancelled task.

@@ -18,7 +18,8 @@ Handle begin(const Group& group, std::shared_ptr<Call> call, bool is_waited) {
     call->wake();
     call->is_done() = true;
   } else {
-    generation.network->start(call, is_waited);
+    const bool waits = is_waited || call->plan().waits_next;
+    generation.network->start(call, waits);
   }
   return Handle(generation.driver, std::move(call));
 }

@@ -116,6 +116,8 @@ struct CallOptions {
   /// that begins it: `Handle::wait` then returns soon. Not called by an operation that is refused.
   /// Asynchronous operations only.
   std::function<void()> on_end{};
+  /// The caller of an asynchronous operation calls `Handle::wait` next, and moves its bytes itself.
+  bool waits_next = false;
 };
 
 /// Bytes of one segment, the unit of pipelining: it is summed while it is still in cache. 64 MiB

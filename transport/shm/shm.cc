@@ -10,6 +10,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/this_coro.hpp>
 
+#include "transport/fork.h"
 #include "transport/framed_connection.h"
 #include "transport/shm/stream.h"
 
@@ -63,7 +64,8 @@ class ShmListener final : public Listener {
         socket_(executor, socket.release()),
         endpoint_(std::move(endpoint)),
         options_(std::move(options)),
-        polls_(polls) {}
+        polls_(polls),
+        fork_closed_(socket_.native_handle()) {}
 
   Task<Result<std::unique_ptr<Connection>>> accept() override {
     co_await asio::this_coro::throw_if_cancelled(false);
@@ -93,6 +95,7 @@ class ShmListener final : public Listener {
   Endpoint endpoint() const override { return endpoint_; }
   void close() noexcept override {
     error_code ignored;
+    fork_closed_.release();
     socket_.close(ignored);
   }
 
@@ -102,6 +105,7 @@ class ShmListener final : public Listener {
   const Endpoint endpoint_;
   const TransportOptions options_;
   PollSet* const polls_;
+  ForkClosed fork_closed_;
 };
 
 class ShmTransport final : public Transport {

@@ -12,6 +12,7 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 
+#include "transport/fork.h"
 #include "transport/waiter.h"
 
 namespace centroid::transport::shm {
@@ -98,7 +99,8 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
       : executor_(executor),
         polls_(polls),
         name_(name_of_peer(socket.get())),
-        socket_(executor, socket.release()) {
+        socket_(executor, socket.release()),
+        fork_closed_(socket_.native_handle()) {
     if (polls_ != nullptr) polls_->add(*this);
   }
   virtual ~Ends() { close(); }
@@ -253,6 +255,7 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
     if (std::exchange(is_closed_, true)) return;
     if (polls_ != nullptr) polls_->remove(*this);
     error_code ignored;
+    fork_closed_.release();
     socket_.close(ignored);
     if (bell_) bell_->close(ignored);
     peers_bell_ = File();
@@ -307,6 +310,7 @@ class Stream::Ends : public PollSet::Member, public std::enable_shared_from_this
   PollSet* const polls_;
   const std::string name_;
   asio::posix::stream_descriptor socket_;
+  ForkClosed fork_closed_;
   std::optional<asio::posix::stream_descriptor> bell_;
   File peers_bell_;
   std::uint64_t rings_ = 0;

@@ -19,10 +19,11 @@ import threading
 import time
 import weakref
 
-from ._abi import _ABI, _CODES, _PROTOTYPES, _Pulled, _Round, _Server, _Share, _Step, _Tensor, _Training, _keep, _memory, _text, _u64
+from ._abi import _ABI, _CODES, _PROTOTYPES, _Call, _GroupOptions, _Pulled, _Round, _Server, _Share, _Step, _Tensor, _Training, _keep, _memory, _text, _u64
 from ._arrays import CentroidError, _bad, _check_writable, _number, _read, _shape, _size, _write
+from .group import Group, Work, join
 
-__all__ = ["CentroidError", "End", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "load", "log_level", "pull", "version"]
+__all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "Work", "join", "load", "log_level", "pull", "version"]
 
 _library = None
 
@@ -79,7 +80,7 @@ def load(path=None):
         prototype = getattr(found, f"centroid_{function}", None)
         if prototype is not None:
             prototype.restype, prototype.argtypes = result, arguments
-    for name, struct in {"server": _Server, "training": _Training, "step": _Step}.items():
+    for name, struct in {"server": _Server, "training": _Training, "step": _Step, "group": _GroupOptions, "call": _Call}.items():
         known = found.centroid_struct_size(name.encode()) if hasattr(found, "centroid_struct_size") else struct._first
         struct._newer = tuple(field for field, _ in struct._fields_ if getattr(struct, field).offset >= known)
     _library = found

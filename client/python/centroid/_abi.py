@@ -51,7 +51,15 @@ class _Step(_Struct):
     _fields_ = [("size", _u64), ("samples", _u64), ("correct", _u64), ("loss_sum", _double), ("compute_seconds", _double)]
 
 
-_Step._first = ctypes.sizeof(_Step)
+class _GroupOptions(_Struct):
+    _fields_ = [("size", _u64), ("rank", _u32), ("world", _u32), ("host", _text), ("token", _text), ("timeout_ms", _u64)]
+
+
+class _Call(_Struct):
+    _fields_ = [("size", _u64), ("dtype", _u32), ("reduction", _u32), ("tag", _u64), ("timeout_ms", _u64), ("ended", _memory), ("context", _u64), ("waits_next", _u32)]
+
+
+_Step._first, _GroupOptions._first, _Call._first = ctypes.sizeof(_Step), ctypes.sizeof(_GroupOptions), ctypes.sizeof(_Call)
 
 
 class _Round(_Struct):
@@ -93,6 +101,32 @@ _PROTOTYPES = {
     "rows_pushed": (_u64, [_memory]),
     "rows_lost": (_u64, [_memory]),
     "rows_close": (None, [_memory]),
+    "group_open": (ctypes.c_int, [_memory, _memory]),
+    "group_address": (_text, [_memory]),
+    "group_connect": (ctypes.c_int, [_memory, _memory, _u64]),
+    "group_join": (ctypes.c_int, [_memory, _text, _memory]),
+    "group_rank": (_u32, [_memory]),
+    "group_world": (_u32, [_memory]),
+    "group_subgroup": (ctypes.c_int, [_memory, _memory, _u64, _memory]),
+    "group_abort": (ctypes.c_int, [_memory, _text]),
+    "group_close": (None, [_memory]),
+    "group_all_reduce": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory, _memory]),
+    "group_reduce_scatter": (ctypes.c_int, [_memory, _memory, _u64, _memory, _memory, _memory, _memory]),
+    "group_all_gather": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory, _memory, _memory]),
+    "group_broadcast": (ctypes.c_int, [_memory, _memory, _u64, _u32, _memory, _memory]),
+    "group_all_to_all": (ctypes.c_int, [_memory, _memory, _u64, _memory, _memory, _u64, _memory, _memory, _memory]),
+    "group_gather": (ctypes.c_int, [_memory, _memory, _u64, _memory, _u32, _memory, _memory]),
+    "group_scatter": (ctypes.c_int, [_memory, _memory, _memory, _u64, _u32, _memory, _memory]),
+    "group_send": (ctypes.c_int, [_memory, _memory, _u64, _u32, _memory, _memory]),
+    "group_receive": (ctypes.c_int, [_memory, _memory, _u64, _u32, _memory, _memory]),
+    "group_barrier": (ctypes.c_int, [_memory, _memory, _memory]),
+    "work_wait": (ctypes.c_int, [_memory, _u64]),
+    "work_done": (ctypes.c_int, [_memory]),
+    "work_free": (None, [_memory]),
+    "ended_open": (ctypes.c_int, [_memory]),
+    "ended_next": (ctypes.c_int, [_memory, _u64, _memory]),
+    "ended_shutdown": (None, [_memory]),
+    "ended_close": (None, [_memory]),
 }
 
 _CODES = "ok unavailable deadline_exceeded aborted failed_precondition resource_exhausted cancelled data_loss invalid_argument".split()

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/group_rendezvous.h"
+#include "transport/collective/group.h"
+#include "transport/collective/mesh.h"
+
+namespace centroid::client {
+
+/// A group of processes for collectives, without a server. Two steps, so that any program can carry
+/// the addresses: `open`, give `address` to all, `connect` with those of all. Or `join`, where rank
+/// 0 collects them.
+///
+/// thread  any; operations on `group`
+class PeerGroup {
+ public:
+  /// Listens.
+  /// fails  invalid_argument (rank, world, host)
+  static Result<std::unique_ptr<PeerGroup>> open(PeerOptions options);
+  /// Rank 0 listens at `rendezvous`, the others call it until it answers.
+  ///
+  /// fails  deadline_exceeded: names the ranks that did not come; failed_precondition: another
+  ///        world or token, or two processes with the same rank; already_exists: port in use
+  static Result<std::unique_ptr<PeerGroup>> join(PeerOptions options,
+                                                 const std::string& rendezvous);
+
+  const std::string& address() const { return address_; }
+  /// `addresses` by rank. Connects every pair (up to kAllPairs ranks), so that each notices the
+  /// loss of any other at once.
+  ///
+  /// fails  as an operation of collectives.h
+  Status connect(const std::vector<std::string>& addresses);
+  bool is_connected() const { return group_.has_value(); }
+
+  /// Of these ranks, ours among them; every member makes it.
+  Result<std::unique_ptr<PeerGroup>> subgroup(std::vector<std::uint32_t> ranks) const;
+
+  const collective::Group& group() const { return *group_; }
+
+ private:
+  static constexpr std::uint32_t kAllPairs = 64;
+
+  PeerOptions options_;
+  std::string address_;
+  std::shared_ptr<collective::Mesh> mesh_;
+  std::optional<collective::Group> group_;
+};
+
+}  // namespace centroid::client

@@ -1,0 +1,84 @@
+"""Groups of real processes for tests of collectives: each rank is a program of its own, without a server."""
+
+import os
+import pathlib
+import subprocess
+import textwrap
+import unittest
+
+from harness import PYTHON
+from harness.cluster import ClusterTest, DEADLINE_SECONDS, Process, free_port, wait_for
+import centroid
+
+HEAD = r"""
+import array, os, signal, sys, threading, time
+import centroid
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one piece: threads say things too
+    sys.stdout.flush()
+def floats(*values):
+    return array.array("f", values)
+def ends_with(what, run):
+    try:
+        run()
+        say(what, "went well")
+    except centroid.CentroidError as error:
+        say(what, error, f"at {time.time()}")
+"""
+JOIN = "group = centroid.join(timeout=60)\n"
+
+
+class GroupTest(ClusterTest):
+    """Runs programs as ranks: `rank`, `world`, `group` and `say` are known to them."""
+
+    def setUp(self):
+        library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
+        try:
+            centroid.load(library)
+        except centroid.CentroidError as error:
+            if "asan" in error.message or "tsan" in error.message or "static TLS" in error.message:
+                self.skipTest(f"a library with a sanitizer cannot be loaded by Python: {error.message}")
+            raise
+        self.environment = {"LIBCENTROID": str(library), "PYTHONPATH": str(PYTHON), "MASTER_ADDR": "127.0.0.1"}
+
+    def start(self, world, body, python=None, join=JOIN, **environment):
+        """Start a rank's process for each of `world`."""
+        program = self.folder / f"program-{len(self.processes)}.py"
+        program.write_text(HEAD + join + textwrap.dedent(body))
+        port, ranks = str(free_port()), []
+        for rank in range(world):
+            variables = {**os.environ, **self.environment, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(world), **environment}
+            process = Process(python or self.python, ["-u", program], self.folder / f"rank-{len(self.processes)}.log", variables)
+            self.processes.append(process)
+            ranks.append(process)
+        return ranks
+
+    def run_ranks(self, world, body, **options):
+        """Run them to their end, and return what each said, line by line."""
+        ranks = self.start(world, body, **options)
+        said = []
+        for rank in ranks:
+            self.assertEqual(rank.exit_status(), 0, rank.text())
+            said.append(rank.text().splitlines())
+        return said
+
+    def wait_said(self, process, text):
+        def has_said():
+            if text in process.text():
+                return True
+            self.assertTrue(process.is_running(), process.text())
+            return False
+
+        return wait_for(has_said, f"{process.name} to say {text!r}", DEADLINE_SECONDS)
+
+    @property
+    def python(self):
+        return os.environ.get("CENTROID_TEST_PYTHON", os.sys.executable)
+
+    def python_with(self, module):
+        """An interpreter that has this module; skips the test where none has it."""
+        for place in (self.python, "/usr/bin/python3"):
+            if subprocess.run([place, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0:
+                return place
+        raise unittest.SkipTest(f"no python3 with {module} on this machine")
