@@ -120,6 +120,19 @@ TEST_P(Failure, ARankThatLeavesIsNamed) {
   EXPECT_THAT(status.error().message(), HasSubstr("rank 1"));
 }
 
+TEST_P(Failure, ARankMayLeaveAfterItsPart) {
+  Job job(GetParam(), 2);
+  job.run([](Group& group) { EXPECT_TRUE(succeeds(barrier(group))); });
+  Floats sent(10, 7), received(10);
+  ASSERT_TRUE(succeeds(broadcast(job.group(0), view(sent), 0)));
+  job.leave(0);  // before the other rank has begun to receive
+  EXPECT_TRUE(succeeds(broadcast(job.group(1), view(received), 0, within(5s))));
+  EXPECT_EQ(received, sent);
+  const Status later = broadcast(job.group(1), view(received), 0, within(5s));
+  ASSERT_FALSE(later.ok());
+  EXPECT_THAT(later.error().message(), HasSubstr("rank 0 has left the group"));
+}
+
 TEST_P(Failure, TheInputIsPutBackWhenAsked) {
   Job job(GetParam(), 3);
   job.run([&](Group& group) {

@@ -259,10 +259,12 @@ class Failures(GroupTest):
         said = self.run_ranks(
             3,
             """
-            group.barrier()
-            if rank == 1:
-                group.abort("no more")
-            ends_with("all_reduce", lambda: group.all_reduce(floats(1)))
+            def run():
+                group.barrier()  # the abort may come before its end
+                if rank == 1:
+                    group.abort("no more")
+                group.all_reduce(floats(1))
+            ends_with("all_reduce", run)
             """,
         )
         for lines in said:
@@ -304,6 +306,19 @@ class Failures(GroupTest):
         self.assertRegex(said[1][0], "told deadline_exceeded")
         for lines in said:
             self.assertRegex(lines[1], "failed_precondition: .*every rank must issue the same operations")
+
+    def test_a_program_may_end_in_the_middle_of_operations(self):
+        said = self.run_ranks(
+            2,
+            """
+            group.recv(bytearray(1), 1 - rank, wait=False)  # nobody waits for it
+            pending = group.recv(bytearray(1), 1 - rank, wait=False)
+            group.barrier()
+            if rank == 0:
+                ends_with("recv", pending.wait)
+            """,
+        )
+        self.assertRegex(said[0][0], "recv (aborted|unavailable): .*rank 1")
 
     def test_a_forked_child_is_refused_and_ends_cleanly(self):
         said = self.run_ranks(

@@ -71,6 +71,7 @@ class Call {
   const Plan& plan() const { return plan_; }
   const Key& key() const { return plan_.key; }
   std::vector<Channel>& channels() { return channels_; }
+  const std::vector<Channel>& channels() const { return channels_; }
   Channel* channel_of(std::uint32_t global_rank);
   bool has_member(std::uint32_t global_rank) const;
   bool has_nothing_to_do() const { return left_ == 0; }

@@ -104,6 +104,18 @@ std::optional<Error> Network::unreachable(const Call& call) const {
   return std::nullopt;
 }
 
+/// A rank that has left before its part of this call; a root may leave after its broadcast.
+std::optional<std::uint32_t> Network::left_before(const Call& call) const {
+  if (!has_bad_links_) return std::nullopt;
+  for (const Call::Channel& channel : call.channels()) {
+    const PeerConnection* const link = links_[channel.peer].get();
+    if (link == nullptr || !link->has_left()) continue;
+    if (channel.next_receive < channel.receives.size() || channel.next_send < channel.sends.size())
+      return channel.peer;
+  }
+  return std::nullopt;
+}
+
 void Network::begin(const std::shared_ptr<Call>& call) {
   const Key& key = call->key();
   std::uint64_t& next = started_[std::pair(key.group, key.tag)];
@@ -117,14 +129,6 @@ void Network::begin(const std::shared_ptr<Call>& call) {
   if (has_bad_links_) {
     if (auto error = unreachable(*call)) {
       begin_abort(key.group, std::move(*error));
-      return;
-    }
-    for (const Call::Channel& channel : call->channels()) {
-      const PeerConnection* const link = link_to(channel.peer);
-      if (link == nullptr || !link->has_left()) continue;
-      Error gone(ErrorCode::kUnavailable,
-                 "rank " + std::to_string(channel.peer) + " has left the group");
-      begin_abort(key.group, std::move(gone), channel.peer);
       return;
     }
   }
@@ -144,6 +148,11 @@ void Network::begin(const std::shared_ptr<Call>& call) {
       deliver(call, early);
       if (call->is_failing()) return;
     }
+  }
+  if (const auto rank = left_before(*call)) {
+    Error gone(ErrorCode::kUnavailable, "rank " + std::to_string(*rank) + " has left the group");
+    begin_abort(key.group, std::move(gone), *rank);
+    return;
   }
   advance(call);
   watch(call->query_at);

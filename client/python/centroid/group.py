@@ -1,9 +1,11 @@
 """Collectives for any program: a group of processes without a server (`centroid.join`)."""
 
+import atexit
 import ctypes
 import itertools
 import os
 import threading
+import weakref
 
 import centroid
 
@@ -138,7 +140,8 @@ class Work:
 
     def __del__(self):
         if getattr(self, "_handle", None) is not None and self._group._process == os.getpid():
-            self._free()  # its memory is in use until its end
+            handle, self._handle = self._handle, None
+            self._group._drop(handle, self._keep)  # its memory is in use until its end
 
 
 class Group:
@@ -162,7 +165,8 @@ class Group:
     """
 
     def __init__(self, _handle):
-        self._handle, self._process = _handle, os.getpid()
+        self._handle, self._process, self._dropped = _handle, os.getpid(), []
+        _groups.add(self)
         self.rank = centroid._library.centroid_group_rank(_handle)  # of this process in the group
         self.world = centroid._library.centroid_group_world(_handle)
 
@@ -267,14 +271,36 @@ class Group:
         _call("group_abort", self._open(), why.encode())
 
     def close(self):
-        """Leave the group: waits up to 2 s until the others have read everything."""
+        """Leave the group: waits up to 2 s until the others have read everything. At the end of the program this happens by itself."""
         handle, self._handle = self._handle, None
-        if handle and self._process == os.getpid():
-            centroid._library.centroid_group_close(handle)
+        if not handle or self._process != os.getpid():
+            return
+        self._free_dropped()
+        if self._dropped:
+            centroid._library.centroid_group_abort(handle, f"rank {self.rank} ended in the middle of an operation".encode())
+        for work, _ in self._dropped:
+            centroid._library.centroid_work_free(work)
+        self._dropped = []
+        centroid._library.centroid_group_close(handle)
 
     def __del__(self):
         if getattr(self, "_handle", None) and centroid._library is not None:
             self.close()
+
+    def _drop(self, work, keep):
+        """Nobody waits for this operation."""
+        if not self._handle:  # it was closed, which does not end it
+            centroid._library.centroid_work_free(work)
+            return
+        self._dropped.append((work, keep))
+        self._free_dropped()
+
+    def _free_dropped(self):
+        is_done = centroid._library.centroid_work_done
+        ended = [one for one in self._dropped if is_done(one[0])]
+        self._dropped = [one for one in self._dropped if one not in ended]
+        for work, _ in ended:
+            centroid._library.centroid_work_free(work)
 
     def _open(self):
         if not self._handle:
@@ -347,6 +373,16 @@ class Group:
         self._run("all_gather", arguments, out, (data, target), None, None, True, tag, timeout)
         ends = list(itertools.accumulate(lengths))
         return [bytes(out[end - length : end]) for end, length in zip(ends, lengths)]
+
+
+_groups = weakref.WeakSet()
+
+
+@atexit.register
+def _leave():
+    """Peers learn that this rank has left, and no thread of the library outlives the interpreter."""
+    for group in list(_groups):
+        group.close()
 
 
 def _rank(number):

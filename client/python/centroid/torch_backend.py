@@ -1,0 +1,408 @@
+"""The backend "centroid" of torch.distributed, for CPU tensors and, copied through the host, those of a GPU.
+
+    import centroid.torch_backend
+    torch.distributed.init_process_group("centroid")
+
+DistributedDataParallel, `new_group`, object collectives, async operations and point to point work as with gloo; reduce_scatter moves
+only its own bytes. When a rank dies, pending operations fail at once with its number. PyTorch 1.13 or later, rendezvous as ever.
+
+CENTROID_HOST is the address of this machine that the other ranks reach; default: the one that leads to MASTER_ADDR.
+"""
+
+import atexit
+import ctypes
+import functools
+import itertools
+import os
+import socket
+import threading
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+
+import centroid
+
+from ._abi import _memory, _u64
+from ._memory import memory_of
+from .group import Work, _call, join
+
+__all__ = ["ProcessGroupCentroid"]
+
+_REDUCED = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
+_OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+_BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+_COLLECTIVES, _PAIRS = 0, 1 << 32  # tags: point to point has those from _PAIRS
+
+
+class _Ends:
+    """A thread that completes the futures of operations that have ended. One a process."""
+
+    def __init__(self):
+        self.queue, self.numbers, self.pending, self.lock = _memory(), itertools.count(), {}, threading.Lock()
+        _call("ended_open", ctypes.byref(self.queue))
+        self.process = os.getpid()
+        self.thread = threading.Thread(target=self._run, name="centroid-works", daemon=True)
+        self.thread.start()
+        atexit.register(self.stop)  # the interpreter must not end it in the middle of a function of C++
+
+    def stop(self):
+        if self.process == os.getpid():
+            centroid._library.centroid_ended_shutdown(self.queue)
+            self.thread.join()
+
+    def _run(self):
+        context = _u64()
+        while centroid._library.centroid_ended_next(self.queue, 0, ctypes.byref(context)) == 0:
+            with self.lock:
+                call = self.pending.pop(context.value)
+            call()
+            call = None  # it holds tensors
+
+    def expect(self, call):
+        """Run this when the operation of the returned number has ended."""
+        number = next(self.numbers)
+        with self.lock:
+            self.pending[number] = call
+        return number
+
+    def forget(self, number):
+        with self.lock:
+            self.pending.pop(number, None)
+
+
+_ends = None
+
+
+def _shared_ends():
+    global _ends
+    if _ends is None or _ends.process != os.getpid():
+        _ends = _Ends()
+    return _ends
+
+
+class _Post:
+    """Operations of the group that make one operation of torch, and the future of their end."""
+
+    def __init__(self, group):
+        self.group, self.works, self.left, self.lock, self.finishes = group, [], 1, threading.Lock(), []
+        self.base = torch.futures.Future()
+
+    def start(self, function, arguments, keep, op=None, dtype=None, tag=_COLLECTIVES):
+        ends = _shared_ends()
+        with self.lock:
+            self.left += 1
+        number = ends.expect(self._ended)
+        how = {} if op is None else {"op": op, "dtype": dtype}
+        try:
+            handle = self.group._start(function, arguments, tag=tag, ended=ends.queue, context=number, **how)
+        except BaseException:
+            ends.forget(number)
+            raise
+        self.works.append(Work(handle, None, (keep, arguments), self.group))
+
+    def _ended(self):
+        with self.lock:
+            self.left -= 1
+            if self.left:
+                return
+        self.base.set_result(None)
+
+    def work(self, result):
+        """The torch Work. An error of a future must be raised in a function of `then`: only so do callers in C++ see it."""
+
+        def complete(_):
+            for work in self.works:
+                work.wait()
+            for finish in self.finishes:
+                finish()
+            return result
+
+        future = self.base.then(complete)
+        self._ended()  # all are started
+        return _create_work_from_future(future)
+
+
+def _host_memory(tensor):
+    """A contiguous tensor on the CPU with the same elements: itself where it can be."""
+    return tensor.detach().to("cpu").contiguous()
+
+
+class ProcessGroupCentroid(dist.ProcessGroup):
+    """A group of torch.distributed on a `centroid.Group`."""
+
+    def __init__(self, group):
+        super().__init__(group.rank, group.world)
+        self.group, self._rank, self._world = group, group.rank, group.world
+
+    def getBackendName(self):
+        return "centroid"
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._world
+
+    def abort(self, *_):
+        """End every operation, on all ranks."""
+        self.group.abort(f"rank {self._rank} aborted the group")
+
+    def shutdown(self, *_):
+        self.group.close()
+
+    # Reductions
+
+    def allreduce(self, tensors, opts=None):
+        post = _Post(self.group)
+        for tensor in tensors:
+            self._reduce_into(post, tensor, tensor, opts)
+        return post.work(tensors)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors, opts):
+        post = _Post(self.group)
+        for tensor in tensors:
+            self._reduce_into(post, tensor, tensor if opts.rootRank == self._rank else torch.empty_like(tensor), opts)
+        return post.work(tensors)
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        post = _Post(self.group)
+        for output, parts in zip(outputs, inputs):
+            flat = torch.cat([_host_memory(part).reshape(-1) for part in parts])
+            self._scatter_into(post, output, flat, [part.numel() for part in parts], opts)
+        return post.work(outputs)
+
+    def _reduce_scatter_base(self, output, source, opts=None):
+        return self.reduce_scatter_tensor_coalesced([output], [source], opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        post = _Post(self.group)
+        for output, source in zip(outputs, inputs):
+            self._scatter_into(post, output, _host_memory(source), None, opts)
+        return post.work(outputs)
+
+    def _reduce_into(self, post, source, target, opts):
+        name = _name_of(opts)
+        if name in _BITWISE:
+            return self._fold_into(post, source, target, _BITWISE[name])
+        given, received = _numbers(source), _host_memory(target)
+        if given.dtype != received.dtype or (given.data_ptr() == received.data_ptr() and source is not target):
+            received = torch.empty_like(given)
+        if source is target and given.data_ptr() != target.data_ptr():
+            received = given  # a copy already
+        one, other = memory_of(given), memory_of(received)
+        post.start("all_reduce", (one.address, other.address, one.count), (given, received), _op_of(name), one.dtype)
+        _copy_back(post, received, target)
+
+    def _scatter_into(self, post, output, source, counts, opts):
+        given = _numbers(source)
+        counts = counts or [given.numel() // self._world] * self._world
+        received = torch.empty(counts[self._rank], dtype=given.dtype)
+        if output.dtype == given.dtype and output.device.type == "cpu" and output.is_contiguous() and output.numel() == received.numel():
+            received = output.detach()
+        one, other = memory_of(given), memory_of(received)
+        arguments = (one.address, one.count, other.address, self.group._numbers(counts))
+        post.start("reduce_scatter", arguments, (given, received), _op_of(_name_of(opts)), one.dtype)
+        _copy_back(post, received, output)
+
+    def _fold_into(self, post, source, target, function):
+        given = _host_memory(source)
+        parts = torch.empty((self._world, *given.shape), dtype=given.dtype)
+        self._gather_into(post, given, parts)
+        post.finishes.append(lambda: target.copy_(functools.reduce(function, parts)))
+
+    # Moves
+
+    def broadcast(self, tensors, opts=None):
+        post, root = _Post(self.group), opts.rootRank if opts is not None else 0
+        for tensor in tensors:
+            plain = _host_memory(tensor)
+            memory = memory_of(plain)
+            post.start("broadcast", (memory.address, memory.bytes, root), plain)
+            if self._rank != root:
+                _copy_back(post, plain, tensor)
+        return post.work(tensors)
+
+    def allgather(self, outputs, inputs, opts=None):
+        post = _Post(self.group)
+        for parts, source in zip(outputs, inputs):
+            if len({part.numel() for part in parts}) == 1:
+                flat = torch.empty((self._world, source.numel()), dtype=source.dtype)
+                self._gather_into(post, _host_memory(source), flat)
+                rows = flat.unbind()
+            else:
+                flat = torch.empty(sum(part.numel() for part in parts), dtype=source.dtype)
+                self._gather_into(post, _host_memory(source), flat, [part.numel() for part in parts])
+                rows = flat.split([part.numel() for part in parts])
+            post.finishes.append(functools.partial(_copy_parts, rows, parts))
+        return post.work(outputs)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        """`output_lists` by rank, then by tensor."""
+        return self.allgather([list(parts) for parts in zip(*output_lists)], inputs, opts)
+
+    def _allgather_base(self, output, source, opts=None):
+        return self.allgather_into_tensor_coalesced([output], [source], opts)
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        post = _Post(self.group)
+        for output, source in zip(outputs, inputs):
+            plain = _host_memory(output)
+            self._gather_into(post, _host_memory(source), plain)
+            _copy_back(post, plain, output)
+        return post.work(outputs)
+
+    def _gather_into(self, post, source, target, counts=None):
+        one, other = memory_of(source), memory_of(target)
+        if one.width != other.width or (counts is None and one.count * self._world != other.count):
+            raise RuntimeError(f"all_gather: {self._world} times {one.count} elements of {one.name} do not fill {other.count} of {other.name}")
+        numbers = None if counts is None else self.group._numbers(counts, one.width)
+        post.start("all_gather", (one.address, other.address, other.bytes, numbers), (source, target))
+
+    def gather(self, outputs, inputs, opts):
+        post, is_root = _Post(self.group), opts.rootRank == self._rank
+        for index, source in enumerate(inputs):
+            plain = _host_memory(source)
+            flat = torch.empty((self._world if is_root else 0, plain.numel()), dtype=plain.dtype)
+            one, other = memory_of(plain), memory_of(flat)
+            post.start("gather", (one.address, one.bytes, other.address, opts.rootRank), (plain, flat))
+            if is_root:
+                post.finishes.append(functools.partial(_copy_parts, flat.unbind(), outputs[index]))
+        return post.work(outputs)
+
+    def scatter(self, outputs, inputs, opts):
+        post, is_root = _Post(self.group), opts.rootRank == self._rank
+        for index, output in enumerate(outputs):
+            flat = torch.cat([_host_memory(part).reshape(-1) for part in inputs[index]]) if is_root else None
+            plain = _host_memory(output)
+            one, source = memory_of(plain), memory_of(flat) if is_root else None
+            post.start("scatter", (source and source.address, one.address, one.bytes, opts.rootRank), (plain, flat))
+            _copy_back(post, plain, output)
+        return post.work(outputs)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        post = _Post(self.group)
+        given = torch.cat([_host_memory(part).reshape(-1) for part in inputs])
+        received = torch.empty(sum(part.numel() for part in outputs), dtype=given.dtype)
+        counts = [part.numel() for part in outputs]
+        self._exchange(post, given, received, [part.numel() for part in inputs], counts)
+        post.finishes.append(lambda: _copy_parts(received.split(counts), outputs))
+        return post.work(outputs)
+
+    def alltoall_base(self, output, source, output_splits, input_splits, opts=None):
+        post, given, received = _Post(self.group), _host_memory(source), _host_memory(output)
+        rows = [tensor.numel() // max(tensor.shape[0], 1) if tensor.dim() else 1 for tensor in (source, output)]
+        sent, taken = (splits and [row * part for part in splits] for row, splits in zip(rows, (input_splits, output_splits)))
+        self._exchange(post, given, received, sent, taken)
+        _copy_back(post, received, output)
+        return post.work([output])
+
+    def _exchange(self, post, given, received, sent, taken):
+        one, other = memory_of(given), memory_of(received)
+        sent, taken = (self.group._numbers(counts or [memory.count // self._world] * self._world, memory.width) for counts, memory in ((sent, one), (taken, other)))
+        post.start("all_to_all", (one.address, one.bytes, sent, other.address, other.bytes, taken), (given, received))
+
+    def send(self, tensors, rank, tag=0):
+        post = _Post(self.group)
+        for tensor in tensors:
+            plain = _host_memory(tensor)
+            memory = memory_of(plain)
+            post.start("send", (memory.address, memory.bytes, rank), plain, tag=_PAIRS + tag)
+        return post.work(tensors)
+
+    def recv(self, tensors, rank, tag=0):
+        post = _Post(self.group)
+        for tensor in tensors:
+            plain = _host_memory(tensor)
+            memory = memory_of(plain)
+            post.start("receive", (memory.address, memory.bytes, rank), plain, tag=_PAIRS + tag)
+            _copy_back(post, plain, tensor)
+        return post.work(tensors)
+
+    def recv_anysource(self, tensors, tag=0):
+        raise RuntimeError("the backend centroid receives from a rank that is named: give src")
+
+    def barrier(self, opts=None):
+        post = _Post(self.group)
+        post.start("barrier", (), None)
+        return post.work([])
+
+
+def _name_of(opts):
+    """The reduction, such as SUM."""
+    given = getattr(opts, "reduceOp", None)
+    if given is None:
+        return "SUM"
+    for name in (*_OPS, *_BITWISE):
+        if given == getattr(dist.ReduceOp, name, None):
+            return name
+    raise RuntimeError(f"the backend centroid does not reduce by {given}")
+
+
+def _op_of(name):
+    if name not in _OPS:
+        raise RuntimeError(f"the backend centroid has no {name} here")
+    return _OPS[name]
+
+
+def _numbers(tensor):
+    """A contiguous tensor on the CPU that can be reduced; small integers and booleans as int32."""
+    plain = _host_memory(tensor)
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return plain if plain.dtype in _REDUCED else plain.to(torch.int32)
+
+
+def _copy_back(post, received, target):
+    if target.is_complex() and not received.is_complex():
+        target = torch.view_as_real(target)
+    if received.data_ptr() != target.data_ptr():
+        post.finishes.append(lambda: target.detach().copy_(received.view(target.shape)))
+
+
+def _copy_parts(parts, targets):
+    for part, target in zip(parts, targets):
+        target.detach().copy_(part.view(target.shape))
+
+
+def _address_towards(host, port=9):
+    """The address of this machine on the way to another. Nothing is sent."""
+    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as route:
+        route.connect(place)
+        return route.getsockname()[0]
+
+
+def _host():
+    """Where the others reach this process."""
+    if os.environ.get("CENTROID_HOST"):
+        return os.environ["CENTROID_HOST"]
+    master = os.environ.get("MASTER_ADDR")
+    try:
+        found = _address_towards(master) if master else None
+        # Names of the own machine often lead to a loopback address, which the other machines do not reach.
+        if found is None or (found.startswith("127.") and not master.startswith(("127.", "localhost"))):
+            found = _address_towards("192.0.2.1")
+        return found
+    except OSError:
+        return "127.0.0.1"
+
+
+def _create(store, rank, size, timeout):
+    def exchange(address):
+        store.set(f"centroid/{rank}", address)
+        return [store.get(f"centroid/{other}").decode() for other in range(size)]
+
+    return ProcessGroupCentroid(join(rank=rank, world=size, exchange=exchange, host=_host(), timeout=timeout.total_seconds()))
+
+
+def _register():
+    devices = {"devices": ["cpu", "cuda"]} if int(torch.__version__.split(".")[0]) >= 2 else {}
+    if "CENTROID" not in dist.Backend._plugins:
+        dist.Backend.register_backend("centroid", _create, **devices)
+
+
+_register()
