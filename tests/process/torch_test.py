@@ -72,9 +72,9 @@ class Operations(TorchTest):
             one = tensors(5)
             dist.broadcast(one, 2)
             say(one.tolist())
-            parts = [torch.zeros(2, 2) for _ in range(world)]
-            dist.all_gather(parts, tensors(2, 2))
-            say(torch.stack(parts).tolist())
+            for parts in ([torch.zeros(2, 2) for _ in range(world)], list(torch.zeros(world, 2, 2).unbind()), list(torch.zeros(2, world, 2).unbind(1))):
+                dist.all_gather(parts, tensors(2, 2))
+                say(torch.stack(parts).tolist())
             parts = [torch.zeros(3) for _ in range(world)] if rank == 1 else None
             dist.gather(tensors(3), parts, dst=1)
             say(torch.stack(parts).tolist() if parts else "")

@@ -171,7 +171,9 @@ class ProcessGroupCentroid(dist.ProcessGroup):
     def reduce_scatter(self, outputs, inputs, opts=None):
         post = _Post(self.group)
         for output, parts in zip(outputs, inputs):
-            flat = torch.cat([_host_memory(part).reshape(-1) for part in parts])
+            flat = _joined(parts)
+            if flat is None:
+                flat = torch.cat([_host_memory(part).reshape(-1) for part in parts])
             self._scatter_into(post, output, flat, [part.numel() for part in parts], opts)
         return post.work(outputs)
 
@@ -229,15 +231,11 @@ class ProcessGroupCentroid(dist.ProcessGroup):
     def allgather(self, outputs, inputs, opts=None):
         post = _Post(self.group)
         for parts, source in zip(outputs, inputs):
-            if len({part.numel() for part in parts}) == 1:
-                flat = torch.empty((self._world, source.numel()), dtype=source.dtype)
-                self._gather_into(post, _host_memory(source), flat)
-                rows = flat.unbind()
-            else:
-                flat = torch.empty(sum(part.numel() for part in parts), dtype=source.dtype)
-                self._gather_into(post, _host_memory(source), flat, [part.numel() for part in parts])
-                rows = flat.split([part.numel() for part in parts])
-            post.finishes.append(functools.partial(_copy_parts, rows, parts))
+            counts, flat = [part.numel() for part in parts], _joined(parts)
+            if flat is None:
+                flat = torch.empty(sum(counts), dtype=source.dtype)
+                post.finishes.append(functools.partial(_copy_parts, flat.split(counts), parts))
+            self._gather_into(post, _host_memory(source), flat, counts)
         return post.work(outputs)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
@@ -329,6 +327,19 @@ class ProcessGroupCentroid(dist.ProcessGroup):
         post = _Post(self.group)
         post.start("barrier", (), None)
         return post.work([])
+
+
+def _joined(parts):
+    """The tensor of which these are the pieces, where they lie one behind the other, as FSDP has them; else None."""
+    first, at = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.device.type != "cpu" or part.dtype != first.dtype or not part.is_contiguous() or part.data_ptr() != at:
+            return None
+        at += part.numel() * part.element_size()
+    try:
+        return first.detach().as_strided((sum(part.numel() for part in parts),), (1,))
+    except RuntimeError:  # pieces of several storages
+        return None
 
 
 def _name_of(opts):
