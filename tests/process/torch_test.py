@@ -6,6 +6,7 @@ Another Python may have another PyTorch: CENTROID_TEST_PYTHON names it.
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -162,6 +163,37 @@ class Training(TorchTest):
                     self.assertEqual(name, same)
                     self.assertAlmostEqual(float(expected), float(found), delta=1e-6 if name == "loss" else 1e-3)
             self.assertEqual(len({lines[-1][1] for lines in ours}), 1)  # the same bits on all ranks
+
+    def test_fsdp_has_the_losses_of_gloo(self):
+        if self.torch_version() < (2, 1):
+            self.skipTest("FSDP on CPUs needs PyTorch 2.1")
+        body = """
+            from torch import nn
+            from torch.distributed.fsdp import FullyShardedDataParallel
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(20, 33), nn.ReLU(), nn.Linear(33, 2))
+            sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+            optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+            torch.manual_seed(rank)
+            for step in range(10):
+                x = torch.randn(8, 20)
+                loss = nn.functional.cross_entropy(sharded(x), (x.sum(1) > 0).long())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                say(loss.item())
+            dist.barrier()
+            dist.destroy_process_group()
+            """
+        gloo, ours = (self.ranks(3, body, BACKEND=backend) for backend in ("gloo", "centroid"))
+        for one, other in zip(gloo, ours):
+            self.assertEqual(len(one), 10)
+            for expected, found in zip(one, other):
+                self.assertAlmostEqual(float(expected), float(found), delta=1e-6)
+
+    def torch_version(self):
+        found = subprocess.run([self.python_, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout
+        return tuple(map(int, re.findall(r"\d+", found)[:2]))
 
     def test_the_death_of_a_rank_is_an_error_that_names_it(self):
         ranks = self.start(

@@ -144,6 +144,8 @@ class ProcessGroupCentroid(dist.ProcessGroup):
     def size(self):
         return self._world
 
+    getRank, getSize = rank, size  # names that later versions of PyTorch ask for; more below
+
     def abort(self, *_):
         """End every operation, on all ranks."""
         self.group.abort(f"rank {self._rank} aborted the group")
@@ -327,6 +329,9 @@ class ProcessGroupCentroid(dist.ProcessGroup):
         post = _Post(self.group)
         post.start("barrier", (), None)
         return post.work([])
+
+    all_gather_single, all_gather_single_coalesced, all_to_all_single = _allgather_base, allgather_into_tensor_coalesced, alltoall_base
+    reduce_scatter_single, reduce_scatter_single_coalesced = _reduce_scatter_base, reduce_scatter_tensor_coalesced
 
 
 def _joined(parts):
