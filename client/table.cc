@@ -30,6 +30,18 @@ std::string format(const char* pattern, Values... values) {
 std::string cleaned(std::string text) {
   for (char& c : text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  // Of U+0080 to U+009F, U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069, which control a
+  // terminal or reverse what it shows.
+  for (std::size_t i = 0; i + 1 < text.size(); ++i) {
+    const auto at = [&](std::size_t k) {
+      return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u;
+    };
+    if (at(0) == 0xc2 && at(1) < 0xa0) text.replace(i, 2, 1, '?');
+    const bool is_mark = at(1) == 0x80 && (at(2) == 0x8e || at(2) == 0x8f);
+    const bool is_turn = at(1) == 0x80 && at(2) >= 0xaa && at(2) <= 0xae;
+    const bool is_isolate = at(1) == 0x81 && at(2) >= 0xa6 && at(2) <= 0xa9;
+    if (at(0) == 0xe2 && (is_mark || is_turn || is_isolate)) text.replace(i, 3, 1, '?');
+  }
   return text;
 }
 

@@ -180,7 +180,17 @@ std::string csv_field(std::string_view text) {
   std::string out;
   if (!text.empty() && std::string_view("=+-@\t\r").find(text[0]) != std::string_view::npos)
     out = "'";
-  out += text;
+  for (std::size_t i = 0; i < text.size();) {  // no terminal that shows it is controlled
+    const std::size_t length = utf8_length(text, i);
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (length == 0)
+      out += '?';
+    else if (c < 0x20 || c == 0x7f)
+      out += ' ';
+    else
+      out += text.substr(i, length);
+    i += std::max<std::size_t>(length, 1);
+  }
   if (out.find_first_of(",\"\r\n") == std::string::npos) return out;
   std::string cell = "\"";
   for (const char c : out) {

@@ -50,7 +50,8 @@ def header(kind, flags=0, head=b"", payload_bytes=0, identity=0, version=WIRE_VE
 
 
 def text(value):
-    return struct.pack("<I", len(value)) + value.encode()
+    encoded = value.encode()
+    return struct.pack("<I", len(encoded)) + encoded
 
 
 def hello_head(versions=(1, 1), name="stranger", token="", run_id="", manifest_hash=0, credit_bytes=4 << 20):

@@ -17,6 +17,7 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import DONE, FAILED, Process, free_port, main, wait_for
 from harness.ctl import ANSWERED_BADLY, STOPPED, UNREACHABLE, USAGE, Altered, CtlTest
+from harness.peer import Peer
 
 
 class Ctl(CtlTest):
@@ -492,6 +493,14 @@ class Ctl(CtlTest):
         self.assertGreater(found["bytes_per_second_in"], 1e6)
         self.assertLessEqual(found["median_seconds"], found["p99_seconds"])
         self.assertIn("a round trip", self.ctl(server, "doctor", "--worker-token-file", token))
+
+    def test_names_control_no_terminal_and_turn_no_line_around(self):
+        server = self.server()
+        peer = Peer(server.data, "w\u202e\x1b[2J\u2066\u0085\u200f\u00e9")
+        peer.join()
+        wait_for(server.workers, "the worker")
+        self.assertIn("w??[2J???\u00e9", self.ctl(server, "workers"))
+        peer.close()
 
     def test_doctor_is_no_stranger_in_the_log_of_the_server(self):
         token = self.folder / "token"

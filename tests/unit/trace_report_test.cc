@@ -100,7 +100,7 @@ TEST(TraceReport, EventsSayTheSameWhenTheyAreReadBack) {
 
 TEST(TraceReport, CsvHasARowForEverythingAndRunsNothing) {
   Capture of = made();
-  of.marks[0].name = "=1+1";
+  of.marks[0].name = "=1+1\x1b[31m\xff\n";
   const std::string csv = to_csv({&of, 1});
   std::vector<std::string> lines;
   for (std::size_t at = 0; at < csv.size();) {
@@ -114,7 +114,7 @@ TEST(TraceReport, CsvHasARowForEverythingAndRunsNothing) {
             "kind,process,lane,name,begin_unix_seconds,duration_seconds,round,value,text");
   EXPECT_EQ(lines[1], "stage,worker,cpu:0,compute,1000000000.000000,0.100000,7,,");
   EXPECT_EQ(lines[6], "period,worker,loop,epoch,1000000000.000000,0.500000,7,,");
-  EXPECT_EQ(lines[7], "mark,worker,loop,'=1+1,1000000000.200000,,,,\"a \"\"b\"\", c\"");
+  EXPECT_EQ(lines[7], "mark,worker,loop,'=1+1 [31m? ,1000000000.200000,,,,\"a \"\"b\"\", c\"");
   EXPECT_EQ(lines[8], "sample,worker,gpu 0 utilization,ratio,1000000000.000000,,,0.5,");
   EXPECT_EQ(lines.back(), "idle,worker,gpu 0,idle,1000000001.000000,2.500000,,,");
 }
