@@ -173,8 +173,9 @@ class Rest(ClusterTest):
         self.assertEqual(self.ask(server, "GET", "/v1/cluster", token=made["secret"])[0], 401)
         entries = self.json(server, "GET", "/v1/audit", token=OPERATOR)["entries"]
         self.assertEqual([(e["who"], e["status"]) for e in entries], [("api.token", 200), ("eyes", 403), ("api.token", 201), ("api.token", 201)])
-        lines = (self.folder / "run" / "audit.jsonl").read_text().splitlines()
-        self.assertEqual(len(lines), 4)
+        files = [(self.folder / "run" / name).read_text().splitlines() for name in ("audit.jsonl", "audit-refused.jsonl")]
+        self.assertEqual([len(lines) for lines in files], [3, 1])
+        lines = [*files[0], *files[1]]
         self.assertNotIn(made["secret"], "".join(lines) + server.text())
 
     def test_a_repeated_post_makes_one_checkpoint(self):
