@@ -165,6 +165,47 @@ TEST_F(CApi, RowsLookAtEveryArgument) {
   centroid_rows_close(nullptr);
 }
 
+TEST_F(CApi, GroupsLookAtEveryArgument) {
+  auto options = sized<centroid_group_options>();
+  centroid_group* group = nullptr;
+  centroid_group* part = nullptr;
+  centroid_work* work = nullptr;
+  const std::uint32_t ranks[1] = {0};
+  refused(centroid_group_open(nullptr, &group), "options is NULL");
+  refused(centroid_group_open(&options, nullptr), "group is NULL");
+  refused(centroid_group_open(&options, &group), "rank 0 of world 0");
+  options.world = 1;
+  refused(centroid_group_join(&options, nullptr, &group), "rendezvous is NULL");
+  refused(centroid_group_join(&options, "nowhere", &group), "nowhere");
+  refused(centroid_group_barrier(nullptr, nullptr, nullptr), "group is NULL");
+  refused(centroid_work_wait(nullptr, 1), "work is NULL");
+  refused(centroid_ended_next(nullptr, 1, nullptr), "ended is NULL");
+  ASSERT_EQ(centroid_group_open(&options, &group), CENTROID_OK) << centroid_error();
+  EXPECT_EQ(centroid_group_barrier(group, nullptr, nullptr), CENTROID_FAILED_PRECONDITION);
+  EXPECT_THAT(centroid_error(), HasSubstr("centroid_group_connect comes first"));
+  const char* address = "127.0.0.1:9 0 0";
+  refused(centroid_group_connect(group, &address, 1), "is not the one of this rank");
+  address = centroid_group_address(group);
+  ASSERT_EQ(centroid_group_connect(group, &address, 1), CENTROID_OK) << centroid_error();
+  refused(centroid_group_subgroup(group, nullptr, 1, &part), "ranks is NULL");
+  refused(centroid_group_all_reduce(group, values, nullptr, 2, nullptr, nullptr), "output is NULL");
+  refused(centroid_group_broadcast(group, values, std::uint64_t{1} << 60, 0, nullptr, &work),
+          "output has 1152921504606846976 elements");
+  auto call = sized<centroid_call>();
+  call.reduction = 3;
+  refused(centroid_group_all_reduce(group, values, values, 2, &call, &work), "call.reduction is 3");
+  EXPECT_EQ(work, nullptr);
+  ASSERT_EQ(centroid_group_subgroup(group, ranks, 1, &part), CENTROID_OK);
+  EXPECT_EQ(centroid_group_all_reduce(part, values, values, 2, nullptr, &work), CENTROID_OK);
+  EXPECT_EQ(centroid_work_wait(work, 0), CENTROID_OK);
+  centroid_group_close(group);
+  centroid_group_close(part);
+  centroid_work_free(work);  // the last that uses the connections
+  centroid_group_close(nullptr);
+  centroid_work_free(nullptr);
+  centroid_ended_close(nullptr);
+}
+
 TEST(CApiTrace, LooksAtEveryArgument) {
   const auto refused = [](int code, const std::string& text) {
     EXPECT_EQ(code, CENTROID_INVALID_ARGUMENT);

@@ -11,8 +11,8 @@ import centroid
 
 from ._abi import _Call, _GroupOptions, _memory, _u32, _u64
 from ._arrays import CentroidError, _bad, _number
-from ._memory import BYTES as _BYTES
-from ._memory import memory_of
+from ._views import BYTES as _BYTES
+from ._views import memory_of
 
 __all__ = ["Group", "Work", "join"]
 

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 import centroid
 
 from ._abi import _memory, _u64
-from ._memory import memory_of
+from ._views import memory_of
 from .group import Work, _call, join
 
 __all__ = ["ProcessGroupCentroid"]
