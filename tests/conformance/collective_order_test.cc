@@ -167,6 +167,12 @@ class SlowConnection final : public transport::Connection {
     co_return co_await inner_->write(frame);
   }
   void close(Error cause) noexcept override { inner_->close(std::move(cause)); }
+  void close_with(const transport::OutFrame& last, Error cause) noexcept override {
+    inner_->close_with(last, std::move(cause));
+  }
+  void set_budget(std::shared_ptr<transport::ByteBudget> budget) override {
+    inner_->set_budget(std::move(budget));
+  }
   void set_limits(const transport::FrameLimits& limits) override { inner_->set_limits(limits); }
   transport::FrameLimits limits() const override { return inner_->limits(); }
   std::string peer() const override { return inner_->peer(); }
