@@ -1,0 +1,1 @@
+centroid_test(parallel_layout_test LABEL unit SOURCES unit/parallel_layout_test.cc DEPS centroid::parallel)
