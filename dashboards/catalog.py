@@ -352,6 +352,13 @@ CLUSTER = Dashboard(
         (
             "Errors",
             (
+                Panel("Strangers", "Connections that have not joined; clients of tables, readers and shard servers; closed to make room for others.", "short",
+                      (("sum(centroid_server_strangers{SELECT})", "strangers"), ("sum(centroid_server_guests{SELECT})", "guests"),
+                       (rate("centroid_server_strangers_displaced_total"), "displaced/s"), (rate("centroid_server_guests_refused_total"), "guests refused/s")), width=8),
+                Panel("Memory of strangers", "Bytes of messages of connections that have not joined, of 64 MiB at most.", "bytes",
+                      (("sum(centroid_server_stranger_bytes{SELECT})", "bytes"),), width=8),
+                Panel("Lines left out", "Lines about strangers that the log omits, and refused requests that the audit log omits, per second.", "ops",
+                      ((rate("centroid_server_log_lines_left_out_total"), "log"), (rate("centroid_api_audit_left_out_total"), "audit log")), width=8),
                 Panel("Contributions lost", "Of workers that went before their end; the round was closed with the rest or repeated.", "ops",
                       ((rate("centroid_server_contributions_lost_total"), "lost"),)),
                 Panel("Refused and stale", "Handshakes refused: wrong token, or another version or garbage. Stale chunks: of closed attempts.", "ops",
