@@ -35,7 +35,7 @@ class ImageRoot(unittest.TestCase):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="centroid-image-root-"))
         self.addCleanup(shutil.rmtree, self.folder)
 
-    def assign_memory(self, kind, *libraries, programs=None):
+    def make_root(self, kind, *libraries, programs=None):
         """The root folder of an image, as the Dockerfile's stage makes it."""
         root = self.folder / kind
         run(ROOT / "deploy" / "image-root", kind, programs or self.programs, root, *libraries, cwd=ROOT)
@@ -63,7 +63,7 @@ class ImageRoot(unittest.TestCase):
             with self.subTest(kind):
                 if programs is None:
                     self.skipTest("no etcd here; ./centroid test --ops fetches it")
-                root = self.assign_memory(kind, programs=programs)
+                root = self.make_root(kind, programs=programs)
                 self.assert_closed(root)
                 self.assertTrue((root / "usr" / "bin" / ("etcd" if kind == "etcd" else f"centroid-{kind}")).is_file())
 
@@ -74,7 +74,7 @@ class ImageRoot(unittest.TestCase):
         source.write_text("int nothing;\n")
         if run("cc", "-shared", "-fPIC", "-o", library, source, "-Wl,--no-as-needed", *(f"-l:{name}" for name in STUBS), check=False).returncode != 0:
             self.skipTest(f"no {', '.join(STUBS)} of glibc here")
-        names = self.assert_closed(self.assign_memory("worker", library))
+        names = self.assert_closed(self.make_root("worker", library))
         self.assertLessEqual({library.name, *STUBS}, names)
 
     def test_libraries_of_nvidia_bring_what_they_name(self):
@@ -82,7 +82,7 @@ class ImageRoot(unittest.TestCase):
         paths = {name: installed(name) for name in NVIDIA}
         if missing := [name for name, path in paths.items() if path is None]:
             self.skipTest(f"no {', '.join(missing)} here (ldconfig -p, /usr/local/cuda*)")
-        names = self.assert_closed(self.assign_memory("worker", *paths.values()))
+        names = self.assert_closed(self.make_root("worker", *paths.values()))
         self.assertLessEqual({pathlib.Path(path).name for path in paths.values()}, names)
 
     def test_what_is_not_installed_is_named(self):
