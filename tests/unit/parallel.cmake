@@ -1,1 +1,2 @@
 centroid_test(parallel_layout_test LABEL unit SOURCES unit/parallel_layout_test.cc DEPS centroid::parallel)
+centroid_test(parallel_pipeline_test LABEL unit SOURCES unit/parallel_pipeline_test.cc DEPS centroid::parallel)
