@@ -1,2 +1,3 @@
 centroid_test(parallel_layout_test LABEL unit SOURCES unit/parallel_layout_test.cc DEPS centroid::parallel)
 centroid_test(parallel_pipeline_test LABEL unit SOURCES unit/parallel_pipeline_test.cc DEPS centroid::parallel)
+centroid_test(sharded_parameters_test LABEL component SOURCES component/sharded_parameters_test.cc DEPS centroid::parallel TIMEOUT 300)

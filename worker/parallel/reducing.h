@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/base/result.h"
+#include "transport/collective/group.h"
+#include "worker/parallel/shard_layout.h"
+
+namespace centroid::parallel {
+
+/// Gradients of units on their way to the mean of all ranks: reduced and scattered among the ranks
+/// that share a copy of the model, then all-reduced among those that have the same shard.
+///
+/// thread  one at a time
+class Reducing {
+ public:
+  /// Whole gradients that wait for their operations; each is memory of a unit.
+  static constexpr std::size_t kInProgress = 2;
+
+  Reducing(const ShardLayout& layout, const collective::Group& shards,
+           const collective::Group& replicas, std::chrono::milliseconds timeout);
+
+  /// Begin with a unit's gradient; waits while more than `kInProgress` are on their way.
+  Status begin(std::size_t unit, std::vector<float> gradient);
+  /// Wait for all.
+  Status finish();
+
+  /// The unit was reduced since the last `clear`, or is on its way.
+  bool has(std::size_t unit) const { return begun_[unit]; }
+  /// This rank's part of a unit's mean; the sum if the unit was reduced several times.
+  std::span<float> mean(std::size_t unit) { return means_[unit]; }
+  /// Forget the means. Nothing is on its way.
+  void clear();
+
+  std::uint64_t elements() const;  ///< in memory
+
+ private:
+  struct Entry {
+    std::size_t unit = 0;
+    std::vector<float> gradient;
+    std::optional<collective::Handle> scatter, reduce;
+  };
+  std::span<float> part(Entry& entry) const;
+  void begin_second(Entry& entry);
+  void advance();
+  Status end_first();
+
+  const ShardLayout& layout_;
+  const collective::Group& shards_;
+  const collective::Group& replicas_;
+  const std::chrono::milliseconds timeout_;
+  std::deque<Entry> entries_;  ///< in the order of `begin`
+  std::vector<bool> begun_;    ///< by unit
+  std::vector<std::vector<float>> means_;
+};
+
+}  // namespace centroid::parallel

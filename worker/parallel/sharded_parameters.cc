@@ -1,0 +1,293 @@
+#include "worker/parallel/sharded_parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "common/optim/norm.h"
+#include "common/tensor/text.h"
+#include "transport/collective/collectives.h"
+
+namespace centroid::parallel {
+namespace {
+
+// Tags 2 * unit + 1 are those of Reducing.
+constexpr std::uint64_t kNormTag = ~std::uint64_t{1};
+
+Error wrong_use(const std::string& why) {
+  return Error(ErrorCode::kFailedPrecondition, "sharded parameters: " + why);
+}
+
+std::string name_of_unit(std::size_t unit) { return "unit " + std::to_string(unit); }
+
+}  // namespace
+
+Result<std::unique_ptr<ShardedParameters>> ShardedParameters::make(
+    const collective::Group& group, std::vector<ParameterShape> parameters,
+    const ShardedOptions& options, const Initial& initial) {
+  const std::uint32_t rank = group.rank(), world = group.world();
+  CENTROID_ASSIGN(const Sharding sharding, Sharding::parse(options.sharding.text(), world));
+  CENTROID_ASSIGN(std::unique_ptr<Optimizer> optimizer, make_optimizer(options.optimizer));
+  const std::vector<std::uint32_t> ranks = sharding.shard_ranks(rank, world);
+  CENTROID_ASSIGN(ShardLayout layout,
+                  ShardLayout::make(std::move(parameters), static_cast<std::uint32_t>(ranks.size()),
+                                    options.least_elements));
+  CENTROID_ASSIGN(collective::Group shards, group.subgroup(ranks));
+  CENTROID_ASSIGN(collective::Group replicas, group.subgroup(sharding.replica_ranks(rank, world)));
+  std::vector<std::uint32_t> everyone(world);
+  for (std::uint32_t i = 0; i < world; ++i) everyone[i] = i;
+  CENTROID_ASSIGN(collective::Group all, group.subgroup(everyone));
+  std::unique_ptr<ShardedParameters> made(new ShardedParameters(
+      std::move(layout), options, std::move(shards), std::move(replicas), std::move(optimizer)));
+  if (Status filled = made->fill(all, initial); !filled.ok()) {
+    all.abort(filled.error());
+    return std::move(filled).error();
+  }
+  return made;
+}
+
+ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& options,
+                                     collective::Group shards, collective::Group replicas,
+                                     std::unique_ptr<Optimizer> optimizer)
+    : layout_(std::move(layout)),
+      timeout_(options.timeout),
+      shards_(std::move(shards)),
+      replicas_(std::move(replicas)),
+      optimizer_(std::move(optimizer)),
+      keeps_full_(!options.sharding.shards_parameters() || shards_.world() == 1),
+      units_(layout_.units().size()),
+      reducing_(layout_, shards_, replicas_, timeout_) {}
+
+Status ShardedParameters::fill(const collective::Group& all, const Initial& initial) {
+  collective::CallOptions options;
+  options.timeout = timeout_;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const Range& elements = layout_.units()[i].elements;
+    const Range& parameters = layout_.units()[i].parameters;
+    const Range shard = layout_.shard(i, shards_.rank());
+    std::vector<float> values(elements.count);
+    for (std::size_t index = parameters.begin; all.rank() == 0 && index < parameters.end();
+         ++index) {
+      const Range within = layout_.within_unit(index);
+      Status filled = initial(index, std::span(values).subspan(within.begin, within.count));
+      if (!filled.ok())
+        return std::move(filled).error().with_context("initial values of " +
+                                                      printable(layout_.parameters()[index].name));
+    }
+    CENTROID_TRY(collective::broadcast(all, std::span(values), 0, options));
+    units_[i].state.assign(optimizer_->slots(), std::vector<float>(shard.count));
+    if (keeps_full_)
+      units_[i].full = std::move(values);
+    else
+      units_[i].master.assign(values.begin() + static_cast<std::ptrdiff_t>(shard.begin),
+                              values.begin() + static_cast<std::ptrdiff_t>(shard.end()));
+  }
+  return {};
+}
+
+Status ShardedParameters::check_unit(std::size_t unit) const {
+  if (failed_) return *failed_;
+  if (unit < units_.size()) return {};
+  return Error(ErrorCode::kInvalidArgument, "sharded parameters: " + name_of_unit(unit) + " of " +
+                                                std::to_string(units_.size()));
+}
+
+Error ShardedParameters::fail(Error cause) {
+  // A rank that fails in one of its groups ends the other, so it ends everywhere.
+  shards_.abort(cause);
+  replicas_.abort(cause);
+  if (!failed_) failed_ = cause;
+  return cause;
+}
+
+std::span<float> ShardedParameters::own(std::size_t unit) {
+  if (!keeps_full_) return units_[unit].master;
+  const Range shard = layout_.shard(unit, shards_.rank());
+  return std::span(units_[unit].full).subspan(shard.begin, shard.count);
+}
+
+std::span<const float> ShardedParameters::shard(std::size_t unit) const {
+  if (!keeps_full_) return units_[unit].master;
+  const Range shard = layout_.shard(unit, shards_.rank());
+  return std::span(units_[unit].full).subspan(shard.begin, shard.count);
+}
+
+collective::Handle ShardedParameters::begin_gather(std::size_t unit) {
+  collective::CallOptions options;
+  options.tag = 2 * unit;
+  options.timeout = timeout_;
+  std::vector<float>& full = units_[unit].full;
+  const Range shard = layout_.shard(unit, shards_.rank());
+  return collective::all_gather_async(
+      shards_, std::span<const float>(full).subspan(shard.begin, shard.count), std::span(full),
+      options, shard_counts(full.size(), shards_.world()));
+}
+
+Status ShardedParameters::prefetch(std::size_t unit) {
+  CENTROID_TRY(check_unit(unit));
+  if (keeps_full_) return {};
+  Unit& one = units_[unit];
+  if (one.gathering) return wrong_use("prefetch of " + name_of_unit(unit) + " was called twice");
+  if (!one.full.empty()) return wrong_use(name_of_unit(unit) + " is gathered already");
+  one.full.resize(layout_.units()[unit].elements.count);
+  std::copy(
+      one.master.begin(), one.master.end(),
+      one.full.begin() + static_cast<std::ptrdiff_t>(layout_.shard(unit, shards_.rank()).begin));
+  one.gathering = begin_gather(unit);
+  return {};
+}
+
+bool ShardedParameters::is_prefetched(std::size_t unit) const {
+  return unit < units_.size() && units_[unit].gathering.has_value();
+}
+
+Status ShardedParameters::gather(std::size_t unit) {
+  CENTROID_TRY(check_unit(unit));
+  Unit& one = units_[unit];
+  if (one.full.empty()) CENTROID_TRY(prefetch(unit));
+  if (!one.gathering) return {};
+  Status gathered = one.gathering->wait();
+  one.gathering.reset();
+  if (gathered.ok()) return {};
+  one.full = {};
+  return fail(std::move(gathered).error().with_context("gather " + name_of_unit(unit)));
+}
+
+bool ShardedParameters::is_gathered(std::size_t unit) const {
+  return unit < units_.size() && !units_[unit].full.empty() && !units_[unit].gathering;
+}
+
+Status ShardedParameters::release(std::size_t unit) {
+  CENTROID_TRY(check_unit(unit));
+  if (keeps_full_) return {};
+  if (units_[unit].gathering) CENTROID_TRY(gather(unit));  // the operation uses the memory
+  units_[unit].full = {};
+  return {};
+}
+
+Result<std::span<const float>> ShardedParameters::parameter(std::size_t index) const {
+  if (failed_) return *failed_;
+  if (index >= layout_.parameters().size())
+    return Error(ErrorCode::kInvalidArgument, "sharded parameters: parameter " +
+                                                  std::to_string(index) + " of " +
+                                                  std::to_string(layout_.parameters().size()));
+  const std::size_t unit = layout_.unit_of(index);
+  if (!is_gathered(unit))
+    return wrong_use(printable(layout_.parameters()[index].name) + " is in " + name_of_unit(unit) +
+                     ", which is not gathered");
+  const Range within = layout_.within_unit(index);
+  return std::span(units_[unit].full).subspan(within.begin, within.count);
+}
+
+Result<std::span<float>> ShardedParameters::gradient(std::size_t index) {
+  if (failed_) return *failed_;
+  if (index >= layout_.parameters().size())
+    return Error(ErrorCode::kInvalidArgument, "sharded parameters: gradient " +
+                                                  std::to_string(index) + " of " +
+                                                  std::to_string(layout_.parameters().size()));
+  const std::size_t unit = layout_.unit_of(index);
+  has_gradient_ = true;
+  std::vector<float>& gradient = units_[unit].gradient;
+  if (gradient.empty()) gradient.resize(layout_.units()[unit].elements.count);
+  const Range within = layout_.within_unit(index);
+  return std::span(gradient).subspan(within.begin, within.count);
+}
+
+Status ShardedParameters::reduce(std::size_t unit) {
+  CENTROID_TRY(check_unit(unit));
+  has_gradient_ = true;
+  if (!is_syncing_) return {};
+  std::vector<float> gradient = std::exchange(units_[unit].gradient, {});
+  gradient.resize(layout_.units()[unit].elements.count);  // 0 without samples
+  Status begun = reducing_.begin(unit, std::move(gradient));
+  if (begun.ok()) return {};
+  return fail(std::move(begun).error().with_context("reduce gradients"));
+}
+
+Status ShardedParameters::check_step() const {
+  if (failed_) return *failed_;
+  if (!has_gradient_)
+    return wrong_use("step without a gradient since the last one; was backward called before it?");
+  for (std::size_t unit = 0; unit < units_.size() && !keeps_full_; ++unit)
+    if (!units_[unit].full.empty())
+      return wrong_use("step while " + name_of_unit(unit) +
+                       (units_[unit].gathering ? " is prefetched" : " is gathered") +
+                       "; release it before");
+  return {};
+}
+
+Status ShardedParameters::reduce_rest() {
+  const bool was_syncing = std::exchange(is_syncing_, true);
+  Status reduced;
+  for (std::size_t unit = 0; unit < units_.size() && reduced.ok(); ++unit)
+    if (!units_[unit].gradient.empty() || !reducing_.has(unit)) reduced = reduce(unit);
+  is_syncing_ = was_syncing;
+  CENTROID_TRY(reduced);
+  if (Status ended = reducing_.finish(); !ended.ok())
+    return fail(std::move(ended).error().with_context("reduce gradients"));
+  return {};
+}
+
+Result<StepReport> ShardedParameters::clip() {
+  StepReport report;
+  report.step = steps_ + 1;
+  const double bound = optimizer_->config().clip_norm;
+  if (bound <= 0) return report;
+  double squares = 0;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit)
+    squares += sum_of_squares(reducing_.mean(unit));
+  collective::CallOptions options;
+  options.tag = kNormTag;
+  options.timeout = timeout_;
+  if (shards_.world() > 1) {
+    Status summed = collective::all_reduce(shards_, std::span(&squares, 1), options);
+    if (!summed.ok()) return fail(std::move(summed).error().with_context("sum gradient norms"));
+  }
+  report.gradient_norm = std::sqrt(squares);
+  const float factor = clip_factor(*report.gradient_norm, bound);
+  for (std::size_t unit = 0; unit < units_.size() && factor != 1; ++unit)
+    for (float& value : reducing_.mean(unit)) value *= factor;
+  return report;
+}
+
+void ShardedParameters::update(std::size_t unit) {
+  std::vector<std::span<float>> slots;
+  for (std::vector<float>& slot : units_[unit].state) slots.emplace_back(slot);
+  optimizer_->step(steps_, own(unit), reducing_.mean(unit), slots, own(unit));
+}
+
+Status ShardedParameters::share_updates() {
+  if (!keeps_full_ || shards_.world() == 1) return {};
+  std::vector<collective::Handle> handles;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) handles.push_back(begin_gather(unit));
+  for (collective::Handle& handle : handles)
+    if (Status shared = handle.wait(); !shared.ok())
+      return fail(std::move(shared).error().with_context("gather updated parameters"));
+  return {};
+}
+
+Result<StepReport> ShardedParameters::step() {
+  CENTROID_TRY(check_step());
+  CENTROID_TRY(reduce_rest());
+  CENTROID_ASSIGN(const StepReport report, clip());
+  ++steps_;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) update(unit);
+  reducing_.clear();
+  has_gradient_ = false;
+  CENTROID_TRY(share_updates());
+  return report;
+}
+
+ShardedMemory ShardedParameters::memory() const {
+  ShardedMemory out;
+  out.gradients = reducing_.elements() * sizeof(float);
+  for (const Unit& unit : units_) {
+    out.parameters += (unit.master.size() + unit.full.size()) * sizeof(float);
+    out.gradients += unit.gradient.size() * sizeof(float);
+    for (const std::vector<float>& slot : unit.state) out.state += slot.size() * sizeof(float);
+  }
+  return out;
+}
+
+}  // namespace centroid::parallel

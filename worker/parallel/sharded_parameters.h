@@ -1,0 +1,137 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/optim/optimizer.h"
+#include "transport/collective/group.h"
+#include "worker/parallel/mesh.h"
+#include "worker/parallel/reducing.h"
+#include "worker/parallel/shard_layout.h"
+
+namespace centroid::parallel {
+
+struct ShardedOptions {
+  Sharding sharding;
+  OptimizerConfig optimizer;
+  std::uint64_t least_elements = ShardLayout::kLeastElements;  ///< of a unit
+  std::chrono::milliseconds timeout{0};                        ///< of an operation; 0: the group's
+};
+
+/// Bytes of this rank, without those of operations in progress in the collectives.
+struct ShardedMemory {
+  std::uint64_t parameters = 0;  ///< own shards, and units that are gathered
+  std::uint64_t gradients = 0;   ///< of whole units, in operations, and of own shards
+  std::uint64_t state = 0;       ///< of the optimizer
+};
+
+/// What a step was.
+struct StepReport {
+  std::uint64_t step = 0;               ///< from 1 on
+  std::optional<double> gradient_norm;  ///< of the whole model before clipping; with clip_norm
+};
+
+/// Parameters of a data parallel job, of which each rank has a shard, with its gradient and the
+/// optimizer's state. In float32.
+///
+/// use       in forward and backward, for each unit: gather, `parameter`, release; in backward add
+///           to `gradient` before, and reduce after it. At the end `step`
+/// order     every rank calls make, prefetch, gather, reduce and step for the same units in the
+///           same order. One without samples reduces as the others do: its gradient is 0
+/// gradient  the mean over the ranks. A rank whose samples are not 1 / ranks of all multiplies its
+///           gradient by samples * ranks / all
+/// fails     invalid_argument, failed_precondition: wrong use; nothing is sent, nothing changes. An
+///           operation that fails ends all: every rank's present and later calls fail with the
+///           cause. `shard` has the parameters of the last step that began to change them here
+/// bits      the same in every run of the same ranks, units and sharding
+/// thread    one at a time; operations progress meanwhile
+class ShardedParameters {
+ public:
+  /// Write a parameter's initial values.
+  using Initial = std::function<Status(std::size_t parameter, std::span<float> out)>;
+
+  /// Divide the parameters among the group's ranks; rank 0 gives the values, unit by unit.
+  ///
+  /// fails  as ShardLayout::make, make_optimizer, Sharding::parse and rank 0's `initial`
+  static Result<std::unique_ptr<ShardedParameters>> make(const collective::Group& group,
+                                                         std::vector<ParameterShape> parameters,
+                                                         const ShardedOptions& options,
+                                                         const Initial& initial);
+
+  const ShardLayout& layout() const { return layout_; }
+  std::uint64_t steps() const { return steps_; }
+
+  /// Begin to gather a unit. Nothing to do if this rank has all of it anyway.
+  ///
+  /// fails  failed_precondition: it is gathered, or prefetch was called twice
+  Status prefetch(std::size_t unit);
+  bool is_prefetched(std::size_t unit) const;
+  /// Return when the unit's parameters are here.
+  Status gather(std::size_t unit);
+  bool is_gathered(std::size_t unit) const;
+  /// Free what gather brought; spans of `parameter` end.
+  Status release(std::size_t unit);
+  /// A parameter of a gathered unit, until release or step.
+  Result<std::span<const float>> parameter(std::size_t index) const;
+
+  /// The gradient of a parameter in this rank's samples, which the caller adds to; 0 at first and
+  /// after each reduction. Valid until its unit is reduced.
+  Result<std::span<float>> gradient(std::size_t index);
+  /// The unit's gradient is complete: begin to reduce it, and add the mean to that of this step.
+  /// Its memory is freed when that has ended; two reductions may be in progress.
+  Status reduce(std::size_t unit);
+  /// Without: reduce leaves gradients where they are, so micro-batches accumulate without
+  /// communication.
+  void set_sync(bool sync) { is_syncing_ = sync; }
+
+  /// Reduce what is not reduced, clip by the norm of the whole gradient, and step the optimizer on
+  /// the shard.
+  ///
+  /// fails  failed_precondition: a unit is gathered or prefetched, or there was no gradient
+  Result<StepReport> step();
+
+  /// This rank's elements of a unit; `unit` < layout().units().size().
+  std::span<const float> shard(std::size_t unit) const;
+  ShardedMemory memory() const;
+
+ private:
+  struct Unit {
+    std::vector<float> master;              ///< this rank's shard; empty if `full` stays
+    std::vector<float> full;                ///< all elements; empty: not gathered
+    std::vector<float> gradient;            ///< of all elements, of this rank's samples; empty: 0
+    std::vector<std::vector<float>> state;  ///< by slot, of the shard
+    std::optional<collective::Handle> gathering;
+  };
+
+  ShardedParameters(ShardLayout layout, const ShardedOptions& options, collective::Group shards,
+                    collective::Group replicas, std::unique_ptr<Optimizer> optimizer);
+  Status fill(const collective::Group& all, const Initial& initial);
+  Status check_unit(std::size_t unit) const;
+  Status check_step() const;
+  Error fail(Error cause);
+  collective::Handle begin_gather(std::size_t unit);
+  std::span<float> own(std::size_t unit);
+  Status reduce_rest();
+  Result<StepReport> clip();
+  void update(std::size_t unit);
+  Status share_updates();
+
+  const ShardLayout layout_;
+  const std::chrono::milliseconds timeout_;
+  const collective::Group shards_, replicas_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  const bool keeps_full_;  ///< every rank has all parameters, always
+  std::vector<Unit> units_;
+  Reducing reducing_;
+  std::uint64_t steps_ = 0;
+  bool is_syncing_ = true, has_gradient_ = false;
+  std::optional<Error> failed_;
+};
+
+}  // namespace centroid::parallel
