@@ -22,6 +22,7 @@
 #include "common/base/log_level.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
+#include "common/base/service_manager.h"
 #include "common/base/trace_events.h"
 #include "common/base/version.h"
 #include "common/checkpoint/replace_file.h"
@@ -88,6 +89,12 @@ ApiLimits api_limits(const ServerConfig& config, std::uint64_t most_connections)
   return limits;
 }
 
+/// Of a state that systemd knows; a manager that cannot be reached stops nothing.
+void notify_manager(const char* state) {
+  if (const Status sent = notify_service_manager(state); !sent.ok())
+    log::warn("server.manager_unreached", {{"error", sent.error()}});
+}
+
 /// First signal: stop in order. Second: at once.
 Task<void> watch_signals(boost::asio::signal_set& signals,
                          std::function<void(const std::string&)> stop) {
@@ -97,6 +104,7 @@ Task<void> watch_signals(boost::asio::signal_set& signals,
     const std::string name = number == SIGTERM  ? "SIGTERM"
                              : number == SIGINT ? "SIGINT"
                                                 : "signal " + std::to_string(number);
+    if (count == 0) notify_manager("STOPPING=1");
     if (count > 0) {
       log::warn("server.killed", {{"why", name + " came a second time"}});
       ::_exit(128 + number);
@@ -329,6 +337,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
                {"data", listener->endpoint().to_string()},
                {"api", (config.api.tls ? "https://" : "http://") + api->endpoint().to_string()},
                {"run_dir", config.run_dir}});
+    notify_manager("READY=1");
     std::unique_ptr<Candidacy> candidacy;
     if (config.has_election()) {
       auto options = candidacy_options(config, listener->endpoint(), api->endpoint());
@@ -458,6 +467,7 @@ Status run_shard(const ServerConfig& config) {
                               {"name", config.identity.name},
                               {"data", listener->endpoint().to_string()},
                               {"leader", config.join}});
+  notify_manager("READY=1");
   const Status result =
       boost::asio::co_spawn(service.context(), serve_shard(shard, *listener, signals),
                             boost::asio::use_future)

@@ -43,7 +43,7 @@ RULES = [
     ),
     (
         r".*\.(h|cc|cuh?)",
-        r"common/base/config[^/]*\.cc|tests/.*",
+        r"common/base/(config[^/]*|service_manager)\.cc|tests/.*",
         r"\b(secure_)?getenv\s*\(|\benviron\b",
         "the environment is read in common/base/config only",
     ),
