@@ -14,6 +14,8 @@ endforeach()
 add_test(NAME process.fault_points COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/fault_points_test.py
   $<TARGET_FILE_DIR:centroid-server> $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(process.fault_points PROPERTIES LABELS process TIMEOUT ${process_timeout} ENVIRONMENT "${process_environment}")
+add_test(NAME process.abi COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/abi_test.py $<TARGET_FILE:centroid_shared>)
+set_tests_properties(process.abi PROPERTIES LABELS process TIMEOUT 300 SKIP_RETURN_CODE 77)
 set_tests_properties(process.servers_journal process.restore PROPERTIES TIMEOUT 1800)  # a job for each write point
 # Those that take a minute begin first, so that none runs alone at the end. COST is of the first run; then ctest knows the times.
 set_tests_properties(process.durability process.kill process.membership process.policy process.restore process.rows_servers process.servers
