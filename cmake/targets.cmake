@@ -44,6 +44,7 @@ function(centroid_library name)
 endfunction()
 
 add_custom_target(programs)       # what a user runs
+add_custom_target(wheel_programs) # the same, which need no library that a plain system lacks
 add_custom_target(test_programs)  # the same with fault points, which process tests run
 add_custom_target(benchmarks)     # what benchmarks.txt of the build folder lists
 
@@ -67,6 +68,12 @@ function(centroid_program name)
   else()
     centroid_unity(${name})
     add_dependencies(programs ${name})
+    add_executable(${name}-wheel EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${name}>)
+    target_link_libraries(${name}-wheel PRIVATE centroid_flags ${ARG_DEPS} centroid_no_fault_points)
+    target_link_options(${name}-wheel PRIVATE -Wl,--gc-sections)
+    set_target_properties(${name}-wheel PROPERTIES OUTPUT_NAME ${name} LINKER_LANGUAGE CXX CENTROID_PLAIN ON
+      RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/wheel-bin)
+    add_dependencies(wheel_programs ${name}-wheel)
   endif()
 endfunction()
 

@@ -145,6 +145,15 @@ class _Worker:
 
 
 def _server(server, token, name, timeout, tls):
+    if server is None:
+        given = os.environ.get
+        if not given("CENTROID_SERVER"):
+            raise _bad("server is None and CENTROID_SERVER is not set: give HOST:PORT, or start the program with `centroid run`")
+        server = given("CENTROID_SERVER")
+        if token is None and given("CENTROID_TOKEN_FILE"):
+            token = pathlib.Path(given("CENTROID_TOKEN_FILE")).read_text().strip()
+        if tls is None and given("CENTROID_TLS_AUTHORITY"):
+            tls = {"authority": given("CENTROID_TLS_AUTHORITY")}
     if timeout is not None and not 0 < timeout <= 10**8:
         raise _bad(f"timeout {timeout} is not from 0 to 10^8 seconds")
     if tls is not None and "authority" not in tls:
@@ -206,7 +215,7 @@ class Trainer:
 
     Use it from one thread, but for `stop`, and never in a forked child process. A process may have several.
 
-    server   HOST:PORT; several servers are separated by commas
+    server   HOST:PORT; several servers are separated by commas. None: what `centroid run` has set (CENTROID_SERVER, CENTROID_NAME and so on)
     tensors  dict of names and arrays, changed in place: they are the cluster's parameters in each round. The first worker's values are
              the initial ones, unless there is a checkpoint. A name whose last part begins with running_ is a buffer, as in batch
              normalisation: it is averaged and needs no gradient
@@ -243,6 +252,8 @@ class Trainer:
             keep.append((memory, dimensions))
             struct.name, struct.shape, struct.rank, struct.initial = name_.encode(), dimensions, len(shape), address
         training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1), sample_tokens=_number(sample_tokens, "sample_tokens", 0, 2**32), on_keep=self._keeper(on_keep))
+        if server is None and name is None:
+            name = os.environ.get("CENTROID_NAME")
         where = _server(server, token, name, timeout, tls)
         handle = _memory()
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
