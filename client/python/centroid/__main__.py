@@ -36,7 +36,6 @@ import sys
 import time
 
 START_SECONDS = 60.0  # until the server listens
-LEAVE_SECONDS = 5.0  # from the last worker's end to the server's own
 STOP_SECONDS = 15.0  # for a clean end, before SIGKILL
 RESTART_SECONDS = 1.0  # before the first restart; before the next twice as long
 LINE_BYTES = 1 << 16
@@ -197,7 +196,7 @@ class Run:
         self.endpoints = folder / "endpoints.json"
         self.endpoints.unlink(missing_ok=True)
         own = {"run-dir": folder, "listen": "127.0.0.1:0", "api.listen": "127.0.0.1:0", "endpoints-file": self.endpoints.resolve(), "min-workers": self.options["workers"]}
-        words = [f"--{name}={value}" for name, value in own.items() if name not in named] + ["--exit-when-finished"] * ("exit-when-finished" not in named)
+        words = [f"--{name}={value}" for name, value in own.items() if name not in named]
         words += [name if value is None else f"{name}={value}" for name, value in self.settings]
         environment = {name: value for name, value in os.environ.items() if name not in ("CENTROID_SERVER", "CENTROID_NAME")}
         self.server = Child("server", [find("centroid-server"), *words], environment)
@@ -303,7 +302,7 @@ class Run:
             self.stop("interrupted")
         if self.server and self.server.is_running() and self.term_at is None and self.is_over(self.workers):
             self.server.again_at = None
-            self.term_at = now if self.is_stopping else now + LEAVE_SECONDS
+            self.term_at = now  # until now it told late workers that the job is over
         if self.term_at and self.term_at <= now:
             self.server.send(signal.SIGTERM)
             self.is_stopping, self.term_at, self.kill_at = True, float("inf"), now + STOP_SECONDS

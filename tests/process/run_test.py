@@ -1,0 +1,154 @@
+"""`centroid run`: a server and workers like torchrun's, restarts, and nothing left behind. run_test.py BIN_DIR"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import PYTHON
+from harness.cluster import ClusterTest, Process, main, wait_for
+
+PROGRAM = """
+import os, pathlib, sys, threading
+import centroid
+w = memoryview(bytearray(32)).cast("f")
+with centroid.Trainer(None, {"w": w}, samples=400, batch=10) as trainer:
+    round = 0
+    for share in trainer:
+        round = share.round
+        if share.round == 10:
+            print("pid", os.getpid(), flush=True)
+        while share.round >= 15 and not pathlib.Path("go").exists():
+            threading.Event().wait(0.01)
+        trainer.finish({"w": memoryview(bytearray(32)).cast("f")})
+print(trainer.end, round, *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CENTROID_NAME")))
+"""
+ROUNDS = "--rounds=40"
+
+
+def is_alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+class RunTest(ClusterTest):
+    """The command, with the programs beside it as they are installed."""
+
+    def setUp(self):
+        for program in ("centroid-server", "centroidctl"):
+            (self.folder / program).symlink_to(pathlib.Path(self.programs) / program)
+        self.command = self.folder / "centroid"
+        self.command.write_text("import sys\nfrom centroid.__main__ import main\nsys.exit(main())\n")
+        (self.folder / "train.py").write_text(PROGRAM)
+
+    def start(self, *words, **environment):
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("CENTROID_")}
+        library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
+        variables = {**inherited, "PYTHONPATH": str(PYTHON), "LIBCENTROID": str(library), **environment}
+        log = self.folder / f"run-{len(self.processes)}.log"
+        process = Process("/usr/bin/env", ["-C", self.folder, sys.executable, self.command, *words], log, variables)
+        self.processes.append(process)
+        return process
+
+    def train(self, *words, **environment):
+        """Two workers, until both stand in round 15; returns the command, their process ids, and the server's."""
+        process = self.start("run", "--workers", "2", ROUNDS, "--run-dir=job", *words, "train.py", **environment)
+        wait_for(lambda: process.text().count("] pid ") == 2 or not process.is_running(), "both workers in round 10")
+        pids = [int(self.line(process, f"[{rank}] pid ").split()[-1]) for rank in range(2)]
+        return process, pids, json.loads((self.folder / "job" / "endpoints.json").read_text())["pid"]
+
+    def line(self, process, head):
+        return next(line for line in process.text().splitlines() if line.startswith(head))
+
+    def go(self):
+        (self.folder / "go").touch()
+
+    def assert_gone(self, *pids):
+        wait_for(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
+
+    def test_workers_find_their_place_and_all_end_with_the_job(self):
+        process, pids, server = self.train()
+        self.go()
+        self.assert_status(process, 0)
+        for rank in range(2):
+            self.assertEqual(self.line(process, f"[{rank}] finished"), f"[{rank}] finished 40 {rank} {rank} 2 2 127.0.0.1 worker-{rank}")
+        self.assert_gone(*pids, server)
+
+    def test_a_killed_worker_starts_again(self):
+        process, pids, _ = self.train()
+        os.kill(pids[0], signal.SIGKILL)
+        wait_for(lambda: process.text().count("member.joined worker=worker-0 ") == 2, "the restart")
+        self.go()
+        self.assert_status(process, 0, "worker 0 ended by SIGKILL", "start 1 of at most 3 more", "[0] finished 40", "[1] finished 40")
+
+    def test_a_worker_that_comes_when_the_job_is_over_has_nothing_to_do(self):
+        (self.folder / "late.py").write_text("import os, pathlib, threading\n" + PROGRAM.replace("import os", 'while os.environ["RANK"] == "1" and not pathlib.Path("late").exists(): threading.Event().wait(0.01)\nimport os', 1))
+        self.go()
+        process = self.start("run", "--workers", "2", ROUNDS, "--min-workers=1", "--run-dir=job", "late.py")
+        wait_for(lambda: "[0] finished 40" in process.text(), "the end of the job")
+        (self.folder / "late").touch()
+        self.assert_status(process, 0, "[1] finished 0 1")
+
+    def test_a_killed_server_continues_where_it_was(self):
+        process, pids, server = self.train("--journal.mode=on")
+        os.kill(server, signal.SIGKILL)
+        wait_for(lambda: "server ended by SIGKILL" in process.text(), "the restart")
+        self.go()
+        self.assert_status(process, 0, "[0] finished 40", "[1] finished 40")
+        self.assertEqual(process.text().count("] pid "), 2)  # round 10 was not trained again
+        self.assert_gone(*pids, server)
+
+    def test_a_worker_that_fails_for_good_ends_all(self):
+        (self.folder / "bad.py").write_text("import sys\nprint('half a line', end='')\nsys.exit(7)\n")
+        process = self.start("run", "--restarts=1", ROUNDS, "--run-dir=job", "bad.py")
+        self.assert_status(process, 7, "worker 0 failed with status 7, and started again 1 times before: ending all")
+        self.assertEqual(process.text().count("[0] half a line\n"), 2)
+
+    def test_wrong_settings_are_not_tried_again(self):
+        self.assert_status(self.start("run", "--optimiser=adam", "train.py"), 2, '[server] centroid-server: unknown flag --optimiser', "before it listened")
+
+    def test_ctrl_c_ends_all(self):
+        process, pids, server = self.train()
+        process.send(signal.SIGINT)
+        self.assert_status(process, 130, "interrupted: ending all", "[0] KeyboardInterrupt")
+        self.assert_gone(*pids, server)
+
+    def test_a_killed_command_leaves_nothing_behind(self):
+        process, pids, server = self.train()
+        process.kill()
+        self.assert_gone(*pids, server)
+
+    def test_joins_a_cluster_that_is_there(self):
+        (self.folder / "secret").write_text("open sesame\n")
+        server = self.server("--rounds", "40", "--min-workers", "2", "--token-file", self.folder / "secret", "--exit-when-finished")
+        self.go()
+        process = self.start("run", "--server", server.data, "--token-file", "secret", "--workers", "2", "--nodes=2", "--node=1", "--master=10.0.0.1:7100", "train.py")
+        self.assert_status(process, 0)
+        for local in range(2):
+            self.assertRegex(self.line(process, f"[{local + 2}] finished"), f"finished 40 {local + 2} {local} 4 2 10.0.0.1 .*-{local}$")
+        self.assert_exit(0, server)
+
+    def test_misuse_is_explained(self):
+        for words, text in (
+            ([], "no program is named"),
+            (["nowhere.py"], "there is no program nowhere.py"),
+            (["--optimizer", "adam", "train.py"], "there is no program adam; a setting of the server has its value behind `=` (--optimizer)"),
+            (["--workers", "0", "train.py"], "--workers 0 is not a number from 1"),
+            (["--workers"], "--workers needs a value"),
+            (["--server", "a:1", "--rounds=3", "train.py"], "--rounds with --server: that server has its settings already"),
+            (["--token-file", "x", "train.py"], "need --server"),
+            (["--server", "a:1", "--nodes", "2", "train.py"], "--nodes needs --server, --master"),
+        ):
+            with self.subTest(words):
+                self.assert_status(self.start("run", *words), 2, text)
+        self.assert_status(self.start("runn"), 2, "unknown command runn; there are run, server")
+        self.assert_status(self.start("server", "--version"), 0)
+        self.assert_status(self.start("doctor", "--help"), 0, "doctor")
+
+
+if __name__ == "__main__":
+    main()
