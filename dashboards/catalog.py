@@ -98,6 +98,9 @@ TRAINING = Dashboard(
                 Panel("Gradient norm", "Norm of the mean gradient before clipping: of all (only with clip_norm), and of each worker's devices.", "none",
                       ((leading("centroid_server_gradient_norm"), "all workers"),
                        ("centroid_worker_gradient_norm{SELECT} >= 0", "{{instance}}"))),
+                Panel("Learning rate", "Of the last committed step, and of each worker's last local step.", "none",
+                      ((leading("centroid_server_learning_rate"), "all workers"),
+                       ("centroid_worker_learning_rate{SELECT} >= 0", "{{instance}}"))),
                 Panel("Rounds clipped", "Share of rounds whose mean gradient was over clip_norm.", "percentunit",
                       ((rate("centroid_server_rounds_clipped_total") + " / "
                         + rate("centroid_server_rounds_total", more=',outcome="committed"'), "clipped"),)),

@@ -56,7 +56,11 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   gradient_norm_ = r.gauge("centroid_worker_gradient_norm",
                            "Norm of the mean gradient of its devices, before clipping, when last "
                            "looked at; -1: not yet.");
+  learning_rate_ = r.gauge("centroid_worker_learning_rate",
+                           "Learning rate of its last local step (local_steps above 1); -1: none "
+                           "was made.");
   gradient_norm_.set(-1);
+  learning_rate_.set(-1);
   accuracy_.set(-1);
   test_loss_.set(-1);
 }
@@ -94,6 +98,7 @@ void Probe::round_ended(const Share& share, const StepStats& stats, const RoundR
   idle_.set(whole > 0 ? beside / whole : 0);
   exchange_seconds_.set(stats.exchange_seconds);
   if (stats.gradient_norm >= 0) gradient_norm_.set(stats.gradient_norm);
+  if (stats.learning_rate >= 0) learning_rate_.set(stats.learning_rate);
   divergence_.set(stats.divergence);
   if (is_committed) version_.set(static_cast<double>(report.version.value));
   rank_.set(static_cast<double>(share.rank.value));

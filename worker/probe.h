@@ -24,7 +24,7 @@ class Probe {
   bool is_placed_ = false, has_version_ = false;  ///< series are added with their first value
   metrics::Counter committed_, skipped_, lost_, late_, samples_, bytes_in_, bytes_out_;
   metrics::Gauge loss_, accuracy_, test_loss_, version_, rank_, world_, residual_, idle_,
-      exchange_seconds_, divergence_, gradient_norm_, cosine_, shift_;
+      exchange_seconds_, divergence_, gradient_norm_, learning_rate_, cosine_, shift_;
   metrics::Histogram compute_seconds_, round_seconds_;
   ExchangeTraffic is_reported_;
 };

@@ -111,9 +111,14 @@ std::vector<std::string> Optimizer::slot_names() const {
   }
 }
 
+double Optimizer::scheduled_rate(std::uint64_t step) const {
+  if (rule_ == OptimizerRule::kMean) return 1;
+  return config_.learning_rate * schedule_.factor(step);
+}
+
 double Optimizer::learning_rate(std::uint64_t step) const {
   if (rule_ == OptimizerRule::kMean) return 1;
-  return config_.learning_rate * schedule_.factor(step) * rate_factor_;
+  return scheduled_rate(step) * rate_factor_;
 }
 
 // Computes the factors of a step in double and rounds once.

@@ -41,13 +41,14 @@ enum class OptimizerRule : std::uint8_t {
 ///          corrections; ftrl: McMahan et al. 2013, algorithm 1, with a rate that may change
 ///          (rules.h); mean: w -= g
 /// thread   `step` is pure apart from its arguments: any thread, one slice at a time;
-///          `set_rate_factor` between steps
+///          `set_base_rate` and `set_rate_factor` between steps
 class Optimizer {
  public:
   const OptimizerConfig& config() const { return config_; }
   std::vector<std::string> slot_names() const;  ///< e.g. {"exp_avg", "exp_avg_sq"}
   std::size_t slots() const { return slot_names().size(); }
-  double learning_rate(std::uint64_t step) const;  ///< of that step, by the schedule
+  double learning_rate(std::uint64_t step) const;  ///< of that step, by schedule and factor
+  double scheduled_rate(std::uint64_t step) const;  ///< the same without the factor
   /// The rule with the numbers of that step, for `run_step` and for GPUs. `step` counts from 1.
   rules::Step at(std::uint64_t step) const;
   /// out[i] = params[i] updated by gradient[i]; slots[k] are updated in place. `out` may be
@@ -56,6 +57,8 @@ class Optimizer {
   void step(std::uint64_t step, std::span<const float> params, std::span<const float> gradient,
             std::span<const std::span<float>> slots, std::span<float> out) const;
 
+  /// Take this one in place of the configured learning rate from now on, before the schedule.
+  void set_base_rate(double rate) { config_.learning_rate = rate; }
   /// Multiply later learning rates by this (not that of mean).
   void set_rate_factor(double factor) { rate_factor_ = factor; }
   double rate_factor() const { return rate_factor_; }

@@ -19,6 +19,7 @@ struct OptimizerConfig {
   /// Limit of the Euclidean norm of the whole gradient; 0: none. The caller scales the gradient
   /// (norm.h), because `step` gets only slices of it.
   double clip_norm = 0.0;
+  bool operator==(const OptimizerConfig&) const = default;
 };
 
 }  // namespace centroid

@@ -32,7 +32,11 @@ struct Encoder {
   /// refuses those with it.
   template <class T>
   void tail(const T& value, const T& absent) {
-    if (value != absent) (*this)(value);
+    if (value == absent) return;
+    if constexpr (requires(T& x) { x.fields(*this); })
+      const_cast<T&>(value).fields(*this);  // the encoder only reads
+    else
+      (*this)(value);
   }
   void operator()(const std::vector<Peer>& ranks) {
     out.put(static_cast<std::uint32_t>(ranks.size()));
@@ -84,7 +88,10 @@ struct Decoder {
   void tail(T& value, const T& absent) {
     value = absent;
     if (in.left() == 0) return;
-    (*this)(value);
+    if constexpr (requires { value.fields(*this); })
+      value.fields(*this);
+    else
+      (*this)(value);
     ok = ok && value != absent;  // one form for one message
   }
   void operator()(std::vector<Peer>& ranks) {

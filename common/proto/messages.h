@@ -163,6 +163,19 @@ struct StateChunk {
   }
 };
 
+/// Learning rates of a round, where they are not those that the worker knows.
+struct RoundRates {
+  /// Of the step with the round's result, in place of JoinReply.optimizer's rate and schedule; -1:
+  /// as JoinReply says.
+  double learning_rate = -1;
+  double inner = -1;  ///< of local steps, in place of the worker's own before its schedule; -1: own
+  bool operator==(const RoundRates&) const = default;
+  template <class F>
+  void fields(F& f) {
+    f(learning_rate), f(inner);
+  }
+};
+
 struct RoundOpen {
   Generation generation;
   Round round;
@@ -179,12 +192,14 @@ struct RoundOpen {
       false;  ///< first evaluate these parameters on the held-out data and send a Report
   std::uint32_t overlap = 0;       ///< local steps of the share after the contribution
   std::uint64_t steps_before = 0;  ///< local steps of all workers in the rounds before
+  RoundRates rates;
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(rank), f(world), f(version), f(optimizer_step), f(epoch),
         f(begin), f(end), f(resend);
-    f(evaluate), f(overlap), f(steps_before);
+    f(evaluate), f(overlap), f(steps_before), f.tail(rates, RoundRates());
   }
+  Status check() const;
 };
 
 struct Push {

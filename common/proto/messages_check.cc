@@ -229,6 +229,13 @@ Status JoinReply::check() const {
   return {};
 }
 
+Status RoundOpen::check() const {
+  if (rates.learning_rate != -1)
+    CENTROID_TRY(check_positive("RoundOpen.learning_rate", rates.learning_rate));
+  if (rates.inner != -1) CENTROID_TRY(check_positive("RoundOpen.inner_learning_rate", rates.inner));
+  return {};
+}
+
 Status Push::check() const { return check_weight("Push.weight", weight, false); }
 
 Status PushEnd::check() const {

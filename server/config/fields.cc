@@ -248,6 +248,11 @@ void register_local_steps(config::Schema& s, ServerConfig& c) {
                    "lr 0.7 and momentum 0.9 (DiLoCo); average = mean of the parameters; optimizer "
                    "= the optimizer of this server",
            .choices = {"nesterov", "average", "optimizer"}});
+  s.field("inner_lr", &c.local.inner_rate,
+          {.text = "local steps: learning rate of the workers' optimizers, in place of their own "
+                   "inner.lr; 0: each takes its own",
+           .min = 0.0,
+           .live = true});
 }
 
 /// Unequal workers.

@@ -51,6 +51,8 @@ Status check_local_steps(ServerConfig& c) {
       return refuse(
           "fragments and overlap are for rounds of local steps: set local_steps, or "
           "leave fragments 1 and overlap 0");
+    if (c.local.inner_rate > 0)
+      return refuse("inner_lr is for rounds of local steps: set local_steps, or leave inner_lr 0");
     return {};
   }
   if (c.local.count % c.local.fragments != 0)

@@ -61,6 +61,7 @@ struct ServerConfig {
   struct LocalSteps {
     std::uint64_t count = 1, fragments = 1, overlap = 0;
     std::string outer = "nesterov", weight_by = "samples";
+    double inner_rate = 0;
   } local;
   struct Cadence {
     std::string mode = "off", ratios, guard = "halve";

@@ -88,6 +88,7 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
     servers_.tell_tokens(*server);  // it goes there next
 
   auto terms = terms_for(session, *link, plan ? plan->hash() : job_.store().plan().hash());
+  link->optimizer = terms.optimizer;
   terms.counted = counted;
   return terms;
 }

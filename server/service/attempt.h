@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/optim/optimizer_config.h"
 #include "common/proto/messages.h"
 #include "server/store/parameter_store.h"
 
@@ -35,6 +36,7 @@ struct Attempt {
   bool resend = false;
   Version version;  ///< before the round
   std::uint64_t optimizer_step = 0;
+  OptimizerConfig optimizer;                          ///< that makes the step
   std::vector<MemberId> members;                      ///< in rank order
   std::unordered_map<MemberId, std::uint32_t> ranks;  ///< the same, by member
   std::set<MemberId> left_out;                  ///< whose contribution the round closed without

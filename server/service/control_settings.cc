@@ -149,12 +149,6 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
   if (policy_of(config_).kind != server_.context().policy.kind)
     return refuse("policy: " + before.policy + " can get other numbers, but not become " +
                   config_.policy + " while the job runs");
-  const bool is_other_rate = config_.optimizer.learning_rate != before.optimizer.learning_rate ||
-                             config_.optimizer.schedule != before.optimizer.schedule;
-  if (is_other_rate && config_.applies_on_worker() && !is_halted)
-    return refuse(
-        "optimizer: every worker applies its own, which it got when it joined: stop the job and "
-        "resume it with the new rate");
   if (job_.shard) CENTROID_TRY(check_buffers(config_, job_.store().plan().manifest(), "f32"));
   CENTROID_TRY(log::parse_level(config_.log.level));
   return {};

@@ -40,6 +40,7 @@ struct Link {
   TimePoint wait_reported;              ///< when `wait` was sent last
   bool init_requested = false, sends_init = false;
   bool state_requested = false;
+  OptimizerConfig optimizer;  ///< that it was told of when it joined
   Generation told;          ///< whose peers it knows
   std::uint64_t route = 0;  ///< that it knows, with several servers
   bool is_told_of = false;  ///< to them

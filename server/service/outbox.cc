@@ -34,7 +34,8 @@ Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
 Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
                                 std::shared_ptr<Attempt>& attempt) {
   // Of this attempt, though it may be over when the state is there.
-  const proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(link->id)];
+  proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(link->id)];
+  if (link->optimizer == open_.attempt->optimizer) open.rates.learning_rate = -1;
   if (policy_.is_elastic()) {
     const Attempt::Key key = open_.attempt->key();
     if (link->version != open_.attempt->version) {

@@ -152,6 +152,7 @@ LearningMetrics::LearningMetrics(metrics::Registry& r) {
                       "Rounds whose mean gradient was over clip_norm.");
   gradient_norm =
       r.gauge("centroid_server_gradient_norm", "Norm of the last mean gradient (with clip_norm).");
+  rate = r.gauge("centroid_server_learning_rate", "Learning rate of the last committed step.");
   loss =
       r.gauge("centroid_server_train_loss_nats", "Mean training loss of the last committed round.");
   accuracy =

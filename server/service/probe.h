@@ -92,7 +92,7 @@ struct CadenceMetrics {
 struct LearningMetrics {
   explicit LearningMetrics(metrics::Registry& registry);
   metrics::Counter clipped;
-  metrics::Gauge gradient_norm, loss, accuracy, test_loss;
+  metrics::Gauge gradient_norm, rate, loss, accuracy, test_loss;
 };
 
 /// Where the job is in the training.
@@ -174,6 +174,7 @@ class Probe : public ServerProbe {
   void unsent(std::size_t results) const { buffers_.unsent.set(static_cast<double>(results)); }
   void silence(double longest_seconds, double lease_seconds) const;
   void gradient_norm(double norm, bool is_clipped) const;
+  void learning_rate(double rate) const { learning_.rate.set(rate); }
   void evaluated(double accuracy, double loss) const;
   /// Of a contribution that counts: rounds between the parameters it was computed on and those it
   /// changes.

@@ -24,6 +24,23 @@ std::uint64_t RoundAttempts::workers_here() const {
       }));
 }
 
+void RoundAttempts::announce_generation() {
+  if (std::exchange(generation_sent_, open_.attempt->generation) == generation_sent_) return;
+  events_.publish("generation.formed", {{"generation", generation_sent_.value},
+                                        {"world", open_.attempt->members.size()},
+                                        {"round", job_.round.value}});
+}
+
+/// Of the round that is being opened: settings may change before it ends.
+proto::RoundRates RoundAttempts::round_rates() const {
+  proto::RoundRates rates;
+  const std::uint64_t steps = job_.shard->fragments().steps_before(job_.store().optimizer_step());
+  if (config_.applies_on_worker())
+    rates.learning_rate = job_.store().optimizer().scheduled_rate(steps + 1);
+  if (config_.local.inner_rate > 0) rates.inner = config_.local.inner_rate;
+  return rates;
+}
+
 void RoundAttempts::open_attempt(std::vector<MemberId> members,
                                  std::vector<proto::RoundOpen> shares, bool resend) {
   open_.looked_at = clock_.now();
@@ -35,6 +52,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   open_.attempt->resend = resend;
   open_.attempt->version = job_.store().version();
   open_.attempt->optimizer_step = job_.store().optimizer_step();
+  open_.attempt->optimizer = job_.store().optimizer().config();
   journal_.begin(job_.round, open_.attempt->number);
   open_.attempt->seat(std::move(members));
   open_.attempt->release = [this](const std::vector<ParameterStore::Hold>& holds) {
@@ -51,6 +69,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   const std::size_t seats = open_.attempt->members.size(),
                     world = policy_.is_elastic() ? std::max(members_.roster.ranked().size(), seats)
                                                  : seats;
+  const proto::RoundRates rates = round_rates();
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < seats; ++rank) {
     proto::RoundOpen& open = open_.attempt->opens[rank];
@@ -63,6 +82,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
     open.optimizer_step = open_.attempt->optimizer_step;
     open.resend = resend;
     open.steps_before = config_.local.count > 1 ? job_.steps_before : 0;
+    open.rates = rates;
     // What is made after a contribution goes into the next one: there is none behind the last.
     open.overlap = data_.is_last_round() ? 0 : static_cast<std::uint32_t>(config_.local.overlap);
     open.evaluate = data_.evaluator(open_.attempt->members) == rank;
@@ -72,12 +92,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
       members_.find(open_.attempt->members[rank])->contribution.pending_end.reset();
     codecs.push_back(members_.find(open_.attempt->members[rank])->codec);
   }
-  if (generation_sent_ != open_.attempt->generation) {
-    generation_sent_ = open_.attempt->generation;
-    events_.publish("generation.formed", {{"generation", generation_sent_.value},
-                                          {"world", open_.attempt->members.size()},
-                                          {"round", job_.round.value}});
-  }
+  announce_generation();
   if (job_.shard->encodes()) local_.begin_results(open_.attempt->generation);
   open_.complete_chunks = 0;
   open_.overflow.reset();

@@ -43,6 +43,8 @@ class RoundAttempts : private JobPart {
   std::uint64_t workers_here() const;
 
  private:
+  void announce_generation();
+  proto::RoundRates round_rates() const;
   MemberId first_elsewhere() const;
   void set_silent(Link& link);
 

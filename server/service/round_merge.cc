@@ -221,6 +221,7 @@ void RoundMerge::add_to_curves(const Merging& round, double elapsed) {
   if (point.samples > 0) point.loss = open_.tally.loss();
   if (point.samples > 0) point.accuracy = open_.tally.accuracy();
   point.learning_rate = job_.store().optimizer().learning_rate(job_.store().optimizer_step());
+  probe_.learning_rate(point.learning_rate);
   if (config_.optimizer.clip_norm > 0 && totals_.gradient_norm >= 0)
     point.gradient_norm = totals_.gradient_norm;
   point.workers = round.contributors;

@@ -26,6 +26,19 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   reply.scale_ratio = 1001;
   EXPECT_NE(decode<JoinReply>(encode(reply)).error().message().find("from 0 to 1000"),
             std::string::npos);
+  RoundOpen open;
+  const auto plain = encode(open);
+  EXPECT_EQ(decode<RoundOpen>(plain).value().rates, RoundRates());
+  open.rates.inner = 0.5;
+  auto rated = encode(open);
+  EXPECT_EQ(rated.size(), plain.size() + 16);
+  EXPECT_EQ(decode<RoundOpen>(rated).value().rates, open.rates);
+  rated.resize(rated.size() - 8);  // one without the other
+  EXPECT_FALSE(decode<RoundOpen>(rated).ok());
+  open.rates = {-2, 0.5};
+  EXPECT_NE(decode<RoundOpen>(encode(open)).error().message().find(
+                "RoundOpen.learning_rate is -2, it must be a finite number, not below 0"),
+            std::string::npos);
   Merge merge;
   merge.total_weight = 1;
   EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 1);

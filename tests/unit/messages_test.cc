@@ -53,6 +53,7 @@ RoundOpen sample_open() {
   open.resend = true;
   open.overlap = 2;
   open.steps_before = 200;
+  open.rates.learning_rate = 0x1p-4;
   return open;
 }
 
@@ -437,7 +438,7 @@ TEST(Messages, MorePeersThanBytesAreRefused) {
 
 TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   auto open = encode(sample_open());
-  open[open.size() - 13] = std::byte{2};  // evaluate, before overlap and steps_before
+  open[open.size() - 29] = std::byte{2};  // evaluate, before overlap, steps_before and rates
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
   auto reply = encode(JoinReply{});
   reply[reply.size() - 9] = std::byte{4};  // weight_by

@@ -59,6 +59,7 @@ class ClusterExchange final : public Exchange {
         ++serial_;
         optimizer_step_ = link_.model().fragments().steps_before(open->optimizer_step);
         fragment_ = link_.model().fragments().turn(open->optimizer_step);
+        rate_ = open->rates.learning_rate;
         is_complete_ = false;
         if (open->round.value == 1 && round_ > 1)
           log::warn("job.restarted",
@@ -78,7 +79,8 @@ class ClusterExchange final : public Exchange {
                   .is_local = link_.model().terms().local_steps > 1,
                   .fragment = fragment_,
                   .overlap = open->overlap,
-                  .steps_before = open->steps_before});
+                  .steps_before = open->steps_before,
+                  .inner_rate = open->rates.inner});
       }
     }
   }
@@ -207,9 +209,7 @@ class ClusterExchange final : public Exchange {
       }
       return {};
     }
-    if (!optimizer_) {
-      CENTROID_ASSIGN(optimizer_, make_optimizer(link_.model().terms().optimizer));
-    }
+    CENTROID_TRY(use_rate());
     optimizer_->set_rate_factor(rate_factor_of(contributors, link_.model().terms().scale_ratio));
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.model().slots()) slots.emplace_back(slot);
@@ -246,6 +246,20 @@ class ClusterExchange final : public Exchange {
     }
     for (const Range& run : buffers)
       step_buffer(part(params, run), part(results, run), part(params, run));
+    return {};
+  }
+
+  /// The round's learning rate: a server may have come back with another one, or its operator has
+  /// changed it.
+  Status use_rate() {
+    OptimizerConfig wanted = link_.model().terms().optimizer;
+    const double rate = rate_ < 0 ? wanted.learning_rate : rate_;
+    if (rate_ >= 0) wanted.schedule = "constant";  // it is the one by the schedule
+    if (optimizer_) wanted.learning_rate = optimizer_->config().learning_rate;
+    if (!optimizer_ || optimizer_->config() != wanted) {
+      CENTROID_ASSIGN(optimizer_, make_optimizer(wanted));
+    }
+    optimizer_->set_base_rate(rate);
     return {};
   }
 
@@ -330,6 +344,7 @@ class ClusterExchange final : public Exchange {
   std::vector<float> mean_;  // a chunk's
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
   std::uint32_t fragment_ = 0;  // of the round
+  double rate_ = -1;            // of the round, if it is not the terms'
   std::optional<Round> keep_;   // a Keep that came before its round's end was heard
   bool is_complete_ = false;    // the round's contribution
   LoopSeconds before_;          // of the round that ended last

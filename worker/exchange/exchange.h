@@ -27,6 +27,7 @@ struct Share {
   std::uint32_t fragment = 0;  ///< whose turn it is
   std::uint32_t overlap = 0;   ///< local steps that are made after the contribution
   std::uint64_t steps_before = 0;  ///< local steps of all workers before this round
+  double inner_rate = -1;  ///< learning rate of local steps, before the schedule; -1: the worker's
   std::uint64_t samples() const { return end - begin; }
 };
 
@@ -67,6 +68,7 @@ struct StepStats {
   /// steps of the last one before the contribution. -1: not looked at
   double gradient_norm = -1;
   double parameter_norm = -1;  ///< Euclidean, when last looked at; -1: not since the last time
+  double learning_rate = -1;   ///< of the last local step; -1: none was made
   Scalars scalars{};           ///< what a training program has named
   /// Steps that follow: of the norms the last one counts, if it was looked at.
   void add(const StepStats& more) {
@@ -75,6 +77,7 @@ struct StepStats {
     loss_sum += more.loss_sum;
     compute_seconds += more.compute_seconds;
     if (!(more.gradient_norm < 0)) gradient_norm = more.gradient_norm;
+    if (!(more.learning_rate < 0)) learning_rate = more.learning_rate;
   }
   /// Means over samples; 0 without any.
   double loss() const { return samples > 0 ? loss_sum / static_cast<double>(samples) : 0; }

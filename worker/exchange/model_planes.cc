@@ -39,11 +39,12 @@ Status ModelPlanes::check_unchanged(const proto::JoinReply& terms) const {
   CENTROID_ASSIGN(const auto plan, plan_of(options_.join.manifest, terms));
   if (plan.hash() == plan_.hash() && terms.apply_on_worker == terms_.apply_on_worker &&
       terms.codec_down == terms_.codec_down && terms.fragments == terms_.fragments &&
+      (!terms.apply_on_worker || terms.optimizer.name == terms_.optimizer.name) &&
       (terms.local_steps > 1) == (terms_.local_steps > 1))
     return {};
   return Error(ErrorCode::kFailedPrecondition,
-               "the server came back with other settings (chunk_bytes, apply, codec_down, "
-               "local_steps or fragments): restart the worker");
+               "the server came back with other settings (chunk_bytes, apply, optimizer, "
+               "codec_down, local_steps or fragments): restart the worker");
 }
 
 /// Contributions are what local steps have changed.

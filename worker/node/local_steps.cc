@@ -173,6 +173,7 @@ Status LocalSteps::train(const Dataset& data, std::span<const std::uint64_t> sam
   }
   if (!batches.empty())
     stats.gradient_norm = std::exchange(gradient_norm_, -1);  // before it was clipped
+  if (!batches.empty()) stats.learning_rate = optimizer_->learning_rate(steps_);
   if (resident_ != nullptr && !batches.empty()) CENTROID_TRY(resident_->store(rounds_.own()));
   stats.compute_seconds += std::chrono::duration<double>(centroid::now() - begin).count();
   return {};
@@ -194,6 +195,8 @@ Status LocalSteps::forget_nonfinite() {
 
 Result<RoundReport> LocalSteps::round(const Share& share, const Dataset& data, StepStats& stats) {
   CENTROID_TRY(take_up(share));
+  optimizer_->set_base_rate(share.inner_rate < 0 ? options_.optimizer.learning_rate
+                                                 : share.inner_rate);
   cluster_steps_ = share.steps_before;
   world_ = share.world;
   const std::span<const std::uint64_t> samples = rounds_.samples();
