@@ -255,6 +255,7 @@ struct PushEnd {
   double addition_seconds = 0;  ///< additions with other workers: stage `exchange`
   double apply_seconds = 0;     ///< the results of the round before becoming the parameters
   std::vector<Scalar> scalars;  ///< of this contribution, ascending by name, at most kMaxNames
+  std::uint64_t fingerprint = 0;  ///< of its parameters and slots before the round; 0: not said
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(weight), f(samples), f(correct), f(loss_sum),
@@ -263,6 +264,7 @@ struct PushEnd {
         f(residual_norm), f(raw_bytes), f(encoded_bytes), f(chunks), f(dense_chunks),
         f(exchange_seconds), f(divergence), f(norm), f(parameter_norm), f(send_seconds),
         f(addition_seconds), f(apply_seconds), f(scalars);
+    f.tail(fingerprint, std::uint64_t{0});
   }
   Status check() const;
 };

@@ -170,6 +170,17 @@ void register_gradients(config::Schema& s, ServerConfig& c) {
            "reaction to NaN or infinity in a gradient: halt the job, skip the round, or propagate",
        .choices = {"halt", "skip", "propagate"}});
   register_aggregate(s, c);
+  s.field("replica_check_rounds", &c.replicas.check_rounds,
+          {.text = "where workers apply the optimizer: compare their parameters and optimizer "
+                   "state every so many versions; 0: never",
+           .unit = "rounds",
+           .max = 16'777'215,
+           .live = true});
+  s.field("replica_drift", &c.replicas.on_drift,
+          {.text = "reaction to a worker whose parameters or optimizer state differ from those of "
+                   "most: restore = send it the state again; halt = halt the job",
+           .choices = {"restore", "halt"},
+           .live = true});
   s.field("weight_by", &c.local.weight_by,
           {.text = "weight of a worker in the mean: its samples in the round, its steps, equal, or "
                    "its tokens (exchange star)",

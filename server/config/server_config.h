@@ -72,6 +72,10 @@ struct ServerConfig {
   std::string apply = "auto";
   std::string aggregate = "mean";
   std::string nonfinite = "halt";
+  struct Replicas {
+    std::uint64_t check_rounds = 100;
+    std::string on_drift = "restore";
+  } replicas;  ///< where workers apply the optimizer
   OptimizerConfig optimizer;
   double optimizer_scale_ratio = 0;
   struct Reduce {

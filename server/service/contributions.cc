@@ -182,7 +182,11 @@ Status Contributions::check_end(const Link& link, const proto::PushEnd& end, std
   return {};
 }
 
+/// Another version has other parameters: a late contribution says nothing of this one.
 void Contributions::count_end(Link& link, const proto::PushEnd& end) {
+  const Attempt::Key key{end.generation, end.round, end.attempt};
+  if (end.fingerprint != 0 && open_.attempt && key == open_.attempt->key())
+    open_.replicas.push_back({link.id, end.fingerprint});
   // A round that is repeated gets the contribution again.
   const Round last = std::exchange(link.measured.counted, end.round);
   const bool is_again = last == end.round;

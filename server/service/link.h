@@ -35,6 +35,7 @@ struct Link {
   TaskGroup* tasks = nullptr;  ///< of its session: joined before the session ends
   bool is_gone = false;
   Version version;                      ///< state it holds
+  bool has_drifted = false;             ///< it holds another one than it should
   std::optional<proto::Finish> finish;  ///< to be sent after its attempt
   std::optional<proto::Wait> wait;      ///< to be sent: why it waits
   TimePoint wait_reported;              ///< when `wait` was sent last

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/aggregate/round_machine.h"
+#include "server/coordinate/drift.h"
 #include "server/service/attempt.h"
 #include "server/service/job_types.h"
 #include "server/state/job_state.h"
@@ -31,6 +32,7 @@ struct OpenRound {
   std::uint64_t samples = 0;    ///< that its shares have
   Tally tally;
   std::vector<ReportedShare> shares;  ///< what `tally` is the sum of
+  std::vector<ReplicaPrint> replicas;  ///< of the version that the attempt begins with
   TimePoint opened, looked_at;        ///< looked_at: for who is silent, last
 
   // policies that close a round without some members

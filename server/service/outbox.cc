@@ -146,6 +146,11 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
       const proto::RoundClosed closed = *attempt->closed;
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
       if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
+      // Of an aborted round it has the gradients still.
+      if (link->has_drifted && closed.outcome != proto::Outcome::kAborted) {
+        link->has_drifted = false;
+        link->version = Version();
+      }
       attempt.reset();
       link->results.attempt.reset();
       attempts_.results_taken();

@@ -15,6 +15,7 @@ constexpr std::chrono::seconds kHearing{1};
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
 bool PeerExchange::holds_newest(const Link& link) const {
+  if (link.has_drifted) return false;
   if (link.version == job_.store().version()) return true;
   return open_.attempt && open_.attempt->closed &&
          open_.attempt->closed->outcome == proto::Outcome::kCommitted &&

@@ -155,6 +155,8 @@ Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
   const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
   proto::BeatReply reply;
   reply.takes = proto::BeatReply::kAcceptsSaved;
+  if (ctx_.config.applies_on_worker())
+    reply.set_compare_rounds(static_cast<std::uint32_t>(ctx_.config.replicas.check_rounds));
   const auto head = proto::encode(reply);
   co_return co_await session.send(answer, head, Bytes(), TimePoint::max());
 }

@@ -117,6 +117,10 @@ MemberMetrics::MemberMetrics(metrics::Registry& r) {
       "centroid_server_members_silent_total",
       "Members that a round was repeated or went on without, for they contributed nothing "
       "within round_timeout.");
+  compared = r.counter("centroid_server_replicas_compared_total",
+                       "Rounds in which the parameters and slots of workers were compared.");
+  drifted = r.counter("centroid_server_replicas_drifted_total",
+                      "Workers whose parameters or slots differed from those of the others.");
   scale_hint = r.gauge("centroid_server_scale_hint_workers",
                        "Number of workers that an operator requested; 0: none.");
   present = r.gauge("centroid_server_members", "Workers present.");

@@ -76,7 +76,7 @@ struct ContributionMetrics {
 /// Who is a member, who came and who went.
 struct MemberMetrics {
   explicit MemberMetrics(metrics::Registry& registry);
-  metrics::Counter joined, dead, left, silent;
+  metrics::Counter joined, dead, left, silent, compared, drifted;
   metrics::Gauge present, world, generation, silence, lease, scale_hint;
   std::array<metrics::Gauge, kWorkerStates.size()> workers;
 };
@@ -147,6 +147,8 @@ class Probe : public ServerProbe {
   void round_skipped() const { rounds_.skipped.add(); }
   void round_aborted() const { rounds_.aborted.add(); }
   void state_lost() const { rounds_.state_lost.add(); }
+  void replicas_compared() const { members_.compared.add(); }
+  void replica_drifted() const { members_.drifted.add(); }
   void contribution_lost() const { contributions_.lost.add(); }
   void contribution_late(bool is_carried) const {
     (is_carried ? contributions_.carried : contributions_.dropped).add();

@@ -100,6 +100,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   open_.failed.clear();
   open_.tally = {};
   open_.shares.clear();
+  open_.replicas.clear();
   open_.decision.reset();
   open_.staged.clear();
   spread_.summed.clear();

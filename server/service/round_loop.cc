@@ -292,7 +292,44 @@ Task<Status> RoundLoop::refuse_overflow(RoundDecision decision) {
   co_return halt;
 }
 
+/// Find workers whose parameters or slots are not those of the others. They get the right ones
+/// before their next round.
+/// fails: the job is to halt
+Status RoundLoop::compare_replicas() {
+  const std::uint64_t compared = open_.replicas.size();
+  if (compared < 2) return {};
+  probe_.replicas_compared();
+  std::ranges::sort(open_.replicas, {}, [this](const ReplicaPrint& one) {
+    return open_.attempt->rank_of(one.member).value_or(0);
+  });
+  const Drift drift = find_drift(open_.replicas, !config_.is_peer_to_peer());
+  if (drift.members.empty()) return {};
+  const bool halts = config_.replicas.on_drift == "halt";
+  std::string names;
+  for (const MemberId member : drift.members) {
+    names.append(names.empty() ? "" : ", ").append(members_.name_of(member));
+    if (const auto link = members_.find(member)) link->has_drifted = true;
+    probe_.replica_drifted();
+    tell(events_, log::Level::kError, "replica.drifted",
+         {{"worker", members_.name_of(member)},
+          {"member", member.value},
+          {"version", open_.attempt->version.value},
+          {"compared", compared},
+          {"action", halts ? "the job halts" : "it gets the state again"}});
+  }
+  if (!halts) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               "JIDOKA HALT: parameters or optimizer state of version " +
+                   to_string(open_.attempt->version) + " differ on " + names + " from those of " +
+                   (drift.is_tie ? "as many other workers" : "most workers") +
+                   " (replica_drift halt)");
+}
+
 Task<Status> RoundLoop::merge_round(RoundDecision decision) {
+  if (Status halt = compare_replicas(); !halt.ok()) {
+    attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.error().message());
+    co_return halt;
+  }
   CENTROID_CO_ASSIGN(const bool is_committed, co_await merge_.merge(decision));
   if (!is_committed && open_.overflow) co_return co_await refuse_overflow(std::move(decision));
   if (!is_committed) co_return Status();

@@ -11,6 +11,7 @@ centroid_test(coordinator_test LABEL component SOURCES component/coordinator_tes
 centroid_test(buffers_test LABEL component SOURCES component/buffers_test.cc DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(server_steps_test LABEL component SOURCES component/server_steps_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(kept_test LABEL component SOURCES component/kept_test.cc component/load_ahead_test.cc DEPS centroid_test_cluster TIMEOUT 900)
+centroid_test(drift_test LABEL component SOURCES component/drift_test.cc DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(busy_test LABEL component SOURCES component/busy_test.cc DEPS centroid_test_cluster TIMEOUT 300)
 centroid_test(many_tensors_test LABEL component SOURCES component/many_tensors_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)

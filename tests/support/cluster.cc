@@ -236,7 +236,11 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
   const auto exchange = worker::make_cluster_exchange(io.executor(), make_transport(io.executor()),
                                                       options, memory, registry);
   rounds.connect(*exchange);
-  outcome.status = worker::train(*group, data, rounds, outcome.summary, observer, local.get());
+  const auto observe = [&, params = memory.params](const auto& share, const auto&... more) {
+    if (observer) observer(share, more...);
+    if (spec.after_round) spec.after_round(share, params);
+  };
+  outcome.status = worker::train(*group, data, rounds, outcome.summary, observe, local.get());
   rounds.leave("test over");
   local->leave();
   outcome.params.assign(group->params().begin(), group->params().end());

@@ -39,6 +39,20 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   EXPECT_NE(decode<RoundOpen>(encode(open)).error().message().find(
                 "RoundOpen.learning_rate is -2, it must be a finite number, not below 0"),
             std::string::npos);
+  PushEnd end;
+  const auto unsaid = encode(end);
+  end.fingerprint = 7;
+  auto said = encode(end);
+  EXPECT_EQ(said.size(), unsaid.size() + 8);
+  EXPECT_EQ(decode<PushEnd>(unsaid).value().fingerprint, 0u);
+  EXPECT_EQ(decode<PushEnd>(said).value().fingerprint, 7u);
+  said.pop_back();
+  EXPECT_FALSE(decode<PushEnd>(said).ok());
+  BeatReply beat;
+  beat.takes = BeatReply::kAcceptsSaved;
+  beat.set_compare_rounds(BeatReply::kMaxCompareRounds);
+  EXPECT_EQ(decode<BeatReply>(encode(beat)).value().compare_rounds(),
+            BeatReply::kMaxCompareRounds);
   Merge merge;
   merge.total_weight = 1;
   EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 1);

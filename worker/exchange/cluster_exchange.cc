@@ -60,6 +60,7 @@ class ClusterExchange final : public Exchange {
         optimizer_step_ = link_.model().fragments().steps_before(open->optimizer_step);
         fragment_ = link_.model().fragments().turn(open->optimizer_step);
         rate_ = open->rates.learning_rate;
+        version_ = open->version;
         is_complete_ = false;
         if (open->round.value == 1 && round_ > 1)
           log::warn("job.restarted",
@@ -93,6 +94,7 @@ class ClusterExchange final : public Exchange {
 
   void complete(const StepStats& stats) override {
     if (std::exchange(is_complete_, true)) return;
+    before_.fingerprint = replica_fingerprint();  // while others compute, or chunks travel
     post([this, serial = serial_, stats, before = std::exchange(before_, {})] {
       link_.finish(serial, stats, before);
     });
@@ -173,16 +175,27 @@ class ClusterExchange final : public Exchange {
   }
 
   std::uint64_t optimizer_fingerprint() const override {
-    if (!optimizer_) return 0;
-    std::uint64_t all = mix64(1, optimizer_step_);
-    for (const auto& slot : link_.model().slots()) all = fingerprint(slot, all);
-    return all;
+    return optimizer_ ? slots_fingerprint(mix64(1, optimizer_step_)) : 0;
   }
 
  private:
   template <class F>
   void post(F f) {
     boost::asio::post(executor_, std::move(f));
+  }
+
+  std::uint64_t slots_fingerprint(std::uint64_t seed) const {
+    for (const auto& slot : link_.model().slots()) seed = fingerprint(slot, seed);
+    return seed;
+  }
+
+  /// Of this version's parameters and slots, where the server wants it; 0: it does not.
+  std::uint64_t replica_fingerprint() const {
+    const std::uint32_t every = link_.compare_rounds();
+    const ModelPlanes& model = link_.model();
+    if (every == 0 || version_.value % every != 0 || !model.terms().apply_on_worker) return 0;
+    const std::uint64_t all = slots_fingerprint(fingerprint(model.params(), version_.value));
+    return std::max<std::uint64_t>(all, 1);
   }
 
   void save_local(Round round) {
@@ -345,6 +358,7 @@ class ClusterExchange final : public Exchange {
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
   std::uint32_t fragment_ = 0;  // of the round
   double rate_ = -1;            // of the round, if it is not the terms'
+  Version version_;             // with which it began
   std::optional<Round> keep_;   // a Keep that came before its round's end was heard
   bool is_complete_ = false;    // the round's contribution
   LoopSeconds before_;          // of the round that ended last

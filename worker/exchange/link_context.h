@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ struct LinkContext {
   transport::Session* leader =
       nullptr;                 ///< the session with the server that leads, if there is one
   TaskGroup* tasks = nullptr;  ///< that end with it
+  /// The server compares replicas every so many versions; 0: never. The loop reads it.
+  std::atomic<std::uint32_t> compare_rounds{0};
 
   transport::Greeting greeting() const {
     transport::Greeting out;

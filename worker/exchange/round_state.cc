@@ -223,6 +223,7 @@ std::vector<std::byte> RoundState::push_end(const proto::RoundOpen& open, double
   // Parameters that blew up have no norm.
   end.parameter_norm = std::isfinite(stats_->parameter_norm) ? stats_->parameter_norm : -1;
   end.scalars = proto::to_wire(stats_->scalars);
+  end.fingerprint = before_.fingerprint;
   end.nonfinite = is_nonfinite();
   end.nonfinite_tensor = nonfinite_tensor_;
   if (link_.model.checks_nonfinite() && !end.nonfinite && std::isfinite(squares))

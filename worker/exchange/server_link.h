@@ -32,6 +32,8 @@ class ServerLink final : public transport::FrameSink {
   void report(const Evaluation& evaluation);
   void local_saved(Round round, const Status& saved) { state_.local_saved(round, saved); }
 
+  std::uint32_t compare_rounds() const { return link_.compare_rounds; }
+
   ModelPlanes& model() { return link_.model; }
   const ModelPlanes& model() const { return link_.model; }
   ExchangeCounters& counters() { return link_.counters; }

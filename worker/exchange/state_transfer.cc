@@ -125,6 +125,7 @@ void StateTransfer::answer() {
 Status StateTransfer::beat_answered(Bytes head) {
   if (head.empty()) return {};
   CENTROID_ASSIGN(const auto reply, proto::decode<proto::BeatReply>(head));
+  link_.compare_rounds = reply.compare_rounds();
   const bool takes = (reply.takes & proto::BeatReply::kAcceptsSaved) != 0;
   if (answers_ || !takes || (!link_.feedback.keeper() && !saves_local())) return {};
   answers_ = true;
@@ -135,6 +136,7 @@ Status StateTransfer::beat_answered(Bytes head) {
 void StateTransfer::disconnected() {
   saving_.reset();
   answers_ = false;
+  link_.compare_rounds = 0;
 }
 
 }  // namespace centroid::worker

@@ -30,8 +30,8 @@ class StateTransfer {
   /// Keep came.
   void save(Round round);
   void local_saved(Round round, const Status& saved);
-  /// A server that takes answers to Keep hears that they will come; an older one knows no such
-  /// message.
+  /// What the server takes that earlier ones do not know: fingerprints, and answers to Keep, of
+  /// which it hears that they will come.
   Status beat_answered(Bytes head);
   void disconnected();
   /// No write is awaited any more.
