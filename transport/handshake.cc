@@ -81,6 +81,16 @@ Status check_frame(const FrameHeader& header, std::string_view name, std::uint16
   return {};
 }
 
+Status check_role(const Greeting& ours, const Greeting& theirs, const std::string& refusal) {
+  const std::vector<std::string>& roles = ours.accepts_roles;
+  if (roles.empty() || std::ranges::find(roles, theirs.role) != roles.end()) return {};
+  std::string known;
+  for (const std::string& role : roles) known += (known.empty() ? "\"" : ", \"") + role + "\"";
+  return Error(ErrorCode::kFailedPrecondition, refusal + ": its role is \"" +
+                                                   shortened(theirs.role, kMaxRoleBytes) +
+                                                   "\", not one of " + known);
+}
+
 enum class RefusalKind : std::uint8_t { kNotLeader = 1, kNotReady = 2, kVersionMismatch = 3 };
 
 std::vector<std::byte> encode_refusal(const Error& error) {
@@ -270,6 +280,7 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
     return Error(ErrorCode::kFailedPrecondition, "token refused by " + here + ": the one sent by " +
                                                      who + " is " +
                                                      (theirs.token.empty() ? "empty" : "another"));
+  CENTROID_TRY(check_role(ours, theirs, here + " refuses " + who));
   if (!ours.run_id.empty() && !theirs.run_id.empty() && ours.run_id != theirs.run_id)
     return Error(ErrorCode::kFailedPrecondition, "other run: " + here + " serves \"" + ours.run_id +
                                                      "\", " + who + " asks for \"" +

@@ -46,6 +46,15 @@ Status Contributions::check_key(const Link& link, const char* what, const Attemp
                    ", which was never opened; the newest is " + text(open));
 }
 
+/// Nothing comes behind the end of a contribution.
+Status Contributions::check_not_ended(const Link& link, const std::string& what,
+                                      const Attempt::Key& key) const {
+  if (link.contribution.ended != key) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               what + " of " + link.join.name + " in round " + to_string(key.round) + ", attempt " +
+                   std::to_string(key.number) + " came after its PushEnd");
+}
+
 /// A weight is that of the share which the worker was given, else one worker could be the mean. How
 /// many tokens the share has the worker alone knows: there are no more than it may have.
 Status Contributions::check_weight(const Link& link, const std::string& where,
@@ -99,6 +108,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
                                                         ": with exchange " + config_.exchange +
                                                         " the workers add among themselves");
   const Attempt::Key key{head.generation, head.round, head.attempt};
+  CENTROID_CO_TRY(check_not_ended(*link, "Push of chunk " + to_string(head.chunk), key));
   const bool is_elastic = policy_.is_elastic();
   bool current = rank && key == attempt->key() && open_.machine.expects(link->id);
   if (is_elastic) current = elastic_.stage_for(*link, key) != nullptr;
@@ -251,11 +261,19 @@ ReportedShare Contributions::told_of(Link& link, const proto::PushEnd& end, cons
 }
 
 Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
+  const Attempt::Key key{end.generation, end.round, end.attempt};
+  CENTROID_TRY(check_not_ended(link, "PushEnd", key));
+  CENTROID_TRY(check_key(link, "PushEnd", key));
+  link.contribution.ended = key;
+  return end_contribution(link, end);
+}
+
+/// When all of it is here, on all servers.
+Status Contributions::end_contribution(Link& link, const proto::PushEnd& end) {
   if (policy_.is_elastic()) return stage_end(link, end);
   const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
   if (!rank || end.generation != open_.attempt->generation || end.round != open_.attempt->round ||
       end.attempt != open_.attempt->number || !open_.machine.expects(link.id)) {
-    CENTROID_TRY(check_key(link, "PushEnd", {end.generation, end.round, end.attempt}));
     probe_.stale_frame();
     return {};
   }
@@ -302,7 +320,6 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
   const Attempt::Key key{end.generation, end.round, end.attempt};
   const StagedContribution* const staged = elastic_.stage_for(link, key);
   if (staged == nullptr) {
-    CENTROID_TRY(check_key(link, "PushEnd", key));
     probe_.stale_frame();
     return {};
   }
@@ -393,7 +410,7 @@ void Contributions::whole_elsewhere(const ShardGroup::Link& server, const proto:
   const auto link = members_.find(whole.key.member);
   if (!link || !link->contribution.pending_end) return;
   const proto::PushEnd end = *link->contribution.pending_end;
-  const Status taken = take_push_end(*link, end);
+  const Status taken = end_contribution(*link, end);
   if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
 }
 

@@ -36,6 +36,8 @@ class Contributions : private JobPart {
   Status check_chunk(const Link& link, const std::string& where, const proto::Push& head,
                      std::uint64_t bytes) const;
   Status check_key(const Link& link, const char* what, const Attempt::Key& key) const;
+  Status check_not_ended(const Link& link, const std::string& what, const Attempt::Key& key) const;
+  Status end_contribution(Link& link, const proto::PushEnd& end);
   Status check_weight(const Link& link, const std::string& where, double weight) const;
   Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;

@@ -36,6 +36,7 @@ void JobServer::set_tokens(std::function<bool(std::string_view)> accepts,
 transport::Greeting JobServer::greeting() const {
   transport::Greeting greeting;
   greeting.role = "server";
+  greeting.accepts_roles = {"worker", "client", "server"};
   greeting.name = "server";
   greeting.run_id = ctx_.job.run_id;
   greeting.token = ctx_.config.token;

@@ -94,6 +94,7 @@ struct Link {
 
   struct Contribution {
     Attempt::Key computed;  ///< the last attempt for which its gradients were complete
+    std::optional<Attempt::Key> ended;          ///< the last one whose PushEnd has come
     std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
     Scalars scalars;                            ///< of its last with any
     std::optional<TimePoint> at;                ///< its last one

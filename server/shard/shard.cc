@@ -273,6 +273,7 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
     co_return;
   }
   transport::Greeting ours = greeting();
+  ours.accepts_roles = {"worker", "client"};
   ours.run_id = context_.leader.terms().run_id;
   ours.also_accepts = [this](std::string_view secret) { return workers_.accepts(secret); };
   ours.credit_bytes = context_.leader.terms().credit_bytes;

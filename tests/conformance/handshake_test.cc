@@ -111,6 +111,22 @@ TEST(SessionWire, other_versions_are_refused_with_both_versions_and_what_to_do) 
   EXPECT_EQ(mismatch->yours, (VersionMismatch::Range{2, 3}));
 }
 
+TEST(SessionWire, a_role_that_is_not_accepted_is_refused_by_name_after_the_token) {
+  Greeting ours = example_greeting(), theirs = example_greeting();
+  EXPECT_TRUE(judge_hello(ours, theirs, "10.0.0.3:1").ok()) << "no role is refused";
+  ours.name = "server";
+  ours.accepts_roles = {"client", "server"};
+  EXPECT_EQ(judge_hello(ours, theirs, "10.0.0.3:1").error().message(),
+            "server refuses worker-2 at 10.0.0.3:1: its role is \"worker\", not one of \"client\", "
+            "\"server\"");
+  theirs.role = "server";
+  EXPECT_TRUE(judge_hello(ours, theirs, "10.0.0.3:1").ok());
+  theirs.role = "";
+  theirs.token = "another";
+  EXPECT_THAT(judge_hello(ours, theirs, "10.0.0.3:1").error().message(),
+              HasSubstr("token refused"));
+}
+
 TEST(SessionWire, a_refusal_that_a_later_release_added_is_skipped) {
   auto head = encode_error(Error(ErrorCode::kUnavailable, "text"));
   head.insert(head.end(), 9, std::byte{99});

@@ -54,9 +54,9 @@ def text(value):
     return struct.pack("<I", len(encoded)) + encoded
 
 
-def hello_head(versions=(1, 1), name="stranger", token="", run_id="", manifest_hash=0, credit_bytes=4 << 20):
+def hello_head(versions=(1, 1), name="stranger", token="", run_id="", manifest_hash=0, credit_bytes=4 << 20, role="worker"):
     limits = struct.pack("<HHIQQQ", *versions, 64 << 10, 64 << 20, credit_bytes, manifest_hash)
-    return limits + text("worker") + text(name) + text(run_id) + text(token)
+    return limits + text(role) + text(name) + text(run_id) + text(token)
 
 
 def hello(frame_version=WIRE_VERSION, **fields):

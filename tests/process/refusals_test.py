@@ -7,7 +7,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import DONE, ClusterTest, main, wait_for
 from harness.peer import CHUNKS, NORM, TENSORS, Peer
-from harness.wire import header
+from harness.wire import connect, header, hello, read_error, read_frame
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -166,6 +166,37 @@ class Refusals(ClusterTest):
 
             self.assert_refused(server, before, f"push {field}", lie, "Push of liar is for generation", "which was never opened; the newest is generation")
             self.assert_refused(server, before, f"end {field}", end, "PushEnd of liar is for generation", "never opened")
+
+    def test_a_role_that_no_server_has_is_refused(self):
+        server = self.launch_server("--min-workers", 1).wait_ready()
+        for role in ("spy", "", "peer"):
+            with self.subTest(role), connect(server.data) as peer:
+                peer.sendall(hello(role=role))
+                self.assertIn(f'its role is "{role}", not one of "worker", "client", "server"', read_error(read_frame(peer)[2])[1])
+
+    def test_nothing_comes_behind_the_end_of_a_contribution(self):
+        """Whether its round is still open or over."""
+        cases = {
+            "a second end": (lambda p: p.end(), "PushEnd of liar in round 1, attempt 0 came after its PushEnd"),
+            "a chunk": (lambda p: p.push(1, [1.0] * 6), "Push of chunk 1 of liar in round 1, attempt 0 came after its PushEnd"),
+        }
+        for number, (name, (act, text)) in enumerate(cases.items()):
+            for is_over in (False, True):
+                with self.subTest(name, is_over=is_over):
+                    run = f"end-{number}-{is_over}"
+                    server = self.launch_server("--optimizer", "sgd", "--min-workers", 2, "--lease", "60s", run=run, name=run).wait_ready()
+                    peers = [Peer(server.data, name).join() for name in ("liar", "other")]
+                    for peer in peers:
+                        peer.until_round()
+                    peers[0].whole()
+                    if is_over:
+                        peers[1].whole()
+                        wait_for(lambda server=server: server.cluster()["version"] == 2, "the round's end")
+                    act(peers[0])
+                    self.assertIn(text, peers[0].refusal())
+                    for peer in peers:
+                        peer.close()
+                    server.kill()
 
     def test_initial_values_come_whole_and_finite_from_who_was_asked(self):
         server = self.launch_server("--optimizer", "sgd", "--min-workers", 2, "--lease", "60s").wait_ready()

@@ -124,6 +124,7 @@ transport::Greeting Dialer::greeting() const {
   const MeshOptions& options = station_->options;
   transport::Greeting out;
   out.role = "peer";
+  out.accepts_roles = {"peer", kMeasurer};
   out.name = name_of(roster_.rank);
   out.run_id = roster_.run_id.empty() ? options.run_id : roster_.run_id;
   out.token = options.token;
