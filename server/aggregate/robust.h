@@ -24,8 +24,8 @@ namespace centroid::server {
 ///
 /// The last two count every contribution alike: its number of samples is not trusted. With at most
 /// F false ones of 2F + 1 and more (median: fewer than half) each coordinate of the result is
-/// between the smallest and the largest of the others. One that says itself that it is not finite
-/// is one of the F, and left out: of the rest one fewer is false.
+/// between the smallest and the largest of the others. One that says itself that it is not finite,
+/// or that is lost or late, is one of the F, and left out: of the rest one fewer is false.
 /// source  Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
 ///         Rates"
 struct AggregateRule {

@@ -349,6 +349,11 @@ std::vector<MemberId> RoundMachine::missing() const {
   return out;
 }
 
+std::size_t RoundMachine::lost() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(seats_, [](const Seat& s) { return !s.present && !s.done; }));
+}
+
 std::vector<MemberId> RoundMachine::contributed() const {
   std::vector<MemberId> out;
   for (const Seat& s : seats_)

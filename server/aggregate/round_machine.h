@@ -128,6 +128,8 @@ class RoundMachine {
   /// It has a seat in the open round and has not contributed.
   bool is_missing(MemberId member) const;
   /// It has contributed to the open or last round.
+  /// Number of members of this attempt that are not awaited any more and have not contributed.
+  std::size_t lost() const;
   bool has_contributed(MemberId member) const {
     const Seat* const s = seat(member);
     return s != nullptr && s->done;

@@ -291,7 +291,7 @@ Status Contributions::end_contribution(Link& link, const proto::PushEnd& end) {
   count_end(link, end);
   data_.count_reported(told_of(link, end, share));
   const bool is_excluded =
-      end.nonfinite && open_.excluded < aggregate_.tolerated(open_.attempt->members.size());
+      end.nonfinite && open_.missing() < aggregate_.tolerated(open_.members);
   if (is_excluded) exclude(link, end);
   const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
   if (!config_.is_peer_to_peer() && is_absent) {

@@ -26,6 +26,8 @@ struct OpenRound {
   std::optional<RoundDecision> decision;
   std::size_t complete_chunks = 0;
   std::size_t excluded = 0;  ///< contributions that are not finite, of the F that may be false
+  std::set<MemberId> absent;  ///< left out or lost before the attempt, in this round
+  std::size_t members = 0;    ///< of the round, with absent ones
   std::optional<ChunkId> overflow;  ///< a chunk whose sum, or result, is not finite
   double chunk_weight = 0;
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
@@ -39,6 +41,10 @@ struct OpenRound {
   std::vector<std::unique_ptr<StagedContribution>> staged;  ///< by rank of the attempt
   std::deque<StagedPart> late_staged;                       ///< in the machine's order
   std::vector<StagedPart> parts;                            ///< of the round being merged
+
+  /// Contributions that are left out for they are not finite, or were lost or late: with a robust
+  /// aggregate they are of the F that may be false.
+  std::size_t missing() const { return excluded + absent.size() + machine.lost(); }
 
   // peer-to-peer exchange
   std::uint64_t exchange_failures = 0;

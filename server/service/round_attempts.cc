@@ -93,6 +93,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
     codecs.push_back(members_.find(open_.attempt->members[rank])->codec);
   }
   announce_generation();
+  if (!resend) begin_round();
   if (job_.shard->encodes()) local_.begin_results(open_.attempt->generation);
   open_.complete_chunks = 0;
   open_.overflow.reset();
@@ -120,13 +121,27 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   members_.wake(open_.attempt->members);
 }
 
+/// Those that are away have a seat in no attempt.
+void RoundAttempts::begin_round() {
+  open_.absent.clear();
+  for (const auto& [id, link] : members_.links)
+    if (link->pace.is_away && !policy_.is_elastic()) open_.absent.insert(id);
+  open_.members = open_.attempt->members.size() + open_.absent.size();
+}
+
+/// Contributions that a robust aggregate does without, as some of the F that may be false.
+std::size_t RoundAttempts::missing_tolerated() const {
+  const std::size_t missing = open_.missing();
+  return missing <= aggregate_.tolerated(open_.members) ? missing : 0;
+}
+
 void RoundAttempts::decide(RoundDecision decision) {
   if (decision.action == RoundAction::kWait) {
     if (open_.machine.deadline()) changed_.notify_all();  // the round loop is to wait no longer
     return;
   }
   const std::size_t contributors = decision.contributors.size() + decision.late.size();
-  const bool is_short = contributors + open_.excluded < aggregate_.least();
+  const bool is_short = contributors + missing_tolerated() < aggregate_.least();
   // Of one that closes without some, or whose members are here but had no samples, that is not
   // said.
   const bool has_lost = !policy_.is_elastic() && contributors < config_.workers.min_continue &&
@@ -167,7 +182,10 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
   std::vector<proto::RoundOpen> shares;
   for (std::size_t rank = 0; rank < old->members.size(); ++rank) {
     const auto link = members_.find(old->members[rank]);
-    if (!link || link->pace.is_away) continue;  // away: silent
+    if (!link || link->pace.is_away) {  // away: silent
+      open_.absent.insert(old->members[rank]);
+      continue;
+    }
     members.push_back(old->members[rank]);
     shares.push_back(old->opens[rank]);
   }

@@ -44,6 +44,8 @@ class RoundAttempts : private JobPart {
 
  private:
   void announce_generation();
+  void begin_round();
+  std::size_t missing_tolerated() const;
   proto::RoundRates round_rates() const;
   MemberId first_elsewhere() const;
   void set_silent(Link& link);

@@ -184,14 +184,17 @@ Task<bool> RoundLoop::wait_for_members() {
   const bool is_over = job_.gather_until && clock_.now() >= *job_.gather_until;
   const bool is_start = job_.trained_rounds == 0 && !is_over;
   const std::uint64_t needed = is_start ? config_.workers.min : aggregate_.least();
-  std::uint64_t present = 0;
+  std::uint64_t present = 0, away = 0;
   const bool drains = members_.roster.is_draining();
   for (const auto& [id, link] : members_.links) {
     const bool stays = !drains || members_.roster.find(id)->state != MemberState::kDraining;
-    if (stays && !(link->pace.is_away && !policy_.is_elastic())) ++present;
+    const bool is_away = link->pace.is_away && !policy_.is_elastic();
+    if (stays) ++(is_away ? away : present);
   }
   const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.min_continue;
-  const bool has_begun = present >= needed;
+  // With a robust aggregate those that are left out are some of the F that may be false.
+  const bool tolerates = !is_start && away <= aggregate_.tolerated(present + away);
+  const bool has_begun = present + (tolerates ? away : 0) >= needed;
   if (has_begun && here >= kept) co_return true;
   std::string why("min_workers");
   if (has_begun)

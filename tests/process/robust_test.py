@@ -5,13 +5,15 @@ import concurrent.futures
 import math
 import pathlib
 import random
+import struct
 import sys
 import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.client import ClientTest
 from harness.cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
-from harness.peer import Peer
+from harness.peer import TENSORS, Peer
+from harness.wire import REQUEST, Client, text
 
 TRAINING = 2000 - 360  # of the digits that tests make, by digits.py
 SHAPES = {"hidden.weight": (64, 32), "hidden.bias": (32,), "output.weight": (32, 10), "output.bias": (10,)}
@@ -129,6 +131,213 @@ class Liars(ClusterTest):
         server.wait_event("job.halted", error="is not finite in round 3")
         for peer in peers:
             peer.close()
+
+    def three(self, *flags, count=3):
+        server = self.server("--min-workers", count, "--aggregate", "trimmed_mean:1", "--lease", "60s", *flags)
+        peers = [Peer(server.data, f"p{i}").join() for i in range(count)]
+        for peer in peers:
+            self.addCleanup(peer.close)
+        self.round_of(peers)
+        return server, peers
+
+    def wait_version(self, server, version):
+        wait_for(lambda: server.cluster()["version"] == version, f"version {version}")
+
+    def test_a_contribution_that_is_lost_is_one_of_them(self):
+        server, peers = self.three()
+        peers[2].push(0, [9.0] * 8)
+        peers[2].close()
+        server.wait_worker("p2", "dead")
+        for peer in peers[:2]:
+            peer.whole()
+        self.wait_version(server, 2)
+        self.assertIn("2 of 3 workers are here", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
+
+    def test_one_that_is_lost_when_a_part_of_it_counts_already_too(self):
+        server, peers = self.three()
+        for peer in peers:
+            peer.push(0, [1.0] * 8)
+        wait_for(lambda: server.metric("centroid_server_chunks_waiting") == 0 and server.metric("centroid_server_payload_received_bytes_total") >= 3 * 32, "the first chunk of all")
+        peers[2].close()
+        self.round_of(peers[:2])  # again, without it
+        for peer in peers[:2]:
+            peer.whole()
+        self.wait_version(server, 2)
+
+    def test_one_that_is_late_is_one_of_them_until_it_answers(self):
+        server, peers = self.three("--round-timeout", "300ms")
+        for number in range(3):
+            for peer in peers[:2]:
+                peer.whole()
+            if number == 0:
+                self.round_of(peers[:2])  # again, without it
+                for peer in peers[:2]:
+                    peer.whole()
+            self.wait_version(server, 2 + number)
+            self.round_of(peers[:2])
+        for peer in peers[:2]:
+            peer.whole()
+        self.wait_version(server, 5)
+        peers[2].send(peers[2].READY, peers[2].place)
+        self.round_of(peers)
+        self.assertEqual(server.wait_missing("p0", "p1", "p2")["round"], 5)
+
+    def test_more_than_that_are_waited_for(self):
+        server, peers = self.three(count=4)
+        for peer in peers[2:]:
+            peer.close()
+        server.wait_worker("p3", "dead")
+        for peer in peers[:2]:
+            peer.whole()
+        self.assertIn("2 of 3 workers are here", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
+        self.assertEqual(server.cluster()["version"], 1)
+
+
+class Fabulist(threading.Thread):
+    """A worker that sends anything, in every field, until the server is gone."""
+
+    NUMBERS = (0.0, -0.0, 1.0, -1.0, 4.0, 1e-300, 1e15, 1e16, 3e38, -3e38, 1e300, -1e300, math.inf, -math.inf, math.nan)
+    COUNTS = (0, 1, 2, 4, 7, 1 << 31, (1 << 32) - 1)
+    LARGE = (*COUNTS, 10**15, 10**15 + 1, 1 << 63, (1 << 64) - 1)
+
+    def __init__(self, endpoint, seed):
+        super().__init__(daemon=True)
+        self.endpoint, self.random = endpoint, random.Random(seed)
+        self.acts = (self.chunk, self.chunk, self.good_chunks, self.end, self.end, self.good_end, self.keyed, self.report, self.beat, self.state, self.failed, self.leave, self.unknown, self.again, self.silence)
+        self.rounds = 0
+        self.start()
+
+    def pick(self, *usual, of=NUMBERS):
+        """Mostly what is usual, else anything."""
+        return self.random.choice(usual) if usual and self.random.random() < 0.6 else self.random.choice(of)
+
+    def place(self, peer):
+        fields = list(struct.unpack("<QQI", peer.place))
+        if self.random.random() < 0.2:
+            fields[self.random.randrange(3)] = self.pick(of=self.COUNTS)
+        return struct.pack("<QQI", *fields)
+
+    def numbers(self, count):
+        return struct.pack(f"<{count}f", *(self.random.choice((0.0, 1.0, -1e9, 1e30, -3e38, 3e38)) if self.random.random() < 0.98 else math.nan for _ in range(count)))
+
+    def chunk(self, peer):
+        number = self.pick(0, 1, 2, of=self.COUNTS)
+        count = self.pick(dict(enumerate((8, 6, 1))).get(number, 1), of=(0, 1, 7, 9, 1000))
+        peer.send(peer.PUSH, self.place(peer) + struct.pack("<Id", number, self.pick(peer.weight)), self.numbers(count))
+
+    def good_chunks(self, peer):
+        for number, count in enumerate((8, 6, 1)):
+            peer.send(peer.PUSH, peer.place + struct.pack("<Id", number, peer.weight), self.numbers(count))
+
+    def end(self, peer):
+        real, count = self.pick, lambda *usual: self.pick(*usual, of=self.LARGE)
+        short = lambda *usual: self.pick(*usual, of=self.COUNTS)
+        told = struct.pack("<dQQdddB", real(peer.weight), count(peer.weight), count(0), real(0.0), real(0.0), real(0.0), self.pick(0, 1, of=(0, 1, 2, 255)))
+        told += text(self.pick("a", "b", of=("", "x" * 256, "\x1b[2J")))
+        told += struct.pack("<dddQQIIddddddd", real(0.0), real(0.0), real(0.0), count(0), count(0), short(0), short(0), real(0.0), real(-1.0), real(-1.0), real(-1.0), real(0.0), real(0.0), real(0.0))
+        scalars = self.random.choice((0, 0, 1, 2, 17))
+        told += struct.pack("<I", scalars) + b"".join(text(self.pick("loss", f"s{i}", of=("", "a b"))) + struct.pack("<dQ", real(1.0), count(1)) for i in range(scalars))
+        peer.send(peer.PUSH_END, self.place(peer) + told + self.pick(b"", of=(b"", b"\0" * 8, struct.pack("<Q", 7))))
+
+    def good_end(self, peer):
+        peer.end(nonfinite=self.random.random() < 0.3)
+
+    def keyed(self, peer):
+        peer.send(self.random.choice((33, peer.READY)), self.place(peer))  # Computed
+
+    def failed(self, peer):
+        peer.send(34, self.place(peer) + struct.pack("<BI", self.pick(0, 1, of=(0, 1, 2)), self.pick(of=self.COUNTS)) + text("why"))
+
+    def report(self, peer):
+        peer.send(29, struct.pack("<QQQd", self.pick(1, of=self.LARGE), self.pick(4, of=self.LARGE), self.pick(0, of=self.LARGE), self.pick(0.0)))
+
+    def beat(self, peer):
+        peer.send(peer.HEARTBEAT, self.pick(b"", of=(b"", struct.pack("<d", math.nan) + text("v"), struct.pack("<d", -1e300) + text("v" * 256), b"\0")))
+
+    def state(self, peer):
+        kind = self.random.choice((18, 19, 20, 32, 39))  # InitChunk, InitDone, StateChunk, StateDone, Kept
+        head = {18: struct.pack("<I", 0), 19: b"", 20: struct.pack("<QBI", 1, 0, 0), 32: struct.pack("<Q", 1), 39: struct.pack("<QB", 1, self.pick(0, 1, of=(0, 1, 2, 3))) + text("why")}[kind]
+        peer.send(kind, head, self.numbers(8) if kind in (18, 20) else b"")
+
+    def leave(self, peer):
+        peer.send(peer.LEAVE, text("bye"), flags=REQUEST, identity=self.random.randrange(2, 1 << 40))
+
+    def unknown(self, peer):
+        peer.send(self.random.choice((0, 5, 15, 22, 23, 40, 97, 119, 65535)), self.random.randbytes(self.random.randrange(40)))
+
+    def again(self, _):
+        raise ConnectionError("it comes again")
+
+    def silence(self, peer):
+        """Until the others have gone on."""
+        peer.until_round()
+
+    def run(self):
+        while not self.is_over():
+            pass
+
+    def is_over(self):
+        try:
+            peer = Peer(self.endpoint, "zz")
+        except (OSError, EOFError, ConnectionError):
+            return True
+        try:
+            peer.join()
+            while True:
+                peer.until_round()
+                self.rounds += 1
+                for _ in range(self.random.randrange(1, 5)):
+                    self.random.choice(self.acts)(peer)
+        except (OSError, EOFError, AssertionError):
+            return False
+        finally:
+            peer.close()
+
+
+class Honest(Client):
+    """Brings other numbers in each round."""
+
+    def __init__(self, name):
+        super().__init__(name, TENSORS)
+
+    def gradient_of(self, number, chunk):
+        drawn = random.Random(f"{self.name} {number} {chunk}")
+        return [drawn.uniform(-1, 1) for _ in range(self.elements(chunk))]
+
+    def run(self, endpoint):
+        self.train(endpoint, lambda number, chunk: array.array("f", self.gradient_of(number, chunk)).tobytes())
+
+
+class Lies(ClusterTest):
+    ROUNDS = 60
+
+    def test_whatever_one_sends_in_any_field_the_others_train_within_their_bounds(self):
+        for seed in (1, 2, 3):
+            for aggregate in ("median", "trimmed_mean:1"):
+                with self.subTest(seed=seed, aggregate=aggregate):
+                    self.check(seed, aggregate)
+
+    def check(self, seed, aggregate):
+        run = f"{aggregate.replace(':', '')}-{seed}"
+        flags = ["--min-workers", 4, "--rounds", self.ROUNDS, "--lr", 1, "--aggregate", aggregate, "--round-timeout", "1s", "--lease", "60s", "--exit-when-finished"]
+        server = self.server(*flags, name=f"server-{run}", run=run)
+        honest = [Honest(name) for name in ("a", "b", "c")]
+        with concurrent.futures.ThreadPoolExecutor(len(honest)) as pool:
+            ends = [pool.submit(one.run, server.data) for one in honest]
+            liar = Fabulist(server.data, seed)
+            for end in ends:
+                end.result()
+        self.assert_exit(DONE, server)
+        self.assertGreater(liar.rounds, self.ROUNDS // 4, "it has had its say")
+        before = {chunk: [0.0] * count for chunk, count in enumerate(honest[0].chunks)}
+        for number in range(1, self.ROUNDS + 1):
+            results = next(one.results[number] for one in honest if number in one.results)
+            for chunk, payload in results.items():
+                after = list(array.array("f", payload))
+                bounds = list(zip(*(one.gradient_of(number, chunk) for one in honest)))
+                for old, new, of in zip(before[chunk], after, bounds):
+                    self.assertTrue(min(of) - 1e-4 <= old - new <= max(of) + 1e-4, f"round {number}, chunk {chunk}: {old - new} is not within {of}")
+                before[chunk] = after
 
 
 if __name__ == "__main__":
