@@ -15,12 +15,6 @@ namespace centroid::client {
 
 namespace {
 
-std::string percent(double part, double whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
-  return text;
-}
-
 /// Parse a process's trace.
 trace::Capture capture_of(const Json& document) {
   trace::Capture out;
@@ -91,19 +85,10 @@ Json to_json(const std::vector<trace::LaneSummary>& lanes) {
 std::string summary_table(const std::vector<trace::LaneSummary>& lanes) {
   std::vector<std::vector<std::string>> cells;
   for (const trace::LaneSummary& lane : lanes) {
-    std::string meanwhile = lane.is_device ? "" : "-";
-    for (const auto& [stage, seconds] : lane.meanwhile_seconds)
-      meanwhile.append(meanwhile.empty() ? "" : ", ")
-          .append(stage)
-          .append(" ")
-          .append(percent(seconds, lane.idle_seconds));
-    cells.push_back({lane.process, lane.lane, lane.stages,
-                     percent(lane.busy_seconds, lane.window_seconds),
-                     percent(lane.idle_seconds, lane.window_seconds), std::to_string(lane.gaps),
-                     duration_text(lane.longest_gap_seconds), meanwhile});
+    cells.push_back(trace::summary_cells(lane, duration_text));
+    if (!lane.is_device) cells.back().back() = "-";
   }
-  return table({"process", "lane", "stages", "busy", "idle", "gaps", "longest", "while idle"},
-               cells);
+  return table(trace::summary_heads(), cells);
 }
 
 /// The spans of one process: the server, or a worker at its metrics port.

@@ -337,28 +337,17 @@ void add_servers(CLI::App& app, const std::shared_ptr<Session>& session, int& st
   });
 }
 
-/// centroidctl rounds
-void add_rounds(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
-  CLI::App* const rounds = app.add_subcommand("rounds", "The newest rounds, newest first.");
-  const auto limit = std::make_shared<std::uint64_t>(20);
-  rounds->add_option("-n,--limit", *limit, "how many")
+/// centroidctl rounds, epochs
+void add_newest(CLI::App& app, const std::shared_ptr<Session>& session, int& status,
+                const std::string& name, const std::string& help, std::uint64_t how_many,
+                std::string (*to_table)(const Json&)) {
+  CLI::App* const newest = app.add_subcommand(name, help);
+  const auto limit = std::make_shared<std::uint64_t>(how_many);
+  newest->add_option("-n,--limit", *limit, "how many")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  rounds->callback([=, &status] {
-    status = show(*session, "/v1/rounds?limit=" + std::to_string(*limit), rounds_table);
-  });
-}
-
-/// centroidctl epochs
-void add_epochs(CLI::App& app, const std::shared_ptr<Session>& session, int& status) {
-  CLI::App* const epochs = app.add_subcommand(
-      "epochs", "The newest epochs, newest first, and what each worker did in them.");
-  const auto epoch_limit = std::make_shared<std::uint64_t>(5);
-  epochs->add_option("-n,--limit", *epoch_limit, "how many")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  epochs->callback([=, &status] {
-    status = show(*session, "/v1/epochs?limit=" + std::to_string(*epoch_limit), epochs_table);
+  newest->callback([=, &status] {
+    status = show(*session, "/v1/" + name + "?limit=" + std::to_string(*limit), to_table);
   });
 }
 
@@ -402,8 +391,9 @@ void add_views(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   add_status(app, session, status);
   add_workers(app, session, status);
   add_servers(app, session, status);
-  add_rounds(app, session, status);
-  add_epochs(app, session, status);
+  add_newest(app, session, status, "rounds", "The newest rounds, newest first.", 20, rounds_table);
+  add_newest(app, session, status, "epochs",
+             "The newest epochs, newest first, and what each worker did in them.", 5, epochs_table);
   add_waits(app, session, status);
   add_tables(app, session, status);
   add_config(app, session, status);

@@ -18,6 +18,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/async/pulse.h"
+#include "common/base/exit_status.h"
 #include "common/base/log.h"
 #include "common/base/log_level.h"
 #include "common/base/metrics.h"
@@ -543,15 +544,7 @@ int run_server(ServerConfig& config, config::Schema& schema) {
   if (result.ok()) return ending.goes_on ? static_cast<int>(config.leaving.stop_status) : kExitDone;
   if (!ending.is_halted) log::error("server.failed", {{"error", result.error()}});
   if (ending.is_halted) return kExitHalted;
-  switch (result.error().code()) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kFailedPrecondition:
-    case ErrorCode::kDataLoss:
-    case ErrorCode::kNotFound:
-      return kExitUsage;
-    default:
-      return kExitFailed;
-  }
+  return exit_status_of(result.error());
 }
 
 }  // namespace centroid::server

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "common/async/task.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "transport/session.h"
 
 namespace centroid::transport {
@@ -94,6 +96,25 @@ Status Strangers::Place::admit_guest() {
   is_guest_ = true;
   leave();
   return {};
+}
+
+Task<void> accept_all(
+    Listener& listener, Strangers& strangers, const bool& is_over,
+    std::function<void(std::unique_ptr<Connection>, std::unique_ptr<Strangers::Place>)> serve) {
+  while (!is_over) {
+    auto connection = co_await listener.accept();
+    if (!connection.ok()) {
+      if (connection.error().code() == ErrorCode::kCancelled) co_return;
+      if (const auto why = strangers.line(connection.error()))
+        log::warn("connection.accept_failed", {{"error", *why}});
+      const TimePoint again = now() + std::chrono::milliseconds(100);
+      const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
+      if (!goes_on) co_return;
+      continue;
+    }
+    auto place = strangers.admit(*connection.value());
+    serve(std::move(connection).value(), std::move(place));
+  }
 }
 
 }  // namespace centroid::transport

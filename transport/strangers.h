@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -75,5 +76,11 @@ class Strangers {
   const metrics::Gauge strangers_gauge_, guests_gauge_, bytes_gauge_;
   const metrics::Counter displaced_, guests_refused_, lines_left_out_;
 };
+
+/// Give each connection of a listener to `serve`, with its place, until the listener is cancelled
+/// or `is_over`.
+Task<void> accept_all(
+    Listener& listener, Strangers& strangers, const bool& is_over,
+    std::function<void(std::unique_ptr<Connection>, std::unique_ptr<Strangers::Place>)> serve);
 
 }  // namespace centroid::transport

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/async/io_thread.h"
+#include "common/base/exit_status.h"
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/base/metrics.h"
@@ -524,15 +525,7 @@ int run_worker(const WorkerConfig& config) {
   }
   log::error("worker.failed", {{"error", result.error()}});
   if (summary.is_halted) return kExitHalted;
-  switch (result.error().code()) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kFailedPrecondition:
-    case ErrorCode::kDataLoss:
-    case ErrorCode::kNotFound:
-      return kExitUsage;
-    default:
-      return kExitFailed;
-  }
+  return exit_status_of(result.error());
 }
 
 }  // namespace centroid::worker

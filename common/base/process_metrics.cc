@@ -49,15 +49,6 @@ class Stat {
 
 constexpr std::size_t kThreads = 20, kStartTime = 22, kResidentPages = 24;
 
-double spent_seconds() {
-  rusage usage{};
-  if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 double boot_unix_seconds() {
   std::ifstream file("/proc/stat");
   for (std::string word; file >> word;) {
@@ -70,7 +61,7 @@ double boot_unix_seconds() {
 /// source  proc(5): since Linux 6.2 the size of /proc/self/fd is their number; counting thousands
 ///         of entries costs more than all the rest of a scrape
 double open_descriptors() {
-  struct stat about{};
+  struct stat about {};
   if (::stat("/proc/self/fd", &about) == 0 && about.st_size > 0)
     return static_cast<double>(about.st_size);
   std::error_code failed;
@@ -82,6 +73,15 @@ double open_descriptors() {
 }
 
 }  // namespace
+
+double processor_seconds() {
+  rusage usage{};
+  if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
 
 void add_process(Registry& registry, const std::string& program) {
   registry
@@ -102,7 +102,7 @@ void add_process(Registry& registry, const std::string& program) {
   registry.on_collect([=] {
     const std::scoped_lock lock(*turn);
     const Stat stat;
-    const double spent = spent_seconds();
+    const double spent = processor_seconds();
     if (spent > cpu.value()) cpu.add(spent - cpu.value());
     memory.set(stat[kResidentPages] * page);
     descriptors.set(open_descriptors());

@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/process_metrics.h"
 #include "common/base/trace_events.h"
 
 namespace centroid::trace {
@@ -59,15 +59,6 @@ std::int64_t now_ns() { return ns_of(std::chrono::steady_clock::now()); }
 std::int64_t unix_offset_ns() {
   const auto wall = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count() - now_ns();
-}
-
-double processor_seconds() {
-  rusage usage{};
-  if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 std::uint64_t resident_bytes() {
@@ -149,7 +140,7 @@ class Recorder {
   void start() {
     const std::lock_guard lock(mutex_);
     if (thread_.joinable() || is_finishing_) return;
-    spent_ = processor_seconds();
+    spent_ = metrics::processor_seconds();
     measured_ns_ = now_ns();
     thread_ = std::thread([this] { run(); });
   }
@@ -239,7 +230,7 @@ class Recorder {
     const RecordSample record = [&](std::string_view name, std::string_view what, double value) {
       numbers.push_back({{std::string(name), std::string(what)}, value});
     };
-    const double spent = processor_seconds();
+    const double spent = metrics::processor_seconds();
     const double passed = 1e-9 * static_cast<double>(now - measured_ns_);
     record("processors", "busy", passed > 0 ? (spent - spent_) / passed : 0);
     record("memory", "resident_bytes", static_cast<double>(resident_bytes()));

@@ -51,10 +51,6 @@ std::string after(double at_us, const Window& window) {
   return text.append(seconds(1e-6 * (at_us - window.begin_us)));
 }
 
-std::string percent(double part, double total) {
-  return number(total > 0 ? 100 * part / total : 0, "%.1f") + " %";
-}
-
 /// The page's colour of a stage; unknown stages are grey.
 std::string class_of(const std::string& stage) {
   constexpr std::string_view kKnown =
@@ -219,20 +215,9 @@ std::string to_html(std::span<const Capture> captures, const GapOptions& options
   for (const Capture& of : captures) draw_process(out, of, window);
 
   std::vector<std::vector<std::string>> rows;
-  for (const LaneSummary& lane : summarize(captures, options)) {
-    std::string meanwhile;
-    for (const auto& [stage, took] : lane.meanwhile_seconds)
-      meanwhile.append(meanwhile.empty() ? "" : ", ")
-          .append(stage)
-          .append(" ")
-          .append(percent(took, lane.idle_seconds));
-    rows.push_back({lane.process, lane.lane, lane.stages,
-                    percent(lane.busy_seconds, lane.window_seconds),
-                    percent(lane.idle_seconds, lane.window_seconds), std::to_string(lane.gaps),
-                    seconds(lane.longest_gap_seconds), meanwhile});
-  }
-  table(out, "How busy each was",
-        {"process", "lane", "stages", "busy", "idle", "gaps", "longest", "while idle"}, rows);
+  for (const LaneSummary& lane : summarize(captures, options))
+    rows.push_back(summary_cells(lane, seconds));
+  table(out, "How busy each was", summary_heads(), rows);
 
   auto gaps = gaps_of(captures, options);
   std::ranges::stable_sort(gaps,

@@ -17,6 +17,12 @@ struct Interval {
 /// Sorted and disjoint.
 using Intervals = std::vector<Interval>;
 
+std::string percent(double part, double whole) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
+  return text;
+}
+
 void merge(Intervals& intervals) {
   std::ranges::sort(intervals, {}, &Interval::begin);
   Intervals apart;
@@ -323,6 +329,27 @@ std::vector<LaneSummary> summarize(std::span<const Capture> captures, const GapO
       put(std::move(row), c, gpu);
     }
   return rows;
+}
+
+std::vector<std::string> summary_heads() {
+  return {"process", "lane", "stages", "busy", "idle", "gaps", "longest", "while idle"};
+}
+
+std::vector<std::string> summary_cells(const LaneSummary& lane, std::string (*duration)(double)) {
+  std::string meanwhile;
+  for (const auto& [stage, seconds] : lane.meanwhile_seconds)
+    meanwhile.append(meanwhile.empty() ? "" : ", ")
+        .append(stage)
+        .append(" ")
+        .append(percent(seconds, lane.idle_seconds));
+  return {lane.process,
+          lane.lane,
+          lane.stages,
+          percent(lane.busy_seconds, lane.window_seconds),
+          percent(lane.idle_seconds, lane.window_seconds),
+          std::to_string(lane.gaps),
+          duration(lane.longest_gap_seconds),
+          meanwhile};
 }
 
 std::vector<Gap> gaps_of(std::span<const Capture> captures, const GapOptions& options) {

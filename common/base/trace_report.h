@@ -43,6 +43,9 @@ struct GapOptions {
 /// One row for each lane with stages, by process and lane; then one for each GPU.
 std::vector<LaneSummary> summarize(std::span<const Capture> captures,
                                    const GapOptions& options = {});
+/// Heads of a table of summaries, and the cells of one.
+std::vector<std::string> summary_heads();
+std::vector<std::string> summary_cells(const LaneSummary& lane, std::string (*duration)(double));
 /// Ordered by time.
 std::vector<Gap> gaps_of(std::span<const Capture> captures, const GapOptions& options = {});
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/crc32c.h"
+#include "common/checkpoint/log_segments.h"
 
 namespace centroid::journal {
 namespace {
@@ -17,25 +18,9 @@ Error refused(const std::string& why) { return {ErrorCode::kDataLoss, why}; }
 }  // namespace
 
 std::vector<std::byte> encode(const Head& head) {
-  // In place, not by ByteWriter: g++ 12 sees an overflow in the growing vector where there is none.
-  std::vector<std::byte> out(kHeadBytes);
-  std::size_t at = 0;
-  const auto put = [&](auto value) {
-    std::memcpy(out.data() + at, &value, sizeof value);
-    at += sizeof value;
-  };
-  put(kMagic);
-  put(head.kind);
-  put(head.form);
-  put(std::uint16_t{0});
-  put(head.payload_bytes);
-  put(head.round.value);
-  put(head.attempt);
-  put(head.chunk.value);
-  put(head.payload_crc);
-  put(crc32c(Bytes(out).first(at)));
-  CENTROID_CHECK(at == kHeadBytes);
-  return out;
+  return encode_log_head<kHeadBytes>(kMagic, head.kind, head.form, std::uint16_t{0},
+                                     head.payload_bytes, head.round.value, head.attempt,
+                                     head.chunk.value, head.payload_crc);
 }
 
 Result<Head> decode_head(Bytes bytes) {

@@ -53,17 +53,8 @@ bool Reader::is_superseded() const {
 
 /// The next segment was begun after a failed write, whose leftovers are at the end of this one.
 bool Reader::precedes_gap() const {
-  const LogSegment& next = segments_[index_ + 1];
-  const auto file = file::open_regular(next.path);
-  if (!file.ok()) return false;
-  std::vector<std::byte> bytes(kHeadBytes);
-  if (!file::read_at(*file, next.path, 0, bytes).ok()) return false;
-  const auto head = decode_head(bytes);
-  if (!head.ok() || head->kind != Kind::kBase || head->payload_bytes > next.bytes) return false;
-  bytes.resize(static_cast<std::size_t>(head->payload_bytes));
-  if (!file::read_at(*file, next.path, kHeadBytes, bytes).ok()) return false;
-  const auto base = decode_base(bytes);
-  return crc32c(bytes) == head->payload_crc && base.ok() && base->follows_gap;
+  const auto base = read_log_base(segments_[index_ + 1], kHeadBytes, decode_head, decode_base);
+  return base && base->follows_gap;
 }
 
 Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
@@ -100,41 +91,31 @@ Result<std::optional<Reader::Record>> Reader::next() {
     CENTROID_TRY(open_segment());
   }
   const LogSegment& segment = segments_[index_];
-  std::byte bytes[kHeadBytes];
-  if (segment.bytes - position_ < kHeadBytes)
-    return damaged("the file ends within a record's head");
-  CENTROID_TRY(file::read_at(open_->file, segment.path, position_, bytes));
-  const auto head = decode_head(bytes);
-  if (!head.ok()) {
-    if (head.error().code() == ErrorCode::kUnimplemented)
-      return head.error().with_context(segment.path.string());
-    return damaged(head.error().message());
-  }
-  if (head->payload_bytes > segment.bytes - position_ - kHeadBytes)
-    return damaged("the file ends within a record");
-  if ((position_ == 0) != (head->kind == Kind::kBase))
-    return damaged("a segment has one base record, its first");
+  CENTROID_ASSIGN(const auto found,
+                  read_log_head(open_->file, segment, position_, kHeadBytes, decode_head));
+  const auto& [head, why] = found;
+  if (!why.empty()) return damaged(why);
   payload_at_ = position_ + kHeadBytes;
-  head_ = *head;
-  if (head->kind == Kind::kChunk) return std::optional<Record>(Chunk{*head});
+  head_ = head;
+  if (head.kind == Kind::kChunk) return std::optional<Record>(Chunk{head});
 
-  std::vector<std::byte> payload(static_cast<std::size_t>(head->payload_bytes));
+  std::vector<std::byte> payload(static_cast<std::size_t>(head.payload_bytes));
   CENTROID_TRY(file::read_at(open_->file, segment.path, payload_at_, payload));
-  if (crc32c(payload) != head->payload_crc)
+  if (crc32c(payload) != head.payload_crc)
     return damaged("the record is altered: its CRC-32C differs");
   std::optional<Record> record;
-  if (head->kind == Kind::kBase) {
+  if (head.kind == Kind::kBase) {
     CENTROID_ASSIGN(Base base, decode_base(payload));
     record = std::move(base);
-  } else if (head->kind == Kind::kRoute) {
+  } else if (head.kind == Kind::kRoute) {
     CENTROID_ASSIGN(Route route, decode_route(payload));
     record = std::move(route);
   } else {
     CENTROID_ASSIGN(Commit commit, decode_commit(payload));
-    record = End{*head, std::move(commit)};
-    ended_ = head->round;
+    record = End{head, std::move(commit)};
+    ended_ = head.round;
   }
-  position_ = sound_bytes_ = payload_at_ + head->payload_bytes;
+  position_ = sound_bytes_ = payload_at_ + head.payload_bytes;
   return record;
 }
 

@@ -24,24 +24,9 @@ std::size_t padded(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * k
 }  // namespace
 
 std::vector<std::byte> encode(const Head& head) {
-  // In place, not by ByteWriter: g++ 12 sees an overflow in the growing vector where there is none.
-  std::vector<std::byte> out(kHeadBytes);
-  std::size_t at = 0;
-  const auto put = [&](auto value) {
-    std::memcpy(out.data() + at, &value, sizeof value);
-    at += sizeof value;
-  };
-  put(kMagic);
-  put(head.kind);
-  put(std::uint8_t{0});
-  put(std::uint16_t{0});
-  put(head.payload_bytes);
-  put(head.number);
-  put(head.durable_bytes);
-  put(head.payload_crc);
-  put(crc32c(Bytes(out).first(at)));
-  CENTROID_CHECK(at == kHeadBytes);
-  return out;
+  return encode_log_head<kHeadBytes>(kMagic, head.kind, std::uint8_t{0}, std::uint16_t{0},
+                                     head.payload_bytes, head.number, head.durable_bytes,
+                                     head.payload_crc);
 }
 
 Result<Head> decode_head(Bytes bytes) {
@@ -175,18 +160,8 @@ bool Reader::is_durable(std::uint64_t offset) const {
 /// How many batches precede the next segment, by its base.
 std::optional<std::uint64_t> Reader::batches_before_next() const {
   if (index_ + 1 >= segments_.size()) return std::nullopt;
-  const fs::path& path = segments_[index_ + 1].path;
-  const auto file = file::open_regular(path);
-  std::vector<std::byte> bytes(kHeadBytes);
-  if (!file.ok() || !file::read_at(*file, path, 0, bytes).ok()) return std::nullopt;
-  const auto head = decode_head(bytes);
-  if (!head.ok() || head->kind != Kind::kBase) return std::nullopt;
-  bytes.resize(static_cast<std::size_t>(head->payload_bytes));
-  if (!file::read_at(*file, path, kHeadBytes, bytes).ok() || crc32c(bytes) != head->payload_crc)
-    return std::nullopt;
-  const auto base = decode_base(bytes);
-  if (!base.ok()) return std::nullopt;
-  return base->batches;
+  const auto base = read_log_base(segments_[index_ + 1], kHeadBytes, decode_head, decode_base);
+  return base ? std::optional(base->batches) : std::nullopt;
 }
 
 Result<Reader::Found> Reader::damaged(const std::string& why) {
@@ -215,23 +190,13 @@ Result<Reader::Found> Reader::next() {
     CENTROID_TRY(open_segment());
   }
   const LogSegment& segment = segments_[index_];
-  if (segment.bytes - position_ < kHeadBytes)
-    return damaged("the file ends within a record's head");
-  std::byte bytes[kHeadBytes];
-  CENTROID_TRY(file::read_at(file_, segment.path, position_, bytes));
-  const auto head = decode_head(bytes);
-  if (!head.ok()) {
-    if (head.error().code() == ErrorCode::kUnimplemented)
-      return head.error().with_context(segment.path.string());
-    return damaged(head.error().message());
-  }
-  if (head->payload_bytes > segment.bytes - position_ - kHeadBytes)
-    return damaged("the file ends within a record");
-  if ((position_ == 0) != (head->kind == Kind::kBase))
-    return damaged("a segment has one base record, its first");
-  payload_.resize(static_cast<std::size_t>(head->payload_bytes));
+  CENTROID_ASSIGN(const auto found,
+                  read_log_head(file_, segment, position_, kHeadBytes, decode_head));
+  const auto& [head, why] = found;
+  if (!why.empty()) return damaged(why);
+  payload_.resize(static_cast<std::size_t>(head.payload_bytes));
   CENTROID_TRY(file::read_at(file_, segment.path, position_ + kHeadBytes, payload_));
-  if (crc32c(payload_) != head->payload_crc)
+  if (crc32c(payload_) != head.payload_crc)
     return damaged("the record is altered: its CRC-32C differs");
   const auto missing = [&](std::uint64_t number) {
     return Error(ErrorCode::kDataLoss, "journal " + segment.path.string() +
@@ -239,18 +204,18 @@ Result<Reader::Found> Reader::next() {
                                            ", but batch " + std::to_string(batches_ + 1) +
                                            " was expected: a segment before it is missing");
   };
-  if (head->kind == Kind::kBase) {
+  if (head.kind == Kind::kBase) {
     CENTROID_ASSIGN(base_, decode_base(payload_));
     const bool is_first = index_ == 0;
     if (!is_first && batches_ != base_.batches) return missing(base_.batches + 1);
     batches_ = base_.batches;
   } else {
-    if (head->number != batches_ + 1) return missing(head->number);
+    if (head.number != batches_ + 1) return missing(head.number);
     CENTROID_ASSIGN(entries_, decode_batch(payload_));
     ++batches_;
   }
-  position_ += kHeadBytes + head->payload_bytes;
-  return head->kind == Kind::kBase ? Found::kBase : Found::kBatch;
+  position_ += kHeadBytes + head.payload_bytes;
+  return head.kind == Kind::kBase ? Found::kBase : Found::kBatch;
 }
 
 Status Reader::cut_tail() const {

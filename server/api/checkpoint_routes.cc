@@ -76,27 +76,21 @@ Reply list_checkpoints(Services services, Call call) {
 }
 
 Reply make_checkpoint(Services services, Call) {
-  CENTROID_CO_ASSIGN(const CheckpointView view, co_await services.control.make_checkpoint());
-  co_return view_response(view, 201);
+  co_return view_response(co_await services.control.make_checkpoint(), 201);
 }
 
 Reply verify_checkpoint(Services services, Call call) {
-  CENTROID_CO_ASSIGN(const CheckpointView view,
-                     co_await services.control.verify_checkpoint(call.id()));
-  co_return view_response(view);
+  co_return view_response(co_await services.control.verify_checkpoint(call.id()));
 }
 
 Reply restore_checkpoint(Services services, Call call) {
   CENTROID_CO_ASSIGN(const Restore asked, body_of<Restore>(call));
-  CENTROID_CO_ASSIGN(const RestoreView view,
-                     co_await services.control.restore_checkpoint(call.id(), asked.delete_newer));
-  co_return view_response(view);
+  co_return view_response(
+      co_await services.control.restore_checkpoint(call.id(), asked.delete_newer));
 }
 
 Reply delete_checkpoint(Services services, Call call) {
-  CENTROID_CO_ASSIGN(const CheckpointView view,
-                     co_await services.control.delete_checkpoint(call.id()));
-  co_return view_response(view);
+  co_return view_response(co_await services.control.delete_checkpoint(call.id()));
 }
 
 Reply list_checkpoint_files(Services services, Call call) {

@@ -53,8 +53,9 @@ std::optional<ScaleHint> hint_of(const ScaleView& view) {
   return ScaleHint{view.hint_workers, view.hint_why, view.hint_since_unix_seconds};
 }
 
-HttpResponse steered(const char* action, const ActView& view) {
-  return view_response(JobAction{action, view.is_kept}, 202);
+Result<HttpResponse> steered(const char* action, const Result<ActView>& done) {
+  if (!done.ok()) return done.error();
+  return view_response(JobAction{action, done->is_kept}, 202);
 }
 
 Reply get_scale(Services services, Call call) {
@@ -65,24 +66,19 @@ Reply get_scale(Services services, Call call) {
 
 Reply want_scale(Services services, Call call) {
   CENTROID_CO_ASSIGN(const ScaleRequest asked, body_of<ScaleRequest>(call));
-  CENTROID_CO_ASSIGN(const ScaleView view,
-                     co_await services.control.hint_scale(asked.workers, asked.why));
-  co_return view_response(view);
+  co_return view_response(co_await services.control.hint_scale(asked.workers, asked.why));
 }
 
 Reply pause_job(Services services, Call) {
-  CENTROID_CO_ASSIGN(const ActView view, co_await services.control.pause());
-  co_return steered("pause", view);
+  co_return steered("pause", co_await services.control.pause());
 }
 
 Reply resume_job(Services services, Call) {
-  CENTROID_CO_ASSIGN(const ActView view, co_await services.control.resume());
-  co_return steered("resume", view);
+  co_return steered("resume", co_await services.control.resume());
 }
 
 Reply stop_job(Services services, Call) {
-  CENTROID_CO_ASSIGN(const ActView view, co_await services.control.stop());
-  co_return steered("stop", view);
+  co_return steered("stop", co_await services.control.stop());
 }
 
 }  // namespace

@@ -23,6 +23,22 @@ HttpResponse view_response(const T& view, unsigned status = 200) {
   return json_response(view_of<T>().to_json(view), status);
 }
 
+/// A view, or the reason why there is none.
+template <class T>
+Result<HttpResponse> view_response(const Result<T>& view, unsigned status = 200) {
+  if (!view.ok()) return view.error();
+  return view_response(*view, status);
+}
+
+/// The item whose `field` is `value`, as the answer of a route; else not_found with `missing`.
+template <class Item, class Field, class Value>
+Result<HttpResponse> item_response(const std::vector<Item>& items, Field field, const Value& value,
+                                   const std::string& missing) {
+  const auto found = std::ranges::find(items, value, field);
+  if (found == items.end()) return Error(ErrorCode::kNotFound, missing);
+  return view_response(*found);
+}
+
 /// Parse the body of a request; `admit` has checked that it is an object with known fields.
 /// fails  invalid_argument: names the field, the expected and the received value
 template <class T>

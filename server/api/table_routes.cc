@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "server/api/reply.h"
 
 namespace centroid::server {
@@ -44,12 +42,9 @@ Reply list_tables(Services services, Call call) {
 
 Reply get_table(Services services, Call call) {
   const auto views = co_await services.control.tables();
-  const auto found = std::ranges::find(views, call.value("name"), &TableView::name);
-  if (found == views.end())
-    co_return Error(ErrorCode::kNotFound,
-                    "there is no table '" + call.value("name") +
-                        "' here; `centroidctl tables` (GET /v1/tables) lists them");
-  co_return view_response(*found);
+  co_return item_response(views, &TableView::name, call.value("name"),
+                          "there is no table '" + call.value("name") +
+                              "' here; `centroidctl tables` (GET /v1/tables) lists them");
 }
 
 }  // namespace

@@ -149,12 +149,8 @@ struct EvictionAction {
 
 Reply get_worker(Services services, Call call) {
   const auto views = co_await services.control.workers();
-  const std::uint64_t id = call.id();
-  const auto is_wanted = [id](const WorkerView& view) { return view.member == id; };
-  const auto at = std::find_if(views.begin(), views.end(), is_wanted);
-  if (at == views.end())
-    co_return Error(ErrorCode::kNotFound, "no worker with member number " + std::to_string(id));
-  co_return view_response(*at);
+  co_return item_response(views, &WorkerView::member, call.id(),
+                          "no worker with member number " + std::to_string(call.id()));
 }
 
 Reply list_workers(Services services, Call call) {
@@ -172,16 +168,12 @@ Reply drain_worker(Services services, Call call) {
 
 Reply evict_worker(Services services, Call call) {
   CENTROID_CO_ASSIGN(const Evict asked, body_of<Evict>(call));
-  CENTROID_CO_ASSIGN(const EvictionView view,
-                     co_await services.control.evict(call.id(), asked.seconds, asked.why));
-  co_return view_response(view);
+  co_return view_response(co_await services.control.evict(call.id(), asked.seconds, asked.why));
 }
 
 Reply measure_worker(Services services, Call call) {
   CENTROID_CO_ASSIGN(const Measure asked, body_of<Measure>(call));
-  CENTROID_CO_ASSIGN(const NetworkView view,
-                     co_await services.control.measure(call.id(), asked.to));
-  co_return view_response(view);
+  co_return view_response(co_await services.control.measure(call.id(), asked.to));
 }
 
 Reply list_evictions(Services services, Call call) {

@@ -52,7 +52,12 @@ transport::Greeting JobServer::greeting() const {
 }
 
 Task<Status> JobServer::run(transport::Listener& listener) {
-  ctx_.tasks.spawn(accept_loop(listener));
+  auto serve_one = [this](std::unique_ptr<transport::Connection> connection,
+                          std::unique_ptr<transport::Strangers::Place> place) {
+    ctx_.tasks.spawn(serve(std::move(connection), std::move(place)));
+  };
+  ctx_.tasks.spawn(transport::accept_all(listener, ctx_.strangers, ctx_.stopping.is_closing,
+                                         std::move(serve_one)));
   ctx_.tasks.spawn(watch_leases());
   ctx_.tasks.spawn(parts_.wait_report.watch_waits());
   Ending ending;
@@ -180,23 +185,6 @@ Task<void> JobServer::keep_last_state(Ending& ending) {
     ending.result = Error(ErrorCode::kResourceExhausted,
                           "the final state, version " + std::to_string(ctx_.job.version().value) +
                               ", is in no checkpoint: the log says why");
-}
-
-Task<void> JobServer::accept_loop(transport::Listener& listener) {
-  while (!ctx_.stopping.is_closing) {
-    auto connection = co_await listener.accept();
-    if (!connection.ok()) {
-      if (connection.error().code() == ErrorCode::kCancelled) co_return;
-      if (const auto why = ctx_.strangers.line(connection.error()))
-        log::warn("connection.accept_failed", {{"error", *why}});
-      const TimePoint again = ctx_.clock.now() + std::chrono::milliseconds(100);
-      const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
-      if (!goes_on) co_return;
-      continue;
-    }
-    auto place = ctx_.strangers.admit(*connection.value());
-    ctx_.tasks.spawn(serve(std::move(connection).value(), std::move(place)));
-  }
 }
 
 namespace {

@@ -75,7 +75,6 @@ class JobServer final {
   proto::FinishReason set_last_phase(const Ending& ending, bool halted);
   Task<void> keep_last_state(Ending& ending);
   Task<void> close(transport::Listener& listener);
-  Task<void> accept_loop(transport::Listener& listener);
   Task<void> serve(std::unique_ptr<transport::Connection> connection,
                    std::unique_ptr<transport::Strangers::Place> place);
   Task<void> serve(transport::Session& session, transport::Strangers::Place& place);

@@ -62,7 +62,12 @@ void Shard::request_stop(const std::string& why) {
 
 Task<Status> Shard::run(transport::Listener& listener) {
   fault::forbid_storage_here("the service thread");
-  tasks_.spawn(accept_loop(listener));
+  auto serve_one = [this](std::unique_ptr<transport::Connection> connection,
+                          std::unique_ptr<transport::Strangers::Place> place) {
+    tasks_.spawn(serve_worker(std::move(connection), std::move(place)));
+  };
+  tasks_.spawn(
+      transport::accept_all(listener, context_.strangers, is_stopping_, std::move(serve_one)));
   const Status result = co_await follow_leader();
   is_stopping_ = true;
   listener.close();
@@ -224,23 +229,6 @@ Task<void> Shard::forget_everything(Error why) {
   workers_.close_all(cause);
   rows_.forget(cause);
   co_await model_.forget();
-}
-
-Task<void> Shard::accept_loop(transport::Listener& listener) {
-  while (!is_stopping_) {
-    auto connection = co_await listener.accept();
-    if (!connection.ok()) {
-      if (connection.error().code() == ErrorCode::kCancelled) co_return;
-      if (const auto why = context_.strangers.line(connection.error()))
-        log::warn("connection.accept_failed", {{"error", *why}});
-      const TimePoint again = context_.clock.now() + std::chrono::milliseconds(100);
-      const bool goes_on = co_await sleep_until(again);  // lint-ok: a retry
-      if (!goes_on) co_return;
-      continue;
-    }
-    auto place = context_.strangers.admit(*connection.value());
-    tasks_.spawn(serve_worker(std::move(connection).value(), std::move(place)));
-  }
 }
 
 /// Close a session without a worker or client after kEnterTimeout.

@@ -56,7 +56,6 @@ class Shard {
   proto::ServerReport report() const;
 
   // workers, and clients of rows
-  Task<void> accept_loop(transport::Listener& listener);
   Task<void> expect_enter(transport::Session& session, const WorkerSink& sink);
   Task<void> serve_worker(std::unique_ptr<transport::Connection> connection,
                           std::unique_ptr<transport::Strangers::Place> place);
