@@ -42,7 +42,7 @@ Task<void> Admission::await_state() const {
 
 Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   CENTROID_TRY(gate_.check_lead());
-  if (members_.links.empty() && job_.shard && job_.store().version().value == 0 &&
+  if (members_.present.empty() && job_.shard && job_.store().version().value == 0 &&
       !use_.is_loading) {
     // Who brought this model left before giving its parameters: the next one may bring another.
     initial_values_.forget();
@@ -59,7 +59,7 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   }
   join.manifest = {};  // the store has it
   if (!job_.agreed && !epilogue_) job_.agreed = join;
-  if (members_.links.empty() && job_.agreed) job_.agreed->codec = join.codec;
+  if (members_.present.empty() && job_.agreed) job_.agreed->codec = join.codec;
   const Round counted = contributions_.counted_of(join.name);
   CENTROID_ASSIGN(const auto joined, members_.roster.join(join.name, session.peer().address,
                                                           clock_.now(), clock_.unix_seconds()));
@@ -74,43 +74,45 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
                          Error(ErrorCode::kFailedPrecondition,
                                "superseded: " + members_.roster.find(*joined.fenced)->reason));
   }
-  const auto link = make_link(session, joined.member, std::move(join));
-  members_.links[link->id] = link;
+  const auto worker = make_session(session, joined.member, std::move(join));
+  members_.present[worker->id] = worker;
   probe_.member_joined();
   tell(events_, log::Level::kInfo, "member.joined",
-       {{"worker", link->join.name},
-        {"member", link->id.value},
+       {{"worker", worker->join.name},
+        {"member", worker->id.value},
         {"address", session.peer().address},
-        {"devices", link->join.devices},
-        {"batch", link->join.batch}});
+        {"devices", worker->join.devices},
+        {"batch", worker->join.batch}});
   changed_.notify_all();
   for (const auto& [name, server] : shards_.present())
     servers_.tell_tokens(*server);  // it goes there next
 
-  auto terms = terms_for(session, *link, plan ? plan->hash() : job_.store().plan().hash());
-  link->optimizer = terms.optimizer;
+  auto terms = terms_for(session, *worker, plan ? plan->hash() : job_.store().plan().hash());
+  worker->optimizer = terms.optimizer;
   terms.counted = counted;
   return terms;
 }
 
-std::shared_ptr<Link> Admission::make_link(Session& session, MemberId member, proto::Join join) {
-  auto link = std::make_shared<Link>(executor_);
-  link->id = member;
-  link->lane = trace::Lane(join.name);
-  link->codec = make_codec(join.codec).value();
+std::shared_ptr<WorkerSession> Admission::make_session(Session& session, MemberId member,
+                                                       proto::Join join) {
+  auto worker = std::make_shared<WorkerSession>(executor_);
+  worker->id = member;
+  worker->lane = trace::Lane(join.name);
+  worker->codec = make_codec(join.codec).value();
   const CodecSpec spec = *CodecSpec::parse(join.codec);
-  link->codec_kind = spec.kind;
-  link->own_state.is_present = spec.feedback.enabled || config_.local.count > 1;
-  link->session = &session;
-  link->join = std::move(join);
-  link->finish = epilogue_;
-  if (epilogue_) link->version = epilogue_->version;  // it needs none of the state
-  return link;
+  worker->codec_kind = spec.kind;
+  worker->own_state.is_present = spec.feedback.enabled || config_.local.count > 1;
+  worker->session = &session;
+  worker->join = std::move(join);
+  worker->finish = epilogue_;
+  if (epilogue_) worker->version = epilogue_->version;  // it needs none of the state
+  return worker;
 }
 
-proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::uint64_t plan_hash) {
+proto::JoinReply Admission::terms_for(Session& session, const WorkerSession& worker,
+                                      std::uint64_t plan_hash) {
   proto::JoinReply reply;
-  reply.member = link.id;
+  reply.member = worker.id;
   reply.run_id = job_.run_id;
   reply.seed = config_.seed;
   reply.chunk_bytes = config_.transfer.chunk_bytes;
@@ -132,7 +134,7 @@ proto::JoinReply Admission::terms_for(Session& session, const Link& link, std::u
   if (config_.local.weight_by == "steps") reply.weight_by = proto::WeightBy::kSteps;
   if (config_.local.weight_by == "equal") reply.weight_by = proto::WeightBy::kEqual;
   if (config_.local.weight_by == "tokens") reply.weight_by = proto::WeightBy::kTokens;
-  if (config_.transfer.checksum == "auto" && !node_.empty() && link.join.node == node_) {
+  if (config_.transfer.checksum == "auto" && !node_.empty() && worker.join.node == node_) {
     reply.no_payload_crc = true;
     session.accept_without_crc();
     session.send_unsummed();
@@ -228,7 +230,7 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
   if (config_.is_peer_to_peer()) {
     CENTROID_ASSIGN(const CodecSpec theirs,
                     CodecSpec::parse(job_.agreed ? job_.agreed->codec : join.codec));
-    if (!members_.links.empty() && codec != theirs)
+    if (!members_.present.empty() && codec != theirs)
       return refuse("its codec is '" + codec.to_string() + "', the other workers' is '" +
                     theirs.to_string() + "'; with exchange " + config_.exchange +
                     " they decode each other's: give all the same (--codec)");

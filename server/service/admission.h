@@ -34,8 +34,9 @@ class Admission : private JobPart {
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
 
  private:
-  std::shared_ptr<Link> make_link(transport::Session& session, MemberId member, proto::Join join);
-  proto::JoinReply terms_for(transport::Session& session, const Link& link,
+  std::shared_ptr<WorkerSession> make_session(transport::Session& session, MemberId member,
+                                              proto::Join join);
+  proto::JoinReply terms_for(transport::Session& session, const WorkerSession& worker,
                              std::uint64_t plan_hash);
   Status check_moment(const std::string& name);
   Status check_model(const transport::Session& session, const proto::Join& join) const;

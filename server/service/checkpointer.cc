@@ -288,7 +288,7 @@ bool Checkpointer::announces_checkpoint() const {
   if (stopping_.rounds_ended || job_.store().version().value == 0 ||
       job_.announced == job_.store().version())
     return false;
-  return std::any_of(members_.links.begin(), members_.links.end(),
+  return std::any_of(members_.present.begin(), members_.present.end(),
                      [](const auto& entry) { return entry.second->own_state.is_present; });
 }
 
@@ -297,10 +297,10 @@ bool Checkpointer::announces_checkpoint() const {
 void Checkpointer::announce_checkpoint() {
   announcement_wanted_ = false;
   job_.announced = job_.store().version();
-  for (const auto& [id, link] : members_.links) {
-    if (!link->own_state.is_present) continue;
-    link->own_state.keep = Round(job_.round.value - 1);
-    link->wake.notify_all();
+  for (const auto& [id, worker] : members_.present) {
+    if (!worker->own_state.is_present) continue;
+    worker->own_state.keep = Round(job_.round.value - 1);
+    worker->wake.notify_all();
   }
   if (spread_.has_others()) ++spread_.freezes;  // the same round's state, before the next one
   changed_.notify_all();

@@ -23,8 +23,10 @@ constexpr std::size_t kCopiers = 4;
 /// that a round may make, and begin to copy them.
 Task<Status> ChunkMoves::move_some(bool is_first) {
   const TimePoint begin = clock_.now();
-  for (const auto& [id, link] : members_.links)  // what is under way was cut by the route that ends
-    if (link->late && !link->late->outcome) elastic_.resolve_late(*link, proto::Outcome::kLate);
+  for (const auto& [id, worker] :
+       members_.present)  // what is under way was cut by the route that ends
+    if (worker->late && !worker->late->outcome)
+      elastic_.resolve_late(*worker, proto::Outcome::kLate);
   spread_.whole.clear();
   const auto budget = static_cast<std::uint64_t>(spread_.copy_rate * seconds(kMovePause));
   auto owners = spread_.route.owners;
@@ -41,13 +43,13 @@ Task<Status> ChunkMoves::move_some(bool is_first) {
     if (!is_first && !chunks->empty() && spread_.moving_bytes + bytes > budget) continue;
     spread_.moving_bytes += bytes;
     for (const Chunk& chunk : unit) {
-      spread_.moving[chunk.id] = spread_.links[owners[chunk.id.value]];
+      spread_.moving[chunk.id] = spread_.present[owners[chunk.id.value]];
       owners[chunk.id.value] = spread_.target[chunk.id.value];
       chunks->push_back(chunk);
     }
   }
-  auto links = spread_.links;
-  const Status told = co_await servers_.adopt_route(std::move(links), std::move(owners));
+  auto present = spread_.present;
+  const Status told = co_await servers_.adopt_route(std::move(present), std::move(owners));
   if (!told.ok()) spread_.copy_failure = told.error();
   spread_.moving_since = clock_.now();
   spread_.held = clock_.now() - begin;
@@ -108,7 +110,7 @@ Task<Status> ChunkMoves::finish_moves() {
                              {"bytes", spread_.moving_bytes},
                              {"left", left},
                              {"route", spread_.route.version},
-                             {"servers", spread_.links.size()},
+                             {"servers", spread_.present.size()},
                              {"seconds", copied},
                              {"held_seconds", seconds(spread_.held)}});
   co_return Status();

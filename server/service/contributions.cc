@@ -31,7 +31,8 @@ Scalars KnownScalars::of(const proto::PushEnd& end) {
 
 /// What is older than the open attempt was on its way when that closed. What was never opened
 /// nobody can have been told of.
-Status Contributions::check_key(const Link& link, const char* what, const Attempt::Key& key) const {
+Status Contributions::check_key(const WorkerSession& worker, const char* what,
+                                const Attempt::Key& key) const {
   const auto open = open_.attempt ? open_.attempt->key() : Attempt::Key();
   const bool is_known =
       key.generation <= members_.roster.generation() &&
@@ -42,26 +43,27 @@ Status Contributions::check_key(const Link& link, const char* what, const Attemp
            ", attempt " + std::to_string(one.number);
   };
   return Error(ErrorCode::kFailedPrecondition,
-               std::string(what) + " of " + link.join.name + " is for " + text(key) +
+               std::string(what) + " of " + worker.join.name + " is for " + text(key) +
                    ", which was never opened; the newest is " + text(open));
 }
 
 /// Nothing comes behind the end of a contribution.
-Status Contributions::check_not_ended(const Link& link, const std::string& what,
+Status Contributions::check_not_ended(const WorkerSession& worker, const std::string& what,
                                       const Attempt::Key& key) const {
-  if (link.contribution.ended != key) return {};
+  if (worker.contribution.ended != key) return {};
   return Error(ErrorCode::kFailedPrecondition,
-               what + " of " + link.join.name + " in round " + to_string(key.round) + ", attempt " +
+               what + " of " + worker.join.name + " in round " + to_string(key.round) + ", attempt " +
                    std::to_string(key.number) + " came after its PushEnd");
 }
 
 /// A weight is that of the share which the worker was given, else one worker could be the mean. How
 /// many tokens the share has the worker alone knows: there are no more than it may have.
-Status Contributions::check_weight(const Link& link, const std::string& where,
+Status Contributions::check_weight(const WorkerSession& worker, const std::string& where,
                                    double weight) const {
-  const std::uint64_t samples = link.share.part.samples();
+  const std::uint64_t samples = worker.share.part.samples();
   if (config_.local.weight_by == "tokens" && samples > 0) {
-    const double most = static_cast<double>(samples) * static_cast<double>(link.join.sample_tokens);
+    const double most =
+        static_cast<double>(samples) * static_cast<double>(worker.join.sample_tokens);
     if (weight >= 1 && weight <= most && weight == std::floor(weight)) return {};
     return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
                                                   ", its share of " + std::to_string(samples) +
@@ -69,7 +71,7 @@ Status Contributions::check_weight(const Link& link, const std::string& where,
                                                   " tokens, as a whole number (weight_by tokens)");
   }
   double share = static_cast<double>(samples);
-  if (config_.local.weight_by == "steps") share = static_cast<double>(link.share.steps);
+  if (config_.local.weight_by == "steps") share = static_cast<double>(worker.share.steps);
   if (config_.local.weight_by == "equal") share = 1;
   if (samples == 0) share = 0;
   if (weight == share) return {};
@@ -80,7 +82,7 @@ Status Contributions::check_weight(const Link& link, const std::string& where,
 }
 
 /// The chunk is the round's, lies here, and its payload is not too long.
-Status Contributions::check_chunk(const Link& link, const std::string& where,
+Status Contributions::check_chunk(const WorkerSession& worker, const std::string& where,
                                   const proto::Push& head, std::uint64_t bytes) const {
   if (head.chunk.value >= job_.store().plan().chunks().size())
     return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
@@ -90,38 +92,38 @@ Status Contributions::check_chunk(const Link& link, const std::string& where,
     return Error(ErrorCode::kAborted, where + ": by route " +
                                           std::to_string(spread_.route.version) +
                                           " it lies on another server (join again)");
-  CENTROID_TRY(check_weight(link, where, head.weight));
-  const std::size_t limit = link.codec->max_bytes(job_.store().plan().chunk(head.chunk).elements);
+  CENTROID_TRY(check_weight(worker, where, head.weight));
+  const std::size_t limit = worker.codec->max_bytes(job_.store().plan().chunk(head.chunk).elements);
   if (bytes > limit)
     return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
                                                   " bytes, at most " + std::to_string(limit) +
-                                                  " with codec " + link.codec->spec());
+                                                  " with codec " + worker.codec->spec());
   return {};
 }
 
-Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> link,
+Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSession> worker,
                                       proto::Push head, std::uint64_t bytes) {
   const auto attempt = open_.attempt;
-  const auto rank = attempt ? attempt->rank_of(link->id) : std::nullopt;
+  const auto rank = attempt ? attempt->rank_of(worker->id) : std::nullopt;
   if (config_.is_peer_to_peer())
-    co_return Error(ErrorCode::kFailedPrecondition, "Push of " + link->join.name +
+    co_return Error(ErrorCode::kFailedPrecondition, "Push of " + worker->join.name +
                                                         ": with exchange " + config_.exchange +
                                                         " the workers add among themselves");
   const Attempt::Key key{head.generation, head.round, head.attempt};
   CENTROID_CO_TRY(check_not_ended(*link, "Push of chunk " + to_string(head.chunk), key));
   const bool is_elastic = policy_.is_elastic();
-  bool current = rank && key == attempt->key() && open_.machine.expects(link->id);
-  if (is_elastic) current = elastic_.stage_for(*link, key) != nullptr;
+  bool current = rank && key == attempt->key() && open_.machine.expects(worker->id);
+  if (is_elastic) current = elastic_.stage_for(*worker, key) != nullptr;
   probe_.payload_received(bytes);
   if (!current) {
-    CENTROID_CO_TRY(check_key(*link, "Push", key));
+    CENTROID_CO_TRY(check_key(*worker, "Push", key));
     probe_.stale_frame();
     CENTROID_CO_TRY(co_await session.skip_payload());  // gives its credit back by itself
     co_return Status();
   }
-  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + link->join.name +
+  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + worker->join.name +
                             " in round " + to_string(head.round);
-  CENTROID_CO_TRY(check_chunk(*link, where, head, bytes));
+  CENTROID_CO_TRY(check_chunk(*worker, where, head, bytes));
   std::optional<Buffer> buffer;
   // What is kept whole is not to take more memory than it has bytes.
   const bool keeps_whole = is_elastic || !aggregate_.is_mean();
@@ -130,24 +132,25 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   if (!buffer) buffer.emplace(bytes);
   const TimePoint arrived = clock_.now();
   CENTROID_CO_TRY(co_await session.read_payload(buffer->bytes().first(bytes)));
-  link->measured.receive_seconds +=
-      probe_.receive().ended(link->lane, arrived, clock_.now(), head.round.value);
+  worker->measured.receive_seconds +=
+      probe_.receive().ended(worker->lane, arrived, clock_.now(), head.round.value);
   const TimePoint now = clock_.now();
-  link->pace.silence = std::max(link->pace.silence, now - link->pace.opened_at);
-  link->pace.opened_at = now;
+  worker->pace.silence = std::max(worker->pace.silence, now - worker->pace.opened_at);
+  worker->pace.opened_at = now;
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
   const std::size_t elements = job_.store().plan().chunk(head.chunk).elements;
   double squares = 0;
-  if (!is_elastic && looks) squares = link->codec->squares(buffer->bytes().first(bytes), elements);
+  if (!is_elastic && looks)
+    squares = worker->codec->squares(buffer->bytes().first(bytes), elements);
   // One pass for both: in double the squares of floats add up to something finite, or one is not.
   const bool is_doubtful = is_elastic || !std::isfinite(squares);
   if (looks && is_doubtful) {
-    const Status is_sound = check_numbers(*link->codec, buffer->bytes().first(bytes));
+    const Status is_sound = check_numbers(*worker->codec, buffer->bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }
   if (is_elastic) {
     session.release_credit(bytes);
-    StagedContribution* const staged = elastic_.stage_for(*link, key);
+    StagedContribution* const staged = elastic_.stage_for(*worker, key);
     if (staged == nullptr) {
       probe_.stale_frame();
       co_return Status();
@@ -157,7 +160,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
     co_return Status();
   }
   if (attempt != open_.attempt ||
-      !open_.machine.expects(link->id)) {  // the attempt ended while the bytes came in
+      !open_.machine.expects(worker->id)) {  // the attempt ended while the bytes came in
     probe_.stale_frame();
     session.release_credit(bytes);
     co_return Status();
@@ -166,8 +169,8 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
   const Status added =
       job_.aggregator->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes, squares);
   const double seconds =
-      probe_.aggregate().ended(link->lane, begin, clock_.now(), head.round.value);
-  const CodecProbe& codec = probe_.up(link->codec_kind);
+      probe_.aggregate().ended(worker->lane, begin, clock_.now(), head.round.value);
+  const CodecProbe& codec = probe_.up(worker->codec_kind);
   codec.moved(elements * sizeof(float), bytes);
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
@@ -175,15 +178,15 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<Link> li
 }
 
 /// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
-Status Contributions::check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
-                                double weight, std::uint64_t chunks) const {
-  const std::string where = "PushEnd of " + link.join.name + " in round " + to_string(end.round);
+Status Contributions::check_end(const WorkerSession& worker, const proto::PushEnd& end,
+                                std::uint64_t received, double weight, std::uint64_t chunks) const {
+  const std::string where = "PushEnd of " + worker.join.name + " in round " + to_string(end.round);
   if (received > 0 && end.weight != weight)
     return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
                                                   std::to_string(end.weight) +
                                                   ", its chunks gave " + std::to_string(weight));
-  if (link.share.part.samples() > 0 || end.weight > 0)
-    CENTROID_TRY(check_weight(link, where, end.weight));
+  if (worker.share.part.samples() > 0 || end.weight > 0)
+    CENTROID_TRY(check_weight(worker, where, end.weight));
   if (!(end.weight >= 0) ||
       (!round_servers_.is_short(end) && received != (end.weight > 0 ? chunks : 0)))
     return Error(ErrorCode::kInvalidArgument,
@@ -193,171 +196,172 @@ Status Contributions::check_end(const Link& link, const proto::PushEnd& end, std
 }
 
 /// Another version has other parameters: a late contribution says nothing of this one.
-void Contributions::count_end(Link& link, const proto::PushEnd& end) {
+void Contributions::count_end(WorkerSession& worker, const proto::PushEnd& end) {
   const Attempt::Key key{end.generation, end.round, end.attempt};
   if (end.fingerprint != 0 && open_.attempt && key == open_.attempt->key())
-    open_.replicas.push_back({link.id, end.fingerprint});
+    open_.replicas.push_back({worker.id, end.fingerprint});
   // A round that is repeated gets the contribution again.
-  const Round last = std::exchange(link.measured.counted, end.round);
+  const Round last = std::exchange(worker.measured.counted, end.round);
   const bool is_again = last == end.round;
   if (is_again)
-    link.measured.sums = link.measured.sums_before;
+    worker.measured.sums = worker.measured.sums_before;
   else
-    link.measured.sums_before = link.measured.sums;
+    worker.measured.sums_before = worker.measured.sums;
   // Who was too slow once is not so for ever, nor as fast as its next round.
-  if (!is_again && link.pace.came_late && link.pace.silence < *link.pace.came_late)
-    *link.pace.came_late -= (*link.pace.came_late - link.pace.silence) / kForgets;
-  link.measured.sums.rounds += 1;
-  link.measured.sums.samples += end.samples;
-  link.measured.sums.compute_seconds += end.compute_seconds;
-  link.measured.sums.wait_seconds += end.wait_seconds;
-  link.measured.sums.encode_seconds += end.encode_seconds;
-  link.measured.sums.decode_seconds += end.decode_seconds;
-  link.measured.send_seconds += end.send_seconds;
-  link.measured.addition_seconds += end.addition_seconds;
-  link.measured.apply_seconds += end.apply_seconds;
-  link.contribution.at = clock_.now();
-  link.measured.step_seconds = end.compute_seconds;
-  if (end.samples > 0) link.measured.last_loss = end.loss_sum / static_cast<double>(end.samples);
+  if (!is_again && worker.pace.came_late && worker.pace.silence < *worker.pace.came_late)
+    *worker.pace.came_late -= (*worker.pace.came_late - worker.pace.silence) / kForgets;
+  worker.measured.sums.rounds += 1;
+  worker.measured.sums.samples += end.samples;
+  worker.measured.sums.compute_seconds += end.compute_seconds;
+  worker.measured.sums.wait_seconds += end.wait_seconds;
+  worker.measured.sums.encode_seconds += end.encode_seconds;
+  worker.measured.sums.decode_seconds += end.decode_seconds;
+  worker.measured.send_seconds += end.send_seconds;
+  worker.measured.addition_seconds += end.addition_seconds;
+  worker.measured.apply_seconds += end.apply_seconds;
+  worker.contribution.at = clock_.now();
+  worker.measured.step_seconds = end.compute_seconds;
+  if (end.samples > 0) worker.measured.last_loss = end.loss_sum / static_cast<double>(end.samples);
   probe_.contribution_received(std::chrono::duration<double>(clock_.now() - open_.opened).count());
   if (end.nonfinite) probe_.contribution_nonfinite();
-  tell_codecs(link, end);
+  tell_codecs(worker, end);
   const std::uint64_t all = open_.samples + job_.returned.taken();
-  link.share.ratio =
-      all > 0 ? static_cast<double>(link.share.part.samples()) / static_cast<double>(all) : 0;
+  worker.share.ratio =
+      all > 0 ? static_cast<double>(worker.share.part.samples()) / static_cast<double>(all) : 0;
   // Of the share, for of a language model `end.samples` counts tokens.
-  const double batch = static_cast<double>(std::max<std::uint64_t>(link.join.batch, 1)),
-               steps = static_cast<double>(link.share.part.samples()) / batch;
-  link.share.part = {};
-  link.local.divergence = end.divergence;
-  if (end.parameter_norm >= 0) link.local.parameter_norm = end.parameter_norm;
+  const double batch = static_cast<double>(std::max<std::uint64_t>(worker.join.batch, 1)),
+               steps = static_cast<double>(worker.share.part.samples()) / batch;
+  worker.share.part = {};
+  worker.local.divergence = end.divergence;
+  if (end.parameter_norm >= 0) worker.local.parameter_norm = end.parameter_norm;
   if (is_again && open_.attempt && open_.attempt->resend) return;  // the same steps
-  const auto counted = job_.counted.find(link.join.name);
+  const auto counted = job_.counted.find(worker.join.name);
   const bool is_next = counted != job_.counted.end() && counted->second == last;
-  const double told = link.local.told.contributed(steps, link.share.overlap, is_next);
-  data_.coordinator().contributed(link.id,
-                                  {.steps = told,
-                                   .compute_seconds = end.compute_seconds,
-                                   .part = link.share.wanted > 0 ? steps / link.share.wanted : 1,
-                                   .exchange_seconds = end.exchange_seconds,
-                                   .divergence = end.divergence,
-                                   .fragment = link.local.before});
+  const double told = worker.local.told.contributed(steps, worker.share.overlap, is_next);
+  data_.coordinator().contributed(
+      worker.id, {.steps = told,
+                  .compute_seconds = end.compute_seconds,
+                  .part = worker.share.wanted > 0 ? steps / worker.share.wanted : 1,
+                  .exchange_seconds = end.exchange_seconds,
+                  .divergence = end.divergence,
+                  .fragment = worker.local.before});
 }
 
-/// What it told of `share`, which the link may have no more.
-ReportedShare Contributions::told_of(Link& link, const proto::PushEnd& end, const DataPart& share) {
+/// What it told of `share`, which the worker may have no more.
+ReportedShare Contributions::told_of(WorkerSession& worker, const proto::PushEnd& end,
+                                     const DataPart& share) {
   ReportedShare told;
   told.part = share;
-  told.worker = link.join.name;
-  told.devices = link.join.devices;
+  told.worker = worker.join.name;
+  told.devices = worker.join.devices;
   told.compute_seconds = end.compute_seconds;
   told.tally = Tally{.loss_sum = end.loss_sum,
                      .samples = end.samples,
                      .correct = end.correct,
-                     .steps = link.share.steps};
+                     .steps = worker.share.steps};
   told.tally.scalars = known_scalars_.of(end);
-  if (!told.tally.scalars.is_empty()) link.contribution.scalars = told.tally.scalars;
+  if (!told.tally.scalars.is_empty()) worker.contribution.scalars = told.tally.scalars;
   return told;
 }
 
-Status Contributions::take_push_end(Link& link, const proto::PushEnd& end) {
+Status Contributions::take_push_end(WorkerSession& worker, const proto::PushEnd& end) {
   const Attempt::Key key{end.generation, end.round, end.attempt};
-  CENTROID_TRY(check_not_ended(link, "PushEnd", key));
-  CENTROID_TRY(check_key(link, "PushEnd", key));
-  link.contribution.ended = key;
-  return end_contribution(link, end);
+  CENTROID_TRY(check_not_ended(worker, "PushEnd", key));
+  CENTROID_TRY(check_key(worker, "PushEnd", key));
+  worker.contribution.ended = key;
+  return end_contribution(worker, end);
 }
 
 /// When all of it is here, on all servers.
-Status Contributions::end_contribution(Link& link, const proto::PushEnd& end) {
-  if (policy_.is_elastic()) return stage_end(link, end);
-  const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
+Status Contributions::end_contribution(WorkerSession& worker, const proto::PushEnd& end) {
+  if (policy_.is_elastic()) return stage_end(worker, end);
+  const auto rank = open_.attempt ? open_.attempt->rank_of(worker.id) : std::nullopt;
   if (!rank || end.generation != open_.attempt->generation || end.round != open_.attempt->round ||
-      end.attempt != open_.attempt->number || !open_.machine.expects(link.id)) {
+      end.attempt != open_.attempt->number || !open_.machine.expects(worker.id)) {
     probe_.stale_frame();
     return {};
   }
   const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
   const std::uint64_t received = job_.aggregator->received(*rank);
-  CENTROID_TRY(check_end(link, end, received, job_.aggregator->weight(*rank), chunks));
-  CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(link, end));
+  CENTROID_TRY(check_end(worker, end, received, job_.aggregator->weight(*rank), chunks));
+  CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(worker, end));
   if (!is_complete) {
-    link.contribution.pending_end = end;
+    worker.contribution.pending_end = end;
     return {};
   }
-  CENTROID_TRY(round_servers_.check_norm(link, end, job_.aggregator->squares(*rank)));
-  link.contribution.pending_end.reset();
-  const DataPart share = link.share.part;
-  count_end(link, end);
-  data_.count_reported(told_of(link, end, share));
+  CENTROID_TRY(round_servers_.check_norm(worker, end, job_.aggregator->squares(*rank)));
+  worker.contribution.pending_end.reset();
+  const DataPart share = worker.share.part;
+  count_end(worker, end);
+  data_.count_reported(told_of(worker, end, share));
   const bool is_excluded =
       end.nonfinite && open_.missing() < aggregate_.tolerated(open_.members);
-  if (is_excluded) exclude(link, end);
+  if (is_excluded) exclude(worker, end);
   const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
   if (!config_.is_peer_to_peer() && is_absent) {
-    const bool is_awaited_elsewhere = round_servers_.may_have_part(link.id);
+    const bool is_awaited_elsewhere = round_servers_.may_have_part(worker.id);
     job_.aggregator->absent(*rank);
     if (is_awaited_elsewhere) round_servers_.tell_opened();
   }
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   if (is_excluded) contribution = {};
-  CENTROID_ASSIGN(auto decision, open_.machine.contribute(link.id, std::move(contribution)));
+  CENTROID_ASSIGN(auto decision, open_.machine.contribute(worker.id, std::move(contribution)));
   control_.decide(std::move(decision));
   return {};
 }
 
 /// A robust aggregate does without it.
-void Contributions::exclude(const Link& link, const proto::PushEnd& end) {
+void Contributions::exclude(const WorkerSession& worker, const proto::PushEnd& end) {
   ++open_.excluded;
   const std::string tensor = transport::shortened(end.nonfinite_tensor, 64);
   if (const auto why = excluded_lines_.take("tensor " + tensor + " is not finite", clock_.now()))
     log::warn("contribution.excluded",
-              {{"worker", link.join.name}, {"round", end.round.value}, {"why", *why}});
+              {{"worker", worker.join.name}, {"round", end.round.value}, {"why", *why}});
 }
 
-Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
+Status Contributions::stage_end(WorkerSession& worker, const proto::PushEnd& end) {
   const Attempt::Key key{end.generation, end.round, end.attempt};
-  const StagedContribution* const staged = elastic_.stage_for(link, key);
+  const StagedContribution* const staged = elastic_.stage_for(worker, key);
   if (staged == nullptr) {
     probe_.stale_frame();
     return {};
   }
   const std::uint64_t chunks = job_.shard->round_chunks().size(), received = staged->received();
-  CENTROID_TRY(check_end(link, end, received, staged->weight(), chunks));
-  CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(link, end));
+  CENTROID_TRY(check_end(worker, end, received, staged->weight(), chunks));
+  CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(worker, end));
   if (!is_complete) {
-    link.contribution.pending_end = end;
+    worker.contribution.pending_end = end;
     return {};
   }
-  CENTROID_TRY(round_servers_.check_norm(link, end, staged->squares()));
-  link.contribution.pending_end.reset();
-  const DataPart share = link.share.part;
-  count_end(link, end);
+  CENTROID_TRY(round_servers_.check_norm(worker, end, staged->squares()));
+  worker.contribution.pending_end.reset();
+  const DataPart share = worker.share.part;
+  count_end(worker, end);
   Contribution contribution{
       .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
   if (!staged->is_complete()) contribution.weight = 0;
-  if (!link.late || link.late->key != key) {
-    data_.count_reported(told_of(link, end, share));
+  if (!worker.late || worker.late->key != key) {
+    data_.count_reported(told_of(worker, end, share));
     CENTROID_ASSIGN(auto decision,
-                    open_.machine.contribute(link.id, std::move(contribution), clock_.now()));
+                    open_.machine.contribute(worker.id, std::move(contribution), clock_.now()));
     control_.decide(std::move(decision));
     return {};
   }
   CENTROID_ASSIGN(const double weight,
-                  open_.machine.late(link.id, key.round, contribution, clock_.now()));
+                  open_.machine.late(worker.id, key.round, contribution, clock_.now()));
   if (weight > 0) {
     StagedPart part;
-    part.staged = std::move(link.late->staged);
-    part.counts.key = {link.id, key.generation, key.round, key.number};
-    part.told = told_of(link, end, share);
+    part.staged = std::move(worker.late->staged);
+    part.counts.key = {worker.id, key.generation, key.round, key.number};
+    part.told = told_of(worker, end, share);
     part.share = share;
     open_.late_staged.push_back(std::move(part));
   }
   // With asp and ssp a round follows at once, and its commit answers the member. With other
   // policies that round may wait for this member, so it gets its answer now.
   if (weight == 0 || !policy_.applies_each())
-    elastic_.resolve_late(link, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
+    elastic_.resolve_late(worker, weight > 0 ? proto::Outcome::kCarried : proto::Outcome::kLate,
                           end.weight > 0);
   changed_.notify_all();  // a round may have to be opened for it
   if (!open_.decision) control_.decide(open_.machine.tick(clock_.now()));
@@ -365,31 +369,31 @@ Status Contributions::stage_end(Link& link, const proto::PushEnd& end) {
 }
 
 /// What the worker says of its codecs.
-void Contributions::tell_codecs(Link& link, const proto::PushEnd& end) {
-  const CodecProbe& up = probe_.up(link.codec_kind);
+void Contributions::tell_codecs(WorkerSession& worker, const proto::PushEnd& end) {
+  const CodecProbe& up = probe_.up(worker.codec_kind);
   up.encoded(end.encode_seconds);
   up.chunks(end.chunks, end.dense_chunks);
   if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
   probe_.down(job_.shard->encodes() ? job_.shard->encoder().kind() : CodecSpec::Kind::kF32)
       .decoded(end.decode_seconds);
-  link.measured.residual_norm = end.residual_norm;
+  worker.measured.residual_norm = end.residual_norm;
 }
 
-Status Contributions::take_report(Link& link, const proto::Report& report) {
+Status Contributions::take_report(WorkerSession& worker, const proto::Report& report) {
   const auto asked =
-      std::find(link.evaluations.asked.begin(), link.evaluations.asked.end(), report.version);
-  if (asked == link.evaluations.asked.end())
+      std::find(worker.evaluations.asked.begin(), worker.evaluations.asked.end(), report.version);
+  if (asked == worker.evaluations.asked.end())
     return Error(ErrorCode::kInvalidArgument,
-                 "Report.version of " + link.join.name + " is " + to_string(report.version) +
+                 "Report.version of " + worker.join.name + " is " + to_string(report.version) +
                      ", which nobody asked it to evaluate" +
-                     (link.evaluations.asked.empty()
+                     (worker.evaluations.asked.empty()
                           ? ""
-                          : "; asked was " + to_string(link.evaluations.asked.front())));
-  link.evaluations.asked.erase(asked);
+                          : "; asked was " + to_string(worker.evaluations.asked.front())));
+  worker.evaluations.asked.erase(asked);
   if (report.samples == 0) return {};
-  if (!link.finish)
-    link.evaluations.duration.observe(
-        std::chrono::duration<double>(clock_.now() - link.evaluations.asked_at).count());
+  if (!worker.finish)
+    worker.evaluations.duration.observe(
+        std::chrono::duration<double>(clock_.now() - worker.evaluations.asked_at).count());
   const double samples = static_cast<double>(report.samples);
   job_.evaluation.accuracy = static_cast<double>(report.correct) / samples;
   job_.evaluation.loss = report.loss_sum / samples;
@@ -397,7 +401,7 @@ Status Contributions::take_report(Link& link, const proto::Report& report) {
   job_.curves.evaluated(job_.evaluation.loss, job_.evaluation.accuracy);
   probe_.evaluated(job_.evaluation.accuracy, job_.evaluation.loss);
   tell(events_, log::Level::kInfo, "model.evaluated",
-       {{"worker", link.join.name},
+       {{"worker", worker.join.name},
         {"version", report.version.value},
         {"samples", report.samples},
         {"accuracy", job_.evaluation.accuracy},
@@ -405,13 +409,13 @@ Status Contributions::take_report(Link& link, const proto::Report& report) {
   return {};
 }
 
-void Contributions::whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole) {
+void Contributions::whole_elsewhere(const ShardSession& server, const proto::Whole& whole) {
   spread_.whole[{whole.key, &server}] = whole;
-  const auto link = members_.find(whole.key.member);
-  if (!link || !link->contribution.pending_end) return;
-  const proto::PushEnd end = *link->contribution.pending_end;
-  const Status taken = end_contribution(*link, end);
-  if (!taken.ok()) link->tasks->spawn(link->session->goodbye(taken.error()));
+  const auto worker = members_.find(whole.key.member);
+  if (!worker || !worker->contribution.pending_end) return;
+  const proto::PushEnd end = *worker->contribution.pending_end;
+  const Status taken = end_contribution(*worker, end);
+  if (!taken.ok()) worker->tasks->spawn(worker->session->goodbye(taken.error()));
 }
 
 /// The last round in which a contribution of this name counted, or will when the round closes.

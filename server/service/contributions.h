@@ -23,29 +23,29 @@ class Contributions : private JobPart {
         elastic_(elastic),
         control_(control) {}
 
-  Task<Status> take_push(transport::Session& session, std::shared_ptr<Link> link, proto::Push head,
-                         std::uint64_t bytes);
-  Status take_push_end(Link& link, const proto::PushEnd& end);
-  Status take_report(Link& link, const proto::Report& report);
+  Task<Status> take_push(transport::Session& session, std::shared_ptr<WorkerSession> worker,
+                         proto::Push head, std::uint64_t bytes);
+  Status take_push_end(WorkerSession& worker, const proto::PushEnd& end);
+  Status take_report(WorkerSession& worker, const proto::Report& report);
   /// All of a contribution that goes to `server` is there.
-  void whole_elsewhere(const ShardGroup::Link& server, const proto::Whole& whole);
+  void whole_elsewhere(const ShardSession& server, const proto::Whole& whole);
   /// The last round in which a contribution of this name counted, or will when the round closes.
   Round counted_of(const std::string& name) const;
 
  private:
-  Status check_chunk(const Link& link, const std::string& where, const proto::Push& head,
+  Status check_chunk(const WorkerSession& worker, const std::string& where, const proto::Push& head,
                      std::uint64_t bytes) const;
-  Status check_key(const Link& link, const char* what, const Attempt::Key& key) const;
-  Status check_not_ended(const Link& link, const std::string& what, const Attempt::Key& key) const;
-  Status end_contribution(Link& link, const proto::PushEnd& end);
-  Status check_weight(const Link& link, const std::string& where, double weight) const;
-  Status check_end(const Link& link, const proto::PushEnd& end, std::uint64_t received,
+  Status check_key(const WorkerSession& worker, const char* what, const Attempt::Key& key) const;
+  Status check_not_ended(const WorkerSession& worker, const std::string& what, const Attempt::Key& key) const;
+  Status end_contribution(WorkerSession& worker, const proto::PushEnd& end);
+  Status check_weight(const WorkerSession& worker, const std::string& where, double weight) const;
+  Status check_end(const WorkerSession& worker, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
-  void count_end(Link& link, const proto::PushEnd& end);
-  ReportedShare told_of(Link& link, const proto::PushEnd& end, const DataPart& share);
-  Status stage_end(Link& link, const proto::PushEnd& end);
-  void tell_codecs(Link& link, const proto::PushEnd& end);
-  void exclude(const Link& link, const proto::PushEnd& end);
+  void count_end(WorkerSession& worker, const proto::PushEnd& end);
+  ReportedShare told_of(WorkerSession& worker, const proto::PushEnd& end, const DataPart& share);
+  Status stage_end(WorkerSession& worker, const proto::PushEnd& end);
+  void tell_codecs(WorkerSession& worker, const proto::PushEnd& end);
+  void exclude(const WorkerSession& worker, const proto::PushEnd& end);
 
   DataShares& data_;
   const LocalShard& local_;

@@ -72,12 +72,12 @@ constexpr std::chrono::seconds kSilence{2};
 
 /// There was nothing to read in all that time: mostly a round waits for a server to commit it.
 Error held_up_by(const Error& why, const ShardGroup& shards, TimePoint now) {
-  const ShardGroup::Link* silent = nullptr;
-  const auto heard = [](const ShardGroup::Link& link) {
-    return link.session->connection().last_received();
+  const ShardSession* silent = nullptr;
+  const auto heard = [](const ShardSession& shard) {
+    return shard.session->connection().last_received();
   };
-  for (const auto& [name, link] : shards.present())
-    if (silent == nullptr || heard(*link) < heard(*silent)) silent = link.get();
+  for (const auto& [name, shard] : shards.present())
+    if (silent == nullptr || heard(*shard) < heard(*silent)) silent = shard.get();
   if (silent == nullptr || now - heard(*silent) < kSilence) return why;
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - heard(*silent));
   return Error(ErrorCode::kDeadlineExceeded, "no version was at rest on all servers within " +
@@ -143,7 +143,7 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
   const bool is_halted = phase_.is(Phase::kHalted);
   if (needs_rounds && (phase_.is(Phase::kFinished) || (stopping_.is_requested && !is_halted)))
     return refuse("the job is over: " + phase_.reason());
-  if (config_.timeouts.lease < before.timeouts.lease && !members_.links.empty())
+  if (config_.timeouts.lease < before.timeouts.lease && !members_.present.empty())
     return refuse("lease: the workers that are here send their heartbeats by the longer one of " +
                   std::to_string(before.timeouts.lease.count()) + " ms: it can only grow");
   if (policy_of(config_).kind != server_.context().policy.kind)
@@ -316,7 +316,7 @@ Task<Result<Control::PartsElsewhere>> Control::measure_elsewhere(Version version
                     "server '" + spread_.lost + "' is gone with its chunks: " + phase_.reason());
   if (!spread_.moving.empty())
     co_return Error(ErrorCode::kAborted, "chunks are on their way to other servers");
-  const auto links = spread_.links;
+  const auto present = spread_.present;
   const auto owners = spread_.route.owners;
   proto::Statistics wanted;
   wanted.version = version;
@@ -325,7 +325,7 @@ Task<Result<Control::PartsElsewhere>> Control::measure_elsewhere(Version version
                      co_await shards_.ask_all(spread_.others(), proto::ServersKind::kStatistics,
                                               std::move(head), limit));
   parts.resize(owners.size());
-  std::vector<std::size_t> taken(links.size());  // bytes of each answer
+  std::vector<std::size_t> taken(present.size());  // bytes of each answer
   for (std::size_t chunk = 0; chunk < owners.size(); ++chunk) {
     const std::size_t owner = owners[chunk];
     if (owner == 0) continue;
@@ -334,10 +334,10 @@ Task<Result<Control::PartsElsewhere>> Control::measure_elsewhere(Version version
     if (taken[owner] > payload.size()) break;
     std::memcpy(&parts[chunk].emplace(), payload.data() + at, sizeof(StatisticsPart));
   }
-  for (std::size_t owner = 1; owner < links.size(); ++owner)
+  for (std::size_t owner = 1; owner < present.size(); ++owner)
     if (taken[owner] != answers[owner - 1].payload.size())
       co_return Error(ErrorCode::kInvalidArgument,
-                      "server '" + links[owner]->name + "' told " +
+                      "server '" + present[owner]->name + "' told " +
                           std::to_string(answers[owner - 1].payload.size()) +
                           " bytes of statistics, not what the route calls for");
   co_return parts;

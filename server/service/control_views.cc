@@ -14,7 +14,7 @@ namespace {
 
 /// By server of the route.
 std::vector<ChunkShare> chunk_shares(const ChunkPlan& plan, const Spread& spread) {
-  const std::size_t servers = std::max<std::size_t>(1, spread.links.size());
+  const std::size_t servers = std::max<std::size_t>(1, spread.present.size());
   std::vector<ChunkShare> shares(servers);
   const auto& owners = spread.route.owners;
   for (std::size_t i = 0; i < plan.chunks().size(); ++i) {
@@ -120,9 +120,9 @@ Task<std::vector<WorkerView>> Control::workers() {
   auto read = [this] {
     std::vector<WorkerView> views;
     for (const auto& [id, member] : members_.roster.members()) {
-      const auto link = members_.find(id);
-      if (link)
-        views.push_back(worker_view(member, link.get(), coordinator_, clock_.now()));
+      const auto worker = members_.find(id);
+      if (worker)
+        views.push_back(worker_view(member, worker.get(), coordinator_, clock_.now()));
       else if (const auto gone = members_.gone.find(id); gone != members_.gone.end())
         views.push_back(gone->second);
       else
@@ -182,12 +182,12 @@ Task<std::vector<ServerView>> Control::servers() {
       return index < shares.size() ? shares[index] : ChunkShare();
     };
     if (!phase_.is(Phase::kStandby)) views.push_back(leader_view(share_of(0)));
-    for (const auto& [name, link] : shards_.present()) {
-      const auto at = std::ranges::find(spread_.links, link);
-      const std::size_t index = at == spread_.links.end()
+    for (const auto& [name, shard] : shards_.present()) {
+      const auto at = std::ranges::find(spread_.present, shard);
+      const std::size_t index = at == spread_.present.end()
                                     ? kNobody
-                                    : static_cast<std::size_t>(at - spread_.links.begin());
-      views.push_back(shard_view(*link, index != kNobody, share_of(index)));
+                                    : static_cast<std::size_t>(at - spread_.present.begin());
+      views.push_back(shard_view(*shard, index != kNobody, share_of(index)));
     }
     if (replay_ && !replay_->waited_for().empty() && !shards_.find(replay_->waited_for())) {
       ServerView awaited;
@@ -239,17 +239,17 @@ ServerView Control::leader_view(const ChunkShare& share) const {
   return view;
 }
 
-ServerView Control::shard_view(const ShardGroup::Link& link, bool is_in_route,
+ServerView Control::shard_view(const ShardSession& shard, bool is_in_route,
                                const ChunkShare& share) const {
-  ServerView view = part_view(link.name,
-                              link.is_draining ? "draining"
-                              : is_in_route    ? "serving"
-                                               : "joining",
+  ServerView view = part_view(shard.name,
+                              shard.is_draining ? "draining"
+                              : is_in_route     ? "serving"
+                                                : "joining",
                               share);
-  view.endpoint = link.endpoint;
-  view.address = link.address;
-  view.joined_unix_seconds = link.joined_unix_seconds;
-  const proto::ServerReport& told = link.report;
+  view.endpoint = shard.endpoint;
+  view.address = shard.address;
+  view.joined_unix_seconds = shard.joined_unix_seconds;
+  const proto::ServerReport& told = shard.report;
   view.memory_bytes = told.memory_bytes;
   view.journal_bytes = told.journal_bytes;
   view.staged_bytes = told.staged_bytes;
@@ -261,14 +261,14 @@ ServerView Control::shard_view(const ShardGroup::Link& link, bool is_in_route,
   std::vector<std::byte> tokens;
   const auto& joining = server_.parts().servers.tokens();
   if (joining) tokens = proto::encode(joining());
-  view.has_tokens = link.has_tokens && link.tokens == tokens;
-  view.version = link.version;
-  view.clock_ahead_seconds = link.clock.ahead();
+  view.has_tokens = shard.has_tokens && shard.tokens == tokens;
+  view.version = shard.version;
+  view.clock_ahead_seconds = shard.clock.ahead();
   view.disk_free_bytes = told.disk_free_bytes;
   view.disk_total_bytes = told.disk_total_bytes;
-  if (link.is_gone()) return view;
-  view.certificate_expires_unix_seconds = certificate_end(*link.session);
-  const auto heard = link.session->connection().last_received();
+  if (shard.is_gone()) return view;
+  view.certificate_expires_unix_seconds = certificate_end(*shard.session);
+  const auto heard = shard.session->connection().last_received();
   view.seen_unix_seconds = clock_.unix_seconds() - seconds(clock_.now() - heard);
   return view;
 }
@@ -338,9 +338,9 @@ Task<Status> Control::drain_server(const std::string& name) {
       self->changed_.notify_all();
       co_return Status();
     }
-    const auto link = self->shards_.find(server);
-    if (!link) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
-    co_return co_await self->server_.parts().servers.drain(link);
+    const auto shard = self->shards_.find(server);
+    if (!shard) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
+    co_return co_await self->server_.parts().servers.drain(shard);
   };
   auto task = act(this, name);
   auto done =

@@ -42,9 +42,9 @@ Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, 
     if (commands_.evicted().size() >= kMaxEvictions)
       return Error(ErrorCode::kResourceExhausted, "1000 names are evicted: allow some");
     const std::string name = found->name;
-    for (const auto& [id, link] :
-         members_.links)  // else the name is refused, and its worker trains on
-      if (id != found->id && link->join.name == name)
+    for (const auto& [id, worker] :
+         members_.present)  // else the name is refused, and its worker trains on
+      if (id != found->id && worker->join.name == name)
         return Error(ErrorCode::kFailedPrecondition,
                      "membership " + std::to_string(member) + " of '" + name +
                          "' is over: its present one is " + to_string(id));
@@ -112,9 +112,9 @@ ScaleView Control::scale_view(double efficiency) const {
   question.efficiency = efficiency;
   question.adds_at_server = !config_.is_peer_to_peer();
   question.max_workers = config_.workers.max;
-  for (const auto& [id, link] : members_.links)
-    if (link->measured.sums.rounds > 0)
-      question.workers.push_back({link->join.name, link->measured.step_seconds});
+  for (const auto& [id, worker] : members_.present)
+    if (worker->measured.sums.rounds > 0)
+      question.workers.push_back({worker->join.name, worker->measured.step_seconds});
   double first = 0, last = 0;
   for (const RoundView& round : job_.history) {  // newest first
     if (round.outcome != "committed" || round.generation != members_.roster.generation().value)
@@ -224,14 +224,14 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + to_string(whom) + " here now");
     };
-    const auto link = self->members_.find(id);
-    if (!link) co_return nobody(id);
+    const auto worker = self->members_.find(id);
+    if (!worker) co_return nobody(id);
     const auto there = other ? self->members_.find(MemberId(*other)) : nullptr;
     if (other && !there) co_return nobody(MemberId(*other));
-    if (other && (there == link || there->join.peer_endpoint.empty()))
+    if (other && (there == worker || there->join.peer_endpoint.empty()))
       co_return Error(ErrorCode::kFailedPrecondition,
-                      there == link
-                          ? "worker '" + link->join.name + "' is no way from itself"
+                      there == worker
+                          ? "worker '" + worker->join.name + "' is no way from itself"
                           : "worker '" + there->join.name +
                                 "' listens to no others: with exchange " + there->join.exchange +
                                 " nothing goes between workers. Leave `to` away");
@@ -246,30 +246,30 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
       measure.endpoint = there->join.peer_endpoint;
       measure.ms = static_cast<std::uint32_t>(kMeasureTime.count());
       measure.bytes = bytes;
-      auto measuring = measure_between(link->session, proto::encode(measure));
-      link->tasks->spawn(measure_for(std::move(measuring), out, &self->changed_));
+      auto measuring = measure_between(worker->session, proto::encode(measure));
+      worker->tasks->spawn(measure_for(std::move(measuring), out, &self->changed_));
     } else {
-      auto measuring = transport::measure_echo(*link->session, kMeasureTime, bytes);
-      link->tasks->spawn(measure_for(std::move(measuring), out, &self->changed_));
+      auto measuring = transport::measure_echo(*worker->session, kMeasureTime, bytes);
+      worker->tasks->spawn(measure_for(std::move(measuring), out, &self->changed_));
     }
-    const auto is_over = [out, link] { return out->has_value() || link->is_gone; };
+    const auto is_over = [out, worker] { return out->has_value() || worker->is_gone; };
     BlockedOn on{WaitCause::kOperator, "a measurement of the network", "worker",
-                 [link] { return "echoes of worker '" + link->join.name + "'"; }};
+                 [worker] { return "echoes of worker '" + worker->join.name + "'"; }};
     const bool goes_on = co_await self->until(is_over, std::move(on));
     self->is_measuring_network_ = false;
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
     if (!*out)
-      co_return Error(ErrorCode::kAborted, "worker '" + link->join.name + "' left meanwhile");
+      co_return Error(ErrorCode::kAborted, "worker '" + worker->join.name + "' left meanwhile");
     if (!(*out)->ok() && there)
       co_return Error((*out)->error().code(),
-                      "worker '" + link->join.name + "' could not measure its way to '" +
+                      "worker '" + worker->join.name + "' could not measure its way to '" +
                           there->join.name + "' at " + there->join.peer_endpoint + ": " +
                           (*out)->error().message());
     if (!(*out)->ok()) co_return (*out)->error();
     const transport::EchoReport& report = (*out)->value();
     NetworkView view;
     view.member = id.value;
-    view.name = link->join.name;
+    view.name = worker->join.name;
     view.to = other;
     if (there) view.to_name = there->join.name;
     view.round_trips = report.round_trips;

@@ -161,27 +161,27 @@ void DataShares::take_part(proto::RoundOpen& open, std::uint64_t samples) {
 }
 
 /// A member has its share now.
-void DataShares::hand_out(Link& link, const proto::RoundOpen& open) const {
-  const std::uint64_t batch = std::max<std::uint64_t>(link.join.batch, 1);
-  link.share.part = {open.epoch, open.begin, open.end};
-  link.share.round = job_.round;
-  link.pace.held_since.reset();
-  link.share.overlap = open.overlap;
-  link.share.steps =
-      link.share.part.samples() / batch + (link.share.part.samples() % batch > 0 ? 1 : 0);
+void DataShares::hand_out(WorkerSession& worker, const proto::RoundOpen& open) const {
+  const std::uint64_t batch = std::max<std::uint64_t>(worker.join.batch, 1);
+  worker.share.part = {open.epoch, open.begin, open.end};
+  worker.share.round = job_.round;
+  worker.pace.held_since.reset();
+  worker.share.overlap = open.overlap;
+  worker.share.steps =
+      worker.share.part.samples() / batch + (worker.share.part.samples() % batch > 0 ? 1 : 0);
 }
 
 /// A member is gone: what it had not contributed is for others.
-void DataShares::part_lost(Link& link) {
-  coordinator_.gone(link.id);
-  if (link.share.part.samples() == 0) return;
-  return_part(link.share.part, link.share.round);
-  log::info("share.requeued", {{"worker", link.join.name},
-                               {"epoch", link.share.part.epoch},
-                               {"begin", link.share.part.begin},
-                               {"end", link.share.part.end},
+void DataShares::part_lost(WorkerSession& worker) {
+  coordinator_.gone(worker.id);
+  if (worker.share.part.samples() == 0) return;
+  return_part(worker.share.part, worker.share.round);
+  log::info("share.requeued", {{"worker", worker.join.name},
+                               {"epoch", worker.share.part.epoch},
+                               {"begin", worker.share.part.begin},
+                               {"end", worker.share.part.end},
                                {"action", "other workers train it"}});
-  link.share.part = {};
+  worker.share.part = {};
 }
 
 /// What a member of round `of` has not trained is for others.
@@ -203,9 +203,9 @@ std::string DataShares::untrained(bool is_over) const {
     shares.commit();
   else
     shares.give_up();
-  for (const auto& [id, link] : members_.links)
-    if (policy_.is_elastic() && (is_over || link->share.round != job_.round))
-      shares.give_back(link->share.part);
+  for (const auto& [id, worker] : members_.present)
+    if (policy_.is_elastic() && (is_over || worker->share.round != job_.round))
+      shares.give_back(worker->share.part);
   for (const StagedPart& late : open_.late_staged) shares.give_back(late.share);
   if (!is_over)
     for (const StagedPart& late : open_.parts) shares.give_back(late.share);
@@ -262,7 +262,7 @@ std::uint64_t DataShares::oldest_epoch(MemberId* whose) const {
     oldest = first(part);
     if (whose != nullptr) *whose = member;
   };
-  for (const auto& [id, link] : members_.links) look(link->share.part, id);
+  for (const auto& [id, worker] : members_.present) look(worker->share.part, id);
   for (const StagedPart& late : open_.late_staged) look(late.share, late.counts.key.member);
   for (const StagedPart& late : open_.parts) look(late.share, late.counts.key.member);
   if (const auto returned = job_.returned.oldest_epoch(); returned && *returned < oldest) {
@@ -308,21 +308,21 @@ bool DataShares::is_epoch_ahead() const {
 /// Who may not begin an epoch, for an older one is not done.
 void DataShares::epoch_waits(std::vector<WaitView>& views) const {
   const bool waits = std::ranges::any_of(
-      members_.links, [](const auto& one) { return one.second->pace.held_since.has_value(); });
+      members_.present, [](const auto& one) { return one.second->pace.held_since.has_value(); });
   if (!waits) return;
   MemberId whose;
   const std::uint64_t oldest = oldest_epoch(&whose);
   const Member* const member = members_.roster.find(whose);
-  for (const auto& [id, link] : members_.links)
-    if (link->pace.held_since && id != whose)
+  for (const auto& [id, worker] : members_.present)
+    if (worker->pace.held_since && id != whose)
       views.push_back(
-          {.who = "worker " + link->join.name,
+          {.who = "worker " + worker->join.name,
            .for_whom = member == nullptr ? "other workers" : members_.name_of(whose),
            .what = "samples of epoch " + std::to_string(oldest) +
                    " are not trained yet; until they are, nobody begins epoch " +
                    std::to_string(oldest + 2),
            .seconds =
-               std::chrono::duration<double>(clock_.now() - *link->pace.held_since).count()});
+               std::chrono::duration<double>(clock_.now() - *worker->pace.held_since).count()});
 }
 
 }  // namespace centroid::server

@@ -33,11 +33,11 @@ class DataShares : private JobPart {
   std::uint64_t round_room(std::span<const MemberId> members);
   std::vector<proto::RoundOpen> make_shares(const std::vector<MemberId>& members);
   void take_part(proto::RoundOpen& open, std::uint64_t samples);
-  void hand_out(Link& link, const proto::RoundOpen& open) const;
+  void hand_out(WorkerSession& worker, const proto::RoundOpen& open) const;
   void skip_empty_epoch_end();
 
   // while it is open, and at its end
-  void part_lost(Link& link);
+  void part_lost(WorkerSession& worker);
   void return_part(const DataPart& part, Round of);
   std::string untrained(bool is_over) const;
   void count_reported(ReportedShare told);

@@ -9,21 +9,21 @@
 namespace centroid::server {
 
 void Departures::member_gone(MemberId id, std::optional<Error> tell) {
-  const auto link = members_.find(id);
-  if (!link) return;
-  members_.links.erase(id);
-  link->is_gone = true;
+  const auto worker = members_.find(id);
+  if (!worker) return;
+  members_.present.erase(id);
+  worker->is_gone = true;
   if (const Member* const member = members_.roster.find(id))
-    keep_unanswered(events_, *link, "the worker is gone: " + member->reason);
+    keep_unanswered(events_, *worker, "the worker is gone: " + member->reason);
   round_servers_.departed(id);
   if (!open_.attempt || open_.attempt->closed) round_servers_.forget_departed();
-  link->traffic = link->session->connection().traffic();
+  worker->traffic = worker->session->connection().traffic();
   if (const Member* const member = members_.roster.find(id))
-    members_.gone[id] = worker_view(*member, link.get(), data_.coordinator(), clock_.now());
+    members_.gone[id] = worker_view(*member, worker.get(), data_.coordinator(), clock_.now());
   std::erase_if(members_.gone,
                 [this](const auto& gone) { return members_.roster.find(gone.first) == nullptr; });
-  if (tell) link->tasks->spawn(link->session->goodbye(*tell));
-  data_.part_lost(*link);
+  if (tell) worker->tasks->spawn(worker->session->goodbye(*tell));
+  data_.part_lost(*worker);
 
   if (policy_.is_elastic()) {
     if (open_.attempt && open_.machine.expects(id)) {
@@ -34,7 +34,7 @@ void Departures::member_gone(MemberId id, std::optional<Error> tell) {
   } else if (open_.attempt && open_.machine.expects(id)) {
     const std::uint32_t rank = *open_.attempt->rank_of(id);
     const bool is_awaited_elsewhere = round_servers_.may_have_part(id);
-    const bool was_told = link->pace.opened == open_.attempt->key();
+    const bool was_told = worker->pace.opened == open_.attempt->key();
     const bool has_part = job_.aggregator->has_part_of(rank) || (is_awaited_elsewhere && was_told);
     const Progress progress = has_part ? Progress::kPart : Progress::kNothing;
     ++totals_.lost_contributions;
@@ -47,7 +47,7 @@ void Departures::member_gone(MemberId id, std::optional<Error> tell) {
                              Progress::kNothing);  // what it has contributed counts, it does not
   }
   changed_.notify_all();
-  link->wake.notify_all();
+  worker->wake.notify_all();
 }
 
 }  // namespace centroid::server

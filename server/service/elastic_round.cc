@@ -25,35 +25,35 @@ std::vector<MemberId> ElasticRound::seated(std::vector<MemberId> members) {
 
 /// A member that was away is free: it takes a part in the round that is open, with the data behind
 /// the parts there are, as far as a round of them all goes; none when that is at its end.
-void ElasticRound::seat(Link& link) {
-  if (link.pace.is_away) changed_.notify_all();
-  link.pace.is_away = false;
+void ElasticRound::seat(WorkerSession& worker) {
+  if (worker.pace.is_away) changed_.notify_all();
+  worker.pace.is_away = false;
   if (!policy_.is_elastic() || !open_.attempt || open_.attempt->closed) return;
   // What was lost in this round is handed out when it closes, for which somebody has to contribute.
   const bool may_close = job_.returned.will_be_empty() || !open_.machine.missing().empty();
   if (job_.returned.is_empty() && may_close && data_.is_epoch_ahead()) {
-    link.pace.hold(clock_.now());
+    worker.pace.hold(clock_.now());
     return;
   }
-  if (!open_.machine.admit(link.id)) return;
+  if (!open_.machine.admit(worker.id)) return;
   proto::RoundOpen open = open_.attempt->opens.front();
-  const std::uint64_t wanted = data_.wanted_samples(std::span(&link.id, 1)).front();
+  const std::uint64_t wanted = data_.wanted_samples(std::span(&worker.id, 1)).front();
   std::vector<MemberId> members = open_.attempt->members;
   std::erase_if(members, [this](MemberId id) { return !members_.find(id); });
-  members.push_back(link.id);
+  members.push_back(worker.id);
   const std::uint64_t room = data_.round_room(members);
   data_.take_part(open, job_.returned.is_empty()
                             ? std::min(wanted, room - std::min(room, open_.samples))
                             : wanted);
-  data_.hand_out(link, open);
+  data_.hand_out(worker, open);
   open.rank = Rank(static_cast<std::uint32_t>(open_.attempt->members.size()));
   open.world =
       std::max(static_cast<std::uint32_t>(members_.roster.ranked().size()), open.rank.value + 1);
   open.evaluate = std::exchange(job_.evaluate_next, false);
-  open_.attempt->seat(link.id);
-  link.wake.notify_all();
+  open_.attempt->seat(worker.id);
+  worker.wake.notify_all();
   open_.attempt->opens.push_back(open);
-  open_.staged.push_back(std::make_unique<StagedContribution>(job_.store().plan(), link.codec,
+  open_.staged.push_back(std::make_unique<StagedContribution>(job_.store().plan(), worker.codec,
                                                               job_.shard->round_chunks().size()));
 }
 
@@ -61,9 +61,9 @@ void ElasticRound::seat(Link& link) {
 /// or is gone.
 void ElasticRound::seat_waiting() {
   if (!policy_.applies_each() || !open_.attempt) return;
-  for (const auto& [id, link] : members_.links) {
-    const bool waits = policy_.kind == PolicyKind::kSsp || link->pace.held_since;
-    if (waits && !link->pace.is_away && !open_.attempt->rank_of(id)) seat(*link);
+  for (const auto& [id, worker] : members_.present) {
+    const bool waits = policy_.kind == PolicyKind::kSsp || worker->pace.held_since;
+    if (waits && !worker->pace.is_away && !open_.attempt->rank_of(id)) seat(*worker);
   }
 }
 
@@ -72,29 +72,30 @@ void ElasticRound::leave_out(const RoundDecision& decision) {
   if (decision.action != RoundAction::kMerge && decision.action != RoundAction::kSkip) return;
   for (std::size_t rank = 0; rank < open_.attempt->members.size(); ++rank) {
     const MemberId id = open_.attempt->members[rank];
-    const auto link = members_.find(id);
-    if (!link || open_.machine.has_contributed(id)) continue;
+    const auto worker = members_.find(id);
+    if (!worker || open_.machine.has_contributed(id)) continue;
     open_.attempt->left_out.insert(id);
     if (!policy_.applies_each())  // there everybody but one is left out of every round
       events_.publish(
           "member.excluded",
-          {{"worker", link->join.name}, {"member", id.value}, {"round", job_.round.value}});
-    link->pace.is_away = true;
-    if (link->pace.opened != open_.attempt->key()) {  // it did not come to begin
-      data_.return_part(link->share.part, job_.round);
-      link->share.part = {};
+          {{"worker", worker->join.name}, {"member", id.value}, {"round", job_.round.value}});
+    worker->pace.is_away = true;
+    if (worker->pace.opened != open_.attempt->key()) {  // it did not come to begin
+      data_.return_part(worker->share.part, job_.round);
+      worker->share.part = {};
       continue;
     }
-    link->late.emplace();
-    link->late->key = open_.attempt->key();
+    worker->late.emplace();
+    worker->late->key = open_.attempt->key();
     if (open_.machine.may_count_late(job_.round))
-      link->late->staged = std::move(open_.staged[rank]);
+      worker->late->staged = std::move(open_.staged[rank]);
     else
-      resolve_late(*link, proto::Outcome::kLate);
+      resolve_late(*worker, proto::Outcome::kLate);
   }
-  for (const auto& [id, link] : members_.links)
-    if (link->late && link->late->staged && !open_.machine.may_count_late(link->late->key.round))
-      resolve_late(*link, proto::Outcome::kLate);
+  for (const auto& [id, worker] : members_.present)
+    if (worker->late && worker->late->staged &&
+        !open_.machine.may_count_late(worker->late->key.round))
+      resolve_late(*worker, proto::Outcome::kLate);
   open_.parts.clear();
   for (const LateContribution& one : decision.late) {
     open_.attempt->late.push_back(members_.name_of(one.member));
@@ -107,33 +108,34 @@ void ElasticRound::leave_out(const RoundDecision& decision) {
 }
 
 /// It is known what becomes of a late contribution.
-void ElasticRound::resolve_late(Link& link, proto::Outcome outcome, bool has_samples) {
+void ElasticRound::resolve_late(WorkerSession& worker, proto::Outcome outcome, bool has_samples) {
   const bool is_carried = outcome == proto::Outcome::kCarried;
-  link.late->outcome = outcome;
-  const bool has_begun = !link.pace.is_brought || link.late->key != link.pace.opened;
-  if (!has_begun) data_.return_part(link.share.part, link.late->key.round);  // others train it
-  link.share.part = {};  // it counts, or is left out of this epoch
-  if (!is_carried) link.local.told = {};
-  if (const auto& end = link.contribution.pending_end;
-      end && link.late->key == Attempt::Key{end->generation, end->round, end->attempt})
-    link.contribution.pending_end.reset();
-  link.late->staged.reset();
-  link.wake.notify_all();
+  worker.late->outcome = outcome;
+  const bool has_begun = !worker.pace.is_brought || worker.late->key != worker.pace.opened;
+  if (!has_begun) data_.return_part(worker.share.part, worker.late->key.round);  // others train it
+  worker.share.part = {};  // it counts, or is left out of this epoch
+  if (!is_carried) worker.local.told = {};
+  if (const auto& end = worker.contribution.pending_end;
+      end && worker.late->key == Attempt::Key{end->generation, end->round, end->attempt})
+    worker.contribution.pending_end.reset();
+  worker.late->staged.reset();
+  worker.wake.notify_all();
   changed_.notify_all();  // a copy of the state for it may be of no use any more
   if (!has_samples || !has_begun) return;
   ++(is_carried ? totals_.late_carried : totals_.late_dropped);
   probe_.contribution_late(is_carried);
-  log::debug("contribution.late", {{"worker", link.join.name},
-                                   {"round", link.late->key.round.value},
+  log::debug("contribution.late", {{"worker", worker.join.name},
+                                   {"round", worker.late->key.round.value},
                                    {"open", job_.round.value},
                                    {"carried", is_carried}});
 }
 
 /// Where a chunk or the end with this key belongs; nullptr: nowhere any more.
-StagedContribution* ElasticRound::stage_for(Link& link, const Attempt::Key& key) {
-  if (open_.attempt && open_.attempt->key() == key && open_.machine.expects(link.id))
-    return open_.staged[*open_.attempt->rank_of(link.id)].get();
-  if (link.late && link.late->key == key && !link.late->outcome) return link.late->staged.get();
+StagedContribution* ElasticRound::stage_for(WorkerSession& worker, const Attempt::Key& key) {
+  if (open_.attempt && open_.attempt->key() == key && open_.machine.expects(worker.id))
+    return open_.staged[*open_.attempt->rank_of(worker.id)].get();
+  if (worker.late && worker.late->key == key && !worker.late->outcome)
+    return worker.late->staged.get();
   return nullptr;
 }
 
@@ -155,23 +157,23 @@ void ElasticRound::collect_parts(const RoundDecision& decision) {
 }
 
 /// A member that was left out is done with that round.
-void ElasticRound::member_ready(Link& link, const proto::Computed& done) {
+void ElasticRound::member_ready(WorkerSession& worker, const proto::Computed& done) {
   const Attempt::Key key{done.generation, done.round, done.attempt};
-  if (link.pace.behind != key) {
+  if (worker.pace.behind != key) {
     probe_.stale_frame();
     return;
   }
-  link.pace.behind.reset();
+  worker.pace.behind.reset();
   if (!policy_.is_elastic() && config_.timeouts.round.count() > 0) {
-    const Duration took = clock_.now() - link.pace.opened_at;
-    link.pace.came_late = took;
+    const Duration took = clock_.now() - worker.pace.opened_at;
+    worker.pace.came_late = took;
     const auto ms = [](Duration d) {
       return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
     };
-    const auto allowed = allowed_silence(config_.timeouts.round, link.pace.came_late);
+    const auto allowed = allowed_silence(config_.timeouts.round, worker.pace.came_late);
     const bool is_allowed = allowed > config_.timeouts.round;
     log::warn("member.limit_exceeded",
-              {{"worker", link.join.name},
+              {{"worker", worker.join.name},
                {"took_ms", ms(took)},
                {"round_timeout_ms", config_.timeouts.round.count()},
                {"allowed_ms", ms(allowed)},
@@ -180,8 +182,8 @@ void ElasticRound::member_ready(Link& link, const proto::Computed& done) {
                                      : "it is left out whenever it takes so long; to wait for it "
                                        "set round_timeout above what it took"}});
   }
-  open_.machine.caught_up(link.id, clock_.now());
-  link.wake.notify_all();
+  open_.machine.caught_up(worker.id, clock_.now());
+  worker.wake.notify_all();
 }
 
 /// A round is committed: its late contributions count, whatever becomes of this server.
@@ -191,9 +193,9 @@ void ElasticRound::late_counted(const RoundDecision& decision) {
         job_.counted[members_.name_of(late.member)];  // it may have contributed to this one, too
     last = std::max(last, late.round);
     probe_.staleness(job_.round.value - late.round.value);
-    const auto link = members_.find(late.member);
-    if (link && link->late && link->late->key.round == late.round && !link->late->outcome)
-      resolve_late(*link, proto::Outcome::kCarried);
+    const auto worker = members_.find(late.member);
+    if (worker && worker->late && worker->late->key.round == late.round && !worker->late->outcome)
+      resolve_late(*worker, proto::Outcome::kCarried);
   }
   for (StagedPart& part : open_.parts) part.share = {};
 }

@@ -21,13 +21,13 @@ class ElasticRound : private JobPart {
       : JobPart(context), data_(data), local_(local), round_servers_(round_servers) {}
 
   std::vector<MemberId> seated(std::vector<MemberId> members);
-  void seat(Link& link);
+  void seat(WorkerSession& worker);
   void seat_waiting();
   void leave_out(const RoundDecision& decision);
-  void resolve_late(Link& link, proto::Outcome outcome, bool has_samples = true);
-  StagedContribution* stage_for(Link& link, const Attempt::Key& key);
+  void resolve_late(WorkerSession& worker, proto::Outcome outcome, bool has_samples = true);
+  StagedContribution* stage_for(WorkerSession& worker, const Attempt::Key& key);
   void collect_parts(const RoundDecision& decision);
-  void member_ready(Link& link, const proto::Computed& done);
+  void member_ready(WorkerSession& worker, const proto::Computed& done);
   void late_counted(const RoundDecision& decision);
 
  private:

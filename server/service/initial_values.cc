@@ -47,12 +47,12 @@ void InitialValues::ask(MemberId member) {
   if (initial_)
     log::warn("store.initial_values_stalled",
               {{"worker", members_.name_of(initial_->from)}, {"next", members_.name_of(member)}});
-  const auto link = members_.find(member);
-  link->init_requested = link->sends_init = true;
+  const auto worker = members_.find(member);
+  worker->init_requested = worker->sends_init = true;
   initial_.emplace();
   initial_->from = member;
   initial_->is_here.resize(job_.store().plan().chunks().size());
-  link->wake.notify_all();
+  worker->wake.notify_all();
 }
 
 /// False: nothing came for too long.
@@ -76,17 +76,18 @@ Task<bool> InitialValues::await_progress() {
 }
 
 /// It was asked for its initial values, and they are not all here.
-bool InitialValues::is_initial_from(const Link& link) const {
-  return initial_ && initial_->from == link.id && !link.is_gone && job_.shard &&
+bool InitialValues::is_initial_from(const WorkerSession& worker) const {
+  return initial_ && initial_->from == worker.id && !worker.is_gone && job_.shard &&
          job_.store().version().value == 0;
 }
 
-Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
+Task<Status> InitialValues::take_init_chunk(transport::Session& session,
+                                            std::shared_ptr<WorkerSession> worker,
                                             proto::InitChunk head, std::uint64_t bytes) {
-  const std::string where = "initial chunk " + to_string(head.chunk) + " of " + link->join.name;
-  if (!is_initial_from(*link) && !link->sends_init)
+  const std::string where = "initial chunk " + to_string(head.chunk) + " of " + worker->join.name;
+  if (!is_initial_from(*worker) && !worker->sends_init)
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
-  if (!is_initial_from(*link))  // the job stops, or is another server's: it is told so
+  if (!is_initial_from(*worker))  // the job stops, or is another server's: it is told so
     co_return co_await session.skip_payload();
   if (head.chunk.value >= job_.store().plan().chunks().size())
     co_return Error(ErrorCode::kInvalidArgument,
@@ -97,7 +98,7 @@ Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::sh
     co_return Error(ErrorCode::kInvalidArgument, where + ": it was sent twice");
   CENTROID_CO_ASSIGN(const Buffer buffer,
                      co_await read_numbers(session, probe_, where, chunk.elements, bytes));
-  if (!is_initial_from(*link)) co_return Status();  // the store may be another one, or in use
+  if (!is_initial_from(*worker)) co_return Status();  // the store may be another one, or in use
   const std::span<const float> values = buffer.as<float>().first(chunk.elements);
   if (policy_.nonfinite != NonFinitePolicy::kPropagate && !is_finite(values))
     co_return Error(ErrorCode::kInvalidArgument,
@@ -109,19 +110,19 @@ Task<Status> InitialValues::take_init_chunk(transport::Session& session, std::sh
   co_return Status();
 }
 
-Status InitialValues::init_done(Link& link) {
-  const bool was_asked = std::exchange(link.sends_init, false);
-  if (!is_initial_from(link) && was_asked) return {};
-  if (!is_initial_from(link))
+Status InitialValues::init_done(WorkerSession& worker) {
+  const bool was_asked = std::exchange(worker.sends_init, false);
+  if (!is_initial_from(worker) && was_asked) return {};
+  if (!is_initial_from(worker))
     return Error(ErrorCode::kFailedPrecondition,
-                 "InitDone of " + link.join.name + ": nobody asked for it");
+                 "InitDone of " + worker.join.name + ": nobody asked for it");
   if (initial_->received < initial_->is_here.size())
     return Error(ErrorCode::kInvalidArgument,
-                 "InitDone of " + link.join.name + ": " + std::to_string(initial_->received) +
+                 "InitDone of " + worker.join.name + ": " + std::to_string(initial_->received) +
                      " of " + std::to_string(initial_->is_here.size()) + " initial chunks came");
   job_.store().initialize();
-  link.version = job_.store().version();
-  log::info("store.initialised", {{"from", link.join.name}});
+  worker.version = job_.store().version();
+  log::info("store.initialised", {{"from", worker.join.name}});
   changed_.notify_all();
   return {};
 }

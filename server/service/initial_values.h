@@ -22,12 +22,12 @@ class InitialValues : private JobPart {
   Task<bool> initialize();
   /// Who sent some of them is gone: the next worker begins anew.
   void forget() { initial_.reset(); }
-  Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<Link> link,
+  Task<Status> take_init_chunk(transport::Session& session, std::shared_ptr<WorkerSession> worker,
                                proto::InitChunk head, std::uint64_t bytes);
-  Status init_done(Link& link);
+  Status init_done(WorkerSession& worker);
 
  private:
-  bool is_initial_from(const Link& link) const;
+  bool is_initial_from(const WorkerSession& worker) const;
   void ask(MemberId member);
   Task<bool> await_progress();
 

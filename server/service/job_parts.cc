@@ -41,22 +41,22 @@ ShardGroup::Hooks JobParts::shard_hooks(JobContext& c) {
                 if (table_servers) table_servers->servers_changed();
               },
           .reported =
-              [this, &c](ShardGroup::Link& server) {
+              [this, &c](ShardSession& server) {
                 c.probe.shard(server.name, server.report);
                 servers.tell_tokens(server);
               },
-          .gone = [this, &c](const ShardGroup::Link& server) { c.probe.shard_gone(server.name); },
+          .gone = [this, &c](const ShardSession& server) { c.probe.shard_gone(server.name); },
           .whole = [this, &c](
-                       const ShardGroup::Link& server,
+                       const ShardSession& server,
                        const proto::Whole& whole) { contributions.whole_elsewhere(server, whole); },
           .refused =
-              [this, &c](const ShardGroup::Link& server, const proto::Refused& refused) {
+              [this, &c](const ShardSession& server, const proto::Refused& refused) {
                 server_changes.refused_elsewhere(server, refused);
               },
           .leaving =
-              [this, &c](const ShardGroup::Link& server) {
-                if (auto link = shards.find(server.name))
-                  c.tasks.spawn(servers.drain_leaving(std::move(link)));
+              [this, &c](const ShardSession& server) {
+                if (auto shard = shards.find(server.name))
+                  c.tasks.spawn(servers.drain_leaving(std::move(shard)));
               }};
 }
 

@@ -97,8 +97,8 @@ Task<Status> JobServer::run(transport::Listener& listener) {
 Task<void> JobServer::close(transport::Listener& listener) {
   ctx_.stopping.is_closing = true;
   listener.close();
-  for (const auto& [id, link] : ctx_.members.links)
-    link->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
+  for (const auto& [id, worker] : ctx_.members.present)
+    worker->session->close(Error(ErrorCode::kCancelled, "the server is stopping"));
   ctx_.members.wake_all();
   ctx_.changed.notify_all();
   ctx_.tasks.cancel();
@@ -138,7 +138,7 @@ Task<void> JobServer::end_job(Ending& ending) {
   ending.is_coming_back = ending.is_elsewhere ||
                           (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
   if (ending.is_coming_back)
-    log::info("server.workers_released", {{"workers", ctx_.members.links.size()}});
+    log::info("server.workers_released", {{"workers", ctx_.members.present.size()}});
   if (!ending.is_coming_back) co_await finish_everybody(reason, ctx_.phase.reason());
   // After the workers have heard of it: this waits for the disk.
   const bool is_kept = ctx_.commands.is_saved();
@@ -247,9 +247,9 @@ Task<void> JobServer::watch_leases() {
     const bool goes_on = co_await sleep_until(next);  // lint-ok: a tick
     if (!goes_on) co_return;
     ctx_.changed.notify_all();  // conditions that the clock changes
-    for (const auto& [id, link] : ctx_.members.links) {
-      ctx_.members.roster.heard(id, link->session->connection().last_received());
-      link->traffic = link->session->connection().traffic();
+    for (const auto& [id, worker] : ctx_.members.present) {
+      ctx_.members.roster.heard(id, worker->session->connection().last_received());
+      worker->traffic = worker->session->connection().traffic();
     }
     if (ctx_.gate.held()) ctx_.tasks.spawn(ctx_.gate.look());
     for (const MemberId dead : ctx_.members.roster.tick(ctx_.clock.now())) {
@@ -266,7 +266,8 @@ Task<void> JobServer::watch_leases() {
     parts_.rows.tick();
     parts_.shards.expire(ctx_.config.timeouts.lease);
     const std::size_t here = parts_.shards.present().size() + 1;
-    const std::size_t wanted = std::max<std::size_t>(ctx_.config.servers, ctx_.spread.links.size());
+    const std::size_t wanted =
+        std::max<std::size_t>(ctx_.config.servers, ctx_.spread.present.size());
     ctx_.probe.shards(here - 1, wanted - std::min(wanted, here));
     if (const auto rows = parts_.rows.journal().state(); ctx_.journal.is_on() || rows)
       ctx_.probe.journal(ctx_.journal.state(rows));
@@ -280,10 +281,10 @@ Task<void> JobServer::watch_leases() {
                          ctx_.job.aggregator->waiting());
     Duration silence{};
     std::size_t unsent = 0;
-    for (const auto& [id, link] : ctx_.members.links) {
+    for (const auto& [id, worker] : ctx_.members.present) {
       if (const Member* const member = ctx_.members.roster.find(id))
         silence = std::max(silence, ctx_.clock.now() - member->heard);
-      unsent += link->results.unsent();
+      unsent += worker->results.unsent();
     }
     const auto in_seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
     ctx_.probe.silence(in_seconds(silence), in_seconds(ctx_.config.timeouts.lease));
@@ -308,25 +309,27 @@ Task<void> JobServer::finish_everybody(proto::FinishReason reason, std::string t
   if (!ranked.empty()) evaluator = ranked.front();
   if (ctx_.policy.is_elastic())
     for (auto it = ranked.rbegin(); it != ranked.rend(); ++it)
-      if (const auto link = ctx_.members.find(*it); link && parts_.exchange.holds_newest(*link))
+      if (const auto worker = ctx_.members.find(*it);
+          worker && parts_.exchange.holds_newest(*worker))
         evaluator = *it;
-  for (const auto& [id, link] : ctx_.members.links) {
-    if (link->late && !link->late->outcome)
-      parts_.elastic.resolve_late(*link, proto::Outcome::kLate);
+  for (const auto& [id, worker] : ctx_.members.present) {
+    if (worker->late && !worker->late->outcome)
+      parts_.elastic.resolve_late(*worker, proto::Outcome::kLate);
     const bool evaluate = id == evaluator && reason != proto::FinishReason::kHalted &&
-                          parts_.exchange.holds_newest(*link);
-    link->finish = proto::Finish{.reason = reason,
-                                 .evaluate = evaluate,
-                                 .version = ctx_.job.shard ? ctx_.job.store().version() : Version(),
-                                 .text = text};
+                          parts_.exchange.holds_newest(*worker);
+    worker->finish =
+        proto::Finish{.reason = reason,
+                      .evaluate = evaluate,
+                      .version = ctx_.job.shard ? ctx_.job.store().version() : Version(),
+                      .text = text};
   }
   ctx_.epilogue = proto::Finish{.reason = reason,
                                 .version = ctx_.job.shard ? ctx_.job.store().version() : Version(),
                                 .text = std::move(text)};
   ctx_.members.wake_all();
   co_await await_leaves();
-  for (const auto& [id, link] : ctx_.members.links)
-    log::warn("member.leave_timed_out", {{"worker", link->join.name}});
+  for (const auto& [id, worker] : ctx_.members.present)
+    log::warn("member.leave_timed_out", {{"worker", worker->join.name}});
 }
 
 /// For `drain_timeout`, and again as long as they are sent more than heartbeats: the last state.
@@ -335,11 +338,11 @@ Task<void> JobServer::await_leaves() {
                                       "their leave: they know that the job is over");
   const auto sent = [this] {
     std::uint64_t bytes = 0;
-    for (const auto& [id, link] : ctx_.members.links)
-      bytes += link->session->connection().traffic().bytes_out;
+    for (const auto& [id, worker] : ctx_.members.present)
+      bytes += worker->session->connection().traffic().bytes_out;
     return bytes;
   };
-  const auto are_gone = [this] { return ctx_.members.links.empty(); };
+  const auto are_gone = [this] { return ctx_.members.present.empty(); };
   std::uint64_t seen = sent();
   TimePoint deadline = ctx_.clock.now() + ctx_.config.timeouts.drain;
   bool have_left = false;

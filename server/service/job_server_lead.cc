@@ -49,10 +49,10 @@ Task<void> JobServer::send_workers_away() {
   const Leadership& present = ctx_.gate.leadership();
   const bool is_known = present.role == Election::Role::kDeposed;
   const Error where = not_leader(is_known ? present.leader : "", is_known ? present.data : "");
-  for (const auto& [id, link] : ctx_.members.links)
-    link->tasks->spawn(link->session->goodbye(where));
+  for (const auto& [id, worker] : ctx_.members.present)
+    worker->tasks->spawn(worker->session->goodbye(where));
   const TimePoint limit = ctx_.clock.now() + kGoodbye;
-  const auto are_gone = [this] { return ctx_.members.links.empty(); };
+  const auto are_gone = [this] { return ctx_.members.present.empty(); };
   BlockedOn on{WaitCause::kWorkers, "this server", "workers",
                [] { return "the end of their sessions: another server leads"; }};
   (void)co_await ctx_.waits.until(are_gone, std::move(on), limit);

@@ -55,11 +55,11 @@ Task<Status> JobServer::prepare_rows() {
   };
   hooks.changed = [this] { ctx_.changed.notify_all(); };
   hooks.released = [this](const std::string& server) {
-    const auto link = parts_.shards.find(server);
-    if (!link || !link->is_draining) return;
-    const auto is_it = [&](const auto& one) { return one == link; };
-    if (std::ranges::none_of(ctx_.spread.links, is_it))
-      parts_.shards.dismiss(*link, Error(ErrorCode::kCancelled, "drained: its rows have moved"));
+    const auto shard = parts_.shards.find(server);
+    if (!shard || !shard->is_draining) return;
+    const auto is_it = [&](const auto& one) { return one == shard; };
+    if (std::ranges::none_of(ctx_.spread.present, is_it))
+      parts_.shards.dismiss(*shard, Error(ErrorCode::kCancelled, "drained: its rows have moved"));
   };
   parts_.table_servers =
       std::make_unique<TableServers>(ctx_.executor, ctx_.disk.executor, ctx_.clock, parts_.rows,

@@ -93,13 +93,13 @@ Task<void> JobStop::stay_stopped() {
   ctx_.epilogue.reset();
   const auto was_told = [](const auto& one) { return one.second->finish.has_value(); };
   const auto are_gone = [this, was_told] {
-    return std::ranges::none_of(ctx_.members.links, was_told);
+    return std::ranges::none_of(ctx_.members.present, was_told);
   };
   BlockedOn on{WaitCause::kWorkers, "job", "workers",
                [] { return "the leave of those that were told to stop: they join again"; }};
   (void)co_await ctx_.waits.until(are_gone, std::move(on),
                                   ctx_.clock.now() + ctx_.config.timeouts.drain);
-  for (const auto& one : ctx_.members.links)
+  for (const auto& one : ctx_.members.present)
     if (was_told(one))
       one.second->session->close(Error(ErrorCode::kAborted, "the job goes on: join again"));
 }

@@ -6,29 +6,29 @@ namespace centroid::server {
 
 namespace {
 
-void not_kept(EventLog& events, const Link& link, Round round, const std::string& why) {
+void not_kept(EventLog& events, const WorkerSession& worker, Round round, const std::string& why) {
   tell(events, log::Level::kWarn, "checkpoint.state_save_failed",
-       {{"worker", link.join.name}, {"round", round.value}, {"why", why}});
+       {{"worker", worker.join.name}, {"round", round.value}, {"why", why}});
 }
 
 }  // namespace
 
-void keep_reported(EventLog& events, Link& link, Round round) {
-  keep_unanswered(events, link, "it had not answered when it was to keep the next one");
-  if (link.own_state.tells_kept) link.own_state.keeping = round;
+void keep_reported(EventLog& events, WorkerSession& worker, Round round) {
+  keep_unanswered(events, worker, "it had not answered when it was to keep the next one");
+  if (worker.own_state.tells_kept) worker.own_state.keeping = round;
 }
 
-void keep_answered(EventLog& events, Link& link, const proto::Kept& kept) {
-  link.own_state.tells_kept = true;
+void keep_answered(EventLog& events, WorkerSession& worker, const proto::Kept& kept) {
+  worker.own_state.tells_kept = true;
   if (kept.state == proto::SavedState::kWillReport) return;
-  if (link.own_state.keeping == kept.round) link.own_state.keeping.reset();
-  if (kept.state == proto::SavedState::kNotSaved) not_kept(events, link, kept.round, kept.why);
+  if (worker.own_state.keeping == kept.round) worker.own_state.keeping.reset();
+  if (kept.state == proto::SavedState::kNotSaved) not_kept(events, worker, kept.round, kept.why);
 }
 
-void keep_unanswered(EventLog& events, Link& link, const std::string& why) {
-  if (!link.own_state.keeping) return;
-  const Round round = *std::exchange(link.own_state.keeping, std::nullopt);
-  not_kept(events, link, round, why);
+void keep_unanswered(EventLog& events, WorkerSession& worker, const std::string& why) {
+  if (!worker.own_state.keeping) return;
+  const Round round = *std::exchange(worker.own_state.keeping, std::nullopt);
+  not_kept(events, worker, round, why);
 }
 
 }  // namespace centroid::server

@@ -4,7 +4,7 @@
 
 #include "common/proto/about.h"
 #include "server/events/event_log.h"
-#include "server/service/link.h"
+#include "server/service/worker_session.h"
 
 namespace centroid::server {
 
@@ -13,9 +13,9 @@ namespace centroid::server {
 /// programs that do not tell, and of workers without a state_dir, nothing is said.
 
 /// It is told to keep its state after this round.
-void keep_reported(EventLog& events, Link& link, Round round);
-void keep_answered(EventLog& events, Link& link, const proto::Kept& kept);
+void keep_reported(EventLog& events, WorkerSession& worker, Round round);
+void keep_answered(EventLog& events, WorkerSession& worker, const proto::Kept& kept);
 /// No answer will come any more.
-void keep_unanswered(EventLog& events, Link& link, const std::string& why);
+void keep_unanswered(EventLog& events, WorkerSession& worker, const std::string& why);
 
 }  // namespace centroid::server

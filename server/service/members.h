@@ -7,30 +7,30 @@
 
 #include "server/api/view.h"
 #include "server/membership/roster.h"
-#include "server/service/link.h"
+#include "server/service/worker_session.h"
 
 namespace centroid::server {
 
-/// The workers: the roster decides who is one, `links` has what is known of those that are here.
+/// The workers: the roster decides who is one, `present` has what is known of those that are here.
 struct Members {
   explicit Members(Roster::Options options) : roster(options) {}
 
   Roster roster;
-  std::map<MemberId, std::shared_ptr<Link>> links;  ///< of present members
-  std::map<MemberId, WorkerView> gone;              ///< the last view of absent ones
+  std::map<MemberId, std::shared_ptr<WorkerSession>> present;
+  std::map<MemberId, WorkerView> gone;  ///< the last view of absent ones
 
   /// nullptr: it is not here.
-  std::shared_ptr<Link> find(MemberId member) const {
-    const auto it = links.find(member);
-    return it == links.end() ? nullptr : it->second;
+  std::shared_ptr<WorkerSession> find(MemberId member) const {
+    const auto it = present.find(member);
+    return it == present.end() ? nullptr : it->second;
   }
   /// There may be something to send to these.
   void wake(const std::vector<MemberId>& some) const {
     for (const MemberId member : some)
-      if (const auto link = find(member)) link->wake.notify_all();
+      if (const auto worker = find(member)) worker->wake.notify_all();
   }
   void wake_all() const {
-    for (const auto& [id, link] : links) link->wake.notify_all();
+    for (const auto& [id, worker] : present) worker->wake.notify_all();
   }
   std::string name_of(MemberId member) const {
     const Member* const found = roster.find(member);

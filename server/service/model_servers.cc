@@ -42,31 +42,31 @@ constexpr std::chrono::seconds kTokensTold{2};
 
 /// Tell all servers the route; the memory of chunks that it takes from the leader is given back,
 /// unless they are still `moving`.
-Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
+Task<Status> ModelServers::adopt_route(std::vector<std::shared_ptr<ShardSession>> present,
                                        std::vector<std::uint16_t> owners) {
   proto::Route route;
   route.version = spread_.route.version + 1;
-  for (std::size_t i = 0; i < links.size(); ++i) {
+  for (std::size_t i = 0; i < present.size(); ++i) {
     proto::RouteServer server;
-    server.name = i == kLeaderServer ? config_.leader_name() : links[i]->name;
-    if (i != kLeaderServer) server.endpoint = links[i]->endpoint;
+    server.name = i == kLeaderServer ? config_.leader_name() : present[i]->name;
+    if (i != kLeaderServer) server.endpoint = present[i]->endpoint;
     route.servers.push_back(std::move(server));
   }
   route.owners = std::move(owners);
-  spread_.links = std::move(links);
+  spread_.present = std::move(present);
   spread_.route = std::move(route);
   const FragmentPlan& fragments = job_.shard->fragments();
   spread_.holders.assign(fragments.count(), {});
   std::vector<bool> is_mine(spread_.route.owners.size());
   for (std::uint32_t number = 0; number < fragments.count(); ++number) {
-    std::vector<bool> holds(spread_.links.size());
+    std::vector<bool> holds(spread_.present.size());
     for (const Chunk& chunk : fragments[number].chunks) {
       const std::uint16_t owner = spread_.route.owners[chunk.id.value];
       holds[owner] = true;
       is_mine[chunk.id.value] = owner == kLeaderServer;
     }
     for (std::size_t i = 1; i < holds.size(); ++i)
-      if (holds[i]) spread_.holders[number].push_back(spread_.links[i].get());
+      if (holds[i]) spread_.holders[number].push_back(spread_.present[i].get());
   }
   job_.shard->assign(std::move(is_mine));
   const auto head = proto::encode(spread_.route);
@@ -96,11 +96,11 @@ journal::Route ModelServers::journal_route() const {
 }
 
 /// A server that holds nothing yet.
-Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
+Task<Status> ModelServers::add_server(std::shared_ptr<ShardSession> shard) {
   if (const Status fits = check_chunk_count(config_, job_.store().plan().chunks().size());
       !fits.ok()) {
-    shards_.dismiss(*link, fits.error());
-    shards_.left(link, fits.error());
+    shards_.dismiss(*shard, fits.error());
+    shards_.left(shard, fits.error());
     co_return fits;
   }
   proto::ServerModel model;
@@ -114,8 +114,8 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   // Those that are here: fewer than the setting says when one was lost.
   model.servers = shards_.count_of_staying();
   CENTROID_CO_ASSIGN(model.workers, workers_to_plan(nullptr, 1));
-  link->memory_plan.workers = model.workers;
-  link->memory_plan.servers = model.servers;
+  shard->memory_plan.workers = model.workers;
+  shard->memory_plan.servers = model.servers;
   model.is_elastic = policy_.is_elastic();
   model.refuses_nonfinite = policy_.nonfinite != NonFinitePolicy::kPropagate;
   model.codec_down = config_.transfer.codec_down;
@@ -125,17 +125,17 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   if (config_.optimizer_scale_ratio > 0) model.flags |= proto::ServerModel::kScalesRate;
   auto head = proto::encode(model);
   const auto manifest = proto::encode_manifest(job_.store().plan().manifest());
-  const auto taken = co_await shards_.ask(link, ServersKind::kModel, std::move(head), manifest);
+  const auto taken = co_await shards_.ask(shard, ServersKind::kModel, std::move(head), manifest);
   if (!taken.ok()) co_return taken.error();
-  link->has_model = true;
-  auto links = spread_.links;
-  if (links.empty()) links.push_back(nullptr);
-  links.push_back(link);
+  shard->has_model = true;
+  auto present = spread_.present;
+  if (present.empty()) present.push_back(nullptr);
+  present.push_back(shard);
   auto owners = spread_.route.owners;
   if (owners.empty()) owners.assign(job_.store().plan().chunks().size(), kLeaderServer);
-  const Status told = co_await adopt_route(std::move(links), std::move(owners));
+  const Status told = co_await adopt_route(std::move(present), std::move(owners));
   plan_moves();
-  if (link->is_gone()) co_return told;
+  if (shard->is_gone()) co_return told;
   if (!told.ok())  // another one is gone: this one is in the route, and is to begin like the others
     log::warn("route.propagation_failed",
               {{"why", told.error()}, {"action", "servers are looked at again"}});
@@ -144,7 +144,7 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
   state.optimizer_step = job_.store().optimizer_step();
   state.round = Round(job_.round.value - 1);
   auto begin = proto::encode(state);
-  const auto begun = co_await shards_.ask(link, ServersKind::kBegin, std::move(begin));
+  const auto begun = co_await shards_.ask(shard, ServersKind::kBegin, std::move(begin));
   if (!begun.ok()) co_return begun.error();
   round_servers_.tell_opened();  // workers that others know already may come there next
   co_return Status();
@@ -153,12 +153,12 @@ Task<Status> ModelServers::add_server(std::shared_ptr<ShardGroup::Link> link) {
 /// Remove a server without chunks from the route. `resolve_servers` finds other servers that are
 /// lost meanwhile.
 Task<Status> ModelServers::drop_server(std::size_t index) {
-  auto links = spread_.links;
-  links.erase(links.begin() + static_cast<std::ptrdiff_t>(index));
+  auto present = spread_.present;
+  present.erase(present.begin() + static_cast<std::ptrdiff_t>(index));
   auto owners = spread_.route.owners;
   for (std::uint16_t& owner : owners) owner = static_cast<std::uint16_t>(owner - (owner > index));
-  log::info("server.dropped", {{"server", spread_.links[index]->name}});
-  const Status told = co_await adopt_route(std::move(links), std::move(owners));
+  log::info("server.dropped", {{"server", spread_.present[index]->name}});
+  const Status told = co_await adopt_route(std::move(present), std::move(owners));
   plan_moves();
   if (told.ok() || !has_lost_server()) co_return told;
   log::warn("route.propagation_failed",
@@ -168,9 +168,9 @@ Task<Status> ModelServers::drop_server(std::size_t index) {
 
 /// Where the chunks are to lie with the servers that stay.
 void ModelServers::plan_moves() {
-  std::vector<std::uint16_t> number(spread_.links.size(), kNobody), index;
-  for (std::size_t i = 0; i < spread_.links.size(); ++i) {
-    if (i != kLeaderServer && spread_.links[i]->is_draining) continue;
+  std::vector<std::uint16_t> number(spread_.present.size(), kNobody), index;
+  for (std::size_t i = 0; i < spread_.present.size(); ++i) {
+    if (i != kLeaderServer && spread_.present[i]->is_draining) continue;
     number[i] = static_cast<std::uint16_t>(index.size());
     index.push_back(static_cast<std::uint16_t>(i));
   }
@@ -201,15 +201,15 @@ void ModelServers::forget_servers() {
   spread_.were_here = true;
   spread_.route.version = route;
   if (job_.shard) job_.shard->assign({});
-  for (const auto& [name, link] : shards_.present()) {
-    link->has_model = false;
-    link->memory_plan = proto::MemoryPlan();
+  for (const auto& [name, shard] : shards_.present()) {
+    shard->has_model = false;
+    shard->memory_plan = proto::MemoryPlan();
   }
 }
 
 bool ModelServers::has_lost_server() const {
   const auto others = spread_.others();
-  return std::ranges::any_of(others, [](const auto& link) { return link->is_gone(); });
+  return std::ranges::any_of(others, [](const auto& shard) { return shard->is_gone(); });
 }
 
 bool ModelServers::holds_rows(const std::string& server) const {
@@ -217,12 +217,12 @@ bool ModelServers::holds_rows(const std::string& server) const {
 }
 
 /// A shard server is to go: when its chunks have moved (`resolve_servers`), or now if it has none.
-void ModelServers::let_go(ShardGroup::Link& server) {
+void ModelServers::let_go(ShardSession& server) {
   log::info("server.drain_started", {{"server", server.name}});
   server.is_draining = true;
   if (table_servers_) table_servers_->servers_changed();
-  const auto is_it = [&](const auto& link) { return link.get() == &server; };
-  if (!holds_rows(server.name) && std::ranges::none_of(spread_.links, is_it))
+  const auto is_it = [&](const auto& shard) { return shard.get() == &server; };
+  if (!holds_rows(server.name) && std::ranges::none_of(spread_.present, is_it))
     return shards_.dismiss(server, Error(ErrorCode::kCancelled, "drained: no chunk lay here"));
   if (spread_.has_others()) plan_moves();
   changed_.notify_all();
@@ -230,21 +230,21 @@ void ModelServers::let_go(ShardGroup::Link& server) {
 
 /// A shard server is to go, if the others have memory for its chunks; else nothing moves. fails
 /// failed_precondition: with the numbers of the one that has not; unavailable: one does not answer
-Task<Status> ModelServers::drain(std::shared_ptr<ShardGroup::Link> server) {
-  const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
+Task<Status> ModelServers::drain(std::shared_ptr<ShardSession> server) {
+  const ShardGroup::Wanted wanted = [&](const ShardSession& shard) {
     std::optional<proto::MemoryPlan> need;
-    const auto is_it = [&](const auto& one) { return one.get() == &link; };
+    const auto is_it = [&](const auto& one) { return one.get() == &shard; };
     const auto workers = workers_to_plan(nullptr, 0);
-    if (&link == server.get() || link.is_draining || !job_.shard || !workers.ok() ||
-        std::ranges::none_of(spread_.links, is_it))
+    if (&shard == server.get() || shard.is_draining || !job_.shard || !workers.ok() ||
+        std::ranges::none_of(spread_.present, is_it))
       return need;
     need.emplace();
     need->workers = *workers;
-    need->servers = std::min(link.memory_plan.servers, spread_.servers_without(server.get()));
+    need->servers = std::min(shard.memory_plan.servers, spread_.servers_without(server.get()));
     return need;
   };
   const auto goes = [&](const auto& one) { return one == server; };
-  if (!server->is_draining && std::ranges::any_of(spread_.links, goes)) {
+  if (!server->is_draining && std::ranges::any_of(spread_.present, goes)) {
     const TimePoint limit = clock_.now() + kMemoryPlanTimeout;
     const Status fits = co_await shards_.plan_memory(wanted, limit);
     const std::string who = "server '" + server->name + "' is not drained, nothing has moved: ";
@@ -264,7 +264,7 @@ Task<Status> ModelServers::drain(std::shared_ptr<ShardGroup::Link> server) {
 }
 
 /// A server that stops waits for this as long as its own settings say.
-Task<void> ModelServers::drain_leaving(std::shared_ptr<ShardGroup::Link> server) {
+Task<void> ModelServers::drain_leaving(std::shared_ptr<ShardSession> server) {
   std::string why = "others are asked whether they have memory for its chunks";
   const auto what = [&why] { return why; };
   const auto waits = waits_.begin(WaitCause::kServers, server->name, "servers", what);
@@ -281,12 +281,12 @@ Task<void> ModelServers::drain_leaving(std::shared_ptr<ShardGroup::Link> server)
 /// Behind what is asked of all servers: which of them has said nothing for the longest time. Empty:
 /// there are no others.
 std::string ModelServers::longest_silent() const {
-  const ShardGroup::Link* silent = nullptr;
-  const auto heard = [](const ShardGroup::Link& link) {
-    return link.session->connection().last_received();
+  const ShardSession* silent = nullptr;
+  const auto heard = [](const ShardSession& shard) {
+    return shard.session->connection().last_received();
   };
-  for (const auto& [name, link] : shards_.present())
-    if (silent == nullptr || heard(*link) < heard(*silent)) silent = link.get();
+  for (const auto& [name, shard] : shards_.present())
+    if (silent == nullptr || heard(*shard) < heard(*silent)) silent = shard.get();
   if (silent == nullptr) return "";
   return "; server '" + silent->name + "' was heard last " +
          std::to_string(
@@ -302,7 +302,7 @@ Result<std::uint32_t> ModelServers::workers_to_plan(const proto::Join* joining,
   std::set<std::string> codecs;
   if (job_.agreed) codecs.insert(job_.agreed->codec);
   if (joining != nullptr) codecs.insert(joining->codec);
-  for (const auto& [id, worker] : members_.links) {
+  for (const auto& [id, worker] : members_.present) {
     codecs.insert(worker->join.codec);
     if (joining != nullptr && worker->join.name == joining->name) more = 0;
   }
@@ -325,7 +325,7 @@ std::uint64_t ModelServers::expected_workers(bool keeps_whole, std::size_t more)
   std::uint64_t named = keeps_whole ? 1 : kOften;
   if (keeps_whole && policy.kind == PolicyKind::kQuorum) named = policy.count;
   if (keeps_whole && policy.kind == PolicyKind::kBackup) named = policy.count + 1;
-  return std::min(std::max({config_.workers.min, named, members_.links.size() + more}),
+  return std::min(std::max({config_.workers.min, named, members_.present.size() + more}),
                   config_.workers.max);
 }
 
@@ -343,18 +343,18 @@ Task<Result<std::vector<std::byte>>> ModelServers::fetch_chunk(proto::ServerChun
                                                       : job_.store().slot(head.plane - 1u, chunk));
     co_return std::vector<std::byte>(values.begin(), values.end());
   }
-  auto link = spread_.links.at(owners[head.chunk.value]);
+  auto shard = spread_.present.at(owners[head.chunk.value]);
   if (const auto found = spread_.moving.find(head.chunk);
       found != spread_.moving.end() && !head.frozen)
-    link = found->second;
-  if (!link)
+    shard = found->second;
+  if (!shard)
     co_return Error(ErrorCode::kUnavailable,
                     "the state is being brought back: `centroidctl waits` (GET /v1/waits)");
   auto encoded = proto::encode(head);
-  auto reply = co_await shards_.ask(link, ServersKind::kFetch, std::move(encoded));
+  auto reply = co_await shards_.ask(shard, ServersKind::kFetch, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
   if (reply->payload.size() != bytes)
-    co_return Error(ErrorCode::kInvalidArgument, "server '" + link->name + "' sent " +
+    co_return Error(ErrorCode::kInvalidArgument, "server '" + shard->name + "' sent " +
                                                      std::to_string(reply->payload.size()) +
                                                      " bytes for chunk " + to_string(head.chunk) +
                                                      ", expected " + std::to_string(bytes));
@@ -396,21 +396,21 @@ Task<void> ModelServers::copy_chunks(std::shared_ptr<std::vector<Chunk>> chunks)
     const Chunk chunk = chunks->back();
     chunks->pop_back();
     const auto from = spread_.moving.at(chunk.id);
-    const auto to = spread_.links[spread_.route.owners[chunk.id.value]];
+    const auto to = spread_.present[spread_.route.owners[chunk.id.value]];
     const Status copied = co_await copy_chunk(chunk, from, to);
     if (copied.ok() || spread_.copy_failure) continue;
     spread_.copy_failure = copied.error();
     // What a server answers nothing or something else for is not what its leader takes it to have.
-    for (const auto& link : {from, to})
-      if (link && !link->is_gone()) shards_.give_up(link, copied.error());
+    for (const auto& shard : {from, to})
+      if (shard && !shard->is_gone()) shards_.give_up(shard, copied.error());
   }
   if (--spread_.copiers == 0) spread_.copy_time = clock_.now() - spread_.moving_since;
   changed_.notify_all();
 }
 
 /// All planes; nullptr: the leader.
-Task<Status> ModelServers::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
-                                      std::shared_ptr<ShardGroup::Link> to) {
+Task<Status> ModelServers::copy_chunk(Chunk chunk, std::shared_ptr<ShardSession> from,
+                                      std::shared_ptr<ShardSession> to) {
   const std::size_t planes = job_.store().planes();
   for (std::size_t plane = 0; plane < planes; ++plane) {
     proto::ServerChunk head;
@@ -444,14 +444,14 @@ Task<Status> ModelServers::copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::L
 }
 
 /// Which named tokens let workers and clients in there. When they have changed since it was told.
-void ModelServers::tell_tokens(ShardGroup::Link& server) {
+void ModelServers::tell_tokens(ShardSession& server) {
   if (!joining_tokens_ || server.is_gone()) return;
   if (proto::encode(joining_tokens_()) == server.tokens) return;
-  if (auto link = shards_.find(server.name)) server.tasks->spawn(send_tokens(std::move(link)));
+  if (auto shard = shards_.find(server.name)) server.tasks->spawn(send_tokens(std::move(shard)));
 }
 
 /// Until it has them, or is slow: then it is told again with its next report.
-Task<void> ModelServers::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
+Task<void> ModelServers::send_tokens(std::shared_ptr<ShardSession> server) {
   auto head = proto::encode(joining_tokens_());
   server->tokens = head;
   server->has_tokens = false;
@@ -472,13 +472,13 @@ Task<void> ModelServers::send_tokens(std::shared_ptr<ShardGroup::Link> server) {
 Task<Status> ModelServers::plan_worker(const proto::Join& join) {
   if (!job_.shard || epilogue_ || shards_.present().empty()) co_return Status();
   const auto is_it = [&](const auto& one) { return one.second->join.name == join.name; };
-  const std::size_t more = std::ranges::any_of(members_.links, is_it) ? 0 : 1;
+  const std::size_t more = std::ranges::any_of(members_.present, is_it) ? 0 : 1;
   const auto all = static_cast<std::uint32_t>(expected_workers(config_.workers.min > 1, more));
-  const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& link) {
+  const ShardGroup::Wanted wanted = [&](const ShardSession& shard) {
     std::optional<proto::MemoryPlan> need;
     const auto count = workers_to_plan(&join, 1);
     if (!job_.shard || epilogue_ || !count.ok()) return need;  // `admit` says what is wrong with it
-    need = link.memory_plan;
+    need = shard.memory_plan;
     need->workers = *count;
     // As the chunks lie, or will when those that go have gone.
     const bool is_settled = spread_.moving.empty() && spread_.target == spread_.route.owners;
@@ -500,24 +500,24 @@ Task<Status> ModelServers::plan_worker(const proto::Join& join) {
 
 Task<bool> has_room_to_move(Spread& spread, ShardGroup& shards, TimePoint limit) {
   const std::uint32_t servers = spread.servers_without(nullptr);
-  for (std::size_t i = 1; i < spread.links.size(); ++i) {
-    const auto link = spread.links[i];
-    if (link->is_draining || link->is_gone() || link->memory_plan.servers <= servers) continue;
-    const ShardGroup::Wanted wanted = [&](const ShardGroup::Link& one) {
+  for (std::size_t i = 1; i < spread.present.size(); ++i) {
+    const auto shard = spread.present[i];
+    if (shard->is_draining || shard->is_gone() || shard->memory_plan.servers <= servers) continue;
+    const ShardGroup::Wanted wanted = [&](const ShardSession& one) {
       std::optional<proto::MemoryPlan> need;
-      if (&one != link.get()) return need;
+      if (&one != shard.get()) return need;
       need = one.memory_plan;
       need->servers = std::min(servers, one.memory_plan.servers);
       return need;
     };
     const Status fits = co_await shards.plan_memory(wanted, limit);
     if (fits.ok()) continue;
-    log::warn("chunks.move_failed", {{"server", link->name}, {"why", fits.error()}});
+    log::warn("chunks.move_failed", {{"server", shard->name}, {"why", fits.error()}});
     const bool holds = std::ranges::find(spread.route.owners, i) != spread.route.owners.end();
     if (is_refusal(fits.error()) && holds) spread.target = spread.route.owners;
     if (is_refusal(fits.error()) && !holds) {  // it says both numbers, and ends
-      shards.dismiss(*link, fits.error());
-      shards.left(link, fits.error());
+      shards.dismiss(*shard, fits.error());
+      shards.left(shard, fits.error());
     }
     co_return false;
   }

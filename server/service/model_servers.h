@@ -26,17 +26,17 @@ class ModelServers : private JobPart {
         table_servers_(table_servers) {}
 
   // the route
-  Task<Status> adopt_route(std::vector<std::shared_ptr<ShardGroup::Link>> links,
+  Task<Status> adopt_route(std::vector<std::shared_ptr<ShardSession>> present,
                            std::vector<std::uint16_t> owners);
   journal::Route journal_route() const;
-  Task<Status> add_server(std::shared_ptr<ShardGroup::Link> link);
+  Task<Status> add_server(std::shared_ptr<ShardSession> shard);
   Task<Status> drop_server(std::size_t index);
   void plan_moves();
   void forget_servers();
   bool has_lost_server() const;
   bool holds_rows(const std::string& server) const;
-  Task<Status> drain(std::shared_ptr<ShardGroup::Link> server);
-  Task<void> drain_leaving(std::shared_ptr<ShardGroup::Link> server);
+  Task<Status> drain(std::shared_ptr<ShardSession> server);
+  Task<void> drain_leaving(std::shared_ptr<ShardSession> server);
 
   /// For waits: which of the others has said nothing for the longest time; empty: there are none.
   std::string longest_silent() const;
@@ -54,14 +54,14 @@ class ModelServers : private JobPart {
   // who may come there
   void set_tokens(std::function<proto::Tokens()> tokens) { joining_tokens_ = std::move(tokens); }
   const std::function<proto::Tokens()>& tokens() const { return joining_tokens_; }
-  void tell_tokens(ShardGroup::Link& server);
-  Task<void> send_tokens(std::shared_ptr<ShardGroup::Link> server);
+  void tell_tokens(ShardSession& server);
+  Task<void> send_tokens(std::shared_ptr<ShardSession> server);
 
  private:
-  void let_go(ShardGroup::Link& server);
+  void let_go(ShardSession& server);
   Result<std::uint32_t> workers_to_plan(const proto::Join* joining, std::size_t more) const;
-  Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardGroup::Link> from,
-                          std::shared_ptr<ShardGroup::Link> to);
+  Task<Status> copy_chunk(Chunk chunk, std::shared_ptr<ShardSession> from,
+                          std::shared_ptr<ShardSession> to);
 
   ShardGroup& shards_;
   RoundServers& round_servers_;

@@ -22,8 +22,8 @@ Task<Status> send(Session& session, Kind kind, M message) {
 
 }  // namespace
 
-Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
-  const Status ended = co_await outbox_loop(link, session);
+Task<void> Outbox::outbox(std::shared_ptr<WorkerSession> worker, Session& session) {
+  const Status ended = co_await outbox_loop(worker, session);
   attempts_.results_taken();
   // A session that is over has its Goodbye on the way.
   if (!ended.ok() && !session.is_closed()) session.close(ended.error());
@@ -31,58 +31,59 @@ Task<void> Outbox::outbox(std::shared_ptr<Link> link, Session& session) {
 
 /// Into `attempt`, with the state that it begins with. It stays empty where that was of no use any
 /// more.
-Task<Status> Outbox::open_round(std::shared_ptr<Link> link, Session& session,
+Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& session,
                                 std::shared_ptr<Attempt>& attempt) {
   // Of this attempt, though it may be over when the state is there.
-  proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(link->id)];
-  if (link->optimizer == open_.attempt->optimizer) open.rates.learning_rate = -1;
+  proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(worker->id)];
+  if (worker->optimizer == open_.attempt->optimizer) open.rates.learning_rate = -1;
   if (policy_.is_elastic()) {
     const Attempt::Key key = open_.attempt->key();
-    if (link->version != open_.attempt->version) {
-      CENTROID_CO_ASSIGN(const bool is_there, co_await images_.transfer_state(link, session, key));
+    if (worker->version != open_.attempt->version) {
+      CENTROID_CO_ASSIGN(const bool is_there,
+                         co_await images_.transfer_state(worker, session, key));
       if (!is_there) co_return Status();
     }
-    if (!link->late) {
-      open_.machine.forgive(link->id);
-      link->pace.opened = key;
+    if (!worker->late) {
+      open_.machine.forgive(worker->id);
+      worker->pace.opened = key;
       attempt = open_.attempt;
     }
   } else {
     attempt = open_.attempt;
-    if (link->version != attempt->version)
-      CENTROID_CO_TRY(co_await send_state(link, session, attempt->version));
-    link->pace.opened = attempt->key();
-    link->pace.opened_at = clock_.now();
-    link->pace.silence = {};
+    if (worker->version != attempt->version)
+      CENTROID_CO_TRY(co_await send_state(worker, session, attempt->version));
+    worker->pace.opened = attempt->key();
+    worker->pace.opened_at = clock_.now();
+    worker->pace.silence = {};
   }
   if (attempt)
-    link->local.begin(attempt->round, job_.shard->fragments().turn(attempt->optimizer_step));
-  link->results.sent = 0;
-  link->results.attempt = attempt;
-  if (config_.is_peer_to_peer() && link->told != attempt->generation) {
-    link->told = attempt->generation;
+    worker->local.begin(attempt->round, job_.shard->fragments().turn(attempt->optimizer_step));
+  worker->results.sent = 0;
+  worker->results.attempt = attempt;
+  if (config_.is_peer_to_peer() && worker->told != attempt->generation) {
+    worker->told = attempt->generation;
     const proto::Peers peers = attempt->peers;
     CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));
   }
-  if (link->route != spread_.route.version && !spread_.route.servers.empty()) {
-    link->route = spread_.route.version;
-    if (!link->is_told_of) round_servers_.tell_opened();  // it goes there next
+  if (worker->route != spread_.route.version && !spread_.route.servers.empty()) {
+    worker->route = spread_.route.version;
+    if (!worker->is_told_of) round_servers_.tell_opened();  // it goes there next
     const proto::Route route = spread_.route;
     const auto head = proto::encode(route);
     const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
     CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
   }
   if (open.evaluate) {
-    link->evaluations.asked.push_back(open.version);
-    link->evaluations.asked_at = clock_.now();
+    worker->evaluations.asked.push_back(open.version);
+    worker->evaluations.asked_at = clock_.now();
   }
   CENTROID_CO_TRY(co_await send(session, Kind::kRoundOpen, open));
   co_return Status();
 }
 
-Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& attempt,
+Task<Status> Outbox::send_result(WorkerSession& worker, Session& session, const Attempt& attempt,
                                  const trace::Lane& lane) {
-  const Attempt::Piece piece = attempt.pieces[link.results.sent++];
+  const Attempt::Piece piece = attempt.pieces[worker.results.sent++];
   proto::ResultChunk message;
   message.round = attempt.round;
   message.attempt = attempt.number;
@@ -101,80 +102,80 @@ Task<Status> Outbox::send_result(Link& link, Session& session, const Attempt& at
 
 /// Everything the server says to one member on its own account, in order: state if it lacks it,
 /// RoundOpen, the results as they complete, RoundClosed; at last Finish.
-Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
+Task<Status> Outbox::outbox_loop(std::shared_ptr<WorkerSession> worker, Session& session) {
   std::shared_ptr<Attempt> attempt;
-  std::size_t& sent = link->results.sent;
-  const trace::Lane lane(link->join.name + " out");
+  std::size_t& sent = worker->results.sent;
+  const trace::Lane lane(worker->join.name + " out");
   bool is_idle = false;
-  while (!session.is_closed() && !link->is_gone) {
+  while (!session.is_closed() && !worker->is_gone) {
     if (is_idle) {
       is_idle = false;
-      const bool is_woken = co_await link->wake.wait(TimePoint::max());  // lint-ok: it is idle
+      const bool is_woken = co_await worker->wake.wait(TimePoint::max());  // lint-ok: it is idle
       if (!is_woken) co_return Status();
     }
     const bool has_seat = open_.attempt && !open_.attempt->closed &&
-                          open_.attempt->rank_of(link->id) &&
-                          open_.attempt->left_out.count(link->id) == 0;
-    if (link->late) {  // its results, a model's size, are not for this member
+                          open_.attempt->rank_of(worker->id) &&
+                          open_.attempt->left_out.count(worker->id) == 0;
+    if (worker->late) {  // its results, a model's size, are not for this member
       attempt.reset();
-      link->results.attempt.reset();
+      worker->results.attempt.reset();
     }
-    const bool is_free = !attempt && !link->late;
-    if (link->wait) {
-      const proto::Wait wait = *std::exchange(link->wait, std::nullopt);
+    const bool is_free = !attempt && !worker->late;
+    if (worker->wait) {
+      const proto::Wait wait = *std::exchange(worker->wait, std::nullopt);
       CENTROID_CO_TRY(co_await send(session, Kind::kWait, wait));
-    } else if (is_free && link->own_state.keep) {
+    } else if (is_free && worker->own_state.keep) {
       proto::Keep keep;
-      keep.round = *std::exchange(link->own_state.keep, std::nullopt);
-      keep_reported(events_, *link, keep.round);
+      keep.round = *std::exchange(worker->own_state.keep, std::nullopt);
+      keep_reported(events_, *worker, keep.round);
       CENTROID_CO_TRY(co_await send(session, Kind::kKeep, keep));
-    } else if (is_free && has_seat && !link->pace.behind) {
-      CENTROID_CO_TRY(co_await open_round(link, session, attempt));
-    } else if (link->late) {
-      is_idle = !link->late->outcome || !link->late->closed;
+    } else if (is_free && has_seat && !worker->pace.behind) {
+      CENTROID_CO_TRY(co_await open_round(worker, session, attempt));
+    } else if (worker->late) {
+      is_idle = !worker->late->outcome || !worker->late->closed;
       if (is_idle) continue;
-      proto::RoundClosed closed = *link->late->closed;
-      closed.outcome = *link->late->outcome;
+      proto::RoundClosed closed = *worker->late->closed;
+      closed.outcome = *worker->late->outcome;
       closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
       if (!policy_.is_elastic()) closed.reason = "no contribution came within round_timeout";
-      link->pace.behind = link->late->key;
-      link->late.reset();
+      worker->pace.behind = worker->late->key;
+      worker->late.reset();
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
     } else if (attempt && attempt->closed &&
                (attempt->closed->outcome != proto::Outcome::kCommitted ||
                 sent == attempt->pieces.size())) {
       const proto::RoundClosed closed = *attempt->closed;
       CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
-      if (closed.outcome == proto::Outcome::kCommitted) link->version = closed.version;
+      if (closed.outcome == proto::Outcome::kCommitted) worker->version = closed.version;
       // Of an aborted round it has the gradients still.
-      if (link->has_drifted && closed.outcome != proto::Outcome::kAborted) {
-        link->has_drifted = false;
-        link->version = Version();
+      if (worker->has_drifted && closed.outcome != proto::Outcome::kAborted) {
+        worker->has_drifted = false;
+        worker->version = Version();
       }
       attempt.reset();
-      link->results.attempt.reset();
+      worker->results.attempt.reset();
       attempts_.results_taken();
     } else if (attempt && sent < attempt->pieces.size()) {
-      CENTROID_CO_TRY(co_await send_result(*link, session, *attempt, lane));
-    } else if (!attempt && link->init_requested) {
-      link->init_requested = false;
+      CENTROID_CO_TRY(co_await send_result(*worker, session, *attempt, lane));
+    } else if (!attempt && worker->init_requested) {
+      worker->init_requested = false;
       const proto::Empty nothing;
       CENTROID_CO_TRY(co_await send(session, Kind::kInitRequest, nothing));
-    } else if (!attempt && link->state_requested) {
-      link->state_requested = false;
+    } else if (!attempt && worker->state_requested) {
+      worker->state_requested = false;
       proto::StateMark mark;
       mark.version = job_.store().version();
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
-    } else if (!attempt && link->finish && images_.needs_last_state(*link)) {
-      is_idle = link->pace.behind.has_value();
-      if (!is_idle) CENTROID_CO_TRY(co_await images_.transfer_last_state(link, session));
-    } else if (!attempt && link->finish) {
-      const proto::Finish finish = *link->finish;
-      if (finish.evaluate) link->evaluations.asked.push_back(finish.version);
+    } else if (!attempt && worker->finish && images_.needs_last_state(*worker)) {
+      is_idle = worker->pace.behind.has_value();
+      if (!is_idle) CENTROID_CO_TRY(co_await images_.transfer_last_state(worker, session));
+    } else if (!attempt && worker->finish) {
+      const proto::Finish finish = *worker->finish;
+      if (finish.evaluate) worker->evaluations.asked.push_back(finish.version);
       CENTROID_CO_TRY(co_await send(session, Kind::kFinish, finish));
       co_return Status();
-    } else if (!attempt && !link->pace.behind && link->pace.is_away) {
-      elastic_.seat(*link);
+    } else if (!attempt && !worker->pace.behind && worker->pace.is_away) {
+      elastic_.seat(*worker);
     } else {
       is_idle = true;
     }
@@ -182,15 +183,16 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<Link> link, Session& session) {
   co_return Status();
 }
 
-Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Version version) {
+Task<Status> Outbox::send_state(std::shared_ptr<WorkerSession> worker, Session& session,
+                                Version version) {
   const std::size_t planes =
       1 + (config_.applies_on_worker() ? job_.store().optimizer().slots() : 0);
   const std::size_t pieces = planes * job_.store().plan().chunks().size();
   std::size_t piece = 0;
   const auto what = [&] { return state_on_its_way(version, piece, pieces); };
   const auto waits =
-      waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
-  const auto elsewhere = servers_.fetch_elsewhere(*link->tasks, version, planes);
+      waits_.begin(WaitCause::kState, "worker " + worker->join.name, "its connection", what);
+  const auto elsewhere = servers_.fetch_elsewhere(*worker->tasks, version, planes);
   for (std::size_t plane = 0; plane < planes; ++plane) {
     for (const Chunk& chunk : job_.store().plan().chunks()) {
       ++piece;
@@ -219,12 +221,12 @@ Task<Status> Outbox::send_state(std::shared_ptr<Link> link, Session& session, Ve
       CENTROID_CO_TRY(
           co_await session.send(kind, head, values, clock_.now() + config_.timeouts.stall));
       probe_.payload_sent(values.size());
-      if (link->is_gone) co_return Status();
+      if (worker->is_gone) co_return Status();
     }
   }
-  link->version = version;
+  worker->version = version;
   log::info("member.state_sent",
-            {{"worker", link->join.name}, {"version", version.value}, {"planes", planes}});
+            {{"worker", worker->join.name}, {"version", version.value}, {"planes", planes}});
   co_return Status();
 }
 

@@ -21,15 +21,16 @@ class Outbox : private JobPart {
         attempts_(attempts) {}
 
   /// Until the session ends.
-  Task<void> outbox(std::shared_ptr<Link> link, transport::Session& session);
+  Task<void> outbox(std::shared_ptr<WorkerSession> worker, transport::Session& session);
 
  private:
-  Task<Status> open_round(std::shared_ptr<Link> link, transport::Session& session,
+  Task<Status> open_round(std::shared_ptr<WorkerSession> worker, transport::Session& session,
                           std::shared_ptr<Attempt>& attempt);
-  Task<Status> send_result(Link& link, transport::Session& session, const Attempt& attempt,
-                           const trace::Lane& lane);
-  Task<Status> outbox_loop(std::shared_ptr<Link> link, transport::Session& session);
-  Task<Status> send_state(std::shared_ptr<Link> link, transport::Session& session, Version version);
+  Task<Status> send_result(WorkerSession& worker, transport::Session& session,
+                           const Attempt& attempt, const trace::Lane& lane);
+  Task<Status> outbox_loop(std::shared_ptr<WorkerSession> worker, transport::Session& session);
+  Task<Status> send_state(std::shared_ptr<WorkerSession> worker, transport::Session& session,
+                          Version version);
 
   RoundServers& round_servers_;
   ModelServers& servers_;

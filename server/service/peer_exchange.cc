@@ -14,19 +14,20 @@ constexpr std::chrono::seconds kHearing{1};
 }  // namespace
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
-bool PeerExchange::holds_newest(const Link& link) const {
-  if (link.has_drifted) return false;
-  if (link.version == job_.store().version()) return true;
+bool PeerExchange::holds_newest(const WorkerSession& worker) const {
+  if (worker.has_drifted) return false;
+  if (worker.version == job_.store().version()) return true;
   return open_.attempt && open_.attempt->closed &&
          open_.attempt->closed->outcome == proto::Outcome::kCommitted &&
          open_.attempt->closed->version == job_.store().version() &&
-         open_.attempt->rank_of(link.id).has_value() && open_.attempt->left_out.count(link.id) == 0;
+         open_.attempt->rank_of(worker.id).has_value() &&
+         open_.attempt->left_out.count(worker.id) == 0;
 }
 
 bool PeerExchange::state_is_wanted() const {
   if (!job_.shard || job_.store().is_current()) return false;
   if (stopping_.is_requested || data_.goal_reached() || checkpointer_.awaits_state()) return true;
-  return std::any_of(members_.links.begin(), members_.links.end(), [this](const auto& entry) {
+  return std::any_of(members_.present.begin(), members_.present.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
            members_.roster.find(entry.first)->state == MemberState::kDraining;
   });
@@ -40,11 +41,11 @@ Task<Status> PeerExchange::fetch_state() {
       const bool goes_on = co_await until_written(std::move(on));
       if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     }
-    std::shared_ptr<Link> holder;
-    for (const auto& [id, link] : members_.links) {
+    std::shared_ptr<WorkerSession> holder;
+    for (const auto& [id, worker] : members_.present) {
       const auto rank = members_.roster.find(id)->rank;
-      if (!holds_newest(*link)) continue;
-      if (!holder || rank < members_.roster.find(holder->id)->rank) holder = link;
+      if (!holds_newest(*worker)) continue;
+      if (!holder || rank < members_.roster.find(holder->id)->rank) holder = worker;
     }
     if (!holder) {
       CENTROID_CO_TRY(co_await go_back());
@@ -105,11 +106,12 @@ Task<Status> PeerExchange::go_back() {
   co_return Status();
 }
 
-Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
+Task<Status> PeerExchange::take_state_chunk(transport::Session& session,
+                                            std::shared_ptr<WorkerSession> worker,
                                             proto::StateChunk head, std::uint64_t bytes) {
   const std::string where = "state chunk " + to_string(head.chunk) + " of plane " +
-                            std::to_string(head.plane) + " of " + link->join.name;
-  if (!upload_ || upload_->from != link->id || head.version != job_.store().version())
+                            std::to_string(head.plane) + " of " + worker->join.name;
+  if (!upload_ || upload_->from != worker->id || head.version != job_.store().version())
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   const std::size_t piece = head.plane * upload_->chunks + head.chunk.value;
   if (head.chunk.value >= upload_->chunks || piece != upload_->received ||
@@ -120,7 +122,7 @@ Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::sh
   const Chunk& chunk = job_.store().plan().chunk(head.chunk);
   CENTROID_CO_ASSIGN(const Buffer buffer,
                      co_await read_numbers(session, probe_, where, chunk.elements, bytes));
-  if (!upload_ || upload_->from != link->id) co_return Status();  // given up meanwhile
+  if (!upload_ || upload_->from != worker->id) co_return Status();  // given up meanwhile
   if (piece == 0) job_.store().begin_replacing();
   const auto values = buffer.as<float>().first(chunk.elements);
   CENTROID_CO_TRY(job_.store().load(head.plane, chunk.position, values));
@@ -129,9 +131,9 @@ Task<Status> PeerExchange::take_state_chunk(transport::Session& session, std::sh
   co_return Status();
 }
 
-Status PeerExchange::state_done(Link& link, const proto::StateMark& mark) {
-  const std::string where = "StateDone of " + link.join.name;
-  if (!upload_ || upload_->from != link.id || mark.version != job_.store().version())
+Status PeerExchange::state_done(WorkerSession& worker, const proto::StateMark& mark) {
+  const std::string where = "StateDone of " + worker.join.name;
+  if (!upload_ || upload_->from != worker.id || mark.version != job_.store().version())
     return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
   if (upload_->received != upload_->pieces())
     return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(upload_->received) +
@@ -140,33 +142,33 @@ Status PeerExchange::state_done(Link& link, const proto::StateMark& mark) {
   job_.store().end_replacing();
   job_.held = job_.position();
   log::info("state.fetched",
-            {{"worker", link.join.name}, {"version", job_.store().version().value}});
+            {{"worker", worker.join.name}, {"version", job_.store().version().value}});
   changed_.notify_all();
   return {};
 }
 
-void PeerExchange::exchange_failed(Link& link, const proto::ExchangeFailed& failed) {
-  if (!open_.attempt || open_.attempt->closed || !open_.attempt->rank_of(link.id) ||
+void PeerExchange::exchange_failed(WorkerSession& worker, const proto::ExchangeFailed& failed) {
+  if (!open_.attempt || open_.attempt->closed || !open_.attempt->rank_of(worker.id) ||
       Attempt::Key{failed.generation, failed.round, failed.attempt} != open_.attempt->key()) {
     probe_.stale_frame();
     return;
   }
-  log::warn("exchange.failed", {{"worker", link.join.name},
+  log::warn("exchange.failed", {{"worker", worker.join.name},
                                 {"round", failed.round.value},
                                 {"attempt", failed.attempt},
                                 {"why", failed.reason}});
-  if (!open_.failed.contains(link.id) && failed.has_culprit &&
+  if (!open_.failed.contains(worker.id) && failed.has_culprit &&
       failed.culprit.value < open_.attempt->members.size())
     ++open_.blamed[open_.attempt->members[failed.culprit.value]];
-  open_.failed.insert(link.id);
-  const std::string why = "worker '" + link.join.name + "': " + failed.reason;
+  open_.failed.insert(worker.id);
+  const std::string why = "worker '" + worker.join.name + "': " + failed.reason;
   const auto missing = open_.machine.missing();
   const bool is_told_by_all = std::all_of(
       missing.begin(), missing.end(), [this](MemberId id) { return open_.failed.contains(id); });
   if (is_told_by_all)
-    give_up_attempt(link.id, why);
+    give_up_attempt(worker.id, why);
   else if (open_.failed.size() == 1)
-    tasks_.spawn(await_other_reports(open_.attempt, link.id, why));
+    tasks_.spawn(await_other_reports(open_.attempt, worker.id, why));
 }
 
 /// One worker alone may be the cut-off one that blames the others: who else failed says so soon.

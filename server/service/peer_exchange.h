@@ -22,16 +22,16 @@ class PeerExchange : private JobPart {
         loader_(loader),
         control_(control) {}
 
-  bool holds_newest(const Link& link) const;
+  bool holds_newest(const WorkerSession& worker) const;
   bool state_is_wanted() const;
   /// Until the newest state is here, or the job has gone back to one that is.
   Task<Status> fetch_state();
   const std::optional<Upload>& upload() const { return upload_; }
-  Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<Link> link,
+  Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<WorkerSession> worker,
                                 proto::StateChunk head, std::uint64_t bytes);
-  Status state_done(Link& link, const proto::StateMark& mark);
+  Status state_done(WorkerSession& worker, const proto::StateMark& mark);
 
-  void exchange_failed(Link& link, const proto::ExchangeFailed& failed);
+  void exchange_failed(WorkerSession& worker, const proto::ExchangeFailed& failed);
   Status evict_unreachable();
 
  private:

@@ -36,28 +36,28 @@ Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
   const auto kind = static_cast<Kind>(frame.header.kind);
   const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
   // Whoever passed the handshake may measure the way here; without Join it ends after 10 s.
-  if (!link_ && !rows_ && frame.header.kind == transport::kEcho)
+  if (!worker_ && !rows_ && frame.header.kind == transport::kEcho)
     co_return co_await transport::answer_echo(session, frame);
   const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                              frame.header.payload_bytes);
   // Who is to come again when the server is ready is answered; others are sent away.
   const bool is_join = kind == Kind::kJoin || frame.header.kind == kServerJoin;
-  if (!link_ && !(is_join && ctx_.gate.is_beginning())) CENTROID_CO_TRY(ctx_.gate.check_lead());
-  if (shard_ || (!link_ && frame.header.kind == kServerJoin)) {
+  if (!worker_ && !(is_join && ctx_.gate.is_beginning())) CENTROID_CO_TRY(ctx_.gate.check_lead());
+  if (shard_ || (!worker_ && frame.header.kind == kServerJoin)) {
     CENTROID_CO_TRY(is_legal);
     co_return co_await on_shard_frame(session, std::move(frame));
   }
-  if (is_pulling_ || (!link_ && !rows_ && Pulls::opens(frame.header.kind))) {
+  if (is_pulling_ || (!worker_ && !rows_ && Pulls::opens(frame.header.kind))) {
     CENTROID_CO_TRY(is_legal);
     co_return pull(session, frame);
   }
-  if (!link_ && (rows_ || RowsService::opens(frame.header.kind))) {
+  if (!worker_ && (rows_ || RowsService::opens(frame.header.kind))) {
     CENTROID_CO_TRY(is_legal);
     CENTROID_CO_TRY(place_.admit_guest());
     if (!rows_) rows_.emplace(parts_.rows.sessions(), session);
     co_return co_await parts_.rows.on_frame(session, frame, *rows_);
   }
-  if (!link_) {
+  if (!worker_) {
     if (kind != Kind::kJoin)
       co_return Error(ErrorCode::kFailedPrecondition,
                       "the first message must be Join (16), RowsOpen (64) or Pull (80), not " +
@@ -65,7 +65,7 @@ Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
     CENTROID_CO_TRY(is_legal);
     co_return co_await join(session, std::move(frame));
   }
-  if (link_->is_gone)
+  if (worker_->is_gone)
     co_return Error(ErrorCode::kAborted,
                     "fenced: this member is no longer part of the cluster; join again");
   CENTROID_CO_TRY(is_legal);
@@ -92,52 +92,52 @@ Task<Status> PeerSession::on_values(Session& session, InFrame frame) {
   const std::uint64_t bytes = frame.header.payload_bytes;
   if (static_cast<Kind>(frame.header.kind) == Kind::kPush) {
     CENTROID_CO_ASSIGN(const auto push, proto::decode<proto::Push>(frame.head));
-    co_return co_await parts_.contributions.take_push(session, link_, push, bytes);
+    co_return co_await parts_.contributions.take_push(session, worker_, push, bytes);
   }
   if (static_cast<Kind>(frame.header.kind) == Kind::kInitChunk) {
     CENTROID_CO_ASSIGN(const auto initial, proto::decode<proto::InitChunk>(frame.head));
-    co_return co_await parts_.initial_values.take_init_chunk(session, link_, initial, bytes);
+    co_return co_await parts_.initial_values.take_init_chunk(session, worker_, initial, bytes);
   }
   CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::StateChunk>(frame.head));
-  co_return co_await parts_.exchange.take_state_chunk(session, link_, state, bytes);
+  co_return co_await parts_.exchange.take_state_chunk(session, worker_, state, bytes);
 }
 
 /// A message without payload that is not answered.
 Status PeerSession::on_word(const InFrame& frame) {
   if (frame.header.kind == kKept) {
     CENTROID_ASSIGN(const auto kept, proto::decode<proto::Kept>(frame.head));
-    keep_answered(ctx_.events, *link_, kept);
+    keep_answered(ctx_.events, *worker_, kept);
     return {};
   }
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kPushEnd: {
       CENTROID_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
-      return parts_.contributions.take_push_end(*link_, end);
+      return parts_.contributions.take_push_end(*worker_, end);
     }
     case Kind::kInitDone:
-      return parts_.initial_values.init_done(*link_);
+      return parts_.initial_values.init_done(*worker_);
     case Kind::kStateDone: {
       CENTROID_ASSIGN(const auto mark, proto::decode<proto::StateMark>(frame.head));
-      return parts_.exchange.state_done(*link_, mark);
+      return parts_.exchange.state_done(*worker_, mark);
     }
     case Kind::kComputed: {
       CENTROID_ASSIGN(const auto head, proto::decode<proto::Computed>(frame.head));
-      link_->contribution.computed = {head.generation, head.round, head.attempt};
+      worker_->contribution.computed = {head.generation, head.round, head.attempt};
       return {};
     }
     case Kind::kReady: {
       CENTROID_ASSIGN(const auto done, proto::decode<proto::Computed>(frame.head));
-      parts_.elastic.member_ready(*link_, done);
+      parts_.elastic.member_ready(*worker_, done);
       return {};
     }
     case Kind::kExchangeFailed: {
       CENTROID_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
-      parts_.exchange.exchange_failed(*link_, failed);
+      parts_.exchange.exchange_failed(*worker_, failed);
       return {};
     }
     case Kind::kReport: {
       CENTROID_ASSIGN(const auto report, proto::decode<proto::Report>(frame.head));
-      return parts_.contributions.take_report(*link_, report);
+      return parts_.contributions.take_report(*worker_, report);
     }
     default:
       return Error(ErrorCode::kInvalidArgument,
@@ -149,8 +149,8 @@ Status PeerSession::on_word(const InFrame& frame) {
 Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
   if (!frame.head.empty()) {
     CENTROID_CO_ASSIGN(const auto beat, proto::decode<proto::Beat>(frame.head));
-    link_->clock.heard(beat.unix_seconds, ctx_.clock.unix_seconds());
-    link_->program = beat.version;
+    worker_->clock.heard(beat.unix_seconds, ctx_.clock.unix_seconds());
+    worker_->program = beat.version;
   }
   const std::uint16_t answer = static_cast<std::uint16_t>(Kind::kHeartbeat);
   proto::BeatReply reply;
@@ -163,12 +163,12 @@ Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
 
 Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
   CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
-  if (ctx_.members.roster.leave(link_->id, leave.reason)) {
+  if (ctx_.members.roster.leave(worker_->id, leave.reason)) {
     tell(ctx_.events, log::Level::kInfo, "member.left",
-         {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", leave.reason}});
+         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", leave.reason}});
     ctx_.probe.member_left();
-    link_->own_state.keeping.reset();  // who leaves keeps its part as it goes
-    parts_.member_gone(link_->id, std::nullopt);
+    worker_->own_state.keeping.reset();  // who leaves keeps its part as it goes
+    parts_.member_gone(worker_->id, std::nullopt);
   }
   co_return co_await session.respond(frame.header, Bytes());
 }
@@ -177,7 +177,7 @@ Task<Status> PeerSession::on_shard_frame(Session& session, InFrame frame) {
   if (shard_) co_return co_await parts_.shards.on_frame(session, std::move(frame), shard_);
   CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::ServerJoin>(frame.head));
   CENTROID_CO_TRY(place_.admit_guest());
-  std::shared_ptr<ShardGroup::Link> admitted;
+  std::shared_ptr<ShardSession> admitted;
   const auto terms = parts_.server_changes.admit_server(session, tasks_, join, admitted);
   if (!terms.ok()) {
     is_refused_ = true;
@@ -234,11 +234,11 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
     admitted = fits.error();
   if (!admitted.ok()) co_return co_await refuse(session, frame.header, admitted.error());
   place_.admit_member();
-  link_ = ctx_.members.find(admitted->member);
-  link_->tasks = &tasks_;
+  worker_ = ctx_.members.find(admitted->member);
+  worker_->tasks = &tasks_;
   const auto reply = proto::encode(admitted.value());
   CENTROID_CO_TRY(co_await session.respond(frame.header, reply));
-  tasks_.spawn(parts_.outbox.outbox(link_, session));
+  tasks_.spawn(parts_.outbox.outbox(worker_, session));
   co_return Status();
 }
 
@@ -267,13 +267,13 @@ Task<void> PeerSession::expect_first_message(Session& session) const {
 
 void PeerSession::ended(const Error& cause) {
   if (shard_) parts_.shards.left(shard_, cause);
-  if (!link_ || link_->is_gone) return;
-  if (ctx_.members.roster.lost(link_->id, cause.to_string())) {
+  if (!worker_ || worker_->is_gone) return;
+  if (ctx_.members.roster.lost(worker_->id, cause.to_string())) {
     tell(ctx_.events, log::Level::kWarn, "member.lost",
-         {{"worker", link_->join.name}, {"member", link_->id.value}, {"why", cause}});
+         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", cause}});
     ctx_.probe.member_dead();
   }
-  parts_.member_gone(link_->id, std::nullopt);
+  parts_.member_gone(worker_->id, std::nullopt);
 }
 
 }  // namespace centroid::server

@@ -26,7 +26,7 @@ class PeerSession final : public transport::FrameSink {
   void ended(const Error& cause);
 
  private:
-  bool is_known() const { return link_ || rows_ || shard_ || has_joined_ || is_pulling_; }
+  bool is_known() const { return worker_ || rows_ || shard_ || has_joined_ || is_pulling_; }
   Task<Status> on_shard_frame(transport::Session& session, transport::InFrame frame);
   Status pull(transport::Session& session, const transport::InFrame& frame);
   Task<Status> join(transport::Session& session, transport::InFrame frame);
@@ -41,14 +41,14 @@ class PeerSession final : public transport::FrameSink {
   JobContext& ctx_;
   JobParts& parts_;
   TaskGroup& tasks_;
-  std::shared_ptr<Link> link_;  ///< a worker
+  std::shared_ptr<WorkerSession> worker_;  ///< a worker
   transport::Strangers::Place& place_;
   TimePoint limit_;          ///< of the first message
   std::string late_;         ///< what did not come until then
   bool has_joined_ = false;  ///< its Join is here
   bool is_refused_ = false, is_pulling_ = false;
   std::optional<RowsSession> rows_;
-  std::shared_ptr<ShardGroup::Link> shard_;
+  std::shared_ptr<ShardSession> shard_;
 };
 
 }  // namespace centroid::server

@@ -173,7 +173,7 @@ void Replay::end_round() {
 
 /// What several tasks ask other servers for, each the next.
 struct Replay::Recalls {
-  std::vector<std::pair<std::shared_ptr<ShardGroup::Link>, Chunk>> wanted;
+  std::vector<std::pair<std::shared_ptr<ShardSession>, Chunk>> wanted;
   std::size_t next = 0;
   proto::Recall head;
   std::optional<Error> failed;
@@ -192,17 +192,17 @@ Task<Result<bool>> Replay::recall_all(const PastRound& round) {
                            std::to_string(job_.round.value - 1);
   for (const Chunk& chunk : round.elsewhere) {
     const std::string& name = round.route->servers[round.route->owners[chunk.id.value]];
-    const auto link = shards_.find(name);
+    const auto shard = shards_.find(name);
     if (given_up_.contains(name)) {
       cut(name);
       co_return false;
     }
-    if (!link) {
+    if (!shard) {
       waits_for_ = name;
       why_ = "server '" + name + "' is waited" + what;
       co_return false;
     }
-    all.wanted.emplace_back(link, chunk);
+    all.wanted.emplace_back(shard, chunk);
   }
   TaskGroup group(executor_);
   for (std::size_t i = 0; i < kRecallsAtOnce; ++i) group.spawn(recall_some(&all));
@@ -226,26 +226,25 @@ Task<Result<bool>> Replay::recall_all(const PastRound& round) {
 
 Task<void> Replay::recall_some(Recalls* all) {
   while (all->next < all->wanted.size() && !all->failed) {
-    const auto [link, chunk] = all->wanted[all->next++];
-    const Status recalled = co_await recall(all->head, link, chunk);
+    const auto [shard, chunk] = all->wanted[all->next++];
+    const Status recalled = co_await recall(all->head, shard, chunk);
     if (recalled.ok() || all->failed) continue;
     all->failed = recalled.error();
-    all->failed_at = link->name;
+    all->failed_at = shard->name;
   }
 }
 
-Task<Status> Replay::recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link,
-                            Chunk chunk) {
+Task<Status> Replay::recall(proto::Recall head, std::shared_ptr<ShardSession> shard, Chunk chunk) {
   head.chunk = chunk.id;
   auto encoded = proto::encode(head);
-  auto reply = co_await shards_.ask(link, proto::ServersKind::kRecall, std::move(encoded));
+  auto reply = co_await shards_.ask(shard, proto::ServersKind::kRecall, std::move(encoded));
   if (!reply.ok()) co_return std::move(reply).error();
   CENTROID_CO_ASSIGN(const auto told, proto::decode<proto::RecallReply>(reply->head));
   const std::span<float> into = job_.store().spare(chunk);
   if (told.form != static_cast<std::uint8_t>(past_.form()) ||
       reply->payload.size() != into.size_bytes())
     co_return Error(ErrorCode::kDataLoss,
-                    "server '" + link->name + "' recalled chunk " + to_string(chunk.id) +
+                    "server '" + shard->name + "' recalled chunk " + to_string(chunk.id) +
                         " in form " + std::to_string(told.form) + " with " +
                         std::to_string(reply->payload.size()) + " bytes, expected form " +
                         std::to_string(static_cast<int>(past_.form())) + " with " +

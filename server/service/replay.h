@@ -43,7 +43,7 @@ class Replay : private JobPart {
   void end_round();
   Task<Result<bool>> recall_all(const PastRound& round);
   Task<void> recall_some(Recalls* all);
-  Task<Status> recall(proto::Recall head, std::shared_ptr<ShardGroup::Link> link, Chunk chunk);
+  Task<Status> recall(proto::Recall head, std::shared_ptr<ShardSession> shard, Chunk chunk);
   void cut(const std::string& server);
   Task<Status> finish();
 

@@ -167,10 +167,10 @@ Task<Status> Restoration::complete(std::shared_ptr<RestoreMark> mark) {
 
 /// End every membership so that the workers come back, and wait until nothing uses the store.
 Task<void> Restoration::dismiss_everybody(std::string why) {
-  std::vector<std::weak_ptr<Link>> leaving;
+  std::vector<std::weak_ptr<WorkerSession>> leaving;
   std::vector<MemberId> members;
-  for (const auto& [id, link] : members_.links) {
-    leaving.push_back(link);
+  for (const auto& [id, worker] : members_.present) {
+    leaving.push_back(worker);
     members.push_back(id);
   }
   for (const MemberId id : members)
@@ -185,7 +185,7 @@ Task<void> Restoration::dismiss_everybody(std::string why) {
   const bool have_left = co_await until(are_gone, on, limit);
   if (have_left || clock_.now() < limit) co_return;
   for (const auto& one : leaving)  // it does not take our goodbye
-    if (const auto link = one.lock()) link->session->close(Error(ErrorCode::kAborted, why));
+    if (const auto worker = one.lock()) worker->session->close(Error(ErrorCode::kAborted, why));
   (void)co_await until(are_gone, on);
 }
 

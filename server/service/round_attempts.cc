@@ -124,8 +124,8 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
 /// Those that are away have a seat in no attempt.
 void RoundAttempts::begin_round() {
   open_.absent.clear();
-  for (const auto& [id, link] : members_.links)
-    if (link->pace.is_away && !policy_.is_elastic()) open_.absent.insert(id);
+  for (const auto& [id, worker] : members_.present)
+    if (worker->pace.is_away && !policy_.is_elastic()) open_.absent.insert(id);
   open_.members = open_.attempt->members.size() + open_.absent.size();
 }
 
@@ -181,8 +181,8 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
   std::vector<MemberId> members;
   std::vector<proto::RoundOpen> shares;
   for (std::size_t rank = 0; rank < old->members.size(); ++rank) {
-    const auto link = members_.find(old->members[rank]);
-    if (!link || link->pace.is_away) {  // away: silent
+    const auto worker = members_.find(old->members[rank]);
+    if (!worker || worker->pace.is_away) {  // away: silent
       open_.absent.insert(old->members[rank]);
       continue;
     }
@@ -218,8 +218,8 @@ void RoundAttempts::close_attempt(proto::Outcome outcome, double weight, std::ui
   closed.reason = reason;
   open_.attempt->closed = closed;
   for (const MemberId member : open_.attempt->members)
-    if (const auto link = members_.find(member))
-      if (link->late && link->late->key == open_.attempt->key()) link->late->closed = closed;
+    if (const auto worker = members_.find(member))
+      if (worker->late && worker->late->key == open_.attempt->key()) worker->late->closed = closed;
 
   RoundView view;
   view.round = closed.round.value;
@@ -275,8 +275,8 @@ void RoundAttempts::exclude_silent() {
   const MemberId first = first_elsewhere();
   const bool is_first_now = std::exchange(first_elsewhere_, first) != first;
   for (const MemberId member : open_.machine.missing()) {
-    const auto link = members_.find(member);
-    const bool was_told = link && link->pace.opened == open_.attempt->key();
+    const auto worker = members_.find(member);
+    const bool was_told = worker && worker->pace.opened == open_.attempt->key();
     // A median takes chunks when all are there, and holds nobody up meanwhile.
     bool awaits_others = aggregate_.is_mean() && was_told &&
                          job_.aggregator->is_waiting(*open_.attempt->rank_of(member));
@@ -284,9 +284,9 @@ void RoundAttempts::exclude_silent() {
     // or may have waited until now.
     if (aggregate_.is_mean() && round_servers_.may_have_part(member))
       awaits_others = awaits_others || member != first || is_first_now;
-    if (!was_told || link->contribution.pending_end || awaits_others) continue;
+    if (!was_told || worker->contribution.pending_end || awaits_others) continue;
     const TimePoint until =
-        link->pace.opened_at + allowed_silence(config_.timeouts.round, link->pace.came_late);
+        worker->pace.opened_at + allowed_silence(config_.timeouts.round, worker->pace.came_late);
     if (now >= until)
       silent.push_back(member);
     else
@@ -315,16 +315,16 @@ void RoundAttempts::exclude_silent() {
 
 /// It is told that the round closed without it, says Ready when it is done with it, and gets a part
 /// of a later round then (Outbox).
-void RoundAttempts::set_silent(Link& link) {
+void RoundAttempts::set_silent(WorkerSession& worker) {
   probe_.member_silent();
   events_.publish(
       "member.excluded",
-      {{"worker", link.join.name}, {"member", link.id.value}, {"round", job_.round.value}});
-  data_.part_lost(link);
-  link.pace.is_away = true;
-  link.late.emplace();
-  link.late->key = open_.attempt->key();
-  link.late->outcome = proto::Outcome::kLate;
+      {{"worker", worker.join.name}, {"member", worker.id.value}, {"round", job_.round.value}});
+  data_.part_lost(worker);
+  worker.pace.is_away = true;
+  worker.late.emplace();
+  worker.late->key = open_.attempt->key();
+  worker.late->outcome = proto::Outcome::kLate;
 }
 
 /// A member has its results, or is gone: contributions that waited for their memory go in now.
@@ -342,15 +342,16 @@ void RoundAttempts::lose_server() {
   probe_.state_lost();
   if (open_.attempt && !open_.attempt->closed)
     close_attempt(proto::Outcome::kAborted, 0, 0, why.message());
-  for (const auto& [id, link] : members_.links) link->tasks->spawn(link->session->goodbye(why));
+  for (const auto& [id, worker] : members_.present)
+    worker->tasks->spawn(worker->session->goodbye(why));
   changed_.notify_all();
 }
 
 /// A server was lost before the round could be committed: on none of the others it is.
 void RoundAttempts::give_up_merge(const Error& why) {
   log::error("round.merge_failed", {{"round", job_.round.value}, {"why", why}});
-  for (const auto& link : spread_.others())
-    if (link->is_gone()) spread_.lost = link->name;
+  for (const auto& worker : spread_.others())
+    if (worker->is_gone()) spread_.lost = worker->name;
   lose_server();
 }
 

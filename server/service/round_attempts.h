@@ -48,7 +48,7 @@ class RoundAttempts : private JobPart {
   std::size_t missing_tolerated() const;
   proto::RoundRates round_rates() const;
   MemberId first_elsewhere() const;
-  void set_silent(Link& link);
+  void set_silent(WorkerSession& worker);
 
   DataShares& data_;
   LocalShard& local_;

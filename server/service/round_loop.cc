@@ -109,7 +109,7 @@ Task<Status> RoundLoop::one_round() {
   const bool is_for_late = policy_.applies_each() && open_.machine.has_late();
   if (is_for_late) members.clear();
   if (members.empty() && !is_for_late) {
-    const bool waits = policy_.is_elastic() || !members_.links.empty();
+    const bool waits = policy_.is_elastic() || !members_.present.empty();
     if (waits) co_await waits_.next_change();
     co_return Status();
   }
@@ -186,9 +186,9 @@ Task<bool> RoundLoop::wait_for_members() {
   const std::uint64_t needed = is_start ? config_.workers.min : aggregate_.least();
   std::uint64_t present = 0, away = 0;
   const bool drains = members_.roster.is_draining();
-  for (const auto& [id, link] : members_.links) {
+  for (const auto& [id, worker] : members_.present) {
     const bool stays = !drains || members_.roster.find(id)->state != MemberState::kDraining;
-    const bool is_away = link->pace.is_away && !policy_.is_elastic();
+    const bool is_away = worker->pace.is_away && !policy_.is_elastic();
     if (stays) ++(is_away ? away : present);
   }
   const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.min_continue;
@@ -219,12 +219,12 @@ Task<bool> RoundLoop::wait_for_members() {
 /// Tell drained members that no round follows for them, whether or not the others go on.
 void RoundLoop::dismiss_drained() {
   if (!members_.roster.is_draining()) return;
-  for (const auto& [id, link] : members_.links) {
-    if (members_.roster.find(id)->state != MemberState::kDraining || link->finish) continue;
-    link->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
-                                 .version = job_.store().version(),
-                                 .text = "drained by an operator"};
-    link->wake.notify_all();
+  for (const auto& [id, worker] : members_.present) {
+    if (members_.roster.find(id)->state != MemberState::kDraining || worker->finish) continue;
+    worker->finish = proto::Finish{.reason = proto::FinishReason::kDrained,
+                                   .version = job_.store().version(),
+                                   .text = "drained by an operator"};
+    worker->wake.notify_all();
   }
 }
 
@@ -311,7 +311,7 @@ Status RoundLoop::compare_replicas() {
   std::string names;
   for (const MemberId member : drift.members) {
     names.append(names.empty() ? "" : ", ").append(members_.name_of(member));
-    if (const auto link = members_.find(member)) link->has_drifted = true;
+    if (const auto worker = members_.find(member)) worker->has_drifted = true;
     probe_.replica_drifted();
     tell(events_, log::Level::kError, "replica.drifted",
          {{"worker", members_.name_of(member)},

@@ -185,8 +185,8 @@ void RoundMerge::count_round(const Merging& round) {
   probe_.round_committed(elapsed, open_.tally.samples, totals_.loss);
   for (const auto& [name, sum] : open_.tally.scalars.all()) probe_.scalar(name, sum.mean());
   double residual = 0;
-  for (const auto& [id, link] : members_.links)
-    residual = std::max(residual, link->measured.residual_norm);
+  for (const auto& [id, worker] : members_.present)
+    residual = std::max(residual, worker->measured.residual_norm);
   probe_.residual_up(residual);
   log::debug("round.committed", {{"round", job_.round.value},
                                  {"version", job_.store().version().value},
@@ -283,9 +283,12 @@ void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
 void RoundMerge::emit(const Chunk& chunk) {
   if (policy_.is_elastic() && !open_.machine.has_contributions()) return;  // nobody waits for it
   Bytes values = std::as_bytes(std::as_const(job_.store()).spare(chunk));
-  const auto is_summed = [](const auto& link) { return !link.second->session->sends_unsummed(); };
+  const auto is_summed = [](const auto& worker) {
+    return !worker.second->session->sends_unsummed();
+  };
   std::optional<std::uint32_t> crc;  // now, while the chunk is in the cache
-  if (std::any_of(members_.links.begin(), members_.links.end(), is_summed)) crc = crc32c(values);
+  if (std::any_of(members_.present.begin(), members_.present.end(), is_summed))
+    crc = crc32c(values);
   if (policy_.is_elastic()) {  // a slow reader must not keep the next rounds from this memory
     open_.attempt->payloads.emplace_back(values.begin(), values.end());
     values = open_.attempt->payloads.back();

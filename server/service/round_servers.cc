@@ -23,11 +23,11 @@ void RoundServers::tell_opened() {
     opened.attempt = newest.number;
   }
   opened.members.clear();
-  opened.members.reserve(members_.links.size());
-  for (const auto& [id, link] : members_.links) {
-    const auto name = std::as_bytes(std::span(link->join.name));
+  opened.members.reserve(members_.present.size());
+  for (const auto& [id, worker] : members_.present) {
+    const auto name = std::as_bytes(std::span(worker->join.name));
     opened.members.push_back({.member = id, .name_crc = crc32c(name)});
-    link->is_told_of = true;
+    worker->is_told_of = true;
   }
   opened.summed.clear();
   const bool sums = open_.attempt && !open_.attempt->closed && !policy_.is_elastic();
@@ -69,11 +69,11 @@ void RoundServers::forget_departed() {
 }
 
 /// On which servers a contribution, complete for its worker, is not whole.
-std::string RoundServers::names_of_missing_holders(const Link& link) const {
-  const proto::PushEnd& end = *link.contribution.pending_end;
-  const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
+std::string RoundServers::names_of_missing_holders(const WorkerSession& worker) const {
+  const proto::PushEnd& end = *worker.contribution.pending_end;
+  const proto::ContributionKey key{worker.id, end.generation, end.round, end.attempt};
   std::string names;
-  for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()])
+  for (const ShardSession* holder : spread_.holders[job_.shard->turn()])
     if (!spread_.whole.contains({key, holder})) names += " '" + holder->name + "'";
   return names;
 }
@@ -84,15 +84,16 @@ bool RoundServers::is_short(const proto::PushEnd& end) const {
 }
 
 /// All chunks of the contribution that lie elsewhere have come there, with its weight.
-Result<bool> RoundServers::is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const {
+Result<bool> RoundServers::is_whole_elsewhere(const WorkerSession& worker,
+                                              const proto::PushEnd& end) const {
   if (!spread_.has_others() || end.weight == 0 || is_short(end)) return true;
-  const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
-  for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()]) {
+  const proto::ContributionKey key{worker.id, end.generation, end.round, end.attempt};
+  for (const ShardSession* holder : spread_.holders[job_.shard->turn()]) {
     const auto found = spread_.whole.find({key, holder});
     if (found == spread_.whole.end()) return false;
     if (found->second.weight != end.weight)
       return Error(ErrorCode::kInvalidArgument,
-                   "PushEnd of " + link.join.name + " in round " + to_string(end.round) +
+                   "PushEnd of " + worker.join.name + " in round " + to_string(end.round) +
                        " gives weight " + std::to_string(end.weight) + ", its chunks on server '" +
                        holder->name + "' gave " + std::to_string(found->second.weight));
   }
@@ -100,19 +101,19 @@ Result<bool> RoundServers::is_whole_elsewhere(const Link& link, const proto::Pus
 }
 
 /// What PushEnd says of the norm is what came, here and elsewhere. Who says nothing is believed.
-Status RoundServers::check_norm(const Link& link, const proto::PushEnd& end,
+Status RoundServers::check_norm(const WorkerSession& worker, const proto::PushEnd& end,
                                 double squares_here) const {
   if (end.norm < 0 || end.weight == 0 || is_short(end)) return {};
   if (policy_.nonfinite == NonFinitePolicy::kPropagate) return {};  // nothing was looked at
   double squares = squares_here;
   if (spread_.has_others()) {
-    const proto::ContributionKey key{link.id, end.generation, end.round, end.attempt};
-    for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()])
+    const proto::ContributionKey key{worker.id, end.generation, end.round, end.attempt};
+    for (const ShardSession* holder : spread_.holders[job_.shard->turn()])
       squares += spread_.whole.at({key, holder}).squares;
   }
   // Numbers that are not finite are checked one by one where they may not be.
   if (!std::isfinite(squares) || is_norm_of(end.norm, squares)) return {};
-  return Error(ErrorCode::kInvalidArgument, "PushEnd of " + link.join.name + " in round " +
+  return Error(ErrorCode::kInvalidArgument, "PushEnd of " + worker.join.name + " in round " +
                                                 to_string(end.round) + " claims norm " +
                                                 std::to_string(end.norm) + ", its chunks have " +
                                                 std::to_string(std::sqrt(squares)));
@@ -121,7 +122,7 @@ Status RoundServers::check_norm(const Link& link, const proto::PushEnd& end,
 /// With which its chunks came there; 0: none did.
 double RoundServers::weight_elsewhere(const proto::ContributionKey& key) const {
   if (!spread_.has_others()) return 0;
-  for (const ShardGroup::Link* holder : spread_.holders[job_.shard->turn()])
+  for (const ShardSession* holder : spread_.holders[job_.shard->turn()])
     if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
       return found->second.weight;
   return 0;
@@ -144,9 +145,9 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   if (policy_.is_elastic()) {
     for (const StagedPart& counted : open_.parts) merge.parts.push_back(counted.counts);
     for (const StagedPart& late : open_.late_staged) merge.keeps.push_back(late.counts.key);
-    for (const auto& [id, link] : members_.links) {
-      if (!link->late || !link->late->staged || link->late->outcome) continue;
-      const Attempt::Key& key = link->late->key;
+    for (const auto& [id, worker] : members_.present) {
+      if (!worker->late || !worker->late->staged || worker->late->outcome) continue;
+      const Attempt::Key& key = worker->late->key;
       merge.keeps.push_back({id, key.generation, key.round, key.number});
     }
   } else {
@@ -157,16 +158,16 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
       if (part.weight > 0) merge.parts.push_back(part);
     }
   }
-  const auto links = spread_.others();
+  const auto present = spread_.others();
   auto head = proto::encode(merge);
-  auto answers = co_await shards_.ask_all(links, ServersKind::kMerge, std::move(head));
+  auto answers = co_await shards_.ask_all(present, ServersKind::kMerge, std::move(head));
   if (!answers.ok()) co_return std::move(answers).error();
   if (!merge.needs_norm) co_return Status();
-  for (std::size_t i = 0; i < links.size(); ++i) {
+  for (std::size_t i = 0; i < present.size(); ++i) {
     CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>((*answers)[i].head));
     std::size_t next = 0;
     for (const Chunk& chunk : job_.shard->fragment().chunks) {
-      if (spread_.links[spread_.route.owners[chunk.id.value]] != links[i]) continue;
+      if (spread_.present[spread_.route.owners[chunk.id.value]] != present[i]) continue;
       if (next == reply.squares.size()) break;
       open_.squares[chunk.id.value] = reply.squares[next++];
     }

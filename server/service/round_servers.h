@@ -24,10 +24,11 @@ class RoundServers : private JobPart {
 
   /// Other servers may have summed a part of what this member contributes to the open attempt.
   bool may_have_part(MemberId member) const;
-  std::string names_of_missing_holders(const Link& link) const;
+  std::string names_of_missing_holders(const WorkerSession& worker) const;
   bool is_short(const proto::PushEnd& end) const;
-  Result<bool> is_whole_elsewhere(const Link& link, const proto::PushEnd& end) const;
-  Status check_norm(const Link& link, const proto::PushEnd& end, double squares_here) const;
+  Result<bool> is_whole_elsewhere(const WorkerSession& worker, const proto::PushEnd& end) const;
+  Status check_norm(const WorkerSession& worker, const proto::PushEnd& end,
+                    double squares_here) const;
   double weight_elsewhere(const proto::ContributionKey& key) const;
 
   /// The first phase, into `done`.

@@ -22,11 +22,11 @@ Task<Result<bool>> ServerChanges::resolve_servers() {
     attempts_.give_up_merge(copied.error());
     co_return false;
   }
-  for (std::size_t i = 1; i < spread_.links.size(); ++i) {
-    if (!spread_.links[i]->is_gone()) continue;
+  for (std::size_t i = 1; i < spread_.present.size(); ++i) {
+    if (!spread_.present[i]->is_gone()) continue;
     const bool has_chunks =
         std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end();
-    spread_.lost = spread_.links[i]->name;
+    spread_.lost = spread_.present[i]->name;
     if (has_chunks) {
       attempts_.lose_server();
       co_return false;
@@ -42,13 +42,13 @@ Task<Result<bool>> ServerChanges::resolve_servers() {
     co_return false;
   }
   spread_.were_here = true;
-  for (const auto& [name, link] : std::map(shards_.present())) {
-    if (link->is_draining || link->is_gone() ||
-        std::ranges::find(spread_.links, link) != spread_.links.end())
+  for (const auto& [name, shard] : std::map(shards_.present())) {
+    if (shard->is_draining || shard->is_gone() ||
+        std::ranges::find(spread_.present, shard) != spread_.present.end())
       continue;
     const auto what = [name] { return "server '" + name + "' takes the model's terms and route"; };
     const auto waits = waits_.begin(WaitCause::kServers, present_round(job_), "servers", what);
-    const Status added = co_await servers_.add_server(link);
+    const Status added = co_await servers_.add_server(worker);
     if (!added.ok()) {
       log::warn("server.add_failed", {{"server", name}, {"why", added.error()}});
       co_return false;  // its session has ended, or ends now
@@ -69,11 +69,11 @@ Task<Result<bool>> ServerChanges::resolve_servers() {
     if (!moved.ok() || job_.trained_rounds == 0) co_return false;
   }
   if (!spread_.moving.empty()) co_return true;  // it is drained when what it gives is copied
-  for (std::size_t i = 1; i < spread_.links.size(); ++i) {
-    if (!spread_.links[i]->is_draining ||
+  for (std::size_t i = 1; i < spread_.present.size(); ++i) {
+    if (!spread_.present[i]->is_draining ||
         std::ranges::find(spread_.route.owners, i) != spread_.route.owners.end())
       continue;
-    const auto drained = spread_.links[i];
+    const auto drained = spread_.present[i];
     const Status dropped = co_await servers_.drop_server(i);
     if (!servers_.holds_rows(drained->name))
       shards_.dismiss(*drained, Error(ErrorCode::kCancelled, "drained: its chunks have moved"));
@@ -106,10 +106,10 @@ Task<bool> ServerChanges::may_move() {
 /// No round holds up the chunks that a server gives away, and none waits for them; else wait for
 /// something to change.
 Task<Status> ServerChanges::drain_while_paused() {
-  const auto drains = [](const auto& link) {
-    return link && !link->is_gone() && link->is_draining;
+  const auto drains = [](const auto& shard) {
+    return shard && !shard->is_gone() && shard->is_draining;
   };
-  if (std::ranges::any_of(spread_.links, drains) && !replay_ && !spread_.lost_since &&
+  if (std::ranges::any_of(spread_.present, drains) && !replay_ && !spread_.lost_since &&
       !servers_.has_lost_server()) {
     CENTROID_CO_ASSIGN(const bool is_settled, co_await resolve_servers());
     if (!is_settled) co_return Status();
@@ -134,7 +134,7 @@ Task<Result<bool>> ServerChanges::recover_servers() {
   co_await journal_.stop(disk_.executor);  // read, it begins anew behind the rounds it has
   // From the end of this wait on nothing is awaited before the servers are forgotten.
   const auto is_unused = [this] {
-    return members_.links.empty() && (!open_.attempt || open_.attempt.use_count() == 1) &&
+    return members_.present.empty() && (!open_.attempt || open_.attempt.use_count() == 1) &&
            !use_.is_writing && spread_.copiers == 0;
   };
   BlockedOn on{WaitCause::kServers, "job", "workers", [this] {
@@ -176,7 +176,7 @@ Task<Result<bool>> ServerChanges::recover_servers() {
 Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& session,
                                                        TaskGroup& tasks,
                                                        const proto::ServerJoin& join,
-                                                       std::shared_ptr<ShardGroup::Link>& link) {
+                                                       std::shared_ptr<ShardSession>& shard) {
   CENTROID_TRY(gate_.check_lead());
   const std::string who = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
@@ -202,7 +202,7 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
   if (shards_.present().size() + 2 > kMaxServers)
     return Error(ErrorCode::kResourceExhausted,
                  who + "a model lies on at most " + std::to_string(kMaxServers) + " servers");
-  CENTROID_ASSIGN(link, shards_.join(session, tasks, join));
+  CENTROID_ASSIGN(shard, shards_.join(session, tasks, join));
   proto::ServerTerms terms;
   terms.run_id = job_.run_id;
   terms.lease_ms = static_cast<std::uint32_t>(config_.timeouts.lease.count());
@@ -213,19 +213,18 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
 
 /// Nothing more of a worker comes to one of the servers: nobody is to wait for its contribution,
 /// whatever it says of itself here.
-void ServerChanges::refused_elsewhere(const ShardGroup::Link& server,
-                                      const proto::Refused& refused) {
-  const auto link = members_.find(refused.member);
+void ServerChanges::refused_elsewhere(const ShardSession& server, const proto::Refused& refused) {
+  const auto worker = members_.find(refused.member);
   const auto is_it = [&](const auto& one) { return one.get() == &server; };
-  if (!link || std::ranges::none_of(spread_.links, is_it)) return;
+  if (!worker || std::ranges::none_of(spread_.present, is_it)) return;
   const Error why(static_cast<ErrorCode>(refused.code),
                   "server '" + server.name + "': " + refused.why);
-  if (members_.roster.lost(link->id, why.to_string())) {
+  if (members_.roster.lost(worker->id, why.to_string())) {
     tell(events_, log::Level::kWarn, "member.lost",
-         {{"worker", link->join.name}, {"member", link->id.value}, {"why", why}});
+         {{"worker", worker->join.name}, {"member", worker->id.value}, {"why", why}});
     probe_.member_dead();
   }
-  control_.member_gone(link->id, why);
+  control_.member_gone(worker->id, why);
 }
 
 }  // namespace centroid::server

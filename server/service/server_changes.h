@@ -33,8 +33,8 @@ class ServerChanges : private JobPart {
   Task<Status> drain_while_paused();
   Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
                                           const proto::ServerJoin& join,
-                                          std::shared_ptr<ShardGroup::Link>& link);
-  void refused_elsewhere(const ShardGroup::Link& server, const proto::Refused& refused);
+                                          std::shared_ptr<ShardSession>& worker);
+  void refused_elsewhere(const ShardSession& server, const proto::Refused& refused);
 
  private:
   Task<bool> may_move();

@@ -21,19 +21,20 @@ constexpr std::chrono::seconds kRetryInterval{1};
 /// How the model lies on several servers now. Without shard servers: all lists are empty, and all
 /// chunks are the leader's.
 struct Spread {
-  using Link = ShardGroup::Link;
-  proto::Route route;                        ///< version 0: there never were several
-  std::vector<std::shared_ptr<Link>> links;  ///< by server of the route; the first is nullptr
-  std::vector<std::uint16_t> target;         ///< owners when all moves are made
+  proto::Route route;  ///< version 0: there never were several
+  std::vector<std::shared_ptr<ShardSession>>
+      present;                        ///< by server of the route; the first is nullptr
+  std::vector<std::uint16_t> target;  ///< owners when all moves are made
   /// By fragment: servers, other than the leader, on which chunks of it lie.
-  std::vector<std::vector<const Link*>> holders;
+  std::vector<std::vector<const ShardSession*>> holders;
   proto::Opened opened;  ///< what they heard last
   /// Contributions that are whole on a server.
-  std::map<std::pair<proto::ContributionKey, const Link*>, proto::Whole> whole;
+  std::map<std::pair<proto::ContributionKey, const ShardSession*>, proto::Whole> whole;
 
   // chunks whose owner has changed, and whose values are still where they were
-  std::map<ChunkId, std::shared_ptr<Link>> moving;  ///< by chunk: from whom; nullptr: the leader
-  std::size_t copiers = 0;                          ///< tasks that copy them
+  std::map<ChunkId, std::shared_ptr<ShardSession>>
+      moving;               ///< by chunk: from whom; nullptr: the leader
+  std::size_t copiers = 0;  ///< tasks that copy them
   std::optional<Error> copy_failure;
   std::vector<std::pair<ChunkId, double>> summed;  ///< that wait for their values to come
   std::uint64_t moving_bytes = 0;
@@ -50,16 +51,16 @@ struct Spread {
   std::shared_ptr<Snapshot> frozen;
   CheckpointInfo frozen_info;  ///< of the job when it was kept
 
-  bool has_others() const { return links.size() > 1; }
+  bool has_others() const { return present.size() > 1; }
   /// On which the model lies when `leaving` and those that drain have gone; with the leader.
-  std::uint32_t servers_without(const Link* leaving) const {
+  std::uint32_t servers_without(const ShardSession* leaving) const {
     std::uint32_t count = 1;
-    for (const auto& link : others())
-      count += link.get() != leaving && !link->is_gone() && !link->is_draining ? 1 : 0;
+    for (const auto& shard : others())
+      count += shard.get() != leaving && !shard->is_gone() && !shard->is_draining ? 1 : 0;
     return count;
   }
-  std::vector<std::shared_ptr<Link>> others() const {
-    return {links.begin() + (links.empty() ? 0 : 1), links.end()};
+  std::vector<std::shared_ptr<ShardSession>> others() const {
+    return {present.begin() + (present.empty() ? 0 : 1), present.end()};
   }
 };
 

@@ -15,20 +15,20 @@ std::string state_on_its_way(Version version, std::size_t piece, std::size_t pie
 }
 
 /// At the end everybody is to hold the last parameters, also who was left out of the last round.
-bool StateImages::needs_last_state(const Link& link) const {
+bool StateImages::needs_last_state(const WorkerSession& worker) const {
   if (!policy_.is_elastic() || !job_.shard || job_.store().version().value == 0) return false;
-  const auto reason = link.finish->reason;
+  const auto reason = worker.finish->reason;
   const bool is_end =
       reason == proto::FinishReason::kFinished || reason == proto::FinishReason::kStopped;
-  return is_end && link.version != job_.store().version();
+  return is_end && worker.version != job_.store().version();
 }
 
 /// What the member would make of the state before this attempt may still count.
-bool StateImages::is_of_use(const Link& link, const Attempt::Key& key) const {
+bool StateImages::is_of_use(const WorkerSession& worker, const Attempt::Key& key) const {
   if (open_.attempt && open_.attempt->key() == key && !open_.attempt->closed &&
-      open_.attempt->left_out.count(link.id) == 0)
+      open_.attempt->left_out.count(worker.id) == 0)
     return true;
-  return link.late && link.late->key == key && !link.late->outcome;
+  return worker.late && worker.late->key == key && !worker.late->outcome;
 }
 
 /// Copies of the state that are being sent or made.
@@ -48,9 +48,9 @@ std::shared_ptr<const StateImage> StateImages::present_copy() const {
 /// commit. Who finds as many as there is memory for waits until one has been sent; nullptr: its
 /// attempt has closed meanwhile.
 Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
-    std::shared_ptr<Link> link, std::optional<Attempt::Key> key) {
-  const std::string who = "worker " + link->join.name;
-  const auto is_too_late = [this, link, key] { return key && !is_of_use(*link, *key); };
+    std::shared_ptr<WorkerSession> worker, std::optional<Attempt::Key> key) {
+  const std::string who = "worker " + worker->join.name;
+  const auto is_too_late = [this, worker, key] { return key && !is_of_use(*worker, *key); };
   const auto may_go_on = [this, is_too_late] {
     return is_too_late() || (!is_copying_ && (present_copy() || count() < limit_));
   };
@@ -131,20 +131,20 @@ Task<Status> StateImages::copy_image(StateImage& image) {
 /// is ended though the round closes meanwhile, as long as a contribution made from it may count
 /// late: else a link on which it takes longer than a round would never be done. False: it could not
 /// count, the member is to have a newer state.
-Task<Result<bool>> StateImages::transfer_state(std::shared_ptr<Link> link,
+Task<Result<bool>> StateImages::transfer_state(std::shared_ptr<WorkerSession> worker,
                                                transport::Session& session, Attempt::Key key) {
-  open_.machine.forgive(link->id);  // it never began an earlier round that it owes
-  CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, key));
-  if (!image || !is_of_use(*link, key)) co_return false;
-  if (open_.machine.may_count_late(key.round)) link->pace.opened = key;
-  link->pace.is_brought = link->pace.opened == key;
-  CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(link, session, image, key));
-  link->pace.is_brought = false;
-  if (is_there || link->is_gone) co_return is_there;
-  link->late.reset();
-  open_.machine.forgive(link->id);
+  open_.machine.forgive(worker->id);  // it never began an earlier round that it owes
+  CENTROID_CO_ASSIGN(const auto image, co_await state_image(worker, key));
+  if (!image || !is_of_use(*worker, key)) co_return false;
+  if (open_.machine.may_count_late(key.round)) worker->pace.opened = key;
+  worker->pace.is_brought = worker->pace.opened == key;
+  CENTROID_CO_ASSIGN(const bool is_there, co_await send_image(worker, session, image, key));
+  worker->pace.is_brought = false;
+  if (is_there || worker->is_gone) co_return is_there;
+  worker->late.reset();
+  open_.machine.forgive(worker->id);
   probe_.state_restarted();
-  log::debug("member.state_restarted", {{"worker", link->join.name},
+  log::debug("member.state_restarted", {{"worker", worker->join.name},
                                         {"version", image->version.value},
                                         {"round", key.round.value},
                                         {"open", job_.round.value}});
@@ -152,24 +152,25 @@ Task<Result<bool>> StateImages::transfer_state(std::shared_ptr<Link> link,
 }
 
 /// At the end of the job.
-Task<Status> StateImages::transfer_last_state(std::shared_ptr<Link> link,
+Task<Status> StateImages::transfer_last_state(std::shared_ptr<WorkerSession> worker,
                                               transport::Session& session) {
-  CENTROID_CO_ASSIGN(const auto image, co_await state_image(link, std::nullopt));
-  const auto sent = co_await send_image(link, session, image, std::nullopt);
+  CENTROID_CO_ASSIGN(const auto image, co_await state_image(worker, std::nullopt));
+  const auto sent = co_await send_image(worker, session, image, std::nullopt);
   if (!sent.ok()) co_return sent.error();
   co_return Status();
 }
 
 /// False: it broke off, for the attempt for which it is closed and what is late does not count.
-Task<Result<bool>> StateImages::send_image(std::shared_ptr<Link> link, transport::Session& session,
+Task<Result<bool>> StateImages::send_image(std::shared_ptr<WorkerSession> worker,
+                                           transport::Session& session,
                                            std::shared_ptr<const StateImage> image,
                                            std::optional<Attempt::Key> key) {
-  link->version = Version();  // it holds neither until all is there
+  worker->version = Version();  // it holds neither until all is there
   std::size_t piece = 0;
   const std::size_t pieces = image->planes.size() * job_.store().plan().chunks().size();
   const auto what = [&] { return state_on_its_way(image->version, piece, pieces); };
   const auto waits =
-      waits_.begin(WaitCause::kState, "worker " + link->join.name, "its connection", what);
+      waits_.begin(WaitCause::kState, "worker " + worker->join.name, "its connection", what);
   for (std::size_t plane = 0; plane < image->planes.size(); ++plane) {
     for (const Chunk& chunk : job_.store().plan().chunks()) {
       ++piece;
@@ -184,11 +185,11 @@ Task<Result<bool>> StateImages::send_image(std::shared_ptr<Link> link, transport
       CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(values),
                                             clock_.now() + config_.timeouts.stall));
       probe_.payload_sent(values.size_bytes());
-      if (link->is_gone || (key && !is_of_use(*link, *key))) co_return false;
+      if (worker->is_gone || (key && !is_of_use(*worker, *key))) co_return false;
     }
   }
-  link->version = image->version;
-  log::info("member.state_sent", {{"worker", link->join.name},
+  worker->version = image->version;
+  log::info("member.state_sent", {{"worker", worker->join.name},
                                   {"version", image->version.value},
                                   {"planes", image->planes.size()}});
   co_return true;

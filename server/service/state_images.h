@@ -26,20 +26,21 @@ class StateImages : private JobPart {
   /// Its version comes again with other values.
   void forget_newest() { newest_.reset(); }
 
-  bool needs_last_state(const Link& link) const;
-  Task<Result<bool>> transfer_state(std::shared_ptr<Link> link, transport::Session& session,
-                                    Attempt::Key key);
-  Task<Status> transfer_last_state(std::shared_ptr<Link> link, transport::Session& session);
+  bool needs_last_state(const WorkerSession& worker) const;
+  Task<Result<bool>> transfer_state(std::shared_ptr<WorkerSession> worker,
+                                    transport::Session& session, Attempt::Key key);
+  Task<Status> transfer_last_state(std::shared_ptr<WorkerSession> worker,
+                                   transport::Session& session);
 
  private:
-  bool is_of_use(const Link& link, const Attempt::Key& key) const;
+  bool is_of_use(const WorkerSession& worker, const Attempt::Key& key) const;
   std::size_t count();
   std::shared_ptr<const StateImage> present_copy() const;
-  Task<Result<std::shared_ptr<const StateImage>>> state_image(std::shared_ptr<Link> link,
+  Task<Result<std::shared_ptr<const StateImage>>> state_image(std::shared_ptr<WorkerSession> worker,
                                                               std::optional<Attempt::Key> key);
   Task<Status> fill_image(StateImage& image);
   Task<Status> copy_image(StateImage& image);
-  Task<Result<bool>> send_image(std::shared_ptr<Link> link, transport::Session& session,
+  Task<Result<bool>> send_image(std::shared_ptr<WorkerSession> worker, transport::Session& session,
                                 std::shared_ptr<const StateImage> image,
                                 std::optional<Attempt::Key> key);
 

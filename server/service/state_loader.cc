@@ -30,7 +30,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.chunks = plan.chunks().size();
   CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(fragments, codec));
   std::set<std::string> others;
-  for (const auto& [id, link] : members_.links) others.insert(link->join.codec);
+  for (const auto& [id, worker] : members_.present) others.insert(worker->join.codec);
   for (const std::string& one : others) {
     CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments, one));
     question.contribution_bytes = std::max(question.contribution_bytes, bytes);
@@ -75,8 +75,8 @@ Status StateLoader::check_another(const proto::Join& join) {
   const std::uint64_t count =
       servers_.expected_workers(policy_.is_elastic() || !aggregate_.is_mean());
   const bool has_room =
-      count > members_.links.size() + 1 || std::ranges::any_of(members_.links, is_it);
-  if (has_room && std::ranges::any_of(members_.links, is_alike)) return {};
+      count > members_.present.size() + 1 || std::ranges::any_of(members_.present, is_it);
+  if (has_room && std::ranges::any_of(members_.present, is_alike)) return {};
   const Status fits = check_room(job_.store().plan(), job_.shard->fragments(),
                                  job_.store().optimizer().slots(), join.codec);
   if (fits.ok()) return {};
@@ -125,10 +125,10 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
     control_.chunk_complete(chunk, weight);
   };
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
-    if (const auto link = open_.attempt && rank < open_.attempt->members.size()
-                              ? members_.find(open_.attempt->members[rank])
-                              : nullptr)
-      link->session->release_credit(bytes);
+    if (const auto worker = open_.attempt && rank < open_.attempt->members.size()
+                                ? members_.find(open_.attempt->members[rank])
+                                : nullptr)
+      worker->session->release_credit(bytes);
   };
   into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);
   log::info("store.created", {{"tensors", into.store().plan().manifest().size()},

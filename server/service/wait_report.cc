@@ -13,22 +13,23 @@ namespace {
 std::string milliseconds(Duration d) { return std::to_string(static_cast<int>(1000 * seconds(d))); }
 
 /// Beside its outbox, which waits for the state that it is to bring.
-Task<void> send_wait(std::shared_ptr<Link> link, std::vector<std::byte> head, TimePoint until) {
+Task<void> send_wait(std::shared_ptr<WorkerSession> worker, std::vector<std::byte> head,
+                     TimePoint until) {
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
-  (void)co_await link->session->send(kind, head, Bytes(), until);
+  (void)co_await worker->session->send(kind, head, Bytes(), until);
 }
 
 }  // namespace
 
 /// What of a member's contribution waits here in the order of the sum, where that has taken its
 /// credit: it can send nothing more until others have sent theirs, or there is memory.
-std::optional<Aggregator::Queued> WaitReport::held_up(const Link& link) const {
+std::optional<Aggregator::Queued> WaitReport::held_up(const WorkerSession& worker) const {
   if (policy_.is_elastic() || config_.is_peer_to_peer() || !job_.shard) return std::nullopt;
-  const auto rank = open_.attempt ? open_.attempt->rank_of(link.id) : std::nullopt;
-  if (!rank || !open_.machine.is_missing(link.id)) return std::nullopt;
+  const auto rank = open_.attempt ? open_.attempt->rank_of(worker.id) : std::nullopt;
+  if (!rank || !open_.machine.is_missing(worker.id)) return std::nullopt;
   auto queued = job_.aggregator->queued(*rank);
-  const std::size_t next = link.codec->max_bytes(job_.store().plan().max_chunk_elements());
-  if (queued.bytes == 0 || link.session->credit_left() >= next) return std::nullopt;
+  const std::size_t next = worker.codec->max_bytes(job_.store().plan().max_chunk_elements());
+  if (queued.bytes == 0 || worker.session->credit_left() >= next) return std::nullopt;
   return queued;
 }
 
@@ -69,38 +70,38 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
   };
   std::optional<MemberId> first;  // of those whom other servers add up: the others are behind it
   for (const MemberId member : open_.machine.missing()) {
-    const auto link = members_.find(member);
+    const auto worker = members_.find(member);
     const bool is_added_elsewhere = aggregate_.is_mean() && round_servers_.may_have_part(member);
     const bool is_behind = is_added_elsewhere && first;
     if (is_added_elsewhere && !first) first = member;
-    if (link && link->version != open_.attempt->version) {
+    if (worker && worker->version != open_.attempt->version) {
       add(member, "contribution, for which it has not got the state yet");
       continue;
     }
-    if (const auto queued = link ? held_up(*link) : std::nullopt) {
+    if (const auto queued = worker ? held_up(*worker) : std::nullopt) {
       const std::string what = "credit: " + std::to_string(queued->bytes) +
                                " bytes of its contribution wait here, from chunk " +
                                to_string(queued->chunk) + " of " + round + " on, ";
-      const double since = seconds(clock_.now() - link->pace.opened_at);  // its last chunk
+      const double since = seconds(clock_.now() - worker->pace.opened_at);  // its last chunk
       for (const std::uint32_t rank : queued->behind)
-        views.push_back({.who = "worker " + link->join.name,
+        views.push_back({.who = "worker " + worker->join.name,
                          .for_whom = members_.name_of(open_.attempt->members[rank]),
                          .what = what + "which are added behind those of that one",
                          .seconds = since});
       if (queued->behind.empty())
-        views.push_back({.who = "worker " + link->join.name,
+        views.push_back({.who = "worker " + worker->join.name,
                          .for_whom = "memory",
                          .what = what + "until slower workers have read the results before, or "
                                         "the journal's disk has taken what came",
                          .seconds = since});
       continue;
     }
-    if (link && link->contribution.pending_end) {
-      add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*link));
+    if (worker && worker->contribution.pending_end) {
+      add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*worker));
       continue;
     }
-    const bool adds =
-        link && config_.is_peer_to_peer() && link->contribution.computed == open_.attempt->key();
+    const bool adds = worker && config_.is_peer_to_peer() &&
+                      worker->contribution.computed == open_.attempt->key();
     std::string what = adds ? "addition with its peers" : "contribution";
     if (is_behind) what += ", which other servers add behind that of " + members_.name_of(*first);
     add(member, std::move(what));
@@ -110,10 +111,10 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
   // Where all that have seats are done and had no samples, it waits for the others, too.
   if (done < needed || (open_.machine.missing().empty() && !deadline))
     for (const MemberId member : unseated()) {
-      const auto link = members_.find(member);
-      const auto late = link->late          ? link->late->key.round
-                        : link->pace.behind ? link->pace.behind->round
-                                            : link->pace.opened.round;
+      const auto worker = members_.find(member);
+      const auto late = worker->late          ? worker->late->key.round
+                        : worker->pace.behind ? worker->pace.behind->round
+                                              : worker->pace.opened.round;
       add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
     }
   if (deadline)
@@ -128,36 +129,36 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
 
 /// Who is held back for slower members, whether or not a round is open.
 void WaitReport::pace_waits(std::vector<WaitView>& views) const {
-  for (const auto& [id, link] : members_.links) {
-    if (link->pace.is_away || open_.machine.may_begin(id)) continue;
+  for (const auto& [id, worker] : members_.present) {
+    if (worker->pace.is_away || open_.machine.may_begin(id)) continue;
     const MemberId slowest = open_.machine.slowest();
     const Member* const member = members_.roster.find(slowest);
     if (member == nullptr) continue;
     const double silent = seconds(clock_.now() - member->heard);
     views.push_back(
-        {.who = "worker " + link->join.name,
+        {.who = "worker " + worker->join.name,
          .for_whom = members_.name_of(slowest),
          .what = "it is " + std::to_string(open_.machine.steps_ahead(id)) +
                  " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
                  std::to_string(policy_.count) + "; that one was heard " +
                  std::to_string(static_cast<int>(1000 * silent)) + " ms ago",
-         .seconds = seconds(clock_.now() - link->contribution.at.value_or(phase_.since()))});
+         .seconds = seconds(clock_.now() - worker->contribution.at.value_or(phase_.since()))});
   }
 }
 
 /// For which servers the round, or chunks that go to them, wait.
 void WaitReport::shard_waits(std::vector<WaitView>& views) const {
-  for (const auto& [name, link] : shards_.present()) {
-    if (link->work.empty()) continue;
-    const bool is_move = link->work.front().kind == proto::ServersKind::kLoad;
+  for (const auto& [name, shard] : shards_.present()) {
+    if (shard->work.empty()) continue;
+    const bool is_move = shard->work.front().kind == proto::ServersKind::kLoad;
     const std::string what = is_move ? "the values of chunks" : "its part of the commit";
-    const Duration silent = clock_.now() - link->session->connection().last_received();
-    std::string told = link->report.busy.empty() ? what : what + ": " + link->report.busy;
+    const Duration silent = clock_.now() - shard->session->connection().last_received();
+    std::string told = shard->report.busy.empty() ? what : what + ": " + shard->report.busy;
     told += ", last heard " + milliseconds(silent) + " ms ago";
     views.push_back({.who = is_move ? "chunks that move" : present_round(job_),
                      .for_whom = "server '" + name + "'",
                      .what = std::move(told),
-                     .seconds = seconds(clock_.now() - link->work.front().since)});
+                     .seconds = seconds(clock_.now() - shard->work.front().since)});
   }
 }
 
@@ -208,12 +209,12 @@ std::vector<WaitView> WaitReport::present_waits() const {
                      .seconds = seconds(clock_.now() - upload_->begun)});
   rows_.waits(views);
   if (table_servers_) table_servers_->waits(views);
-  for (const auto& [id, link] : members_.links)
-    for (const transport::Session::Wait& wait : link->session->waits())
+  for (const auto& [id, worker] : members_.present)
+    for (const transport::Session::Wait& wait : worker->session->waits())
       views.push_back(
-          {.who = "session of " + link->join.name,
-           .for_whom = link->join.name,
-           .what = wait.what + ", " + present_round(job_, link->results.attempt.lock().get()),
+          {.who = "session of " + worker->join.name,
+           .for_whom = worker->join.name,
+           .what = wait.what + ", " + present_round(job_, worker->results.attempt.lock().get()),
            .seconds = seconds(clock_.now() - wait.since)});
   return views;
 }
@@ -222,31 +223,32 @@ std::vector<WaitView> WaitReport::present_waits() const {
 /// at the moment, or cannot go on with it.
 void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
   constexpr std::chrono::seconds kEvery{2};
-  for (const auto& [id, link] : members_.links) {
-    if (clock_.now() - link->wait_reported < kEvery || link->finish) continue;
-    const bool is_for_copy = waits_.has("worker " + link->join.name, kStateCopy);
+  for (const auto& [id, worker] : members_.present) {
+    if (clock_.now() - worker->wait_reported < kEvery || worker->finish) continue;
+    const bool is_for_copy = waits_.has("worker " + worker->join.name, kStateCopy);
     const bool has_part = open_.attempt && !open_.attempt->closed && open_.machine.is_missing(id);
-    if (has_part && !is_for_copy && !link->contribution.pending_end && !held_up(*link)) continue;
+    if (has_part && !is_for_copy && !worker->contribution.pending_end && !held_up(*worker))
+      continue;
     proto::Wait wait;
     for (const WaitView& one : lasting) {
       const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
                              one.who == "server" || one.who == "state" ||
                              one.who == "chunks that move";
-      if (!is_of_all && one.who != "worker " + link->join.name) continue;
-      if (one.for_whom == link->join.name) continue;
+      if (!is_of_all && one.who != "worker " + worker->join.name) continue;
+      if (one.for_whom == worker->join.name) continue;
       wait.ms = std::max(wait.ms, static_cast<std::uint32_t>(1000 * std::min(one.seconds, 4e6)));
       wait.what += (wait.what.empty() ? "" : "; ") + one.who + " waits for " + one.for_whom + ": " +
                    one.what;
     }
     if (wait.what.empty()) continue;
     if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
-    link->wait_reported = clock_.now();
+    worker->wait_reported = clock_.now();
     if (is_for_copy) {
-      link->tasks->spawn(send_wait(link, proto::encode(wait), clock_.now() + kEvery));
+      worker->tasks->spawn(send_wait(worker, proto::encode(wait), clock_.now() + kEvery));
       continue;
     }
-    link->wait = std::move(wait);
-    link->wake.notify_all();
+    worker->wait = std::move(wait);
+    worker->wake.notify_all();
   }
 }
 
@@ -284,24 +286,24 @@ std::array<std::size_t, kWaitCauses.size()> WaitReport::count_waits() const {
   if (phase_.waits_for_operator()) count(WaitCause::kOperator);
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
     for (const MemberId member : open_.machine.missing()) {
-      const auto link = members_.find(member);
-      const bool adds =
-          link && config_.is_peer_to_peer() && link->contribution.computed == open_.attempt->key();
-      count(adds                     ? WaitCause::kAddition
-            : link && held_up(*link) ? WaitCause::kCredit
-                                     : WaitCause::kContribution);
+      const auto worker = members_.find(member);
+      const bool adds = worker && config_.is_peer_to_peer() &&
+                        worker->contribution.computed == open_.attempt->key();
+      count(adds                         ? WaitCause::kAddition
+            : worker && held_up(*worker) ? WaitCause::kCredit
+                                         : WaitCause::kContribution);
     }
   const auto journal = journal_.state();
   if (!journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
     count(WaitCause::kJournal);
   waits_.count(count);
-  for (const auto& [name, link] : shards_.present())
-    if (!link->work.empty()) count(WaitCause::kServers);
+  for (const auto& [name, shard] : shards_.present())
+    if (!shard->work.empty()) count(WaitCause::kServers);
   if (upload_) count(WaitCause::kState);
-  for (const auto& [id, link] : members_.links) {
-    if (link->pace.held_since || (!link->pace.is_away && !open_.machine.may_begin(id)))
+  for (const auto& [id, worker] : members_.present) {
+    if (worker->pace.held_since || (!worker->pace.is_away && !open_.machine.may_begin(id)))
       count(WaitCause::kPace);
-    if (!link->session->waits().empty()) count(WaitCause::kCredit);
+    if (!worker->session->waits().empty()) count(WaitCause::kCredit);
   }
   return counts;
 }

@@ -31,7 +31,7 @@ class WaitReport : private JobPart {
   std::vector<WaitView> present_waits() const;
   std::array<std::size_t, kWaitCauses.size()> count_waits() const;
   /// What of a member's contribution waits here for those of others, or for memory.
-  std::optional<Aggregator::Queued> held_up(const Link& link) const;
+  std::optional<Aggregator::Queued> held_up(const WorkerSession& worker) const;
   /// Members without a part in the open round.
   std::vector<MemberId> unseated() const;
   /// Until the server closes: an event for each wait that lasts, and workers that wait are told

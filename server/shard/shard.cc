@@ -45,7 +45,7 @@ Shard::Shard(Executor executor, Executor files, transport::Transport& transport,
 Shard::~Shard() = default;
 
 void Shard::request_stop(const std::string& why) {
-  LeaderLink& leader = context_.leader;
+  LeaderSession& leader = context_.leader;
   const bool is_leaving = context_.readiness.is_leaving();
   if (!is_stopping_ && !is_leaving) log::info("server.stop_requested", {{"why", why}});
   stop_reason_ = why;
@@ -120,7 +120,7 @@ transport::Greeting Shard::greeting() const {
 }
 
 Task<Status> Shard::join_leader(Session& session) {
-  LeaderLink& leader = context_.leader;
+  LeaderSession& leader = context_.leader;
   proto::ServerJoin join;
   join.name = context_.options.name;
   join.endpoint = context_.options.advertise;

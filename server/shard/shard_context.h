@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "common/base/clock.h"
-#include "server/shard/leader_link.h"
+#include "server/shard/leader_session.h"
 #include "server/shard/readiness.h"
 #include "server/shard/shard_options.h"
 #include "server/shard/shard_probe.h"
@@ -30,7 +30,7 @@ struct ShardContext {
   const Clock& clock;
   ShardProbe probe;
   Readiness readiness;
-  LeaderLink leader;
+  LeaderSession leader;
   ShardProgress progress;
   transport::Strangers strangers;  ///< at its port
 };

@@ -31,9 +31,9 @@ ShardGroup::ShardGroup(Executor executor, const Clock& clock,
       reply_timeout_(reply_timeout),
       hooks_(std::move(hooks)) {}
 
-Result<std::shared_ptr<ShardGroup::Link>> ShardGroup::join(transport::Session& session,
-                                                           TaskGroup& tasks,
-                                                           const proto::ServerJoin& join) {
+Result<std::shared_ptr<ShardSession>> ShardGroup::join(transport::Session& session,
+                                                       TaskGroup& tasks,
+                                                       const proto::ServerJoin& join) {
   if (join.name.empty() || join.endpoint.empty())
     return Error(ErrorCode::kInvalidArgument,
                  "a server that joins needs a name (--name) and an endpoint for workers "
@@ -45,108 +45,108 @@ Result<std::shared_ptr<ShardGroup::Link>> ShardGroup::join(transport::Session& s
     dismiss(*old, superseded);
     left(old, superseded);
   }
-  auto link = std::make_shared<Link>();
-  link->name = join.name;
-  link->endpoint = join.endpoint;
-  link->address = session.peer().address;
-  link->session = &session;
-  link->tasks = &tasks;
-  link->joined_unix_seconds = clock_.unix_seconds();
-  present_[link->name] = link;
+  auto shard = std::make_shared<ShardSession>();
+  shard->name = join.name;
+  shard->endpoint = join.endpoint;
+  shard->address = session.peer().address;
+  shard->session = &session;
+  shard->tasks = &tasks;
+  shard->joined_unix_seconds = clock_.unix_seconds();
+  present_[shard->name] = shard;
   log::info("server.joined",
-            {{"server", link->name}, {"endpoint", link->endpoint}, {"address", link->address}});
+            {{"server", shard->name}, {"endpoint", shard->endpoint}, {"address", shard->address}});
   hooks_.changed();
-  return link;
+  return shard;
 }
 
 Task<Status> ShardGroup::on_frame(transport::Session& session, transport::InFrame frame,
-                                  std::shared_ptr<Link> link) {
+                                  std::shared_ptr<ShardSession> shard) {
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kHeartbeat)) {
     if (!frame.head.empty()) {
       CENTROID_CO_ASSIGN(const auto beat, proto::decode<proto::Beat>(frame.head));
-      link->clock.heard(beat.unix_seconds, clock_.unix_seconds());
-      link->version = beat.version;
+      shard->clock.heard(beat.unix_seconds, clock_.unix_seconds());
+      shard->version = beat.version;
     }
     const std::uint16_t answer = frame.header.kind;
     co_return co_await session.send(answer, Bytes(), Bytes(), TimePoint::max());
   }
   if (frame.header.kind == static_cast<std::uint16_t>(proto::Kind::kLeave)) {
     (void)co_await session.respond(frame.header, Bytes());
-    if (!link->is_gone()) hooks_.leaving(*link);
+    if (!shard->is_gone()) hooks_.leaving(*shard);
     co_return Status();
   }
   if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kServerReport)) {
     CENTROID_CO_ASSIGN(auto report, proto::decode<proto::ServerReport>(frame.head));
-    if (report.progress != link->report.progress) link->moved = clock_.now();
-    link->report = std::move(report);
-    if (!link->is_gone()) hooks_.reported(*link);
+    if (report.progress != shard->report.progress) shard->moved = clock_.now();
+    shard->report = std::move(report);
+    if (!shard->is_gone()) hooks_.reported(*shard);
     co_return Status();
   }
   if (frame.header.kind == static_cast<std::uint16_t>(ServersKind::kRefused)) {
     CENTROID_CO_ASSIGN(const auto refused, proto::decode<proto::Refused>(frame.head));
-    if (!link->is_gone()) hooks_.refused(*link, refused);
+    if (!shard->is_gone()) hooks_.refused(*shard, refused);
     co_return Status();
   }
   if (frame.header.kind != static_cast<std::uint16_t>(ServersKind::kWhole))
     co_return Error(ErrorCode::kInvalidArgument,
                     "unexpected message kind " + std::to_string(frame.header.kind) +
-                        " from server '" + link->name + "' (docs/reference/wire.md)");
+                        " from server '" + shard->name + "' (docs/reference/wire.md)");
   CENTROID_CO_ASSIGN(const auto whole, proto::decode<proto::Whole>(frame.head));
-  if (!link->is_gone()) hooks_.whole(*link, whole);
+  if (!shard->is_gone()) hooks_.whole(*shard, whole);
   co_return Status();
 }
 
-void ShardGroup::left(const std::shared_ptr<Link>& link, const Error& why) {
-  if (link->is_gone()) return;
-  link->session = nullptr;
-  link->tasks = nullptr;
-  if (const auto found = present_.find(link->name);
-      found != present_.end() && found->second == link)
+void ShardGroup::left(const std::shared_ptr<ShardSession>& shard, const Error& why) {
+  if (shard->is_gone()) return;
+  shard->session = nullptr;
+  shard->tasks = nullptr;
+  if (const auto found = present_.find(shard->name);
+      found != present_.end() && found->second == shard)
     present_.erase(found);
   if (why.code() == ErrorCode::kCancelled)
-    log::info("server.left", {{"server", link->name}, {"why", why}});
+    log::info("server.left", {{"server", shard->name}, {"why", why}});
   else
-    log::warn("server.lost", {{"server", link->name}, {"why", why}});
-  hooks_.gone(*link);
+    log::warn("server.lost", {{"server", shard->name}, {"why", why}});
+  hooks_.gone(*shard);
   hooks_.changed();
 }
 
 void ShardGroup::expire(std::chrono::milliseconds lease) {
   const TimePoint now = clock_.now();
   standstill_.look(now, lease / 2);
-  for (const auto& [name, link] : std::map(present_)) {
-    const auto silent = now - standstill_.since(link->session->connection().last_received());
+  for (const auto& [name, shard] : std::map(present_)) {
+    const auto silent = now - standstill_.since(shard->session->connection().last_received());
     if (silent > lease) {
-      link->session->close(Error(ErrorCode::kUnavailable, "server '" + name + "' was silent for " +
-                                                              milliseconds(silent) + " (lease)"));
+      shard->session->close(Error(ErrorCode::kUnavailable, "server '" + name + "' was silent for " +
+                                                               milliseconds(silent) + " (lease)"));
       continue;
     }
     const Duration patience = std::max<Duration>(reply_timeout_, lease);  // it reports each lease
-    for (const Link::Work& work : link->work) {
-      const Duration idle = now - standstill_.since(std::max(work.since, link->moved));
+    for (const ShardSession::Work& work : shard->work) {
+      const Duration idle = now - standstill_.since(std::max(work.since, shard->moved));
       if (idle <= patience) continue;
-      give_up(link, Error(ErrorCode::kDeadlineExceeded,
-                          "server '" + name + "' has not answered request " +
-                              std::to_string(static_cast<int>(work.kind)) + " for " +
-                              milliseconds(now - work.since) + " and told of no progress for " +
-                              milliseconds(idle) +
-                              (link->report.busy.empty() ? "" : ": " + link->report.busy)));
+      give_up(shard, Error(ErrorCode::kDeadlineExceeded,
+                           "server '" + name + "' has not answered request " +
+                               std::to_string(static_cast<int>(work.kind)) + " for " +
+                               milliseconds(now - work.since) + " and told of no progress for " +
+                               milliseconds(idle) +
+                               (shard->report.busy.empty() ? "" : ": " + shard->report.busy)));
       break;
     }
   }
 }
 
-void ShardGroup::dismiss(Link& link, const Error& why) {
-  if (!link.is_gone()) link.tasks->spawn(link.session->goodbye(why));
+void ShardGroup::dismiss(ShardSession& shard, const Error& why) {
+  if (!shard.is_gone()) shard.tasks->spawn(shard.session->goodbye(why));
 }
 
 Task<void> ShardGroup::dismiss_all(Error why) {
   TaskGroup group(executor_);
-  for (const auto& [name, link] : present_) group.spawn(link->session->goodbye(why));
+  for (const auto& [name, shard] : present_) group.spawn(shard->session->goodbye(why));
   co_await group.join();
 }
 
-std::shared_ptr<ShardGroup::Link> ShardGroup::find(const std::string& name) const {
+std::shared_ptr<ShardSession> ShardGroup::find(const std::string& name) const {
   const auto found = present_.find(name);
   return found == present_.end() ? nullptr : found->second;
 }
@@ -156,52 +156,52 @@ std::uint32_t ShardGroup::count_of_staying() const {
   return 1 + static_cast<std::uint32_t>(std::ranges::count_if(present_, stays));
 }
 
-Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<Link> link, ServersKind kind,
+Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<ShardSession> shard, ServersKind kind,
                                     std::vector<std::byte> head, Bytes payload,
                                     std::optional<TimePoint> limit) {
-  const std::string where = "server '" + link->name + "'";
-  if (link->is_gone()) co_return Error(ErrorCode::kUnavailable, where + " is gone");
+  const std::string where = "server '" + shard->name + "'";
+  if (shard->is_gone()) co_return Error(ErrorCode::kUnavailable, where + " is gone");
   TimePoint until = limit.value_or(clock_.now() + reply_timeout_);
   const bool is_work = !limit && may_take_long(kind);
-  auto work = link->work.end();
+  auto work = shard->work.end();
   if (is_work) {
-    Link::Work begun{kind, clock_.now()};
-    work = link->work.insert(link->work.end(), begun);
+    ShardSession::Work begun{kind, clock_.now()};
+    work = shard->work.insert(shard->work.end(), begun);
     until = TimePoint::max();  // `expire` checks its progress
   }
   auto reply =
-      co_await link->session->request(static_cast<std::uint16_t>(kind), head, payload, until);
-  if (is_work) link->work.erase(work);
+      co_await shard->session->request(static_cast<std::uint16_t>(kind), head, payload, until);
+  if (is_work) shard->work.erase(work);
   if (reply.ok()) co_return std::move(reply).value();
   const Error why = reply.error().with_context(where);
   if (limit) co_return why;
   const bool may_refuse =
       kind == ServersKind::kFetch || kind == ServersKind::kFreeze || kind == ServersKind::kRecall;
-  if (!link->is_gone() && (!may_refuse || why.code() == ErrorCode::kDeadlineExceeded)) {
-    give_up(link, why);
+  if (!shard->is_gone() && (!may_refuse || why.code() == ErrorCode::kDeadlineExceeded)) {
+    give_up(shard, why);
   }
   co_return why;
 }
 
-void ShardGroup::give_up(const std::shared_ptr<Link>& link, const Error& why) {
-  if (link->is_gone()) return;
-  transport::Session* const session = link->session;
-  left(link, why);
+void ShardGroup::give_up(const std::shared_ptr<ShardSession>& shard, const Error& why) {
+  if (shard->is_gone()) return;
+  transport::Session* const session = shard->session;
+  left(shard, why);
   session->close(why);
 }
 
-Task<Result<std::vector<Reply>>> ShardGroup::ask_all(std::vector<std::shared_ptr<Link>> links,
-                                                     ServersKind kind, std::vector<std::byte> head,
-                                                     std::optional<TimePoint> limit) {
-  std::vector<std::optional<Result<Reply>>> answers(links.size());
-  auto one = [](ShardGroup* self, std::shared_ptr<Link> link, ServersKind what,
+Task<Result<std::vector<Reply>>> ShardGroup::ask_all(
+    std::vector<std::shared_ptr<ShardSession>> shards, ServersKind kind,
+    std::vector<std::byte> head, std::optional<TimePoint> limit) {
+  std::vector<std::optional<Result<Reply>>> answers(shards.size());
+  auto one = [](ShardGroup* self, std::shared_ptr<ShardSession> shard, ServersKind what,
                 std::vector<std::byte> text, std::optional<TimePoint> until,
                 std::optional<Result<Reply>>* out) -> Task<void> {
-    out->emplace(co_await self->ask(std::move(link), what, std::move(text), Bytes(), until));
+    out->emplace(co_await self->ask(std::move(shard), what, std::move(text), Bytes(), until));
   };
   TaskGroup group(executor_);
-  for (std::size_t i = 0; i < links.size(); ++i)
-    group.spawn(one(this, links[i], kind, head, limit, &answers[i]));
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    group.spawn(one(this, shards[i], kind, head, limit, &answers[i]));
   co_await group.join();
   std::vector<Reply> replies;
   for (auto& answer : answers) {
@@ -215,61 +215,63 @@ Task<Result<std::vector<Reply>>> ShardGroup::ask_all(std::vector<std::shared_ptr
 void ShardGroup::tell_opened(const proto::Opened& opened) {
   if (present_.empty()) return;
   const auto head = proto::encode(opened);
-  for (const auto& [name, link] : present_) {
-    if (link->opened == head) continue;
-    link->opened = head;
-    if (!std::exchange(link->is_being_sent, true)) link->tasks->spawn(send_opened(link));
+  for (const auto& [name, shard] : present_) {
+    if (shard->opened == head) continue;
+    shard->opened = head;
+    if (!std::exchange(shard->is_being_sent, true)) shard->tasks->spawn(send_opened(shard));
   }
 }
 
 /// One task per server, so that messages stay in order.
-Task<void> ShardGroup::send_opened(std::shared_ptr<Link> link) {
+Task<void> ShardGroup::send_opened(std::shared_ptr<ShardSession> shard) {
   const auto kind = static_cast<std::uint16_t>(ServersKind::kOpened);
   std::vector<std::byte> head;
-  while (!link->is_gone() && head != link->opened) {
-    head = link->opened;
-    const Status sent = co_await link->session->send(kind, head, Bytes(), TimePoint::max());
+  while (!shard->is_gone() && head != shard->opened) {
+    head = shard->opened;
+    const Status sent = co_await shard->session->send(kind, head, Bytes(), TimePoint::max());
     if (!sent.ok()) co_return;  // its session ends
   }
-  link->is_being_sent = false;
+  shard->is_being_sent = false;
 }
 
 Task<Status> ShardGroup::plan_memory(Wanted wanted, TimePoint limit) {
   struct Agreed {
-    std::shared_ptr<Link> link;
+    std::shared_ptr<ShardSession> shard;
     proto::MemoryPlan before, now;
   };
   std::vector<Agreed> agreed;
   while (true) {
     Agreed next;
-    for (const auto& [name, link] : present_) {
+    for (const auto& [name, shard] : present_) {
       // Skip a server whose session has ended: its chunks will move to other servers.
-      if (link->memory_plan.workers == 0 || link->session->is_closed()) continue;
-      const auto need = wanted(*link);
+      if (shard->memory_plan.workers == 0 || shard->session->is_closed()) continue;
+      const auto need = wanted(*shard);
       if (!need) continue;
-      if (need->workers <= link->memory_plan.workers && need->servers >= link->memory_plan.servers)
+      if (need->workers <= shard->memory_plan.workers &&
+          need->servers >= shard->memory_plan.servers)
         continue;
-      next.link = link, next.before = link->memory_plan, next.now = *need;
+      next.shard = shard, next.before = shard->memory_plan, next.now = *need;
       break;
     }
-    if (!next.link) co_return Status();
+    if (!next.shard) co_return Status();
     auto head = proto::encode(next.now);
     const auto told =
-        co_await ask(next.link, ServersKind::kMemoryPlan, std::move(head), Bytes(), limit);
-    if (next.link->is_gone() || next.link->session->is_closed()) continue;
+        co_await ask(next.shard, ServersKind::kMemoryPlan, std::move(head), Bytes(), limit);
+    if (next.shard->is_gone() || next.shard->session->is_closed()) continue;
     if (told.ok()) {
-      if (next.link->memory_plan != next.before) continue;  // changed concurrently: check again
-      next.link->memory_plan = next.now;
+      if (next.shard->memory_plan != next.before) continue;  // changed concurrently: check again
+      next.shard->memory_plan = next.now;
       agreed.push_back(std::move(next));
       continue;
     }
     for (const Agreed& one : agreed) {
-      if (one.link->is_gone() || one.link->session->is_closed() || one.link->memory_plan != one.now)
+      if (one.shard->is_gone() || one.shard->session->is_closed() ||
+          one.shard->memory_plan != one.now)
         continue;
       auto back = proto::encode(one.before);
       const auto undone =
-          co_await ask(one.link, ServersKind::kMemoryPlan, std::move(back), Bytes(), limit);
-      if (undone.ok() && one.link->memory_plan == one.now) one.link->memory_plan = one.before;
+          co_await ask(one.shard, ServersKind::kMemoryPlan, std::move(back), Bytes(), limit);
+      if (undone.ok() && one.shard->memory_plan == one.now) one.shard->memory_plan = one.before;
     }
     co_return told.error();
   }
@@ -284,8 +286,8 @@ void ShardGroup::forget(MemberId member, const std::string& reason) {
     const auto kind = static_cast<std::uint16_t>(ServersKind::kForget);
     (void)co_await session->send(kind, head, Bytes(), TimePoint::max());
   };
-  for (const auto& [name, link] : present_)
-    if (link->has_model) link->tasks->spawn(send(link->session, gone));
+  for (const auto& [name, shard] : present_)
+    if (shard->has_model) shard->tasks->spawn(send(shard->session, gone));
 }
 
 }  // namespace centroid::server

@@ -31,7 +31,7 @@ Error before_tables(const std::string& what) {
 }
 
 /// End the session with the leader and this server with `why`.
-void refuse(transport::Session* session, LeaderLink* leader, const Error& why) {
+void refuse(transport::Session* session, LeaderSession* leader, const Error& why) {
   leader->set_fatal(why);
   session->close(why);
 }
@@ -157,7 +157,7 @@ Result<std::uint64_t> ShardRows::pass_over_journal(const fs::path& folder,
 
 /// Replay the journal after all rows of the checkpoint have arrived. The tables are not used
 /// otherwise meanwhile.
-Task<void> ShardRows::replay(Session* session, LeaderLink* leader) {
+Task<void> ShardRows::replay(Session* session, LeaderSession* leader) {
   const auto service = service_;
   is_replaying_ = true;
   if (tables_.journal == 0) {
@@ -211,7 +211,7 @@ Task<Status> ShardRows::serve(proto::Route route) {
 }
 
 Task<Status> ShardRows::on_leader(Session& session, const InFrame& frame, TaskGroup& tasks,
-                                  LeaderLink& leader) {
+                                  LeaderSession& leader) {
   Payload in(frame.header.payload_bytes);
   if (!in.empty()) CENTROID_CO_TRY(co_await session.read_payload(in));
   switch (static_cast<TablesKind>(frame.header.kind)) {
@@ -240,7 +240,7 @@ Task<Status> ShardRows::on_leader(Session& session, const InFrame& frame, TaskGr
   }
 }
 
-Task<Status> ShardRows::on_tables(Session& session, const InFrame& frame, LeaderLink& leader) {
+Task<Status> ShardRows::on_tables(Session& session, const InFrame& frame, LeaderSession& leader) {
   CENTROID_CO_ASSIGN(const auto tables, proto::decode<proto::Tables>(frame.head));
   const Error again(ErrorCode::kUnavailable, "the leader has placed the tables anew");
   forget(again);
@@ -268,7 +268,7 @@ Status ShardRows::load_rows(const proto::RowsBlock& head, const Payload& in) {
 }
 
 Task<Status> ShardRows::on_rows_load(Session& session, const InFrame& frame, const Payload& in,
-                                     LeaderLink& leader) {
+                                     LeaderSession& leader) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(frame.head));
   const Status loaded = load_rows(head, in);
   if (!loaded.ok()) leader.set_fatal(loaded.error());
@@ -289,14 +289,14 @@ Task<Status> ShardRows::on_pushes_load(Session& session, const InFrame& frame, c
 }
 
 Task<Status> ShardRows::on_replay(Session& session, const InFrame& frame, TaskGroup& tasks,
-                                  LeaderLink& leader) {
+                                  LeaderSession& leader) {
   const bool is_ready = service_ && !is_replaying_ && !is_loaded_;
   const Status begun = is_ready ? Status() : Status(before_tables("Replay"));
   if (is_ready) tasks.spawn(replay(&session, &leader));
   co_return co_await session.respond(frame.header, begun);
 }
 
-Task<Status> ShardRows::on_serve(Session& session, const InFrame& frame, LeaderLink& leader) {
+Task<Status> ShardRows::on_serve(Session& session, const InFrame& frame, LeaderSession& leader) {
   CENTROID_CO_ASSIGN(const auto route, proto::decode<proto::Route>(frame.head));
   const Status served = co_await serve(route);
   if (!served.ok()) leader.set_fatal(served.error());

@@ -11,7 +11,7 @@
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
 #include "server/shard/frozen_rows.h"
-#include "server/shard/leader_link.h"
+#include "server/shard/leader_session.h"
 #include "server/shard/shard_buckets.h"
 #include "server/tables/rows_service.h"
 #include "transport/session.h"
@@ -34,10 +34,10 @@ class ShardRows {
 
   static bool is_for_rows(std::uint16_t kind);
   /// A request of the leader. Answers it; an error ends the session. An error that the leader
-  /// cannot resolve (too little memory, a journal of another run) is fatal to the link. `tasks`: of
+  /// cannot resolve (too little memory, a journal of another run) is fatal to the session. `tasks`: of
   /// the session
   Task<Status> on_leader(transport::Session& session, const transport::InFrame& frame,
-                         TaskGroup& tasks, LeaderLink& leader);
+                         TaskGroup& tasks, LeaderSession& leader);
   /// The service for clients' requests; shared.
   /// fails  unavailable: no tables are loaded yet.
   Result<std::shared_ptr<RowsService>> service() const;
@@ -57,13 +57,13 @@ class ShardRows {
   using Payload = std::vector<std::byte>;
 
   // one handler for each message
-  Task<Status> on_tables(Session& session, const InFrame& frame, LeaderLink& leader);
+  Task<Status> on_tables(Session& session, const InFrame& frame, LeaderSession& leader);
   Task<Status> on_rows_load(Session& session, const InFrame& frame, const Payload& in,
-                            LeaderLink& leader);
+                            LeaderSession& leader);
   Task<Status> on_pushes_load(Session& session, const InFrame& frame, const Payload& in);
   Task<Status> on_replay(Session& session, const InFrame& frame, TaskGroup& tasks,
-                         LeaderLink& leader);
-  Task<Status> on_serve(Session& session, const InFrame& frame, LeaderLink& leader);
+                         LeaderSession& leader);
+  Task<Status> on_serve(Session& session, const InFrame& frame, LeaderSession& leader);
   Task<Status> on_freeze(Session& session, const InFrame& frame);
   Task<Status> on_rows_read(Session& session, const InFrame& frame);
   Task<Status> on_pushes_read(Session& session, const InFrame& frame);
@@ -79,7 +79,7 @@ class ShardRows {
   static Result<std::uint64_t> pass_over_journal(const std::filesystem::path& folder,
                                                  const std::string& run_id,
                                                  const std::string& restored_from);
-  Task<void> replay(Session* session, LeaderLink* leader);
+  Task<void> replay(Session* session, LeaderSession* leader);
   Task<Status> serve(proto::Route route);
 
   Executor executor_, files_;

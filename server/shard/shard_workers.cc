@@ -208,7 +208,7 @@ void ShardWorkers::left(const std::shared_ptr<Worker>& worker, const Error& why)
 /// A worker without a session here may still send heartbeats to the leader, so the leader must be
 /// notified: at once if the worker was refused, after a lease if it may return.
 void ShardWorkers::session_ended(const proto::Enter& enter, const Error& why) {
-  LeaderLink& leader = context_.leader;
+  LeaderSession& leader = context_.leader;
   if (!leader.is_open() || !leader.is_joined() || workers_.contains(enter.member)) return;
   if (!fence_.is_member(enter)) return;  // the leader has removed it, or never named it
   auto refused = std::make_shared<proto::Refused>();

@@ -28,7 +28,7 @@ std::vector<std::uint16_t> BucketMover::target() const {
   std::vector<bool> keeps(group_.holders.size(), true);
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
     const TableHolder& holder = group_.holders[i];
-    const bool is_draining = holder.is_here() && holder.link->is_draining;
+    const bool is_draining = holder.is_here() && holder.shard->is_draining;
     const bool is_ready = holder.is_here() && holder.state == HolderState::kServing &&
                           (holder.is_named || !group_.options.writes_journal);
     keeps[i] = !is_draining && (is_ready || group_.owns(i));
@@ -71,7 +71,7 @@ bool BucketMover::can_move(const std::string& from, const std::string& to) const
     }
     if (!holder.is_here() || holder.state != HolderState::kServing || holder.report.is_broken)
       return false;
-    if (name == &to && (holder.link->is_draining || holder.is_full)) return false;
+    if (name == &to && (holder.shard->is_draining || holder.is_full)) return false;
   }
   return true;
 }
@@ -254,7 +254,7 @@ Task<Status> BucketMover::copy(std::string from, std::string to) {
     const auto from_index = group_.index_of(from), to_index = group_.index_of(to);
     if (!from_index || !to_index)
       co_return Error(ErrorCode::kUnavailable, "one of the servers is gone");
-    const HolderLink sink = group_.holders[*to_index].link;
+    const HolderSession sink = group_.holders[*to_index].shard;
     proto::RowsBlock head;
     std::vector<std::byte> payload;
     if (*from_index == 0) {
@@ -289,7 +289,7 @@ Task<Status> BucketMover::move_some(std::string from, std::string to,
                                     std::vector<std::uint16_t> some) {
   const std::size_t from_index = *group_.index_of(from),
                     to_index = *group_.index_of(to);  // no server leaves meanwhile
-  const HolderLink sink = group_.holders[to_index].link;
+  const HolderSession sink = group_.holders[to_index].shard;
   Status moved = co_await block(from, some);
   if (moved.ok()) moved = co_await copy(from, to);
   const bool is_copied = moved.ok();

@@ -18,7 +18,7 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> TableCheckpoint::freeze() {
   const bool is_quiet = co_await mover_.pause();
   if (!is_quiet) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   is_frozen_ = true;
-  for (TableHolder& holder : group_.holders) holder.frozen_link.reset();
+  for (TableHolder& holder : group_.holders) holder.frozen_shard.reset();
   if (!group_.has_begun) co_return Error(ErrorCode::kUnavailable, group_.why);
   for (std::size_t i = 0; i < group_.holders.size(); ++i) {
     TableHolder& holder = group_.holders[i];
@@ -35,7 +35,7 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> TableCheckpoint::freeze() {
   const auto head = proto::encode(how);
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
     if (!group_.holders[i].is_saved) continue;
-    group_.holders[i].frozen_link = group_.holders[i].link;
+    group_.holders[i].frozen_shard = group_.holders[i].shard;
     const auto reply = co_await group_.ask(i, TablesKind::kRowsFreeze, head);
     if (!reply.ok()) co_return reply.error();
     CENTROID_CO_ASSIGN(group_.holders[i].frozen, proto::decode<proto::RowsFrozen>(reply->head));
@@ -52,12 +52,12 @@ Task<Result<std::shared_ptr<RowsSnapshot>>> TableCheckpoint::freeze() {
   co_return group_.rows.begin_snapshot();
 }
 
-Result<bool> TableCheckpoint::fetch_rows(const HolderLink& link, std::size_t table,
+Result<bool> TableCheckpoint::fetch_rows(const HolderSession& shard, std::size_t table,
                                          RowTable::Block& block) {
   proto::RowsRead wanted;
   wanted.table = static_cast<std::uint32_t>(table);
   CENTROID_ASSIGN(const auto reply,
-                  group_.ask_blocking(link, TablesKind::kRowsRead, proto::encode(wanted)));
+                  group_.ask_blocking(shard, TablesKind::kRowsRead, proto::encode(wanted)));
   CENTROID_ASSIGN(const auto head, proto::decode<proto::RowsBlock>(reply.head));
   if (head.rows == 0) return false;
   CENTROID_ASSIGN(block, rows_of(head, group_.rows.store().spec(table), reply.payload));
@@ -66,7 +66,7 @@ Result<bool> TableCheckpoint::fetch_rows(const HolderLink& link, std::size_t tab
 
 std::vector<CheckpointPart> TableCheckpoint::parts(std::shared_ptr<RowsSnapshot> leaders) {
   struct Part {
-    HolderLink link;
+    HolderSession shard;
     proto::RowsFrozen frozen;
     PushedRows pushed;  ///< without the clients
   };
@@ -75,7 +75,7 @@ std::vector<CheckpointPart> TableCheckpoint::parts(std::shared_ptr<RowsSnapshot>
   for (std::size_t i = 0; i < group_.holders.size(); ++i) {
     const TableHolder& holder = group_.holders[i];
     if (!holder.is_saved) continue;
-    Part& one = all->emplace_back(Part{holder.frozen_link, holder.frozen, {}});
+    Part& one = all->emplace_back(Part{holder.frozen_shard, holder.frozen, {}});
     one.pushed.journal = i == 0 ? leaders->journal() : holder.frozen.journal;
     one.pushed.server = holder.name;
     one.pushed.is_followed = group_.options.writes_journal && !frozen_is_last_;
@@ -97,8 +97,8 @@ std::vector<CheckpointPart> TableCheckpoint::parts(std::shared_ptr<RowsSnapshot>
       std::size_t from = 0;
       const auto read = [&](RowTable::Block& block) -> Result<bool> {
         for (; from < all->size(); ++from) {
-          auto found =
-              from == 0 ? leaders->read(table, block) : fetch_rows((*all)[from].link, table, block);
+          auto found = from == 0 ? leaders->read(table, block)
+                                 : fetch_rows((*all)[from].shard, table, block);
           if (!found.ok() || *found) return found;
         }
         return false;
@@ -114,7 +114,7 @@ std::vector<CheckpointPart> TableCheckpoint::parts(std::shared_ptr<RowsSnapshot>
       if (i == 0) {
         pushed.clients = leaders->pushed().clients;
       } else {
-        CENTROID_ASSIGN(pushed.clients, group_.fetch_pushes(one.link, one.frozen.clients));
+        CENTROID_ASSIGN(pushed.clients, group_.fetch_pushes(one.shard, one.frozen.clients));
       }
       return write_pushes(path, pushed);
     };
@@ -131,13 +131,13 @@ Task<void> TableCheckpoint::thaw(bool is_written) {
     for (TableHolder& holder : group_.holders) holder.is_named = holder.is_saved;
   }
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
-    const HolderLink link = std::exchange(group_.holders[i].frozen_link, nullptr);
-    if (!link || link->is_gone()) continue;
+    const HolderSession shard = std::exchange(group_.holders[i].frozen_shard, nullptr);
+    if (!shard || shard->is_gone()) continue;
     proto::RowsThaw thaw;
     if (is_written) thaw.journal = group_.holders[i].frozen.journal;
     const auto kind = static_cast<proto::ServersKind>(TablesKind::kRowsThaw);
     auto head = proto::encode(thaw);
-    (void)co_await group_.shards.ask(link, kind, std::move(head));
+    (void)co_await group_.shards.ask(shard, kind, std::move(head));
   }
   if (std::exchange(is_frozen_, false)) mover_.resume();  // notifies
 }

@@ -30,7 +30,7 @@ class TableCheckpoint {
   };
 
   Changes changes() const { return {group_.seen, group_.rows.store().changes()}; }
-  Result<bool> fetch_rows(const HolderLink& link, std::size_t table, RowTable::Block& block);
+  Result<bool> fetch_rows(const HolderSession& shard, std::size_t table, RowTable::Block& block);
 
   TableGroup& group_;
   BucketMover& mover_;

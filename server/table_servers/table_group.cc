@@ -60,37 +60,37 @@ void TableGroup::lost(TableHolder& holder) {
   take_report(holder, {});
   holder.state = HolderState::kAbsent;
   holder.is_full = false;
-  holder.link.reset();
+  holder.shard.reset();
   holder.gone_since = clock.now();
 }
 
 Task<Result<transport::Reply>> TableGroup::ask(std::size_t which, TablesKind kind,
                                                std::vector<std::byte> head) {
-  const HolderLink link = holders[which].link;
-  if (!link)
+  const HolderSession shard = holders[which].shard;
+  if (!shard)
     co_return Error(ErrorCode::kUnavailable, "server '" + holders[which].name + "' is gone");
-  co_return co_await shards.ask(link, static_cast<ServersKind>(kind), std::move(head));
+  co_return co_await shards.ask(shard, static_cast<ServersKind>(kind), std::move(head));
 }
 
-Result<transport::Reply> TableGroup::ask_blocking(const HolderLink& link, TablesKind kind,
+Result<transport::Reply> TableGroup::ask_blocking(const HolderSession& shard, TablesKind kind,
                                                   std::vector<std::byte> head, Bytes payload) {
-  auto asked = shards.ask(link, static_cast<ServersKind>(kind), std::move(head), payload);
+  auto asked = shards.ask(shard, static_cast<ServersKind>(kind), std::move(head), payload);
   return wait_on(executor, std::move(asked));
 }
 
-Result<std::vector<PushWindows::Entry>> TableGroup::fetch_pushes(const HolderLink& link,
+Result<std::vector<PushWindows::Entry>> TableGroup::fetch_pushes(const HolderSession& shard,
                                                                  std::uint32_t clients) {
   std::vector<PushWindows::Entry> pushed;
   while (pushed.size() < clients) {
     proto::PushesBlock wanted;
     wanted.first = static_cast<std::uint32_t>(pushed.size());
     CENTROID_ASSIGN(const auto reply,
-                    ask_blocking(link, TablesKind::kPushesRead, proto::encode(wanted)));
+                    ask_blocking(shard, TablesKind::kPushesRead, proto::encode(wanted)));
     CENTROID_ASSIGN(const auto head, proto::decode<proto::PushesBlock>(reply.head));
     CENTROID_ASSIGN(const auto some, pushes_of(head, reply.payload));
     if (some.empty())
       return Error(ErrorCode::kAborted,
-                   "server '" + link->name + "' has fewer clients than it reported");
+                   "server '" + shard->name + "' has fewer clients than it reported");
     pushed.insert(pushed.end(), some.begin(), some.end());
   }
   return pushed;
@@ -99,10 +99,11 @@ Result<std::vector<PushWindows::Entry>> TableGroup::fetch_pushes(const HolderLin
 Task<void> TableGroup::refresh() {
   refreshed = clock.now();
   for (std::size_t i = 1; i < holders.size(); ++i) {
-    const HolderLink link = holders[i].link;
-    if (holders[i].state == HolderState::kAbsent || !link) continue;
+    const HolderSession shard = holders[i].shard;
+    if (holders[i].state == HolderState::kAbsent || !shard) continue;
     const auto reply = co_await ask(i, TablesKind::kTablesReport);
-    const auto at = std::ranges::find(holders, link, &TableHolder::link);  // they may have changed
+    const auto at =
+        std::ranges::find(holders, shard, &TableHolder::shard);  // they may have changed
     if (!reply.ok() || at == holders.end()) continue;
     auto report = proto::decode<proto::TablesReport>(reply->head);
     if (report.ok() && report->is_loaded) take_report(*at, std::move(report).value());

@@ -35,13 +35,13 @@ struct TableHooks {
 };
 
 enum class HolderState : std::uint8_t { kAbsent, kLoaded, kServing };
-using HolderLink = std::shared_ptr<ShardGroup::Link>;
+using HolderSession = std::shared_ptr<ShardSession>;
 
-/// One of the servers of the route; the first, the leader, has no link.
+/// One of the servers of the route; the first, the leader, has no session.
 struct TableHolder {
   std::string name;
-  HolderLink link = nullptr;
-  std::uint64_t max_payload = 0;  ///< of the link, for the blocking thread
+  HolderSession shard = nullptr;
+  std::uint64_t max_payload = 0;  ///< of the session, for the blocking thread
   HolderState state = HolderState::kAbsent;
   proto::TablesReport report = {};
   proto::RowsFrozen frozen = {};  ///< of the last checkpoint
@@ -51,9 +51,9 @@ struct TableHolder {
   bool is_full = false;   ///< it has no memory for more
   bool is_saved = false;  ///< it is in the checkpoint that is being written
   /// Of the session in which it froze rows for that one; a later session has none frozen.
-  HolderLink frozen_link = nullptr;
+  HolderSession frozen_shard = nullptr;
 
-  bool is_here() const { return link && !link->is_gone(); }
+  bool is_here() const { return shard && !shard->is_gone(); }
 };
 
 /// The servers that have rows: what is known of them, and requests to them. Its fields are the
@@ -96,10 +96,10 @@ struct TableGroup {
   Task<Result<transport::Reply>> ask(std::size_t which, proto::TablesKind kind,
                                      std::vector<std::byte> head = {});
   /// On the blocking thread.
-  Result<transport::Reply> ask_blocking(const HolderLink& link, proto::TablesKind kind,
+  Result<transport::Reply> ask_blocking(const HolderSession& shard, proto::TablesKind kind,
                                         std::vector<std::byte> head, Bytes payload = {});
   /// What so many clients have pushed there; on the blocking thread.
-  Result<std::vector<PushWindows::Entry>> fetch_pushes(const HolderLink& link,
+  Result<std::vector<PushWindows::Entry>> fetch_pushes(const HolderSession& shard,
                                                        std::uint32_t clients);
 
   /// What the tables wait for before they serve.

@@ -149,7 +149,7 @@ Status TableLoader::put_rows(std::size_t server, std::size_t table, const RowTab
   if (server == 0) {
     return call_on(group_.executor, [&] { return group_.rows.store().load(table, block, clock); });
   }
-  const HolderLink link = group_.holders[server].link;
+  const HolderSession shard = group_.holders[server].shard;
   fault::point("servers.rows_put");
   const std::size_t most =
       rows_of_payload(group_.rows.store().spec(table), group_.holders[server].max_payload);
@@ -160,7 +160,7 @@ Status TableLoader::put_rows(std::size_t server, std::size_t table, const RowTab
     head.is_waiting = block.is_candidates;
     head.rows = static_cast<std::uint32_t>(rows);
     const auto payload = rows_payload(block, first, rows);
-    CENTROID_TRY(group_.ask_blocking(link, TablesKind::kRowsLoad, proto::encode(head), payload));
+    CENTROID_TRY(group_.ask_blocking(shard, TablesKind::kRowsLoad, proto::encode(head), payload));
   }
   return {};
 }
@@ -170,13 +170,13 @@ Status TableLoader::put_pushes(std::size_t server, const std::vector<PushWindows
     call_on(group_.executor, [&] { group_.rows.load_pushes(clients); });
     return {};
   }
-  const HolderLink link = group_.holders[server].link;
+  const HolderSession shard = group_.holders[server].shard;
   const std::size_t most = clients_of_payload(group_.holders[server].max_payload);
   for (std::size_t first = 0; first < clients.size(); first += most) {
     proto::PushesBlock head;
     head.clients = static_cast<std::uint32_t>(std::min(most, clients.size() - first));
     const auto payload = pushes_payload(clients, first, head.clients);
-    CENTROID_TRY(group_.ask_blocking(link, TablesKind::kPushesLoad, proto::encode(head), payload));
+    CENTROID_TRY(group_.ask_blocking(shard, TablesKind::kPushesLoad, proto::encode(head), payload));
   }
   return {};
 }

@@ -88,7 +88,7 @@ Status TableLoading::set_tables() {
   wanted_.assign(group_.holders.size(), false);
   proto::Route route = group_.rows.moves().route();
   for (std::size_t i = 1; i < group_.holders.size(); ++i)
-    if (group_.holders[i].link) route.servers[i].endpoint = group_.holders[i].link->endpoint;
+    if (group_.holders[i].shard) route.servers[i].endpoint = group_.holders[i].shard->endpoint;
   if (route.servers !=
       group_.rows.moves().route().servers) {  // a server returned at another endpoint
     ++route.version;
@@ -191,10 +191,11 @@ Task<Status> TableLoading::replay_mine() {
 }
 
 Task<Status> TableLoading::await_replay(std::size_t which) {
-  const HolderLink link = group_.holders[which].link;
+  const HolderSession shard = group_.holders[which].shard;
   for (;;) {
     const auto reply = co_await group_.shards.ask(
-        link, static_cast<proto::ServersKind>(TablesKind::kTablesReport), std::vector<std::byte>());
+        shard, static_cast<proto::ServersKind>(TablesKind::kTablesReport),
+        std::vector<std::byte>());
     if (!reply.ok()) co_return reply.error();
     CENTROID_CO_ASSIGN(auto report, proto::decode<proto::TablesReport>(reply->head));
     if (report.is_loaded) {

@@ -74,9 +74,9 @@ std::vector<std::size_t> TableServers::find_absent(std::string& missing) {
   if (!group_.is_leader_loaded) which.push_back(0);
   for (std::size_t i = 1; i < group_.holders.size(); ++i) {
     TableHolder& holder = group_.holders[i];
-    const HolderLink present = group_.shards.find(holder.name);
-    if (holder.link && holder.link != present) group_.lost(holder);
-    holder.link = present;
+    const HolderSession present = group_.shards.find(holder.name);
+    if (holder.shard && holder.shard != present) group_.lost(holder);
+    holder.shard = present;
     if (present) holder.max_payload = present->session->peer().limits.max_payload_bytes;
     if (!present) missing += (missing.empty() ? "'" : ", '") + holder.name + "'";
     if (present && holder.state == HolderState::kAbsent) which.push_back(i);
@@ -119,8 +119,8 @@ bool TableServers::holds(const std::string& server) const {
 
 /// Servers that joined while tables are in use are in the route, with no bucket at first.
 Task<bool> TableServers::add_servers() {
-  const auto is_new = [this](const HolderLink& link) {
-    return !link->is_draining && !holds(link->name) && !checkpoint_.is_frozen();
+  const auto is_new = [this](const HolderSession& shard) {
+    return !shard->is_draining && !holds(shard->name) && !checkpoint_.is_frozen();
   };
   const auto& present = group_.shards.present();
   if (std::ranges::none_of(present, [&](const auto& one) { return is_new(one.second); }))
@@ -128,15 +128,15 @@ Task<bool> TableServers::add_servers() {
   const bool is_quiet = co_await mover_.pause();
   if (!is_quiet) co_return false;
   proto::Route route = group_.rows.moves().route();
-  for (const auto& [name, link] : group_.shards.present()) {
-    if (!is_new(link)) continue;
+  for (const auto& [name, shard] : group_.shards.present()) {
+    if (!is_new(shard)) continue;
     TableHolder holder;
     holder.name = name;
     holder.gone_since = group_.clock.now();
     group_.holders.push_back(std::move(holder));
     proto::RouteServer server;
     server.name = name;
-    server.endpoint = link->endpoint;
+    server.endpoint = shard->endpoint;
     route.servers.push_back(std::move(server));
     ++route.version;
     ++group_.seen;  // the next checkpoint names it
@@ -150,14 +150,14 @@ Task<bool> TableServers::add_servers() {
 
 /// The pushes that a server knows, and its counters, become the leader's.
 Task<Status> TableServers::fetch_all_pushes(std::size_t which) {
-  const HolderLink link = group_.holders[which].link;
+  const HolderSession shard = group_.holders[which].shard;
   auto head = proto::encode(proto::RowsFreeze());
   CENTROID_CO_ASSIGN(const auto reply,
                      co_await group_.ask(which, TablesKind::kRowsFreeze, std::move(head)));
   CENTROID_CO_ASSIGN(const auto frozen, proto::decode<proto::RowsFrozen>(reply.head));
-  auto fetch = [this, link, clients = frozen.clients] {
+  auto fetch = [this, shard, clients = frozen.clients] {
     return std::make_shared<Result<std::vector<PushWindows::Entry>>>(
-        group_.fetch_pushes(link, clients));
+        group_.fetch_pushes(shard, clients));
   };
   const auto pushed = co_await run_on(group_.blocking, std::move(fetch));
   if (!pushed->ok()) co_return pushed->error();
@@ -175,7 +175,7 @@ Task<bool> TableServers::release_drained() {
   const auto goes = [this](std::size_t i) {
     const TableHolder& holder = group_.holders[i];
     const bool may = holder.is_here()
-                         ? holder.link->is_draining && holder.state == HolderState::kServing
+                         ? holder.shard->is_draining && holder.state == HolderState::kServing
                          : !holder.has_held && group_.shards.find(holder.name) == nullptr;
     return may && !group_.owns(i);
   };

@@ -68,7 +68,8 @@ Status TableServers::place(std::vector<std::string> others, const SavedTables* s
   for (const TableHolder& holder : group_.holders) {
     proto::RouteServer server;
     server.name = holder.name;
-    if (const HolderLink link = group_.shards.find(holder.name)) server.endpoint = link->endpoint;
+    if (const HolderSession shard = group_.shards.find(holder.name))
+      server.endpoint = shard->endpoint;
     route.servers.push_back(std::move(server));
   }
   if (saved != nullptr && saved->route != 0) {
@@ -96,7 +97,7 @@ bool TableServers::choose() {
     return false;
   }
   std::vector<std::string> others;
-  for (const auto& [name, link] : group_.shards.present()) others.push_back(name);
+  for (const auto& [name, shard] : group_.shards.present()) others.push_back(name);
   const Status placed = place(std::move(others), nullptr);
   if (!placed.ok()) group_.hooks.fail(placed.error());
   return placed.ok();

@@ -84,15 +84,15 @@ class Leader final : public transport::FrameSink {
     proto::ServerJoin join;
     join.name = "b";
     join.endpoint = "127.0.0.1:1";
-    self->link_ = self->group_.join(*session, self->tasks_, join).value();
+    self->worker_ = self->group_.join(*session, self->tasks_, join).value();
     self->joined_.set_value();
     const Error why = co_await session->run(*self);
-    self->group_.left(self->link_, why);
+    self->group_.left(self->worker_, why);
   }
   static Task<void> ask_it(Leader* self) {
-    const auto link = self->link_;
+    const auto worker = self->worker_;
     std::vector<std::byte> head;
-    (void)co_await self->group_.ask(link, proto::ServersKind::kStep, std::move(head));
+    (void)co_await self->group_.ask(worker, proto::ServersKind::kStep, std::move(head));
   }
   static Task<void> stop(Leader* self) {
     self->listener_->close();
@@ -110,15 +110,14 @@ class Leader final : public transport::FrameSink {
   std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());
   std::unique_ptr<transport::Listener> listener_;
   TaskGroup tasks_{thread_.executor()};
-  ShardGroup group_{
-      thread_.executor(), clock_, kLease,
-      ShardGroup::Hooks{.changed = [] {},
-                        .reported = [](ShardGroup::Link&) {},
-                        .gone = [](const ShardGroup::Link&) {},
-                        .whole = [](const ShardGroup::Link&, const proto::Whole&) {},
-                        .refused = [](const ShardGroup::Link&, const proto::Refused&) {},
-                        .leaving = [](ShardGroup::Link&) {}}};
-  std::shared_ptr<ShardGroup::Link> link_;
+  ShardGroup group_{thread_.executor(), clock_, kLease,
+                    ShardGroup::Hooks{.changed = [] {},
+                                      .reported = [](ShardSession&) {},
+                                      .gone = [](const ShardSession&) {},
+                                      .whole = [](const ShardSession&, const proto::Whole&) {},
+                                      .refused = [](const ShardSession&, const proto::Refused&) {},
+                                      .leaving = [](ShardSession&) {}}};
+  std::shared_ptr<ShardSession> worker_;
   transport::Session* session_ = nullptr;
   std::promise<void> joined_;
   std::unique_ptr<RawClient> silent_;

@@ -12,9 +12,9 @@ namespace centroid::server {
 /// The session with the leader, for the parts of a shard server.
 ///
 /// thread  one executor
-class LeaderLink {
+class LeaderSession {
  public:
-  explicit LeaderLink(Executor executor) : joined_(executor) {}
+  explicit LeaderSession(Executor executor) : joined_(executor) {}
 
   /// `tasks` are joined before the session is destroyed.
   void begin(transport::Session& session, TaskGroup& tasks) {
@@ -27,7 +27,7 @@ class LeaderLink {
     tasks_ = nullptr;
   }
   bool is_open() const { return session_ != nullptr; }
-  /// Valid only while the link is open.
+  /// Valid only while it is open.
   transport::Session& session() const { return *session_; }
   TaskGroup& tasks() const { return *tasks_; }
 

@@ -22,8 +22,8 @@
 namespace centroid::server {
 
 /// What the service knows of a present member beyond the roster.
-struct Link {
-  explicit Link(Executor executor) : wake(std::move(executor)) {}
+struct WorkerSession {
+  explicit WorkerSession(Executor executor) : wake(std::move(executor)) {}
 
   Event wake;  ///< its outbox: there may be something to send
   MemberId id;
