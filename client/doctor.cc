@@ -241,12 +241,12 @@ void check_waits(Report& report, const Session& session, const Json& waits) {
   const double usual = usual_round(session);
   for (const Json& wait : waits) {
     const double seconds = number_of(wait, "seconds");
-    if (!(seconds > kWaitSeconds) || !text_of(wait, "who").starts_with("round")) continue;
+    if (!(seconds > kWaitSeconds) || !text_of(wait, "waiter").starts_with("round")) continue;
     is_any = true;
-    const std::string awaited = text_of(wait, "for_whom");
+    const std::string awaited = text_of(wait, "waits_for");
     const bool is_long = seconds > kStillSeconds || seconds > kLongRound * usual;
     report.add(is_long ? Verdict::kWarning : Verdict::kGood, "waits",
-               text_of(wait, "who") + " waits for " + awaited + ", " + text_of(wait, "what") +
+               text_of(wait, "waiter") + " waits for " + awaited + ", " + text_of(wait, "what") +
                    ", " + duration_text(seconds),
                is_long ? "check the log of " + awaited + "; restart it if it hangs" : "");
   }

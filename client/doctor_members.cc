@@ -63,7 +63,7 @@ bool is_silent(const Json& worker, double lease) {
 void report_silent(Report& report, const Json& worker, const Json& waits) {
   const std::string name = text_of(worker, "name");
   const bool is_awaited = std::ranges::any_of(waits, [&](const Json& wait) {
-    return text_of(wait, "for_whom") == name && text_of(wait, "who").starts_with("round");
+    return text_of(wait, "waits_for") == name && text_of(wait, "waiter").starts_with("round");
   });
   report.add(Verdict::kWarning, "worker " + name,
              "does not answer, silent for " + duration_text(number_of(worker, "silent_seconds")) +

@@ -66,12 +66,12 @@ int show_audit(const Session& session, std::size_t limit) {
   if (!entries.ok()) return complain(entries.error());
   const auto has_server = [](const Json& one) { return !text_of(one, "server").empty(); };
   const bool is_of_several = std::any_of(entries->begin(), entries->end(), has_server);
-  std::vector<std::string> head{"when",   "who",  "role",   "from",
-                                "method", "path", "status", "outcome"};
+  std::vector<std::string> head{"when",   "caller", "role",   "from",
+                                "method", "path",   "status", "outcome"};
   if (is_of_several) head.emplace_back("server");
   std::vector<std::vector<std::string>> rows;
   for (const Json& one : *entries) {
-    rows.push_back({time_text(number_of(one, "unix_seconds"), "-"), text_of(one, "who"),
+    rows.push_back({time_text(number_of(one, "unix_seconds"), "-"), text_of(one, "caller"),
                     text_of(one, "role"), text_of(one, "address"), text_of(one, "method"),
                     text_of(one, "path"), text_of(one, "status"), text_of(one, "outcome")});
     if (is_of_several) rows.back().push_back(text_of(one, "server"));

@@ -103,9 +103,9 @@ std::string servers_table(const Json& answer) {
 std::string waits_table(const Json& waits) {
   Rows rows;
   for (const Json& wait : waits)
-    rows.push_back({text_of(wait, "who"), text_of(wait, "for_whom"), text_of(wait, "what"),
+    rows.push_back({text_of(wait, "waiter"), text_of(wait, "waits_for"), text_of(wait, "what"),
                     duration_text(number_of(wait, "seconds"))});
-  return rows.empty() ? "no waits\n" : table({"who", "for", "what", "since"}, rows);
+  return rows.empty() ? "no waits\n" : table({"waiter", "waits for", "what", "since"}, rows);
 }
 
 std::string status_text(const Style& style, const Json& cluster, const Json& workers,

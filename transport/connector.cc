@@ -33,11 +33,11 @@ bool is_final(const Error& error) {
 
 }  // namespace
 
-Status Pulse::check(Connection& connection, const std::string& who) const {
+Status Pulse::check(Connection& connection, const std::string& peer) const {
   const auto silent = std::chrono::duration_cast<milliseconds>(now() - connection.last_received());
   if (silent <= silence) return {};
   return Error(ErrorCode::kDeadlineExceeded,
-               who + " was silent for " + std::to_string(silent.count()) + " ms");
+               peer + " was silent for " + std::to_string(silent.count()) + " ms");
 }
 
 Connector::Connector(Executor executor, Options options)

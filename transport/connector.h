@@ -15,8 +15,8 @@ namespace centroid::transport {
 /// How often a side sends a heartbeat, and how long it accepts silence of the other.
 struct Pulse {
   std::chrono::milliseconds beat, silence;
-  /// fails  deadline_exceeded: the peer, `who`, was silent for too long
-  Status check(Connection& connection, const std::string& who) const;
+  /// fails  deadline_exceeded: `peer` was silent for too long
+  Status check(Connection& connection, const std::string& peer) const;
 };
 
 /// If several servers may lead: half of a takeover in docs/how-to/high-availability.md is the lease

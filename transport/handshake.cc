@@ -262,7 +262,7 @@ bool is_same_secret(std::string_view expected, std::string_view offered) {
 Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                             const std::string& address) {
   constexpr std::size_t kShown = 64;
-  const std::string who =
+  const std::string peer =
       (theirs.name.empty() ? "a peer" : shortened(theirs.name, kShown)) + " at " + address;
   const std::string here = ours.name.empty() ? "this server" : ours.name;
   Welcome out;
@@ -270,7 +270,7 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
   if (out.version < std::max(ours.min_version, theirs.min_version))
     return Error(ErrorCode::kFailedPrecondition, "no common wire version: " + here + " (release " +
                                                      kVersion + ") speaks " + range(ours) + ", " +
-                                                     who + " speaks " + range(theirs) +
+                                                     peer + " speaks " + range(theirs) +
                                                      ": run the same release on both sides")
         .with_refusal({VersionMismatch{{ours.min_version, ours.max_version},
                                        {theirs.min_version, theirs.max_version}}});
@@ -278,17 +278,17 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                         (ours.also_accepts && ours.also_accepts(theirs.token));
   if (!is_known)
     return Error(ErrorCode::kFailedPrecondition, "token refused by " + here + ": the one sent by " +
-                                                     who + " is " +
+                                                     peer + " is " +
                                                      (theirs.token.empty() ? "empty" : "another"));
   CENTROID_TRY(check_role(ours, theirs, here + " refuses " + who));
   if (!ours.run_id.empty() && !theirs.run_id.empty() && ours.run_id != theirs.run_id)
     return Error(ErrorCode::kFailedPrecondition, "other run: " + here + " serves \"" + ours.run_id +
-                                                     "\", " + who + " asks for \"" +
+                                                     "\", " + peer + " asks for \"" +
                                                      shortened(theirs.run_id, kShown) + "\"");
   if (ours.manifest_hash != 0 && theirs.manifest_hash != 0 &&
       ours.manifest_hash != theirs.manifest_hash)
     return Error(ErrorCode::kFailedPrecondition,
-                 "another model: " + who + " has manifest hash " + hex(theirs.manifest_hash) +
+                 "another model: " + peer + " has manifest hash " + hex(theirs.manifest_hash) +
                      ", " + here + " has " + hex(ours.manifest_hash) +
                      "; names, shapes and order of all tensors must be the same");
   out.limits = smaller(ours.limits, theirs.limits);

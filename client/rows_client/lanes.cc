@@ -179,10 +179,10 @@ Task<Status> RowsClient::Impl::open_table(Impl* self, Lane* lane, TimePoint dead
 void RowsClient::Impl::compare(Lane& lane, const proto::RowsOpenReply& reply) {
   if (reply.newest >= lane.answered) return;
   lost += lane.answered - reply.newest;
-  const std::string who = lane.name.empty() ? "the server" : "server '" + lane.name + "'";
+  const std::string server = lane.name.empty() ? "the server" : "server '" + lane.name + "'";
   notice = Error(
       ErrorCode::kAborted,
-      who + " of table '" + table + "' restarted " +
+      server + " of table '" + table + "' restarted " +
           (reply.restored_from.empty() ? std::string("with empty tables")
                                        : "from " + reply.restored_from) +
           ": its rows contain the pushes of this client up to number " +

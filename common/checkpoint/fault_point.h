@@ -31,8 +31,8 @@ void point(std::string_view name);
 void point(Stem stem, std::string_view what);
 
 /// From here on an operation of common/storage on this thread aborts: it must not wait for a disk.
-/// `who`: the thread's name for the message, a string literal.
-void forbid_storage_here(const char* who);
+/// `thread`: the thread's name for the message, a string literal.
+void forbid_storage_here(const char* thread);
 
 /// Whether a test stops NAME now: for callers that must not block.
 bool is_held(std::string_view name);

@@ -181,11 +181,11 @@ struct TableReport {
 
 /// A delayed request of a client.
 struct RowsWait {
-  std::string who, for_whom, what;
+  std::string waiter, waits_for, what;
   double seconds = 0;
   template <class F>
   void fields(F& f) {
-    f(who, kMaxNameBytes), f(for_whom, kMaxNameBytes), f(what, kMaxTextBytes), f(seconds);
+    f(waiter, kMaxNameBytes), f(waits_for, kMaxNameBytes), f(what, kMaxTextBytes), f(seconds);
   }
 };
 

@@ -21,7 +21,8 @@ ThreadState exchange(ThreadState next) { return std::exchange(state, next); }
 ScopedStorage::ScopedStorage(Storage& storage) : before_(std::exchange(state.storage, &storage)) {}
 ScopedStorage::~ScopedStorage() { state.storage = before_; }
 
-ForbiddenHere::ForbiddenHere(const char* who) : before_(std::exchange(state.forbidden_for, who)) {}
+ForbiddenHere::ForbiddenHere(const char* thread)
+    : before_(std::exchange(state.forbidden_for, thread)) {}
 ForbiddenHere::~ForbiddenHere() { state.forbidden_for = before_; }
 
 void ForbiddenHere::check(const char* operation, const fs::path& path) {

@@ -138,7 +138,7 @@ class ScopedStorage {
 /// destructor of a Descriptor is exempt.
 class ForbiddenHere {
  public:
-  explicit ForbiddenHere(const char* who);  ///< for the message; a string literal
+  explicit ForbiddenHere(const char* thread);  ///< for the message; a string literal
   ~ForbiddenHere();
   ForbiddenHere(const ForbiddenHere&) = delete;
   ForbiddenHere& operator=(const ForbiddenHere&) = delete;

@@ -32,7 +32,8 @@ bool parse(const std::string& line, AuditEntry& entry) {
   try {
     entry.number = json.at("number");
     entry.unix_seconds = json.at("unix_seconds");
-    entry.who = json.at("who");
+    entry.caller =
+        json.contains("caller") ? json.at("caller") : json.at("who");  // of earlier versions
     entry.role = json.at("role");
     entry.address = json.at("address");
     entry.method = json.at("method");
@@ -91,7 +92,7 @@ View<AuditEntry> describe(const AuditEntry*) {
           "A change that a client requested.",
           {{"number", &V::number, "Grows by one.", least(1)},
            {"unix_seconds", &V::unix_seconds, "When it was answered."},
-           {"who", &V::who, "Name of the token; `local` where no token is required."},
+           {"caller", &V::caller, "Name of the token; `local` where no token is required."},
            {"role", &V::role, "Its role."},
            {"address", &V::address, "host:port of the client."},
            {"method", &V::method, "HTTP method."},

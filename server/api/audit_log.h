@@ -18,7 +18,7 @@ class View;  // server/api/schema.h
 struct AuditEntry {
   std::uint64_t number = 0;  ///< grows by one, also over restarts
   double unix_seconds = 0;
-  std::string who, role, address;  ///< name of the token, not the token; host:port
+  std::string caller, role, address;  ///< name of the token, not the token; host:port
   /// As sent, except values of refused settings; all are shortened, the body to 1 KiB.
   std::string method, path, body;
   std::string request_id;

@@ -63,7 +63,7 @@ Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id
   }
   AuditEntry entry;
   entry.unix_seconds = SystemClock().unix_seconds();
-  entry.who = caller.name;
+  entry.caller = caller.name;
   entry.role = to_string(caller.role);
   entry.address = request.address;
   entry.method = transport::shortened(request.method, 16);
@@ -73,7 +73,7 @@ Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id
   entry.status = response.status;
   entry.outcome = std::move(outcome);
   tell(feed_.events(), log::Level::kInfo, "audit.recorded",
-       {{"who", entry.who},
+       {{"caller", entry.caller},
         {"role", entry.role},
         {"address", entry.address},
         {"method", entry.method},

@@ -215,8 +215,8 @@ View<WaitView> describe(const WaitView*) {
   using V = WaitView;
   return {"Wait",
           "A wait.",
-          {{"who", &V::who, "The one that waits."},
-           {"for_whom", &V::for_whom, "The one that it waits for."},
+          {{"waiter", &V::waiter, "The one that waits."},
+           {"waits_for", &V::waits_for, "The one that it waits for."},
            {"what", &V::what, "For what."},
            {"seconds", &V::seconds, "How long so far."}}};
 }

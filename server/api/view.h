@@ -164,7 +164,7 @@ using EpochPlace = std::pair<std::uint64_t, std::uint64_t>;
 using RoundPlace = std::pair<std::uint64_t, std::uint64_t>;
 
 struct WaitView {
-  std::string who, for_whom, what;
+  std::string waiter, waits_for, what;
   double seconds = 0;
 };
 

@@ -196,10 +196,10 @@ Task<Result<Json>> EtcdClient::Impl::exchange(std::string endpoint, std::string 
 
 Task<Status> EtcdClient::Impl::sign_in(std::string endpoint) {
   token.clear();
-  Json who;
-  who["name"] = options.user;
-  who["password"] = options.password;
-  const auto answer = co_await exchange(endpoint, "/v3/auth/authenticate", who.dump());
+  Json login;
+  login["name"] = options.user;
+  login["password"] = options.password;
+  const auto answer = co_await exchange(endpoint, "/v3/auth/authenticate", login.dump());
   if (!answer.ok()) co_return answer.error();
   const auto at = answer->find("token");
   if (at != answer->end() && at->is_string()) token = at->get<std::string>();

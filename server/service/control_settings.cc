@@ -90,14 +90,14 @@ Error held_up_by(const Error& why, const ShardGroup& shards, TimePoint now) {
 /// Work for one of the threads of files, behind what that does already: under a name in the waits,
 /// which are of the thread `home`, while somebody waits for it.
 template <class Work>
-Task<std::invoke_result_t<Work>> held_for(Executor home, Waits& waits, std::string who,
+Task<std::invoke_result_t<Work>> held_for(Executor home, Waits& waits, std::string waiter,
                                           Waits::Text what, Executor where, Work work) {
   auto wait = [](Waits& in, std::string name, Waits::Text text, Executor on,
                  Work act) -> Task<std::invoke_result_t<Work>> {
     const auto guard = in.begin(WaitCause::kCheckpoint, std::move(name), "disk", std::move(text));
     co_return co_await run_on(on, std::move(act));
   };
-  auto held = wait(waits, std::move(who), std::move(what), std::move(where), std::move(work));
+  auto held = wait(waits, std::move(waiter), std::move(what), std::move(where), std::move(work));
   co_return co_await boost::asio::co_spawn(home, std::move(held), boost::asio::use_awaitable);
 }
 
@@ -223,9 +223,9 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
     return std::string(*is_begun ? "its files, which are read and compared with their checksums"
                                  : "another one that is verified: one at a time");
   };
-  const std::string who = "verification of checkpoint " + std::to_string(version);
+  const std::string waiter = "verification of checkpoint " + std::to_string(version);
   auto outcome =
-      co_await held_for(executor_, waits_, who, std::move(held), verifies_, std::move(read));
+      co_await held_for(executor_, waits_, waiter, std::move(held), verifies_, std::move(read));
   auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
   if (outcome->ok() && !(*outcome)->problem.empty()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);
@@ -262,9 +262,9 @@ Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
     return std::string(use_.is_writing ? "the one that is written: one after the other"
                                        : "its files, which are removed");
   };
-  const std::string who = "removal of checkpoint " + std::to_string(version);
-  auto outcome =
-      co_await held_for(executor_, waits_, who, std::move(held), disk_.hurried(), std::move(act));
+  const std::string waiter = "removal of checkpoint " + std::to_string(version);
+  auto outcome = co_await held_for(executor_, waits_, waiter, std::move(held), disk_.hurried(),
+                                   std::move(act));
   auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
   if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
   co_return std::move(*outcome);

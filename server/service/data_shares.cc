@@ -316,8 +316,8 @@ void DataShares::epoch_waits(std::vector<WaitView>& views) const {
   for (const auto& [id, worker] : members_.present)
     if (worker->pace.held_since && id != whose)
       views.push_back(
-          {.who = "worker " + worker->join.name,
-           .for_whom = member == nullptr ? "other workers" : members_.name_of(whose),
+          {.waiter = "worker " + worker->join.name,
+           .waits_for = member == nullptr ? "other workers" : members_.name_of(whose),
            .what = "samples of epoch " + std::to_string(oldest) +
                    " are not trained yet; until they are, nobody begins epoch " +
                    std::to_string(oldest + 2),

@@ -247,14 +247,14 @@ Task<Status> ModelServers::drain(std::shared_ptr<ShardSession> server) {
   if (!server->is_draining && std::ranges::any_of(spread_.present, goes)) {
     const TimePoint limit = clock_.now() + kMemoryPlanTimeout;
     const Status fits = co_await shards_.plan_memory(wanted, limit);
-    const std::string who = "server '" + server->name + "' is not drained, nothing has moved: ";
+    const std::string refusal = "server '" + server->name + "' is not drained, nothing has moved: ";
     if (!fits.ok() && is_refusal(fits.error()))
       co_return Error(ErrorCode::kFailedPrecondition,
-                      who + "there is no memory for its chunks elsewhere: " +
+                      refusal + "there is no memory for its chunks elsewhere: " +
                           fits.error().message() + "; or start another server first");
     if (!fits.ok())
       co_return Error(ErrorCode::kUnavailable,
-                      who + "whether there is memory for its chunks elsewhere is not known: " +
+                      refusal + "whether there is memory for its chunks elsewhere is not known: " +
                           fits.error().message());
   }
   if (server->is_gone())
@@ -489,13 +489,14 @@ Task<Status> ModelServers::plan_worker(const proto::Join& join) {
   const TimePoint limit = clock_.now() + kMemoryPlanTimeout;
   const Status fits = co_await shards_.plan_memory(wanted, limit);
   if (fits.ok()) co_return Status();
-  const std::string who = "worker '" + join.name + "' is refused: ";
+  const std::string refusal = "worker '" + join.name + "' is refused: ";
   if (!is_refusal(fits.error()))
-    co_return Error(ErrorCode::kUnavailable,
-                    who + "whether there is memory for it is not known: " + fits.error().message());
+    co_return Error(
+        ErrorCode::kUnavailable,
+        refusal + "whether there is memory for it is not known: " + fits.error().message());
   co_return Error(ErrorCode::kResourceExhausted,  // it may fit when another one has left
-                  who + "there is no memory for contributions of " + plural(all, "worker") + ": " +
-                      fits.error().message());
+                  refusal + "there is no memory for contributions of " + plural(all, "worker") +
+                      ": " + fits.error().message());
 }
 
 Task<bool> has_room_to_move(Spread& spread, ShardGroup& shards, TimePoint limit) {

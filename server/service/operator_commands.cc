@@ -34,14 +34,15 @@ Status OperatorCommands::check_evicted(const std::string& name) {
   (void)evicted();
   const auto found = evicted_.find(name);
   if (found == evicted_.end()) return {};
-  const std::string who = "worker '" + name + "' was evicted by an operator (" + found->second.why;
+  const std::string refusal =
+      "worker '" + name + "' was evicted by an operator (" + found->second.why;
   if (!found->second.until)
     return Error(ErrorCode::kFailedPrecondition,
-                 who + ") until it is allowed: `centroidctl workers allow " + name +
+                 refusal + ") until it is allowed: `centroidctl workers allow " + name +
                      "` (DELETE /v1/evictions/" + name + ")");
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(*found->second.until - clock_.now());
-  return not_ready(who + ") for another " + std::to_string(left.count() + 1) + " s");
+  return not_ready(refusal + ") for another " + std::to_string(left.count() + 1) + " s");
 }
 
 /// Pause and settings hold for the job that they were said to: not for another one in the same

@@ -138,10 +138,10 @@ Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
   if (!made.ok()) co_return co_await session.respond_error(request->header, made.error());
   const auto copy = std::move(made).value();
   const Seat seat(*this, copy->elements * sizeof(float));
-  const std::string who = "reader " + session.peer().name;
+  const std::string waiter = "reader " + session.peer().name;
   const auto is_over = std::make_shared<bool>(false);
-  tasks.spawn(tell(session, is_over, who));
-  const Status filled = co_await fill(copy, tasks, who);
+  tasks.spawn(tell(session, is_over, waiter));
+  const Status filled = co_await fill(copy, tasks, waiter);
   *is_over = true;
   if (!filled.ok()) co_return co_await session.respond_error(request->header, filled.error());
   proto::PullReply reply;
@@ -149,25 +149,25 @@ Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
   reply.elements = copy->elements;
   const auto head = proto::encode(reply);
   const auto manifest = proto::encode_manifest(copy->manifest);
-  const auto waits = waits_.begin(WaitCause::kState, who, "its connection",
+  const auto waits = waits_.begin(WaitCause::kState, waiter, "its connection",
                                   "tensors of one version are on their way to it");
   CENTROID_CO_TRY(co_await session.respond(request->header, head, manifest));
   co_return co_await send(session, copy);
 }
 
 /// Why a reader has no answer yet, every two seconds.
-Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, std::string who) {
+Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, std::string waiter) {
   constexpr std::chrono::seconds kEvery{2};
   for (;;) {
     const bool goes_on = co_await sleep_until(clock_.now() + kEvery);  // lint-ok: a tick
     if (!goes_on || *is_over || session.is_closed()) co_return;
     std::vector<WaitView> waits;
     waits_.list(waits);
-    const auto mine = std::ranges::find(waits, who, &WaitView::who);
+    const auto mine = std::ranges::find(waits, waiter, &WaitView::waiter);
     if (mine == waits.end()) continue;
     proto::Wait wait;
     wait.ms = static_cast<std::uint32_t>(1000 * std::min(mine->seconds, 4e6));
-    wait.what = who + " waits for " + mine->for_whom + ": " + mine->what;
+    wait.what = waiter + " waits for " + mine->waits_for + ": " + mine->what;
     const auto head = proto::encode(wait);
     const auto kind = static_cast<std::uint16_t>(proto::Kind::kWait);
     const TimePoint limit = clock_.now() + config_.timeouts.stall;
@@ -178,10 +178,10 @@ Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, st
 
 /// No round is merged meanwhile (`begin_copy`); one that was being merged when this began may
 /// commit.
-Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who) {
+Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string waiter) {
   const TimePoint limit = clock_.now() + config_.timeouts.stall;
   for (;;) {
-    BlockedOn on{WaitCause::kState, who, kStateCopy, [] { return "another one is made"; }};
+    BlockedOn on{WaitCause::kState, waiter, kStateCopy, [] { return "another one is made"; }};
     const auto is_free = [this] { return !images_.is_copying(); };
     bool goes_on = co_await until(is_free, std::move(on), limit);
     if (!goes_on && clock_.now() >= limit)
@@ -189,7 +189,8 @@ Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::stri
                       "another copy of the state was being made for all of stall_timeout: try "
                       "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
-    const auto waits = waits_.begin(WaitCause::kState, who, kStateCopy, "its tensors are copied");
+    const auto waits =
+        waits_.begin(WaitCause::kState, waiter, kStateCopy, "its tensors are copied");
     Status copied;
     {
       const Raised imaging = images_.begin_copy();

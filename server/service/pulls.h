@@ -41,8 +41,8 @@ class Pulls : private JobPart {
   Task<Status> answer(transport::Session& session, TaskGroup& tasks,
                       std::shared_ptr<const Request> request);
   Task<void> tell(transport::Session& session, std::shared_ptr<const bool> is_over,
-                  std::string who);
-  Task<Status> fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string who);
+                  std::string waiter);
+  Task<Status> fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string waiter);
   Task<Status> fill_once(std::shared_ptr<Copy> copy, TaskGroup& tasks);
   Task<Status> send(transport::Session& session, std::shared_ptr<const Copy> copy);
 

@@ -178,16 +178,16 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
                                                        const proto::ServerJoin& join,
                                                        std::shared_ptr<ShardSession>& shard) {
   CENTROID_TRY(gate_.check_lead());
-  const std::string who = "server '" + join.name + "' is refused: ";
+  const std::string refusal = "server '" + join.name + "' is refused: ";
   if (const std::string why = why_one_server(config_); !why.empty())
-    return Error(ErrorCode::kFailedPrecondition, who + why);
+    return Error(ErrorCode::kFailedPrecondition, refusal + why);
   if (job_.shard) {
     const Status fits = check_chunk_count(config_, job_.store().plan().chunks().size());
-    if (!fits.ok()) return Error(ErrorCode::kFailedPrecondition, who + fits.error().message());
+    if (!fits.ok()) return Error(ErrorCode::kFailedPrecondition, refusal + fits.error().message());
   }
   if (join.name == config_.leader_name())
     return Error(ErrorCode::kFailedPrecondition,
-                 who + "that is the leader's name: give each server its own --name");
+                 refusal + "that is the leader's name: give each server its own --name");
   const bool is_awaited = table_servers_ && table_servers_->awaits(join.name);
   const bool has_rows =
       table_servers_ && table_servers_->serves(join.name);  // past the model's goal
@@ -197,11 +197,11 @@ Result<proto::ServerTerms> ServerChanges::admit_server(transport::Session& sessi
     return Error(ErrorCode::kUnavailable, "the leader is stopping: " + stopping_.reason);
   if (!join.run_id.empty() && join.run_id != job_.run_id)
     return Error(ErrorCode::kFailedPrecondition,
-                 who + "it served run '" + join.run_id + "', this one is '" + job_.run_id +
+                 refusal + "it served run '" + join.run_id + "', this one is '" + job_.run_id +
                      "': start it anew to have it serve another run");
   if (shards_.present().size() + 2 > kMaxServers)
     return Error(ErrorCode::kResourceExhausted,
-                 who + "a model lies on at most " + std::to_string(kMaxServers) + " servers");
+                 refusal + "a model lies on at most " + std::to_string(kMaxServers) + " servers");
   CENTROID_ASSIGN(shard, shards_.join(session, tasks, join));
   proto::ServerTerms terms;
   terms.run_id = job_.run_id;

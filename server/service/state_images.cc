@@ -49,12 +49,12 @@ std::shared_ptr<const StateImage> StateImages::present_copy() const {
 /// attempt has closed meanwhile.
 Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
     std::shared_ptr<WorkerSession> worker, std::optional<Attempt::Key> key) {
-  const std::string who = "worker " + worker->join.name;
+  const std::string waiter = "worker " + worker->join.name;
   const auto is_too_late = [this, worker, key] { return key && !is_of_use(*worker, *key); };
   const auto may_go_on = [this, is_too_late] {
     return is_too_late() || (!is_copying_ && (present_copy() || count() < limit_));
   };
-  BlockedOn on{WaitCause::kState, who, kStateCopy, [this] {
+  BlockedOn on{WaitCause::kState, waiter, kStateCopy, [this] {
                  return std::to_string(count()) + " of at most " + std::to_string(limit_) +
                         " copies are made, or sent to others";
                }};
@@ -69,7 +69,7 @@ Task<Result<std::shared_ptr<const StateImage>>> StateImages::state_image(
   copies_.push_back(image);
   {
     const Raised imaging(is_copying_, changed_);
-    const auto waits = waits_.begin(WaitCause::kState, who, kStateCopy, [this] {
+    const auto waits = waits_.begin(WaitCause::kState, waiter, kStateCopy, [this] {
       return "version " + to_string(job_.store().version()) + " is copied";
     });
     CENTROID_CO_TRY(co_await fill_image(*image));

@@ -63,8 +63,8 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
       what += ", silent for " + milliseconds(silent) + " ms";
     else if (open > kLong)
       what += ", last heard " + milliseconds(silent) + " ms ago";
-    views.push_back({.who = round,
-                     .for_whom = members_.name_of(member),
+    views.push_back({.waiter = round,
+                     .waits_for = members_.name_of(member),
                      .what = std::move(what),
                      .seconds = open});
   };
@@ -84,13 +84,13 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
                                to_string(queued->chunk) + " of " + round + " on, ";
       const double since = seconds(clock_.now() - worker->pace.opened_at);  // its last chunk
       for (const std::uint32_t rank : queued->behind)
-        views.push_back({.who = "worker " + worker->join.name,
-                         .for_whom = members_.name_of(open_.attempt->members[rank]),
+        views.push_back({.waiter = "worker " + worker->join.name,
+                         .waits_for = members_.name_of(open_.attempt->members[rank]),
                          .what = what + "which are added behind those of that one",
                          .seconds = since});
       if (queued->behind.empty())
-        views.push_back({.who = "worker " + worker->join.name,
-                         .for_whom = "memory",
+        views.push_back({.waiter = "worker " + worker->join.name,
+                         .waits_for = "memory",
                          .what = what + "until slower workers have read the results before, or "
                                         "the journal's disk has taken what came",
                          .seconds = since});
@@ -118,8 +118,8 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
       add(member, "the end of its work on round " + to_string(late) + ", which closed without it");
     }
   if (deadline)
-    views.push_back({.who = round,
-                     .for_whom = "workers that are expected soon",
+    views.push_back({.waiter = round,
+                     .waits_for = "workers that are expected soon",
                      .what = "the quorum is there; the round closes in " +
                              std::to_string(static_cast<int>(
                                  1000 * std::max(0.0, seconds(*deadline - clock_.now())))) +
@@ -136,8 +136,8 @@ void WaitReport::pace_waits(std::vector<WaitView>& views) const {
     if (member == nullptr) continue;
     const double silent = seconds(clock_.now() - member->heard);
     views.push_back(
-        {.who = "worker " + worker->join.name,
-         .for_whom = members_.name_of(slowest),
+        {.waiter = "worker " + worker->join.name,
+         .waits_for = members_.name_of(slowest),
          .what = "it is " + std::to_string(open_.machine.steps_ahead(id)) +
                  " steps ahead of the slowest worker, and policy " + config_.policy + " allows " +
                  std::to_string(policy_.count) + "; that one was heard " +
@@ -155,8 +155,8 @@ void WaitReport::shard_waits(std::vector<WaitView>& views) const {
     const Duration silent = clock_.now() - shard->session->connection().last_received();
     std::string told = shard->report.busy.empty() ? what : what + ": " + shard->report.busy;
     told += ", last heard " + milliseconds(silent) + " ms ago";
-    views.push_back({.who = is_move ? "chunks that move" : present_round(job_),
-                     .for_whom = "server '" + name + "'",
+    views.push_back({.waiter = is_move ? "chunks that move" : present_round(job_),
+                     .waits_for = "server '" + name + "'",
                      .what = std::move(told),
                      .seconds = seconds(clock_.now() - shard->work.front().since)});
   }
@@ -166,16 +166,16 @@ std::vector<WaitView> WaitReport::present_waits() const {
   std::vector<WaitView> views;
   const bool begins = gate_.is_beginning();  // then Guards say what is waited for
   if (phase_.is(Phase::kStandby) && !begins)
-    views.push_back({.who = "this server",
-                     .for_whom = gate_.leadership().leader.empty()
-                                     ? "etcd"
-                                     : "leader " + gate_.leadership().leader,
+    views.push_back({.waiter = "this server",
+                     .waits_for = gate_.leadership().leader.empty()
+                                      ? "etcd"
+                                      : "leader " + gate_.leadership().leader,
                      .what = phase_.reason(),
                      .seconds = seconds(clock_.now() - phase_.since())});
   else if (const auto why = gate_.held())
     views.push_back(
-        {.who = "job",
-         .for_whom = "etcd",
+        {.waiter = "job",
+         .waits_for = "etcd",
          .what = why->message() +
                  (gate_.leadership().trouble.empty() ? "" : ": " + gate_.leadership().trouble),
          .seconds = seconds(clock_.now() - open_.opened)});
@@ -183,11 +183,11 @@ std::vector<WaitView> WaitReport::present_waits() const {
            (phase_.is(Phase::kWaiting) || phase_.is(Phase::kInitializing) ||
             phase_.waits_for_operator()) &&
            !waits_.has("job", "journal"))
-    views.push_back({.who = "job",
-                     .for_whom = phase_.waits_for_operator() ? "operator"
-                                 : use_.is_loop_writing      ? "checkpoint"
-                                 : waits_for_servers()       ? "servers"
-                                                             : "workers",
+    views.push_back({.waiter = "job",
+                     .waits_for = phase_.waits_for_operator() ? "operator"
+                                  : use_.is_loop_writing      ? "checkpoint"
+                                  : waits_for_servers()       ? "servers"
+                                                              : "workers",
                      .what = phase_.reason(),
                      .seconds = seconds(clock_.now() - phase_.since())});
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open()) round_waits(views);
@@ -196,14 +196,14 @@ std::vector<WaitView> WaitReport::present_waits() const {
   waits_.list(views);
   if (const auto journal = journal_.state();
       !journal.trouble.empty() && !journal.is_broken && !waits_.has(WaitCause::kJournal))
-    views.push_back({.who = present_round(job_),
-                     .for_whom = "journal",
+    views.push_back({.waiter = present_round(job_),
+                     .waits_for = "journal",
                      .what = journal.trouble,
                      .seconds = seconds(clock_.now() - open_.opened)});
   shard_waits(views);
   if (upload_)
-    views.push_back({.who = "server",
-                     .for_whom = members_.name_of(upload_->from),
+    views.push_back({.waiter = "server",
+                     .waits_for = members_.name_of(upload_->from),
                      .what = "the state, piece " + std::to_string(upload_->received) + " of " +
                              std::to_string(upload_->pieces()),
                      .seconds = seconds(clock_.now() - upload_->begun)});
@@ -212,8 +212,8 @@ std::vector<WaitView> WaitReport::present_waits() const {
   for (const auto& [id, worker] : members_.present)
     for (const transport::Session::Wait& wait : worker->session->waits())
       views.push_back(
-          {.who = "session of " + worker->join.name,
-           .for_whom = worker->join.name,
+          {.waiter = "session of " + worker->join.name,
+           .waits_for = worker->join.name,
            .what = wait.what + ", " + present_round(job_, worker->results.attempt.lock().get()),
            .seconds = seconds(clock_.now() - wait.since)});
   return views;
@@ -231,14 +231,14 @@ void WaitReport::tell_waits(const std::vector<WaitView>& lasting) {
       continue;
     proto::Wait wait;
     for (const WaitView& one : lasting) {
-      const bool is_of_all = one.who.starts_with("round ") || one.who == "job" ||
-                             one.who == "server" || one.who == "state" ||
-                             one.who == "chunks that move";
-      if (!is_of_all && one.who != "worker " + worker->join.name) continue;
-      if (one.for_whom == worker->join.name) continue;
+      const bool is_of_all = one.waiter.starts_with("round ") || one.waiter == "job" ||
+                             one.waiter == "server" || one.waiter == "state" ||
+                             one.waiter == "chunks that move";
+      if (!is_of_all && one.waiter != "worker " + worker->join.name) continue;
+      if (one.waits_for == worker->join.name) continue;
       wait.ms = std::max(wait.ms, static_cast<std::uint32_t>(1000 * std::min(one.seconds, 4e6)));
-      wait.what += (wait.what.empty() ? "" : "; ") + one.who + " waits for " + one.for_whom + ": " +
-                   one.what;
+      wait.what += (wait.what.empty() ? "" : "; ") + one.waiter + " waits for " + one.waits_for +
+                   ": " + one.what;
     }
     if (wait.what.empty()) continue;
     if (wait.what.size() > proto::kMaxTextBytes) wait.what.resize(proto::kMaxTextBytes);
@@ -265,10 +265,10 @@ Task<void> WaitReport::watch_waits() {
     std::erase_if(waits, [](const WaitView& wait) { return wait.seconds < kLasting; });
     tell_waits(waits);
     for (const WaitView& wait : waits) {
-      auto key = std::make_pair(wait.who, wait.for_whom);
+      auto key = std::make_pair(wait.waiter, wait.waits_for);
       if (!told.contains(key) && !lasting.contains(key))
-        events_.publish("wait.prolonged", {{"who", wait.who},
-                                           {"for_whom", wait.for_whom},
+        events_.publish("wait.prolonged", {{"waiter", wait.waiter},
+                                           {"waits_for", wait.waits_for},
                                            {"what", wait.what},
                                            {"seconds", wait.seconds}});
       lasting.insert(std::move(key));

@@ -41,7 +41,7 @@ inline constexpr const char* kStateCopy = "a copy of the state";
 /// What somebody waits for, as GET /v1/waits shows it.
 struct BlockedOn {
   WaitCause cause;
-  std::string who, for_whom;
+  std::string waiter, waits_for;
   std::function<std::string()> what;  ///< asked when somebody looks
 };
 /// Of a wait that GET /v1/waits shows by other means: the reason of the job's phase, the open
@@ -58,7 +58,7 @@ class Waits {
  private:
   struct Wait {
     WaitCause cause;
-    std::string who, for_whom;
+    std::string waiter, waits_for;
     Text what;
     TimePoint since;
   };
@@ -89,30 +89,32 @@ class Waits {
   Task<bool> next_change(TimePoint deadline = TimePoint::max()) { return changed_.wait(deadline); }
 
   /// `what` is asked when somebody looks.
-  [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom, Text what) {
-    return {waits_, {cause, std::move(who), std::move(for_whom), std::move(what), clock_.now()}};
+  [[nodiscard]] Guard begin(WaitCause cause, std::string waiter, std::string waits_for, Text what) {
+    return {waits_,
+            {cause, std::move(waiter), std::move(waits_for), std::move(what), clock_.now()}};
   }
-  [[nodiscard]] Guard begin(WaitCause cause, std::string who, std::string for_whom,
+  [[nodiscard]] Guard begin(WaitCause cause, std::string waiter, std::string waits_for,
                             const char* what) {
-    return begin(cause, std::move(who), std::move(for_whom), [what] { return std::string(what); });
+    return begin(cause, std::move(waiter), std::move(waits_for),
+                 [what] { return std::string(what); });
   }
 
   [[nodiscard]] Guard begin(const BlockedOn& on) {
-    return begin(on.cause, on.who, on.for_whom, on.what);
+    return begin(on.cause, on.waiter, on.waits_for, on.what);
   }
 
   /// For as long as `into` has it.
-  void begin(std::optional<Guard>& into, WaitCause cause, std::string who, std::string for_whom,
+  void begin(std::optional<Guard>& into, WaitCause cause, std::string waiter, std::string waits_for,
              Text what) {
-    into.emplace(waits_,
-                 Wait{cause, std::move(who), std::move(for_whom), std::move(what), clock_.now()});
+    into.emplace(waits_, Wait{cause, std::move(waiter), std::move(waits_for), std::move(what),
+                              clock_.now()});
   }
 
   void list(std::vector<WaitView>& views) const {
     for (const Wait& wait : waits_)
       if (const Duration age = clock_.now() - wait.since; age >= kYoung)
-        views.push_back({.who = wait.who,
-                         .for_whom = wait.for_whom,
+        views.push_back({.waiter = wait.waiter,
+                         .waits_for = wait.waits_for,
                          .what = wait.what(),
                          .seconds = std::chrono::duration<double>(age).count()});
   }
@@ -121,9 +123,9 @@ class Waits {
     for (const Wait& wait : waits_)
       if (clock_.now() - wait.since >= kYoung) add(wait.cause);
   }
-  bool has(std::string_view who, std::string_view for_whom) const {
+  bool has(std::string_view waiter, std::string_view waits_for) const {
     for (const Wait& wait : waits_)
-      if (wait.who == who && wait.for_whom == for_whom) return true;
+      if (wait.waiter == waiter && wait.waits_for == waits_for) return true;
     return false;
   }
   bool has(WaitCause cause) const {

@@ -79,14 +79,15 @@ Task<Result<std::shared_ptr<ShardWorkers::Worker>>> ShardWorkers::enter(transpor
 
 Result<std::shared_ptr<ShardWorkers::Worker>> ShardWorkers::admit(transport::Session& session,
                                                                   const proto::Enter& enter) {
-  const std::string who =
+  const std::string refusal =
       "worker '" + enter.name + "' is refused by server '" + context_.options.name;
   const std::uint64_t route = model_.chunks().route().version;
   if (!model_.chunks().has_model() || route == 0)
-    return Error(ErrorCode::kUnavailable, who + "': it has no chunks yet");
+    return Error(ErrorCode::kUnavailable, refusal + "': it has no chunks yet");
   if (enter.route != route)
-    return Error(ErrorCode::kAborted, who + "': it comes by route " + std::to_string(enter.route) +
-                                          ", the present one is " + std::to_string(route) +
+    return Error(ErrorCode::kAborted, refusal + "': it comes by route " +
+                                          std::to_string(enter.route) + ", the present one is " +
+                                          std::to_string(route) +
                                           ": the leader tells it (join again)");
   auto worker = std::make_shared<Worker>(context_.executor);
   CENTROID_ASSIGN(worker->codec, make_codec(enter.codec));

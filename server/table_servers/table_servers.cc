@@ -288,34 +288,37 @@ void TableServers::waits(std::vector<WaitView>& views) const {
     return std::chrono::duration<double>(group_.clock.now() - since).count();
   };
   if (!group_.has_begun)
-    views.push_back(
-        {.who = "tables", .for_whom = "servers", .what = group_.why, .seconds = seconds(since_)});
+    views.push_back({.waiter = "tables",
+                     .waits_for = "servers",
+                     .what = group_.why,
+                     .seconds = seconds(since_)});
   for (std::size_t i = 1; group_.has_begun && !group_.is_ended && i < group_.holders.size(); ++i) {
     const TableHolder& holder = group_.holders[i];
     for (const proto::RowsWait& wait : holder.report.waits)
-      views.push_back({.who = wait.who,
-                       .for_whom = wait.for_whom,
+      views.push_back({.waiter = wait.waiter,
+                       .waits_for = wait.waits_for,
                        .what = "on server '" + holder.name + "': " + wait.what,
                        .seconds = wait.seconds});
     if (holder.state == HolderState::kServing && holder.is_here()) continue;
     if (!group_.is_wanted(i)) continue;  // no client waits for it
-    views.push_back({.who = awaits_all_ ? "the last checkpoint of the tables" : "clients of rows",
-                     .for_whom = "servers",
-                     .what = "server '" + holder.name + "' " +
-                             (holder.is_here() ? "loads its rows and replays its journal"
-                                               : "is gone with its rows: start it retry_at"),
-                     .seconds = seconds(holder.gone_since)});
+    views.push_back(
+        {.waiter = awaits_all_ ? "the last checkpoint of the tables" : "clients of rows",
+         .waits_for = "servers",
+         .what = "server '" + holder.name + "' " +
+                 (holder.is_here() ? "loads its rows and replays its journal"
+                                   : "is gone with its rows: start it retry_at"),
+         .seconds = seconds(holder.gone_since)});
   }
   if (!group_.has_begun || group_.is_ended || group_.is_ending) return;
   for (const std::string& server : released_)
-    views.push_back({.who = "server '" + server + "'",
-                     .for_whom = "checkpoint",
+    views.push_back({.waiter = "server '" + server + "'",
+                     .waits_for = "checkpoint",
                      .what = "it has no rows any more, and may go when a checkpoint is written "
                              "that does not need it",
                      .seconds = seconds(mover_.settled_at())});
   if (const auto move = mover_.next_move())
-    views.push_back({.who = "buckets of tables",
-                     .for_whom = "servers",
+    views.push_back({.waiter = "buckets of tables",
+                     .waits_for = "servers",
                      .what = std::to_string(move->buckets.size()) + " will move from server '" +
                              move->from + "' to '" + move->to + "'" +
                              (mover_.problem().empty() ? "" : ": " + mover_.problem()),

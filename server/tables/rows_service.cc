@@ -107,8 +107,8 @@ proto::TablesReport RowsService::report() const {
   waits(held);
   for (const WaitView& view : held) {
     proto::RowsWait wait;
-    wait.who = view.who;
-    wait.for_whom = view.for_whom;
+    wait.waiter = view.waiter;
+    wait.waits_for = view.waits_for;
     wait.what = view.what;
     wait.seconds = view.seconds;
     report.waits.push_back(std::move(wait));

@@ -125,8 +125,8 @@ void RowsSessions::waits(const TableStore& store, const std::function<std::strin
             "': " + text.what;
     if (request.waits_for == RowsWaitFor::kJournal)
       if (const std::string why = trouble(); !why.empty()) what += ": " + why;
-    views.push_back({.who = text.blocked_on == nullptr ? "a request for rows" : name,
-                     .for_whom = text.blocked_on == nullptr ? name : text.blocked_on,
+    views.push_back({.waiter = text.blocked_on == nullptr ? "a request for rows" : name,
+                     .waits_for = text.blocked_on == nullptr ? name : text.blocked_on,
                      .what = std::move(what),
                      .seconds = seconds});
   }

@@ -73,7 +73,7 @@ TEST_F(ApiTokens, SecretsAreShownOnceAndKeptAsHashes) {
   const std::string kept((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   EXPECT_NE(kept.find("eyes"), std::string::npos);
   EXPECT_EQ(kept.find(secret.substr(secret.size() - 64)), std::string::npos);
-  struct stat about{};
+  struct stat about {};
   ASSERT_EQ(::stat(file.c_str(), &about), 0);
   EXPECT_EQ(about.st_mode & 0777, 0600U);
   stop();
@@ -235,7 +235,7 @@ TEST_F(ApiTokens, EveryChangeIsInTheAuditLog) {
     EXPECT_EQ(list[0]["path"], "/v1/job:stop");
     EXPECT_EQ(list[0]["outcome"], "the job is over");
     EXPECT_EQ(list[0]["status"], 409);
-    EXPECT_EQ(list[1]["who"], "eyes");
+    EXPECT_EQ(list[1]["caller"], "eyes");
     EXPECT_EQ(list[1]["status"], 403);
     EXPECT_EQ(list[2]["request_id"], "mine-1");
     EXPECT_EQ(list[2]["outcome"], "ok");
@@ -309,10 +309,10 @@ TEST_F(ApiTokens, OneCallersRefusedRequestsAreCountedNotAllRecorded) {
   for (int i = 0; i < 200; ++i)
     EXPECT_EQ(status_of("POST", ("/v1/job:pause?" + std::to_string(i)).c_str(), viewer), 403);
   EXPECT_EQ(status_of("POST", "/v1/job:pause", other), 403);
-  const auto of = [this](const std::string& who) {
+  const auto of = [this](const std::string& caller) {
     std::size_t count = 0;
     const Json page = Json::parse(request("GET", "/v1/audit?limit=1000", bearer("operator")).body);
-    for (const Json& entry : page["entries"]) count += entry["who"] == who ? 1 : 0;
+    for (const Json& entry : page["entries"]) count += entry["caller"] == caller ? 1 : 0;
     return count;
   };
   EXPECT_LT(of("eyes"), 150U);
@@ -441,7 +441,7 @@ TEST_F(ApiTest, ListsComeInPages) {
   EXPECT_EQ(second["workers"][0]["member"], 9);
   EXPECT_TRUE(second["next"].is_null());
   std::string seen;  // of a list without numbers, by position
-  for (Json page; page.is_null() || !page["next"].is_null(); seen += page["waits"][0]["who"]) {
+  for (Json page; page.is_null() || !page["next"].is_null(); seen += page["waits"][0]["waiter"]) {
     const std::string path = page.is_null() ? "/v1/waits?limit=1" : std::string(page["next"]);
     page = Json::parse(request("GET", path).body);
     ASSERT_EQ(page["waits"].size(), 1U) << page;

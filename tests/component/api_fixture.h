@@ -88,7 +88,7 @@ class SampleControl final : public server::ControlPlane {
   Task<std::vector<server::WaitView>> waits() override {
     co_await answer();
     std::vector<server::WaitView> views(3);
-    for (std::size_t i = 0; i < views.size(); ++i) views[i].who = "w" + std::to_string(i);
+    for (std::size_t i = 0; i < views.size(); ++i) views[i].waiter = "w" + std::to_string(i);
     co_return views;
   }
   Task<std::vector<server::ServerView>> servers() override {

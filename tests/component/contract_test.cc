@@ -170,9 +170,9 @@ TEST(Contract, WhoIsQueuedBehindAStalledWorkerIsNotTheOneThatIsWaitedFor) {
   ASSERT_TRUE(server.wait_for_wait("w0", "credit: 128 bytes of its contribution wait here"));
   bool is_named = false;
   for (const server::WaitView& wait : server.waits()) {
-    EXPECT_NE(wait.for_whom, "w1") << wait.who << ": " << wait.what;
-    is_named = is_named || (wait.for_whom == "w0" && wait.who == "round 1");
-    if (wait.who != "worker w1") continue;
+    EXPECT_NE(wait.waits_for, "w1") << wait.waiter << ": " << wait.what;
+    is_named = is_named || (wait.waits_for == "w0" && wait.waiter == "round 1");
+    if (wait.waiter != "worker w1") continue;
     EXPECT_THAT(wait.what, HasSubstr("from chunk 1 of round 1 on"));
     EXPECT_GT(wait.seconds, 0);
   }
@@ -248,7 +248,7 @@ TEST(Contract, WhoWaitsForACopyOfTheStateIsTold) {
     held.push_back(client->hold());
     const auto is_sent = [&](const auto&) {
       return std::ranges::any_of(server.waits(), [&](const server::WaitView& wait) {
-        return wait.who == "worker " + client->join.name && wait.for_whom == "its connection";
+        return wait.waiter == "worker " + client->join.name && wait.waits_for == "its connection";
       });
     };
     ASSERT_TRUE(next());

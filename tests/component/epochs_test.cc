@@ -84,7 +84,7 @@ class AheadTest : public testing::TestWithParam<const char*> {
   bool is_held() {
     return server_.wait_until([&](const auto&) {
       for (const server::WaitView& wait : server_.waits())
-        if (wait.who == "worker fast" && wait.for_whom == "slow" &&
+        if (wait.waiter == "worker fast" && wait.waits_for == "slow" &&
             wait.what ==
                 "samples of epoch 0 are not trained yet; until they are, nobody begins "
                 "epoch 2")

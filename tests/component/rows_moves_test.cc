@@ -328,7 +328,7 @@ TEST_F(RowsThatMove, ANewcomerWithoutTheMemoryIsNamedAndCallsGoOn) {
   all.start(2, 105'200'000);
   const auto is_named = [&] {
     for (const auto& wait : all.waits())
-      if (wait.who == "buckets of tables" && wait.what.find("to 's2'") != std::string::npos &&
+      if (wait.waiter == "buckets of tables" && wait.what.find("to 's2'") != std::string::npos &&
           wait.what.find("has no memory for more") != std::string::npos)
         return true;
     return false;

@@ -364,7 +364,7 @@ TEST_F(RowsOnServers, TheLastCheckpointWaitsForAServerThatIsAway) {
     all.leader->stop();
     ASSERT_TRUE(all.leader->wait_until([&](const auto&) {
       return std::ranges::any_of(all.waits(), [](const auto& wait) {
-        return wait.who == "the last checkpoint of the tables" &&
+        return wait.waiter == "the last checkpoint of the tables" &&
                wait.what.find("server 's1'") == 0;
       });
     }));

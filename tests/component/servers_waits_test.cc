@@ -60,7 +60,7 @@ TEST(ServersWaits, AServerThatWaitsForACheckpointIsNotGivenUp) {
   EXPECT_TRUE(leader.wait_for_wait("s1", "until the leader has written a checkpoint"));
   EXPECT_TRUE(leader.wait_until([&](const auto&) {  // longer than an answer may take otherwise
     for (const server::WaitView& wait : leader.waits())
-      if (wait.for_whom.find("s1") != std::string::npos && wait.seconds > 5) return true;
+      if (wait.waits_for.find("s1") != std::string::npos && wait.seconds > 5) return true;
     return leader.registry().counter("centroid_server_state_lost_total", "").value() > 0;
   }));
   held.reset();

@@ -236,7 +236,7 @@ class Server(Process):
         """Until the tables are loaded on all servers."""
 
         def is_loaded():
-            return not any(wait["who"] in ("tables", "clients of rows") for wait in self.get("/v1/waits")["waits"])
+            return not any(wait["waiter"] in ("tables", "clients of rows") for wait in self.get("/v1/waits")["waits"])
 
         wait_for(is_loaded, "the tables on all servers")
 

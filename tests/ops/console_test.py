@@ -284,7 +284,7 @@ class Console(ClusterTest):
                 shown, unit = text.split(" ")
                 size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
                 self.assertAlmostEqual(float(shown) * size, bytes_, delta=0.06 * size + 4096)  # heartbeats go on
-        self.assertEqual([row[:3] for row in tables["waits"]], [[one["who"], one["for_whom"], one["what"]] for one in rest["waits"]])
+        self.assertEqual([row[:3] for row in tables["waits"]], [[one["waiter"], one["waits_for"], one["what"]] for one in rest["waits"]])
         self.assertIn("operator", tables["waits"][0][1])
         self.assertEqual([[number(row[0]), number(row[1])] for row in tables["checkpoints"]], [[one["version"], one["round"]] for one in rest["checkpoints"]])
         self.assertGreater(len(tables["checkpoints"]), 0)

@@ -32,7 +32,7 @@ class Beginning(ClusterTest):
         """Its wait for the checkpoint, once that has lasted so long."""
 
         def find():
-            waits = [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "checkpoint"]
+            waits = [wait for wait in server.get("/v1/waits")["waits"] if wait["waits_for"] == "checkpoint"]
             return next((wait for wait in waits if wait["seconds"] >= seconds), None)
 
         return wait_for(find, f"a wait of {seconds} s for the checkpoint")
@@ -44,7 +44,7 @@ class Beginning(ClusterTest):
         status, body = server.call("GET", "/readyz")
         self.assertEqual(status, 503)
         self.assertIn("is read", body)
-        self.assertEqual([wait["for_whom"] for wait in server.get("/v1/waits")["waits"]], ["checkpoint"])
+        self.assertEqual([wait["waits_for"] for wait in server.get("/v1/waits")["waits"]], ["checkpoint"])
         self.assertIn("is read", server.cluster()["state_reason"])
         for path in ("/v1/job:pause", "/v1/job:stop", "/v1/checkpoints", "/v1/checkpoints/3:restore"):
             status, refusal = server.post(path)

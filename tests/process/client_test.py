@@ -452,7 +452,7 @@ class Pull(ClientTest):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             try:
                 pull = pool.submit(centroid.pull, server.data, timeout=60)
-                wait_for(lambda: any(one["who"].startswith("reader") for one in server.get("/v1/waits")["waits"]), "the reader")
+                wait_for(lambda: any(one["waiter"].startswith("reader") for one in server.get("/v1/waits")["waits"]), "the reader")
                 status, answer = server.post(f"/v1/checkpoints/{version}:restore")
                 self.assertEqual(status, 200, answer)
                 self.assertGreater(answer["from_version"], version)

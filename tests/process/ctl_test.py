@@ -238,7 +238,7 @@ class Ctl(CtlTest):
         workers[1].send(signal.SIGSTOP)
 
         def waits():
-            return [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "w1" and wait["seconds"] > 2.5]
+            return [wait for wait in server.get("/v1/waits")["waits"] if wait["waits_for"] == "w1" and wait["seconds"] > 2.5]
 
         wait_for(waits, "a round that waits for w1")
         (told,) = (one for one in self.doctor(server, "--no-members") if one["check"] == "waits")

@@ -198,7 +198,7 @@ class FullDisk(ClusterTest):
         return place, server, self.worker(server, "w0")
 
     def journal_waits(self, server):
-        return [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "journal"]
+        return [wait for wait in server.get("/v1/waits")["waits"] if wait["waits_for"] == "journal"]
 
     def test_round_waits_and_says_so_until_there_is_space(self):
         place, server, worker = self.journal_on_small_disk()
@@ -294,7 +294,7 @@ class Restore(ClusterTest):
 
         def reads():
             with contextlib.suppress(OSError):
-                return [one for one in again.get("/v1/waits")["waits"] if one["who"] == "replay"]
+                return [one for one in again.get("/v1/waits")["waits"] if one["waiter"] == "replay"]
 
         wait = wait_for(reads, "the replay among the waits")[0]
         self.assertRegex(wait["what"], r"^round \d+ of the journal$")
@@ -369,7 +369,7 @@ class Readers(ClusterTest):
 
         def held():
             waits = server.get("/v1/waits")["waits"]
-            return [w for w in waits if (w["who"], w["for_whom"]) == (who, "disk") and w["what"].startswith(what)]
+            return [w for w in waits if (w["waiter"], w["waits_for"]) == (who, "disk") and w["what"].startswith(what)]
 
         wait_for(held, f"{who} in /v1/waits: {what}")
 

@@ -159,8 +159,8 @@ class Loss(MembershipTest):
                 second.kill()
                 state = self.wait_short(server)
                 server.wait_event("job.blocked", workers=1, keep_min_workers=2)
-                wait = wait_for(lambda: [one for one in server.get("/v1/waits")["waits"] if one["who"] == "job"], "a wait of the job")[0]
-                self.assertEqual((wait["for_whom"], wait["what"]), ("workers", state["state_reason"]))
+                wait = wait_for(lambda: [one for one in server.get("/v1/waits")["waits"] if one["waiter"] == "job"], "a wait of the job")[0]
+                self.assertEqual((wait["waits_for"], wait["what"]), ("workers", state["state_reason"]))
                 if "asp" not in way:
                     members = [one["contributors"] for one in server.get("/v1/rounds")["rounds"] if one["outcome"] == "committed"]
                     self.assertEqual({len(names) for names in members}, {2})

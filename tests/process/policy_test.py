@@ -93,8 +93,8 @@ class Stopped(Policy):
             workers[name].send(signal.SIGSTOP)
 
         def named():
-            waits = [wait for wait in server.get("/v1/waits")["waits"] if wait["who"].startswith("round")]
-            return waits if {"w1", "w2"} <= {wait["for_whom"] for wait in waits} else None
+            waits = [wait for wait in server.get("/v1/waits")["waits"] if wait["waiter"].startswith("round")]
+            return waits if {"w1", "w2"} <= {wait["waits_for"] for wait in waits} else None
 
         wait_for(named, "both held workers in /v1/waits")
         said = workers["w0"].wait_event("round.stalled", why=": contribution")  # to who waits, every 2 s
@@ -142,7 +142,7 @@ class Asynchronous(Policy):
                 held.send(signal.SIGSTOP)
 
                 def held_back():
-                    return {wait["who"] for wait in server.get("/v1/waits")["waits"] if "steps ahead" in wait["what"] and wait["for_whom"] == held.name}
+                    return {wait["waiter"] for wait in server.get("/v1/waits")["waits"] if "steps ahead" in wait["what"] and wait["waits_for"] == held.name}
 
                 wait_for(lambda: held_back() == {f"worker w0{tag}", f"worker w2{tag}"}, "both others wait for w1, by name")
                 steps = self.steps(server, workers)

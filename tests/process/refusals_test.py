@@ -313,7 +313,7 @@ class Refusals(ClusterTest):
     def test_a_first_worker_that_sends_no_initial_values_blocks_no_other(self):
         server = self.launch_server("--min-workers", 2, "--stall-timeout", "2s", "--lease", "60s").wait_ready()
         mute, other = Peer(server.data, "a-mute").join(), Peer(server.data, "b-other").join()
-        wait_for(lambda: any(wait["for_whom"] == "a-mute" and "initial values" in wait["what"] for wait in server.get("/v1/waits")["waits"]), "that it is named")
+        wait_for(lambda: any(wait["waits_for"] == "a-mute" and "initial values" in wait["what"] for wait in server.get("/v1/waits")["waits"]), "that it is named")
         server.wait_event("store.initial_values_stalled", worker="a-mute", next="b-other")
         other.until_round()
         wait_for(lambda: server.cluster()["version"] == 1, "the initial values of the other")

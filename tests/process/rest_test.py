@@ -88,7 +88,7 @@ class Rest(ClusterTest):
         self.assertEqual(stream.next("audit.recorded")["path"], "/v1/checkpoints")
         server.post("/v1/job:pause")
         self.assertEqual(stream.next("job.phase_changed")["to"], "paused")
-        self.assertIn("operator", stream.next("wait.prolonged")["for_whom"])
+        self.assertIn("operator", stream.next("wait.prolonged")["waits_for"])
         again = Stream(server, **{"Last-Event-ID": str(lost["id"] - 1)})
         self.addCleanup(again.close)
         self.assertEqual(again.next(), lost)
@@ -172,7 +172,7 @@ class Rest(ClusterTest):
         self.assertTrue(worker.is_running())  # who is in stays in
         self.assertEqual(self.ask(server, "GET", "/v1/cluster", token=made["secret"])[0], 401)
         entries = self.json(server, "GET", "/v1/audit", token=OPERATOR)["entries"]
-        self.assertEqual([(e["who"], e["status"]) for e in entries], [("api.token", 200), ("eyes", 403), ("api.token", 201), ("api.token", 201)])
+        self.assertEqual([(e["caller"], e["status"]) for e in entries], [("api.token", 200), ("eyes", 403), ("api.token", 201), ("api.token", 201)])
         files = [(self.folder / "run" / name).read_text().splitlines() for name in ("audit.jsonl", "audit-refused.jsonl")]
         self.assertEqual([len(lines) for lines in files], [3, 1])
         lines = [*files[0], *files[1]]

@@ -102,7 +102,7 @@ class Loss(RingTest):
         workers[2].send(signal.SIGSTOP)
 
         def waits_for_w2():
-            return [wait for wait in server.get("/v1/waits")["waits"] if wait["for_whom"] == "w2" and "silent for" in wait["what"]]
+            return [wait for wait in server.get("/v1/waits")["waits"] if wait["waits_for"] == "w2" and "silent for" in wait["what"]]
 
         wait_for(waits_for_w2, "a wait that says that w2 is silent")
         server.wait_worker("w2", "dead")

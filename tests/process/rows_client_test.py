@@ -43,7 +43,7 @@ class RowsOfServers(ClientTest):
         table = ["--tables", "emb:dim=1,lr=1,optimizer=sgd,init=zeros", "--servers", 2, "--lease", "60s", "--stall-timeout", "60s"]
         self.leader = self.launch_server(*table, *arguments, name="leader").wait_ready()
         self.b = self.start_b()
-        wait_for(lambda: not [w for w in self.leader.get("/v1/waits")["waits"] if w["who"] == "tables"], "the tables on both")
+        wait_for(lambda: not [w for w in self.leader.get("/v1/waits")["waits"] if w["waiter"] == "tables"], "the tables on both")
         rows = centroid.Rows(self.leader.data, "emb", timeout=6)
         rows.pull(self.KEYS)  # connected to both: else nothing is sent
         return rows

@@ -36,7 +36,7 @@ class RowsMovesTest(ClusterTest):
             if problems:
                 return True
             waits = leader.get("/v1/waits")["waits"]
-            if any(wait["who"] in ("tables", "clients of rows", "buckets of tables") for wait in waits):
+            if any(wait["waiter"] in ("tables", "clients of rows", "buckets of tables") for wait in waits):
                 return False
             servers = leader.get("/v1/servers")["servers"]
             return {server["name"] for server in servers if server["buckets"] and not server["bucket_moves"]} == set(names) and len(servers) == len(names)

@@ -170,7 +170,7 @@ class Kill(JournalTest):
             known = max(number for one in leaders for number in self.committed(one))
             leader = self.start_leader("all", "--resume", name=f"leader-{kill}", listen=leader.data, api=leader.api, rounds=rounds).wait_ready()
             leaders.append(leader)
-            waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if w["for_whom"] == "servers"], "the cause")
+            waits = wait_for(lambda: [w["what"] for w in leader.get("/v1/waits")["waits"] if w["waits_for"] == "servers"], "the cause")
             self.assertIn("for its part of round", waits[0])
             shards = {which: self.start_shard(leader, "all", which, tag=f"-{kill}") for which in "bc"}
             self.assertGreaterEqual(leader.wait_event("journal.replayed")["round"], known, "a committed round was lost")
@@ -282,7 +282,7 @@ class Change(JournalTest):
         wait_for(lambda: any("run_dir" in wait["what"] for wait in leader.get("/v1/waits")["waits"]), "the cause")
         with self.held(empty):
             d = self.start_shard(leader, "run", "d")  # the leader looks again
-            wait_for(lambda: any(wait["who"] == "replay" for wait in leader.get("/v1/waits")["waits"]), "b to be asked again")
+            wait_for(lambda: any(wait["waiter"] == "replay" for wait in leader.get("/v1/waits")["waits"]), "b to be asked again")
             self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
         self.assertEqual(leader.wait_event("journal.rounds_abandoned")["server"], "b")
         leader.wait_more_rounds(20)

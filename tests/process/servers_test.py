@@ -460,7 +460,7 @@ class Statistics(ServersTest):
         with self.held_call(leader, "/v1/tables") as answer:
             b.send(signal.SIGCONT)
             self.assertEqual(answer(60)[0], 200)
-        wait_for(lambda: not [w for w in leader.get("/v1/waits")["waits"] if w["who"].startswith("GET ")], "nothing is held any more")
+        wait_for(lambda: not [w for w in leader.get("/v1/waits")["waits"] if w["waiter"].startswith("GET ")], "nothing is held any more")
         leader.wait_more_rounds(5)
         self.assertEqual(leader.events("server.lost"), [], "a question ended the session")
         self.assertGreater(len(leader.get("/v1/parameters")["parameters"]), 0)
@@ -483,7 +483,7 @@ class Statistics(ServersTest):
         def wait_of(name, what):
             def find():
                 waits = leader.get("/v1/waits")["waits"]
-                return [w for w in waits if w["who"] == f"reader {name}" and w["for_whom"] == "a copy of the state" and what in w["what"]]
+                return [w for w in waits if w["waiter"] == f"reader {name}" and w["waits_for"] == "a copy of the state" and what in w["what"]]
 
             wait_for(find, f"{name}: {what}")
 
@@ -501,7 +501,7 @@ class Statistics(ServersTest):
 
             def held():
                 self.assertFalse(asked.done(), asked.done() and asked.result())
-                return [w for w in leader.get("/v1/waits")["waits"] if w["who"] == f"GET {path}"]
+                return [w for w in leader.get("/v1/waits")["waits"] if w["waiter"] == f"GET {path}"]
 
             (wait,) = wait_for(held, f"why GET {path} is held")
             self.assertIn("; server 'b' was heard last ", wait["what"])

@@ -482,7 +482,7 @@ class EtcdGone(StandbyTest):
         etcd, leader, _, workers = self.pair("--rounds", 0)
         etcd.kill()
         self.wait_role(leader, "held")
-        wait = wait_for(lambda: next((w for w in leader.get("/v1/waits")["waits"] if w["for_whom"] == "etcd"), None), "its cause")
+        wait = wait_for(lambda: next((w for w in leader.get("/v1/waits")["waits"] if w["waits_for"] == "etcd"), None), "its cause")
         self.assertIn("could not be renewed in etcd", wait["what"])
         stopped = self.committed(leader)
         wait_for(lambda: leader.metric("centroid_server_etcd_failures_total") > 3, "failures counted")

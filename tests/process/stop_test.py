@@ -53,7 +53,7 @@ class StopTest(ClusterTest):
         self.assertIn("job:resume", view["state_reason"])
         self.assertIn("centroidctl job resume", server.wait_event("job.stopped")["action"])
         self.assertEqual(server.metric("centroid_server_job_state", state="stopped"), 1)
-        self.assertEqual([wait["for_whom"] for wait in server.get("/v1/waits")["waits"]], ["operator"])
+        self.assertEqual([wait["waits_for"] for wait in server.get("/v1/waits")["waits"]], ["operator"])
         return view
 
     def assert_told(self, worker, name):

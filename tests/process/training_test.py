@@ -115,7 +115,7 @@ class Operator(ClusterTest):
         paused = server.wait_cluster("paused", lambda cluster: cluster["state"] == "paused")
         self.assertIn("resume", paused["state_reason"])
         waits = server.get("/v1/waits")["waits"]
-        self.assertIn("operator", [wait["for_whom"] for wait in waits])
+        self.assertIn("operator", [wait["waits_for"] for wait in waits])
         for _ in range(20):
             self.assertEqual(server.cluster()["round"], paused["round"])
         self.assertEqual(server.post("/v1/job:resume")[0], 202)

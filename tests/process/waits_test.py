@@ -13,7 +13,7 @@ FLAGS = ("--min-workers", 2, "--lease", "300s", "--stall-timeout", "300s", "--ch
 
 class Waits(ClusterTest):
     def waits(self, server):
-        return [(wait["who"], wait["for_whom"], wait["what"]) for wait in server.get("/v1/waits")["waits"]]
+        return [(wait["waiter"], wait["waits_for"], wait["what"]) for wait in server.get("/v1/waits")["waits"]]
 
     def start(self, *arguments):
         server = self.launch_server(*FLAGS, *arguments).wait_ready()
@@ -28,7 +28,7 @@ class Waits(ClusterTest):
 
         def settled():
             waits = self.waits(server)
-            rounds = {for_whom for who, for_whom, _ in waits if who.startswith("round")}
+            rounds = {waits_for for who, waits_for, _ in waits if who.startswith("round")}
             return waits if rounds == {name} else None
 
         waits = wait_for(settled, f"the round waits for {name} alone")
@@ -48,7 +48,7 @@ class Waits(ClusterTest):
         server, workers = self.start("--local-steps", 4, "--fragments", 2)
 
         def queued():
-            return [what for who, for_whom, what in self.waits(server) if (who, for_whom) == ("worker w1", "w0") and what.startswith("credit: ")]
+            return [what for who, waits_for, what in self.waits(server) if (who, waits_for) == ("worker w1", "w0") and what.startswith("credit: ")]
 
         what = None
         while not what:
@@ -59,17 +59,17 @@ class Waits(ClusterTest):
                 workers["w0"].send(signal.SIGCONT)
                 server.wait_more_rounds(3)
         self.assertRegex(what[0], r"from chunk [0-9]+ of round [0-9]+, fragment [12] of 2 on")
-        self.assertNotIn("w1", {for_whom for _, for_whom, _ in self.waits(server)})
+        self.assertNotIn("w1", {waits_for for _, waits_for, _ in self.waits(server)})
         workers["w1"].wait_event("round.stalled", why="worker w1 waits for w0: credit: ")
         self.end(server, workers, "w0")
 
     def test_the_last_in_the_order_is_named_too(self):
         server, workers = self.start()
         waits = self.stall(server, workers, "w1")
-        self.assertNotIn("w0", {for_whom for _, for_whom, _ in waits})
+        self.assertNotIn("w0", {waits_for for _, waits_for, _ in waits})
 
         def told():  # what is said of a round that is open for more than 2 s
-            return [what for _, for_whom, what in self.waits(server) if for_whom == "w1" and "; the round has " in what]
+            return [what for _, waits_for, what in self.waits(server) if waits_for == "w1" and "; the round has " in what]
 
         why = wait_for(told, "how many are missing")[0]
         self.assertRegex(why, r"; the round has 1 of the 2 contributions that it needs, of 2 workers, last heard [0-9]+ ms ago$")

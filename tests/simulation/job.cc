@@ -115,7 +115,8 @@ void Job::drive() {
       const auto waits =
           one.ask<std::vector<server::WaitView>>([](server::Control& c) { return c.waits(); });
       for (const server::WaitView& wait : waits.value_or(std::vector<server::WaitView>()))
-        world.note(one.name() + " wait: " + wait.who + " for " + wait.for_whom + ": " + wait.what);
+        world.note(one.name() + " wait: " + wait.waiter + " for " + wait.waits_for + ": " +
+                   wait.what);
     }
   }
   end_all();

@@ -139,10 +139,10 @@ std::vector<server::WaitView> TestServer::waits() {
   return asio::co_spawn(service_.context(), control_->waits(), asio::use_future).get();
 }
 
-bool TestServer::wait_for_wait(const std::string& for_whom, const std::string& what) {
+bool TestServer::wait_for_wait(const std::string& waits_for, const std::string& what) {
   return wait_until([&](const auto&) {
     for (const server::WaitView& wait : waits())
-      if (wait.for_whom.find(for_whom) != std::string::npos &&
+      if (wait.waits_for.find(waits_for) != std::string::npos &&
           wait.what.find(what) != std::string::npos)
         return true;
     return false;

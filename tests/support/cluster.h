@@ -51,8 +51,8 @@ class TestServer {
   Result<server::RestoreView> restore(std::uint64_t version);
   Executor executor() { return service_.executor(); }  ///< of the cluster
   std::vector<server::WaitView> waits();
-  /// Block until a wait with this `for_whom` and `what` is reported; false after 120 s.
-  bool wait_for_wait(const std::string& for_whom, const std::string& what);
+  /// Block until a wait with this `waits_for` and `what` is reported; false after 120 s.
+  bool wait_for_wait(const std::string& waits_for, const std::string& what);
   Result<server::ActView> pause();
   Result<server::ActView> resume();
   /// Block the thread that writes checkpoints until the result is dropped.

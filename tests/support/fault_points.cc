@@ -128,9 +128,9 @@ void point(std::string_view name) {
   if (name == settings.name && count == settings.count) ::kill(::getpid(), SIGKILL);
 }
 
-void forbid_storage_here(const char* who) {
+void forbid_storage_here(const char* thread) {
   storage::ThreadState state = storage::exchange({});
-  state.forbidden_for = who;
+  state.forbidden_for = thread;
   (void)storage::exchange(state);
 }
 

@@ -65,7 +65,7 @@ class Servers {
   bool wait_settled(std::size_t servers) {
     return leader->wait_until([&](const auto&) {
       for (const server::WaitView& wait : waits())
-        if (wait.who == "tables" || wait.who == "clients of rows") return false;
+        if (wait.waiter == "tables" || wait.waiter == "clients of rows") return false;
       const auto views = leader->servers();
       return views.size() == servers && std::ranges::all_of(views, [](const auto& view) {
                return view.buckets > 0 && view.bucket_moves == 0;

@@ -25,7 +25,7 @@ class WaitsTest : public testing::Test {
     waits_.list(views);
     std::vector<std::string> out;
     for (const WaitView& one : views)
-      out.push_back(one.who + " waits for " + one.for_whom + ": " + one.what);
+      out.push_back(one.waiter + " waits for " + one.waits_for + ": " + one.what);
     return out;
   }
 

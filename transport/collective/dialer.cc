@@ -148,7 +148,7 @@ void Dialer::put(std::uint32_t rank, std::unique_ptr<Connection> connection, std
   station_->options.connections.add();
   log::debug("peers.connected",
              {{"generation", roster_.generation}, {"rank", rank}, {"peer", connection->peer()}});
-  network_.add_link(rank, std::move(connection), agreed);
+  network_.add_peer(rank, std::move(connection), agreed);
   changed_.notify_all();
 }
 

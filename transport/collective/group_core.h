@@ -11,7 +11,7 @@ namespace centroid::collective {
 
 /// Shared by the groups of one generation; closes the network with the last of them.
 struct Generation {
-  explicit Generation(std::shared_ptr<Network> links) : network(std::move(links)) {}
+  explicit Generation(std::shared_ptr<Network> peers) : network(std::move(peers)) {}
   ~Generation() { network->close(); }
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;

@@ -11,7 +11,7 @@ namespace {
 /// A failed operation waits this long for its last frames before their connections are closed.
 constexpr std::chrono::milliseconds kGrace{200};
 
-std::string name_of(const PeerConnection& link) { return "rank " + std::to_string(link.rank()); }
+std::string name_of(const PeerConnection& peer) { return "rank " + std::to_string(peer.rank()); }
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Network::Network(const std::shared_ptr<Station>& station, const Roster& roster)
       world_(static_cast<std::uint32_t>(roster.endpoints.size())),
       timeout_(station->options.timeout),
       leave_timeout_(station->options.leave_timeout),
-      links_(world_),
+      peers_(world_),
       dialer_(*this, station, roster),
       readers_(driver_->executor()),
       writers_(driver_->executor()),
@@ -37,24 +37,24 @@ void Network::open() {
   driver_->begin_watch();
 }
 
-void Network::add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+void Network::add_peer(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
                        std::uint32_t features) {
-  links_[rank] = std::make_unique<PeerConnection>(*this, rank, std::move(connection), features);
-  PeerConnection& link = *links_[rank];
-  readers_.spawn(link.read());
-  writers_.spawn(link.write());
-  for (const auto& [group, over] : aborted_) notify_aborted(link, group, over);
+  peers_[rank] = std::make_unique<PeerConnection>(*this, rank, std::move(connection), features);
+  PeerConnection& peer = *peers_[rank];
+  readers_.spawn(peer.read());
+  writers_.spawn(peer.write());
+  for (const auto& [group, over] : aborted_) notify_aborted(peer, group, over);
   std::vector<std::shared_ptr<Call>> begun;
   for (const auto& [key, call] : calls_)
     if (!call->is_failing()) begun.push_back(call);
   std::sort(begun.begin(), begun.end(),
             [](const auto& a, const auto& b) { return a->key().sequence < b->key().sequence; });
   for (const auto& call : begun) {
-    if (call->is_queried && call->has_member(rank)) ask(link, *call);
+    if (call->is_queried && call->has_member(rank)) ask(peer, *call);
     Call::Channel* const channel = call->channel_of(rank);
     if (channel == nullptr) continue;
-    if (channel->bytes_in >= kReadyFrom) link.send_control(kReady, encode(call->key()));
-    link.enqueue(call, *channel);
+    if (channel->bytes_in >= kReadyFrom) peer.send_control(kReady, encode(call->key()));
+    peer.enqueue(call, *channel);
   }
 }
 
@@ -96,10 +96,10 @@ bool Network::is_over(const Key& key) const {
 
 std::optional<Error> Network::unreachable(const Call& call) const {
   for (const std::uint32_t member : call.plan().members) {
-    const PeerConnection* const link = links_[member].get();
-    if (link == nullptr) continue;
-    if (link->lost() && !link->has_left())
-      return Error(link->lost()->code(), link->lost()->message()).with_context(name_of(*link));
+    const PeerConnection* const peer = peers_[member].get();
+    if (peer == nullptr) continue;
+    if (peer->lost() && !peer->has_left())
+      return Error(peer->lost()->code(), peer->lost()->message()).with_context(name_of(*peer));
   }
   return std::nullopt;
 }
@@ -108,8 +108,8 @@ std::optional<Error> Network::unreachable(const Call& call) const {
 std::optional<std::uint32_t> Network::left_before(const Call& call) const {
   if (!has_bad_links_) return std::nullopt;
   for (const Call::Channel& channel : call.channels()) {
-    const PeerConnection* const link = links_[channel.peer].get();
-    if (link == nullptr || !link->has_left()) continue;
+    const PeerConnection* const peer = peers_[channel.peer].get();
+    if (peer == nullptr || !peer->has_left()) continue;
     if (channel.next_receive < channel.receives.size() || channel.next_send < channel.sends.size())
       return channel.peer;
   }
@@ -133,11 +133,11 @@ void Network::begin(const std::shared_ptr<Call>& call) {
     }
   }
   for (Call::Channel& channel : call->channels()) {
-    PeerConnection* const link = link_to(channel.peer);
-    if (link == nullptr) {
+    PeerConnection* const peer = peer_at(channel.peer);
+    if (peer == nullptr) {
       dialer_.need(channel.peer);
     } else if (channel.bytes_in >= kReadyFrom) {
-      link->send_control(kReady, encode(key));
+      peer->send_control(kReady, encode(key));
     }
   }
   if (auto pending = pending_.extract(key); !pending.empty()) {
@@ -159,11 +159,11 @@ void Network::begin(const std::shared_ptr<Call>& call) {
 }
 
 void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
-  PeerConnection& link = *link_to(early.rank);
-  link.early_bytes_ -= early.segment.bytes;
-  link.give_back(early.segment.bytes);
+  PeerConnection& peer = *peer_at(early.rank);
+  peer.early_bytes_ -= early.segment.bytes;
+  peer.give_back(early.segment.bytes);
   Call::Channel* const channel = call->channel_of(early.rank);
-  if (channel == nullptr) return refuse_late(link, early.head);
+  if (channel == nullptr) return refuse_late(peer, early.head);
   auto expected = call->expect(*channel, early.head, early.segment.bytes);
   if (!expected.ok()) return fail(call, std::move(expected).error());
   call->received(*channel, *expected, early.segment.payload());
@@ -172,7 +172,7 @@ void Network::deliver(const std::shared_ptr<Call>& call, Early& early) {
 
 void Network::advance(const std::shared_ptr<Call>& call) {
   for (Call::Channel& channel : call->channels())
-    if (PeerConnection* const link = link_to(channel.peer)) link->enqueue(call, channel);
+    if (PeerConnection* const peer = peer_at(channel.peer)) peer->enqueue(call, channel);
 }
 
 void Network::settle(const std::shared_ptr<Call>& call) {
@@ -184,11 +184,11 @@ void Network::settle(const std::shared_ptr<Call>& call) {
   call->wake();
 }
 
-void Network::keep(PeerConnection& link, const DataHead& head, CachedBlock segment) {
+void Network::keep(PeerConnection& peer, const DataHead& head, CachedBlock segment) {
   Early early;
   early.head = head;
   early.segment = std::move(segment);
-  early.rank = link.rank();
+  early.rank = peer.rank();
   if (auto call = find(head.key)) {  // begun while the payload arrived
     deliver(call, early);
     advance(call);
@@ -196,31 +196,31 @@ void Network::keep(PeerConnection& link, const DataHead& head, CachedBlock segme
     return;
   }
   if (is_over(head.key)) {
-    link.early_bytes_ -= early.segment.bytes;
-    link.give_back(early.segment.bytes);
+    peer.early_bytes_ -= early.segment.bytes;
+    peer.give_back(early.segment.bytes);
     return;
   }
   pending_[head.key].frames.push_back(std::move(early));
 }
 
-void Network::refuse_late(PeerConnection& link, const DataHead& head) {
+void Network::refuse_late(PeerConnection& peer, const DataHead& head) {
   if (aborted_.contains(head.key.group)) return;  // in progress when it ended
   Error error(ErrorCode::kFailedPrecondition,
-              name_of(link) + " sent " + to_string(head.signature()) +
+              name_of(peer) + " sent " + to_string(head.signature()) +
                   " for an operation that expects nothing from it on rank " +
                   std::to_string(rank_));
   begin_abort(head.key.group, std::move(error));
 }
 
-void Network::on_ready(PeerConnection& link, const Key& key) {
+void Network::on_ready(PeerConnection& peer, const Key& key) {
   if (auto call = find(key)) {
-    if (Call::Channel* const channel = call->channel_of(link.rank())) {
+    if (Call::Channel* const channel = call->channel_of(peer.rank())) {
       channel->is_ready = true;
-      link.waiter_.wake();
+      peer.waiter_.wake();
     }
     return;
   }
-  if (!is_over(key)) pending_[key].ready.push_back(link.rank());
+  if (!is_over(key)) pending_[key].ready.push_back(peer.rank());
 }
 
 // ---- failures
@@ -251,8 +251,8 @@ void Network::begin_abort(std::uint64_t group, Error cause, std::uint32_t culpri
   if (!is_new) return;
   if (culprit_ == kNoRank) culprit_ = culprit;
   drop_pending(group);
-  for (const auto& link : links_)
-    if (link && link.get() != teller) notify_aborted(*link, group, at->second);
+  for (const auto& peer : peers_)
+    if (peer && peer.get() != teller) notify_aborted(*peer, group, at->second);
   std::vector<std::shared_ptr<Call>> failed;
   for (const auto& [key, call] : calls_)
     if (key.group == group) failed.push_back(call);
@@ -270,105 +270,105 @@ void Network::drop_pending(std::uint64_t group) {
   std::erase_if(pending_, [&](const auto& entry) {
     if (entry.first.group != group) return false;
     for (const Early& early : entry.second.frames) {
-      PeerConnection& link = *link_to(early.rank);
-      link.early_bytes_ -= early.segment.bytes;
-      link.give_back(early.segment.bytes);
+      PeerConnection& peer = *peer_at(early.rank);
+      peer.early_bytes_ -= early.segment.bytes;
+      peer.give_back(early.segment.bytes);
     }
     return true;
   });
 }
 
-void Network::notify_aborted(PeerConnection& link, std::uint64_t group, const Over& over) {
+void Network::notify_aborted(PeerConnection& peer, std::uint64_t group, const Over& over) {
   Abort abort;
   abort.group = group;
   abort.code = over.cause.code();
   abort.culprit = over.culprit;
   abort.text = over.cause.message();
-  link.send_control(kAbort, encode(abort));
+  peer.send_control(kAbort, encode(abort));
 }
 
-void Network::on_abort(PeerConnection& link, const Abort& abort) {
-  begin_abort(abort.group, Error(abort.code, abort.text), abort.culprit, &link);
+void Network::on_abort(PeerConnection& peer, const Abort& abort) {
+  begin_abort(abort.group, Error(abort.code, abort.text), abort.culprit, &peer);
 }
 
-void Network::on_lost(PeerConnection& link) {
+void Network::on_lost(PeerConnection& peer) {
   has_bad_links_ = true;
   leave_.notify_all();
   if (is_closing_) return;
   std::vector<std::shared_ptr<Call>> hit;
   for (const auto& [key, call] : calls_) {
-    if (!call->has_member(link.rank())) continue;
-    if (link.has_left() && call->channel_of(link.rank()) == nullptr) continue;
+    if (!call->has_member(peer.rank())) continue;
+    if (peer.has_left() && call->channel_of(peer.rank()) == nullptr) continue;
     hit.push_back(call);
   }
   for (const auto& call : hit) {
-    if (link.has_left()) {
-      const Call::Channel& channel = *call->channel_of(link.rank());
+    if (peer.has_left()) {
+      const Call::Channel& channel = *call->channel_of(peer.rank());
       const bool is_needed =
           channel.received < channel.receives.size() || channel.next_send < channel.sends.size();
       if (!is_needed) continue;
     }
-    fail(call, Error(link.lost()->code(), link.lost()->message()).with_context(name_of(link)),
-         link.rank());
+    fail(call, Error(peer.lost()->code(), peer.lost()->message()).with_context(name_of(peer)),
+         peer.rank());
   }
 }
 
-void Network::on_left(PeerConnection& link) {
+void Network::on_left(PeerConnection& peer) {
   has_bad_links_ = true;
   std::vector<std::shared_ptr<Call>> hit;
   for (const auto& [key, call] : calls_) {
-    const Call::Channel* const channel = call->channel_of(link.rank());
+    const Call::Channel* const channel = call->channel_of(peer.rank());
     // It left after its last frame: missing frames will not arrive.
     if (channel != nullptr && channel->received < channel->receives.size() &&
         channel->next_receive < channel->receives.size())
       hit.push_back(call);
   }
   for (const auto& call : hit)
-    fail(call, Error(ErrorCode::kUnavailable, name_of(link) + " has left the group"), link.rank());
+    fail(call, Error(ErrorCode::kUnavailable, name_of(peer) + " has left the group"), peer.rank());
 }
 
 // ---- who waits for whom: when an operation is late, its ranks exchange what they know
 
-void Network::notify_waiting(PeerConnection& link, const Call& call) {
+void Network::notify_waiting(PeerConnection& peer, const Call& call) {
   Waiting waiting;
   waiting.key = call.key();
   waiting.rank = rank_;
   waiting.waits_for = call.waits_for();
-  link.send_control(kWaiting, encode(waiting));
+  peer.send_control(kWaiting, encode(waiting));
   for (const auto& [rank, waits_for] : call.answers()) {
     waiting.rank = rank;
     waiting.waits_for = waits_for;
-    link.send_control(kWaiting, encode(waiting));
+    peer.send_control(kWaiting, encode(waiting));
   }
 }
 
-void Network::ask(PeerConnection& link, const Call& call) {
-  link.send_control(kQuery, encode(call.key()));
-  notify_waiting(link, call);
+void Network::ask(PeerConnection& peer, const Call& call) {
+  peer.send_control(kQuery, encode(call.key()));
+  notify_waiting(peer, call);
 }
 
 /// Once: report that it is late, and what we know.
 void Network::ask(Call& call) {
   if (std::exchange(call.is_queried, true)) return;
   for (const std::uint32_t member : call.plan().members)
-    if (PeerConnection* const link = link_to(member)) ask(*link, call);
+    if (PeerConnection* const peer = peer_at(member)) ask(*peer, call);
 }
 
-void Network::on_query(PeerConnection& link, const Key& key) {
+void Network::on_query(PeerConnection& peer, const Key& key) {
   const auto call = find(key);
   if (!call || call->is_failing()) return;  // not begun, or ended: the chain of waits stops here
   if (!call->is_queried) return ask(*call);
-  notify_waiting(link, *call);
+  notify_waiting(peer, *call);
 }
 
-Status Network::on_waiting(PeerConnection& link, const Waiting& waiting) {
+Status Network::on_waiting(PeerConnection& peer, const Waiting& waiting) {
   if (waiting.rank >= world_ || waiting.waits_for >= world_)
     return Error(ErrorCode::kDataLoss, "an answer about a rank that does not exist");
   const auto call = find(waiting.key);
   if (!call || waiting.rank == rank_ || !call->answered(waiting.rank, waiting.waits_for)) return {};
   for (const std::uint32_t member : call->plan().members) {
-    PeerConnection* const other = link_to(member);
-    if (other != nullptr && other != &link) other->send_control(kWaiting, encode(waiting));
+    PeerConnection* const other = peer_at(member);
+    if (other != nullptr && other != &peer) other->send_control(kWaiting, encode(waiting));
   }
   return {};
 }
@@ -378,7 +378,7 @@ std::string Network::silence(const Call& call, std::uint32_t blamed) const {
   std::string text = "rank " + std::to_string(blamed) + " did not do its part within " +
                      std::to_string(call.plan().timeout.count()) + " ms";
   const auto& failure = dialer_.failure(blamed);
-  if (links_[blamed] == nullptr && failure) text += "; no connection: " + failure->message();
+  if (peers_[blamed] == nullptr && failure) text += "; no connection: " + failure->message();
   return text;
 }
 
@@ -417,9 +417,9 @@ void Network::on_watch() {
       watch(until);
       continue;
     }
-    for (const auto& link : links_) {
-      if (link && link->touches(*call)) {
-        link->lose(
+    for (const auto& peer : peers_) {
+      if (peer && peer->touches(*call)) {
+        peer->lose(
             Error(ErrorCode::kAborted, "closed in the middle of a frame of a failed operation"));
       }
     }
@@ -434,24 +434,24 @@ Task<void> Network::shut_down() {
   is_closing_ = true;
   co_await dialer_.stop();
   const Deadline deadline = now() + leave_timeout_;
-  for (const auto& link : links_)
-    if (link) link->send_control(kLeave, {});
+  for (const auto& peer : peers_)
+    if (peer) peer->send_control(kLeave, {});
   const auto is_waiting = [this] {
-    return std::any_of(links_.begin(), links_.end(), [](const auto& link) {
-      return link && !link->lost() && !link->has_confirmed_leave();
+    return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+      return peer && !peer->lost() && !peer->has_confirmed_leave();
     });
   };
   while (is_waiting() && now() < deadline) (void)co_await leave_.wait(deadline);
-  for (const auto& link : links_)
-    if (link) link->stop();
+  for (const auto& peer : peers_)
+    if (peer) peer->stop();
   // A peer that does not read must not block us.
-  for (const auto& link : links_) {
-    if (link && !link->has_confirmed_leave())
-      link->lose(Error(ErrorCode::kCancelled, "this rank has left"));
+  for (const auto& peer : peers_) {
+    if (peer && !peer->has_confirmed_leave())
+      peer->lose(Error(ErrorCode::kCancelled, "this rank has left"));
   }
   co_await writers_.join();
-  for (const auto& link : links_)
-    if (link) link->lose(Error(ErrorCode::kCancelled, "this rank has left"));
+  for (const auto& peer : peers_)
+    if (peer) peer->lose(Error(ErrorCode::kCancelled, "this rank has left"));
   readers_.cancel();
   co_await readers_.join();
   watchdog_.cancel();
@@ -466,7 +466,7 @@ void Network::close() {
 std::vector<std::string> Network::connections() {
   const auto names = [](Network* self) -> Task<std::vector<std::string>> {
     std::vector<std::string> out;
-    for (const auto& link : self->links_) out.push_back(link ? link->connection_->peer() : "");
+    for (const auto& peer : self->peers_) out.push_back(peer ? peer->connection_->peer() : "");
     co_return out;
   };
   return driver_->run(names(this));
@@ -475,9 +475,9 @@ std::vector<std::string> Network::connections() {
 transport::TrafficCounters Network::traffic() {
   const auto sum = [](Network* self) -> Task<transport::TrafficCounters> {
     transport::TrafficCounters total;
-    for (const auto& link : self->links_) {
-      if (!link) continue;
-      const transport::TrafficCounters one = link->connection_->traffic();
+    for (const auto& peer : self->peers_) {
+      if (!peer) continue;
+      const transport::TrafficCounters one = peer->connection_->traffic();
       total.bytes_in += one.bytes_in;
       total.bytes_out += one.bytes_out;
       total.frames_in += one.frames_in;

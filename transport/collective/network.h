@@ -48,7 +48,7 @@ class Network : public std::enable_shared_from_this<Network> {
   transport::TrafficCounters traffic();  ///< of all connections; any thread but the driver's
 
   // For the dialer.
-  void add_link(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
+  void add_peer(std::uint32_t rank, std::unique_ptr<transport::Connection> connection,
                 std::uint32_t features);
   /// The rank refuses to talk with us.
   void on_refused(std::uint32_t rank, const Error& why);
@@ -60,14 +60,14 @@ class Network : public std::enable_shared_from_this<Network> {
   std::shared_ptr<Call> find(const Key& key) const;
   /// The operation has ended here, or its group is over.
   bool is_over(const Key& key) const;
-  void keep(PeerConnection& link, const DataHead& head, CachedBlock segment);
-  void refuse_late(PeerConnection& link, const DataHead& head);
-  void on_ready(PeerConnection& link, const Key& key);
-  void on_query(PeerConnection& link, const Key& key);
-  Status on_waiting(PeerConnection& link, const Waiting& waiting);
-  void on_abort(PeerConnection& link, const Abort& abort);
-  void on_lost(PeerConnection& link);
-  void on_left(PeerConnection& link);
+  void keep(PeerConnection& peer, const DataHead& head, CachedBlock segment);
+  void refuse_late(PeerConnection& peer, const DataHead& head);
+  void on_ready(PeerConnection& peer, const Key& key);
+  void on_query(PeerConnection& peer, const Key& key);
+  Status on_waiting(PeerConnection& peer, const Waiting& waiting);
+  void on_abort(PeerConnection& peer, const Abort& abort);
+  void on_lost(PeerConnection& peer);
+  void on_left(PeerConnection& peer);
   void on_leave_confirmed();
   /// A frame was received: frames that waited for it may be sent.
   void advance(const std::shared_ptr<Call>& call);
@@ -97,9 +97,9 @@ class Network : public std::enable_shared_from_this<Network> {
   /// `teller`: the rank that knows it already.
   void begin_abort(std::uint64_t group, Error cause, std::uint32_t culprit = kNoRank,
                    const PeerConnection* teller = nullptr);
-  void notify_aborted(PeerConnection& link, std::uint64_t group, const Over& over);
-  void notify_waiting(PeerConnection& link, const Call& call);
-  void ask(PeerConnection& link, const Call& call);
+  void notify_aborted(PeerConnection& peer, std::uint64_t group, const Over& over);
+  void notify_waiting(PeerConnection& peer, const Call& call);
+  void ask(PeerConnection& peer, const Call& call);
   void ask(Call& call);
   std::string silence(const Call& call, std::uint32_t blamed) const;
   void deliver(const std::shared_ptr<Call>& call, Early& early);
@@ -108,14 +108,14 @@ class Network : public std::enable_shared_from_this<Network> {
   void drop_pending(std::uint64_t group);
   void watch(TimePoint when);
   void on_watch();
-  PeerConnection* link_to(std::uint32_t rank) { return links_[rank].get(); }
+  PeerConnection* peer_at(std::uint32_t rank) { return peers_[rank].get(); }
   Task<void> shut_down();
 
   const std::shared_ptr<Driver> driver_;
   const std::uint64_t generation_;
   const std::uint32_t rank_, world_;
   const std::chrono::milliseconds timeout_, leave_timeout_;
-  std::vector<std::unique_ptr<PeerConnection>> links_;  ///< by rank; none to ourselves
+  std::vector<std::unique_ptr<PeerConnection>> peers_;  ///< by rank; none to ourselves
   Dialer dialer_;
   TaskGroup readers_, writers_;
   Event leave_;

@@ -83,11 +83,11 @@ void ring(const File& bell) {
 }
 
 std::string name_of_peer(int socket) {
-  ucred who{};
-  socklen_t size = sizeof who;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0 || who.pid == 0)
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid == 0)
     return "shared memory";
-  return "shared memory of process " + std::to_string(who.pid);
+  return "shared memory of process " + std::to_string(peer.pid);
 }
 
 }  // namespace

@@ -413,7 +413,7 @@ function show(workers, waits, rounds) {
   find('resume').disabled = !isHeld
   fill('workers', workers.map((w) => [w.name, badge(w.state), w.rank < 0 ? '–' : w.rank, w.rounds.toLocaleString('en'), w.samples.toLocaleString('en'),
     shares(w), size(w.bytes_in), size(w.bytes_out), drainButton(w)]), 'no worker has joined yet')
-  fill('waits', waits.map((w) => [w.who, w.for_whom, w.what, duration(w.seconds)]), 'nobody waits')
+  fill('waits', waits.map((w) => [w.waiter, w.waits_for, w.what, duration(w.seconds)]), 'nobody waits')
   const open = rounds.find((round) => !round.outcome)
   picture(workers, open && open.seconds > 1 ? open.missing : [])
   timeline(rounds)
