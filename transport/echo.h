@@ -13,8 +13,7 @@ inline constexpr std::uint32_t kMaxEchoBytes = 1u << 20;
 /// Payload size of the answer to an Echo.
 /// fails  invalid_argument: no request, a head of another size, more than kMaxEchoBytes
 Result<std::uint32_t> echo_bytes(const InFrame& frame);
-/// Answer an Echo; for FrameSink::on_frame. An error ends the session: as
-/// echo_bytes.
+/// Answer an Echo; for FrameSink::on_frame. An error ends the session: as echo_bytes.
 Task<Status> answer_echo(Session& session, const InFrame& frame);
 
 /// Result of measuring a connection.

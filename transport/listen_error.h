@@ -13,8 +13,7 @@ namespace centroid::transport {
 /// Why listening at `endpoint` fails, which process uses the port (if known), and what to do.
 /// `doing` is the failed call: "cannot bind".
 ///
-/// cost    a port in use: reads
-/// proc once
+/// cost    a port in use: reads /proc once
 Error listen_error(const std::string& endpoint, std::uint16_t port, std::string_view doing,
                    const boost::system::error_code& why);
 

@@ -142,8 +142,7 @@ class Session {
   Task<void> goodbye(Error why);
   void close(Error cause) noexcept;
   bool is_closed() const;
-  /// The present wait, for
-  /// v1/waits: "credit from worker-2 for 1048576 bytes", and since when.
+  /// The present wait, for /v1/waits: "credit from worker-2 for 1048576 bytes", and since when.
   struct Wait {
     std::string what;
     TimePoint since;

@@ -11,9 +11,7 @@ struct MemoryLimit {
   std::string source;  ///< "memory_limit", "the cgroup /x", "physical memory"
 };
 /// `setting` if it is not 0; else the least of the cgroups' limits and the physical memory. `root`
-/// is the prefix of
-/// proc and
-/// sys.
+/// is the prefix of /proc and /sys.
 MemoryLimit memory_limit(std::uint64_t setting, const std::string& root = "");
 
 /// Bytes that are available now without swapping, as the kernel estimates, and at most the limit.

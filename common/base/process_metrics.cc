@@ -16,8 +16,7 @@
 namespace centroid::metrics {
 namespace {
 
-/// Text of a small file of
-/// proc; "" if it is unreadable. Without a stream: a scrape reads two.
+/// Text of a small file of /proc; "" if it is unreadable. Without a stream: a scrape reads two.
 std::string read_proc(const char* path) {
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return {};
@@ -27,9 +26,8 @@ std::string read_proc(const char* path) {
   return {text, got > 0 ? static_cast<std::size_t>(got) : 0};
 }
 
-/// Fields of
-/// proc/self/stat by their number in proc(5), from 3 on. The second one is a name in parentheses
-/// with any characters.
+/// Fields of /proc/self/stat by their number in proc(5), from 3 on. The second one is a name in
+/// parentheses with any characters.
 class Stat {
  public:
   Stat() : text_(read_proc("/proc/self/stat")) {

@@ -145,8 +145,8 @@ class CheckpointDirectory {
   /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
   /// CRC-32C. Checkpoints that are deleted meanwhile are left out.
   std::vector<CheckpointEntry> list(bool verify) const;
-  /// The newest that verifies. Reports refused ones through `on_refused` (path, reason). fails
-  /// not_found: there is none
+  /// The newest that verifies. Reports refused ones through `on_refused` (path, reason).
+  /// fails  not_found: there is none
   Result<CheckpointEntry> newest_valid(
       const std::function<void(const CheckpointEntry&)>& on_refused) const;
   /// Load a verified checkpoint. Checksums are compared again (data_loss: discard what was

@@ -14,7 +14,7 @@ namespace centroid::journal {
 /// prepared, some of which its leader has committed. Blocking I/O; one thread.
 ///
 /// twice   a round that was prepared again with the same attempt number replaces an earlier one
-/// that was never committed; a committed round is never prepared again
+///         that was never committed; a committed round is never prepared again
 class Parts {
  public:
   /// Read the heads of all records of this run with these terms, and cut off what a crash left at

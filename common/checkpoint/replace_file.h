@@ -26,7 +26,7 @@ struct Replacement {
 /// fails   as file.h, and as `may`. The earlier content is then still there. If only the last step
 ///         failed, the new content is there, and may be the old one after a power cut.
 /// leaves  a draft if the process is killed, which the next call removes; and the common draft if
-/// `may` refuses, because another writer may use it by then
+///         `may` refuses, because another writer may use it by then
 /// thread  blocks; one at a time for each draft
 Status replace_file(const std::filesystem::path& path, std::string_view text,
                     const Replacement& how);

@@ -19,8 +19,8 @@ namespace centroid {
 /// the mark goes last. Blocking I/O; one writer at a time.
 ///
 /// stale   a mark counts while there is no segment and no newer checkpoint that it does not name,
-/// and no segment has grown. Otherwise the job has continued since: the mark is of an earlier
-/// restore, or of a server that was deposed when it wrote it
+///         and no segment has grown. Otherwise the job has continued since: the mark is of an
+///         earlier restore, or of a server that was deposed when it wrote it
 struct RestoreMark {
   static constexpr const char* kFile = "restore.json";
   struct Segment {

@@ -12,8 +12,8 @@ namespace centroid {
 /// work. Returned memory is reused, because pinned memory is expensive to make.
 ///
 /// bound   `most_pinned` bytes are pinned at a time, in use or not. Beyond that, and if the machine
-/// refuses (its limit of locked memory), memory is plain: copies are slower and block their caller.
-/// The first time is logged (memory.pinning_failed)
+///         refuses (its limit of locked memory), memory is plain: copies are slower and block their
+///         caller. The first time is logged (memory.pinning_failed)
 /// CPU     always plain and never reused
 /// thread  any; buffers may outlive the pool, the device outlives the pool
 class HostMemory {

@@ -19,14 +19,11 @@ namespace centroid::server {
 ///
 /// order   a chunk of rank r is added after those of all lower ranks (others wait in their
 ///         buffers), so the bits of the sum do not depend on timing
-/// cache   sparse payloads much shorter than their chunk wait until all ranks' have arrived: the
-/// sum
-///         is then made at once, in the cache. At most half a chunk's bytes of a rank wait so: in
-/// no
-///         order of the ranks can their credits run out on it
-/// rule    other than the mean: a chunk waits until all ranks' have arrived, then all are combined
-/// at
-///         once
+/// cache   sparse payloads much shorter than their chunk wait until those of all ranks have
+///         arrived: the sum is then made at once, in the cache. At most half a chunk's bytes of a
+///         rank wait like this, so no order of the ranks can exhaust their credits
+/// rule    other than the mean: a chunk waits until those of all ranks have arrived, then all are
+///         combined at once
 /// memory  none of its own but the waiting buffers, which the senders' credits bound; with another
 ///         rule than the mean credit is returned on arrival, and all of a round may wait
 /// thread  one; no I/O, no clock

@@ -57,11 +57,9 @@ struct RoundDecision {
 ///         closed round accepts no contribution
 /// counts  a contribution counts completely or not at all, and at most once
 /// late    a member whose round closed without it owes that contribution until it arrives (`late`)
-/// or
-///         is cancelled (`caught_up`); until then it contributes to no later round
+///         or is cancelled (`caught_up`); until then it contributes to no later round
 /// each    (asp, ssp) a contribution closes the round in which it arrives, also a late one; late
-/// ones
-///         that arrive between rounds take a round each, opened without members
+///         ones that arrive between rounds take a round each, opened without members
 class RoundMachine {
  public:
   explicit RoundMachine(RoundPolicy policy) : policy_(policy) {}

@@ -13,8 +13,7 @@ constexpr int kMostRoundTimeouts = 4;
 /// limit   `round_timeout`, above 0
 /// took    its silence when it was last excluded, reduced by each on-time round since; none: never
 /// rule    the limit. A member whose silence was at most `kMostRoundTimeouts` limits is only a
-/// little
-///         too slow: it may take that time and a quarter, at most that many limits, and so is
+///         little too slow: it may take that time and a quarter, at most that many limits, so it is
 ///         excluded once. A slower one has the limit: waiting for it costs more than going on
 Duration allowed_silence(Duration limit, std::optional<Duration> took);
 

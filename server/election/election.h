@@ -21,12 +21,10 @@ struct Holder {
 ///
 /// safety  etcd gives the key to one server at a time and deletes it when its lease expires. The
 ///         holder counts the lease from the moment the last successful renewal was *sent*, on its
-/// own
-///         steady clock, `drift` shorter, and never acts longer than that, whatever it receives.
-///         So two servers act at once only if a clock runs `drift` slower than etcd's, or if the
-/// key
-///         is deleted by hand (found at the next renewal; the term in the shared folder fences
-///         writes until then)
+///         own steady clock, `drift` shorter, and never acts longer than that, whatever it
+///         receives. So two servers act at once only if a clock runs `drift` slower than etcd's, or
+///         if the key is deleted by hand (found at the next renewal; the term in the shared folder
+///         fences writes until then)
 /// source  C. Gray and D. Cheriton, "Leases", SOSP 1989, section 2; fencing numbers: M. Burrows,
 ///         "The Chubby lock service", OSDI 2006, section 2.4 (sequencers)
 class Election {

@@ -26,9 +26,9 @@ struct EtcdOptions {
 /// fails  invalid_argument naming the part.
 Result<std::vector<std::string>> parse_etcd_endpoints(const std::string& list);
 
-/// etcd's version 3 interface through its HTTP/JSON gateway (etcd 3.4 and later: paths under
-/// v3/). Tries endpoints in turn, beginning with the one that answered last; an error has the
-/// reason of each.
+/// etcd's version 3 interface through its HTTP/JSON gateway (etcd 3.4 and later: paths under /v3/).
+/// Tries endpoints in turn, beginning with the one that answered last; an error has the reason of
+/// each.
 ///
 /// limits  an answer of at most 1 MiB
 /// source  https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/ and rpc.proto of etcd 3.4

@@ -64,9 +64,8 @@ struct Spread {
   }
 };
 
-/// Before chunks move: there may be fewer servers than in its memory plan. One
-/// without memory for its share leaves with the numbers if it holds nothing, else nothing moves.
-/// False: not now.
+/// Before chunks move: there may be fewer servers than in its memory plan. One without memory for
+/// its share leaves with the numbers if it holds nothing, else nothing moves. False: not now.
 Task<bool> has_room_to_move(Spread& spread, ShardGroup& shards, TimePoint limit);
 
 }  // namespace centroid::server

@@ -19,8 +19,7 @@ namespace {
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 }  // namespace
 
-/// Before anything is taken for a model. `codec`: of a worker that comes, or
-/// as it was known last.
+/// Before anything is taken for a model. `codec`: of a worker that comes, or as it was known last.
 Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragments,
                                std::size_t slots, const std::string& codec) {
   CENTROID_ASSIGN(const CodecSpec codec_down, CodecSpec::parse(config_.transfer.codec_down));

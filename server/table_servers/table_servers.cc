@@ -169,8 +169,8 @@ Task<Status> TableServers::fetch_all_pushes(std::size_t which) {
   co_return Status();
 }
 
-/// A drained server without buckets, or one that came and went before it had
-/// one, leaves the route. False: call `advance` again.
+/// A drained server without buckets, or one that came and went before it had one, leaves the
+/// route. False: call `advance` again.
 Task<bool> TableServers::release_drained() {
   const auto goes = [this](std::size_t i) {
     const TableHolder& holder = group_.holders[i];

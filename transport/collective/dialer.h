@@ -36,8 +36,7 @@ struct Station {
 /// who calls  the higher rank as soon as it needs the lower one; the lower one a moment later
 ///            (`MeshOptions::head_start`), because usually both need it at the same time. While the
 ///            higher rank is calling it refuses the lower one's call, and a rank that is being
-/// called
-///            does not call back: so a pair never ends with two connections, one per side
+///            called does not call back: so a pair never ends with two connections, one per side
 /// when       a call is repeated until an operation that needs it has ended. The caller confirms
 ///            with `stay`: a call that was cancelled before its answer has no effect
 /// thread     the driver's executor

@@ -10,8 +10,7 @@ namespace centroid::collective {
 /// An exchange of parcels whose size only the sender knows: parcel i goes to rank i of the group.
 ///
 /// shape   `out` and `in` have a parcel per rank; our own are ignored. Sent parcels may share
-///         memory,
-///         received ones may not. `lengths`, one per rank: the received lengths.
+///         memory, received ones may not. `lengths`, one per rank: the received lengths.
 /// fails   as the operations of collectives.h; invalid_argument: a parcel outside its memory, or
 ///         longer than its `most`
 /// bits    as sent: nothing is added

@@ -22,8 +22,7 @@ struct Arithmetic {
                           std::size_t count, double weight) = nullptr;
   /// to[i] = from[i] * factor; integers are divided by 1/factor, towards zero.
   void (*scale)(std::byte* to, const std::byte* from, std::size_t count, double factor) = nullptr;
-  /// to[i] = from[i]
-  /// divisor, towards zero for integers.
+  /// to[i] = from[i] / divisor, towards zero for integers.
   void (*divide)(std::byte* to, const std::byte* from, std::size_t count, double divisor) = nullptr;
 };
 

@@ -16,14 +16,10 @@ struct MetricsOptions {
   std::function<Status()> is_live = {}, is_ready = {};
 };
 
-/// HTTP/1.1 on one port: GET
-/// metrics (Prometheus text format 0.0.4), the probes GET
-/// livez,
-/// readyz and
-/// healthz (the listener itself answers), and GET
-/// v1/trace (the newest 10 s of common/base/trace.h). For programs without REST.
-/// It has no token: it only shows numbers about this process
-/// (docs/how-to/monitor.md#prometheus-and-grafana).
+/// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), the probes GET /livez,
+/// /readyz and /healthz (the listener itself answers), and GET /v1/trace (the newest 10 s of
+/// common/base/trace.h). For programs without REST. It has no token: it only shows numbers about
+/// this process (docs/how-to/monitor.md#prometheus-and-grafana).
 ///
 /// thread  one of its own, so that scrapes and other work never wait for each other
 /// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response, 4 traces

@@ -8,8 +8,8 @@
 
 namespace centroid::worker {
 
-/// The round in progress: what the server said of it, what the loop has computed, what was sent
-/// and which results came. Tells the loop what happens, in order. No I/O.
+/// The round in progress: what the server said of it, what the loop has computed, what was sent and
+/// which results came. Tells the loop what happens, in order. No I/O.
 ///
 /// thread  the link's executor
 class RoundState {
