@@ -24,7 +24,9 @@ namespace centroid::worker {
 ///         layer first
 /// bits    the same input on the same machine gives the same bits; parameters from `initialize`
 ///         are equal on every machine
-class Mlp final : public Model {
+/// layers  each fully connected layer is one; with normalisation there are no passes, because their
+///         buffers are no gradients
+class Mlp final : public Model, private Layered {
  public:
   /// `widths` from input to classes: at least two, each at least 1 (make_model checks).
   Mlp(std::vector<std::uint64_t> widths, Activation activation, bool has_norm,
@@ -42,6 +44,7 @@ class Mlp final : public Model {
                   const std::function<void(TensorId)>& on_ready) override;
   void queue_evaluate(const Batch& batch, std::span<const float> params) override;
   Backend& backend() override { return *backend_; }
+  Layered* layered() override { return has_norm_ ? nullptr : this; }
   std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const override;
 
  private:
@@ -50,20 +53,26 @@ class Mlp final : public Model {
     std::uint32_t weight = 0, bias = 0;
     std::uint32_t scale = 0, mean = 0, variance = 0;  // of a norm
   };
-  std::size_t layers() const { return widths_.size() - 1; }
-  bool is_normal(std::size_t layer) const { return has_norm_ && layer + 1 < layers(); }
-  std::size_t weight_at(std::size_t layer) const { return positions_[tensors_[layer].weight]; }
-  std::size_t bias_at(std::size_t layer) const { return positions_[tensors_[layer].bias]; }
+  std::size_t count() const { return widths_.size() - 1; }  ///< of layers
+  bool is_normal(std::size_t layer) const { return has_norm_ && layer + 1 < count(); }
+  const float* param(std::uint32_t tensor) const { return places_->params[tensor]; }
+  float* gradient(std::uint32_t tensor) const { return places_->gradients[tensor]; }
+  void ready(std::uint32_t tensor) const {
+    if (on_ready_ != nullptr) (*on_ready_)(TensorId(tensor));
+  }
   bool needs_slope() const { return activation_ == Activation::kGelu; }
-  void check_sizes(const Batch& batch, std::size_t params) const;
   std::size_t assign_memory(std::size_t samples, bool with_gradient, float* memory);
   /// Input of a layer: the batch, or the output of the layer before.
   const float* input_of(std::size_t layer) const;
-  BatchNorm norm_of(std::size_t layer, std::size_t rows, std::span<const float> params) const;
-  /// `gradients` receives the changes of buffers in training; else it is empty.
-  void forward(const Batch& batch, std::span<const float> params, std::span<float> gradients);
-  void backward_layer(std::size_t layer, std::size_t rows, std::span<const float> params,
-                      std::span<float> gradients, const std::function<void(TensorId)>& on_ready);
+  BatchNorm norm_of(std::size_t layer) const;
+  void forward_layer(std::size_t layer);
+  void backward_layer(std::size_t layer);
+
+  std::vector<std::uint32_t> layers() const override;
+  std::vector<Pass> passes(bool with_gradient) const override;
+  void initialize_tensor(std::uint64_t seed, TensorId tensor, std::span<float> out) const override;
+  void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) override;
+  void run(std::size_t pass) override;
 
   std::vector<std::uint64_t> widths_;
   Activation activation_;
@@ -72,7 +81,13 @@ class Mlp final : public Model {
   std::vector<Layer> tensors_;
   std::vector<std::size_t> positions_;  // first element of each tensor, plus the end
   std::unique_ptr<Backend> backend_;
+  TensorPlaces flat_;  // of whole steps
+  // Of the present step:
   Inputs in_;
+  std::size_t rows_ = 0;
+  bool is_training_ = false;
+  const TensorPlaces* places_ = nullptr;
+  const std::function<void(TensorId)>* on_ready_ = nullptr;
   // Work space. output_[last] turns from logits into their gradient.
   std::vector<float*> output_;
   std::vector<float*> slope_;

@@ -11,6 +11,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/tensor/tensor.h"
+#include "worker/model/layered.h"
 
 namespace centroid::worker {
 
@@ -83,6 +84,8 @@ class Model {
   /// Forward only, without dropout.
   virtual void queue_evaluate(const Batch& batch, std::span<const float> params) = 0;
   virtual Backend& backend() = 0;
+  /// To run a step in passes; null: this model cannot.
+  virtual Layered* layered() { return nullptr; }
 
   /// The same, and wait for the results.
   StepResult step(const Batch& batch, std::span<const float> params, std::span<float> gradients,

@@ -90,16 +90,20 @@ std::string Transformer::spec() const {
 
 const float* Transformer::weight(std::size_t tensor) const {
   const Tensor& t = tensors_[tensor];
-  return t.trained != kNone ? params_ + t.trained : frozen_ + t.begin;
+  return t.trained != kNone ? places_->params[t.id] : frozen_ + t.begin;
 }
 
 float* Transformer::gradient(std::size_t tensor) const {
   const Tensor& t = tensors_[tensor];
-  return t.trained != kNone ? gradients_ + t.trained : nullptr;
+  return t.trained != kNone ? places_->gradients[t.id] : nullptr;
 }
 
 void Transformer::ready(std::size_t tensor) const {
-  if (tensors_[tensor].trained != kNone) (*on_ready_)(TensorId(tensors_[tensor].id));
+  if (tensors_[tensor].trained != kNone) ready(TensorId(tensors_[tensor].id));
+}
+
+void Transformer::ready(TensorId tensor) const {
+  if (on_ready_ != nullptr) (*on_ready_)(tensor);
 }
 
 kernels::Norm Transformer::norm(std::size_t tensor) const {
@@ -138,39 +142,43 @@ Transformer::Projection Transformer::down(std::size_t b) const {
   return {blocks_[b].down, 1, config_.hidden, config_.width, b * kSites + kOfDown};
 }
 
+void Transformer::initialize(std::uint64_t seed, std::span<float> params) const {
+  CENTROID_CHECK(params.size() == parameters_);
+  std::size_t at = 0;
+  for (std::uint32_t t = 0; t < manifest_.size(); ++t) {
+    const auto out = params.subspan(at, manifest_[t].elements());
+    at += out.size();
+    initialize_tensor(seed, TensorId(t), out);
+  }
+}
+
 // Normalisations begin as the identity. Every matrix preserves the scale of its input; those that
 // write to the residual path are scaled down by the depth, so that their sum has the scale of one.
 // B of adapters is 0, so that training begins at the base; A is as in Hugging Face's PEFT.
-void Transformer::initialize(std::uint64_t seed, std::span<float> params) const {
-  CENTROID_CHECK(params.size() == parameters_);
-  if (base_ && config_.lora.rank == 0) {
-    std::ranges::copy(base_->values, params.begin());
+void Transformer::initialize_tensor(std::uint64_t seed, TensorId id, std::span<float> out) const {
+  const TensorInfo& tensor = manifest_[id.value];
+  const auto is = [&](std::string_view end) { return tensor.name.ends_with(end); };
+  const bool is_head = tensor.name == "head.weight";
+  if (base_ && (config_.lora.rank == 0 || is_head)) {
+    const auto of = std::ranges::find_if(
+        tensors_, [&](const Tensor& t) { return t.trained != kNone && t.id == id.value; });
+    std::ranges::copy(std::span(base_->values).subspan(of->begin, out.size()), out.begin());
     return;
   }
-  std::size_t at = 0, number = 0;
-  for (const TensorInfo& tensor : manifest_) {
-    const auto out = params.subspan(at, tensor.elements());
-    at += out.size();
-    const std::uint64_t stream = number++;
-    const auto is = [&](std::string_view end) { return tensor.name.ends_with(end); };
-    const double depth = std::sqrt(2.0 * static_cast<double>(config_.layers));
-    const double in = static_cast<double>(tensor.shape.back());
-    if (tensor.shape.size() == 1)
-      std::ranges::fill(out, is(".weight") ? 1.0F : 0.0F);
-    else if (is("lora_B.weight"))
-      std::ranges::fill(out, 0.0F);
-    else if (is("lora_A.weight"))
-      fill_uniform(seed, stream, std::sqrt(1.0 / (3.0 * in)), out);
-    else if (tensor.name == "head.weight" && base_)
-      std::ranges::copy(std::span(base_->values).subspan(tensors_[head_].begin, out.size()),
-                        out.begin());
-    else if (tensor.name.starts_with("embed.") || tensor.name == "head.weight")
-      fill_uniform(seed, stream, 0.02, out);
-    else
-      fill_uniform(
-          seed, stream,
-          std::sqrt(1.0 / in) / (is("o_proj.weight") || is("down_proj.weight") ? depth : 1), out);
-  }
+  const double depth = std::sqrt(2.0 * static_cast<double>(config_.layers));
+  const double in = static_cast<double>(tensor.shape.back());
+  if (tensor.shape.size() == 1)
+    std::ranges::fill(out, is(".weight") ? 1.0F : 0.0F);
+  else if (is("lora_B.weight"))
+    std::ranges::fill(out, 0.0F);
+  else if (is("lora_A.weight"))
+    fill_uniform(seed, id.value, std::sqrt(1.0 / (3.0 * in)), out);
+  else if (tensor.name.starts_with("embed.") || is_head)
+    fill_uniform(seed, id.value, 0.02, out);
+  else
+    fill_uniform(seed, id.value,
+                 std::sqrt(1.0 / in) / (is("o_proj.weight") || is("down_proj.weight") ? depth : 1),
+                 out);
 }
 
 /// Divide `memory` among the buffers (null: only count). Returns the number of floats.
@@ -239,12 +247,53 @@ void Transformer::check(const Batch& batch) const {
   }));
 }
 
-void Transformer::begin(const Batch& batch, std::span<const float> params, bool with_gradient) {
+std::vector<std::uint32_t> Transformer::layers() const {
+  std::vector<std::uint32_t> out;
+  for (const TensorInfo& tensor : manifest_) {
+    constexpr std::string_view kBlocks = "blocks.";
+    const bool is_of_block = tensor.name.starts_with(kBlocks);
+    if (is_of_block)
+      out.push_back(1 + static_cast<std::uint32_t>(std::stoul(tensor.name.substr(kBlocks.size()))));
+    else
+      out.push_back(
+          tensor.name.starts_with("embed.") ? 0 : 1 + static_cast<std::uint32_t>(config_.layers));
+  }
+  return out;
+}
+
+std::vector<Pass> Transformer::passes(bool with_gradient) const {
+  const auto blocks = static_cast<std::uint32_t>(config_.layers);
+  std::vector<Pass> out = {{{0}, {}}};
+  for (std::uint32_t b = 1; b <= blocks; ++b) out.push_back({{b}, {}});
+  out.push_back({{blocks + 1}, {}});
+  if (config_.tied) out.back().reads.push_back(0);
+  if (!with_gradient) return out;
+  out.back().writes = out.back().reads;
+  for (std::uint32_t b = blocks; b > 0; --b) out.push_back({{b}, {b}});
+  out.push_back({{}, {0}});
+  return out;
+}
+
+void Transformer::run(std::size_t pass) {
+  const std::size_t blocks = blocks_.size();
+  if (pass == 0)
+    embed();
+  else if (pass <= blocks)
+    forward_block(pass - 1);
+  else if (pass == blocks + 1)
+    finish(is_training_);
+  else if (pass <= 2 * blocks + 1)
+    backward_block(2 * blocks + 1 - pass);
+  else
+    embed_back();
+}
+
+void Transformer::begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) {
   check(batch);
-  CENTROID_CHECK(params.size() == parameters_);
   batch_ = batch;
   rows_ = batch.samples * config_.context;
-  params_ = params.data();
+  places_ = &places;
+  on_ready_ = nullptr;
   is_training_ = with_gradient;
   if (base_ && config_.lora.rank > 0) frozen_ = backend_->keep(base_->values);
   const std::size_t needed = assign_memory(batch.samples, with_gradient, nullptr, space_);
@@ -272,10 +321,10 @@ void Transformer::project(const Projection& p, const float* in, float* low, floa
         seen = space_.dropped;
       }
     }
-    backend_->gemm(false, true, rows_, rank, p.in, 1.0F, seen, p.in, params_ + adapter.a, p.in,
-                   0.0F, low, rank);
+    backend_->gemm(false, true, rows_, rank, p.in, 1.0F, seen, p.in, places_->params[adapter.id],
+                   p.in, 0.0F, low, rank);
     backend_->gemm(false, true, rows_, adapter.out, rank, static_cast<float>(config_.lora.scale()),
-                   low, rank, params_ + adapter.b, rank, 1.0F, out + column, p.out);
+                   low, rank, places_->params[adapter.id + 1], rank, 1.0F, out + column, p.out);
     low += rows_ * rank;
     column += adapter.out;
   }
@@ -305,24 +354,24 @@ void Transformer::project_back(const Projection& p, const float* in, const float
     const Adapter& adapter = adapters_[tensor.adapter];
     const float* const mine = low + --slot * rows_ * rank;
     backend_->gemm(true, false, adapter.out, rank, rows_, scale, dout + column, p.out, mine, rank,
-                   0.0F, gradients_ + adapter.b, rank);
-    (*on_ready_)(TensorId(adapter.id + 1));
+                   0.0F, places_->gradients[adapter.id + 1], rank);
+    ready(TensorId(adapter.id + 1));
     backend_->gemm(false, false, rows_, rank, adapter.out, scale, dout + column, p.out,
-                   params_ + adapter.b, rank, 0.0F, space_.low, rank);
+                   places_->params[adapter.id + 1], rank, 0.0F, space_.low, rank);
     if (drops) {
       backend_->drop(drops, rows_, p.in, in, space_.dropped);
       seen = space_.dropped;
     }
     backend_->gemm(true, false, rank, p.in, rows_, 1.0F, space_.low, rank, seen, p.in, 0.0F,
-                   gradients_ + adapter.a, p.in);
-    (*on_ready_)(TensorId(adapter.id));
+                   places_->gradients[adapter.id], p.in);
+    ready(TensorId(adapter.id));
     if (drops) {
-      backend_->gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a,
-                     p.in, 0.0F, space_.dropped, p.in);
+      backend_->gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank,
+                     places_->params[adapter.id], p.in, 0.0F, space_.dropped, p.in);
       backend_->add(drops, rows_, p.in, space_.dropped, din);
     } else {
-      backend_->gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank, params_ + adapter.a,
-                     p.in, 1.0F, din, p.in);
+      backend_->gemm(false, false, rows_, p.in, rank, 1.0F, space_.low, rank,
+                     places_->params[adapter.id], p.in, 1.0F, din, p.in);
     }
   }
 }
@@ -330,6 +379,12 @@ void Transformer::project_back(const Projection& p, const float* in, const float
 Attention Transformer::attention(const BlockSpace& block) const {
   return {batch_.samples, config_.context, config_.heads, config_.head_width(),
           block.qkv,      block.lse,       space_.scratch};
+}
+
+void Transformer::embed() {
+  const auto drops = dropout(config_.dropout, config_.layers * kSites);
+  backend_->embed(drops, rows_, in_.tokens, config_.context, config_.width, weight(0), weight(1),
+                  space_.blocks.front().x);
 }
 
 /// Computes `branch` from the block's x and, except for the first, the previous block's branch.
@@ -478,24 +533,19 @@ void Transformer::queue_step(const Batch& batch, std::span<const float> params,
       on_ready(TensorId(static_cast<std::uint32_t>(t - 1)));
     return;
   }
-  begin(batch, params, true);
-  gradients_ = gradients.data();
+  CENTROID_CHECK(params.size() == parameters_);
+  flat_.set(manifest_, params.data(), gradients.data());
+  begin(batch, flat_, true);
   on_ready_ = &on_ready;
-  backend_->embed(dropout(config_.dropout, config_.layers * kSites), rows_, in_.tokens,
-                  config_.context, config_.width, weight(0), weight(1), space_.blocks.front().x);
-  for (std::size_t b = 0; b < blocks_.size(); ++b) forward_block(b);
-  finish(true);
-  for (std::size_t b = blocks_.size(); b > 0; --b) backward_block(b - 1);
-  embed_back();
+  for (std::size_t pass = 0; pass < 2 * blocks_.size() + 3; ++pass) run(pass);
 }
 
 void Transformer::queue_evaluate(const Batch& batch, std::span<const float> params) {
   if (batch.samples == 0) return;
-  begin(batch, params, false);
-  backend_->embed({}, rows_, in_.tokens, config_.context, config_.width, weight(0), weight(1),
-                  space_.blocks.front().x);
-  for (std::size_t b = 0; b < blocks_.size(); ++b) forward_block(b);
-  finish(false);
+  CENTROID_CHECK(params.size() == parameters_);
+  flat_.set(manifest_, params.data(), nullptr);
+  begin(batch, flat_, false);
+  for (std::size_t pass = 0; pass < blocks_.size() + 2; ++pass) run(pass);
 }
 
 std::vector<float> Transformer::merged(std::span<const float> params) const {

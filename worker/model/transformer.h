@@ -35,7 +35,8 @@ using Base = std::shared_ptr<const BaseWeights>;
 /// memory  work space is allocated only for a batch larger than all before
 /// source  Radford et al. 2019 (GPT-2): layout and scaling of the residual projections; SwiGLU:
 ///         Shazeer 2020, "GLU variants improve transformer"
-class Transformer final : public Model {
+/// layers  the embeddings, each block, the last normalisation with the head
+class Transformer final : public Model, private Layered {
  public:
   /// `base` is required with adapters (config.lora). Without adapters `initialize` returns it, if
   /// given.
@@ -57,6 +58,7 @@ class Transformer final : public Model {
                   const std::function<void(TensorId)>& on_ready) override;
   void queue_evaluate(const Batch& batch, std::span<const float> params) override;
   Backend& backend() override { return *backend_; }
+  Layered* layered() override { return this; }
   std::unique_ptr<Model> clone_on(std::unique_ptr<Backend> backend) const override;
 
   const TransformerConfig& config() const { return config_; }
@@ -106,6 +108,7 @@ class Transformer final : public Model {
   const float* weight(std::size_t tensor) const;
   float* gradient(std::size_t tensor) const;  ///< null: not trained
   void ready(std::size_t tensor) const;
+  void ready(TensorId tensor) const;
   kernels::Norm norm(std::size_t tensor) const;
   kernels::Dropout dropout(double probability, std::uint64_t site) const;
   std::size_t wide() const;       ///< columns of the MLP's first product
@@ -117,11 +120,16 @@ class Transformer final : public Model {
 
   std::size_t assign_memory(std::uint64_t samples, bool with_gradient, float* memory,
                             Space& space) const;
-  void begin(const Batch& batch, std::span<const float> params, bool with_gradient);
+  std::vector<std::uint32_t> layers() const override;
+  std::vector<Pass> passes(bool with_gradient) const override;
+  void initialize_tensor(std::uint64_t seed, TensorId tensor, std::span<float> out) const override;
+  void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) override;
+  void run(std::size_t pass) override;
   void check(const Batch& batch) const;
   void project(const Projection& p, const float* in, float* low, float* out);
   void project_back(const Projection& p, const float* in, const float* low, const float* dout,
                     float* din);
+  void embed();
   void forward_block(std::size_t block);
   void backward_block(std::size_t block);
   void norm_back(std::size_t tensor, std::size_t rows, const float* x, const float* stats,
@@ -143,13 +151,13 @@ class Transformer final : public Model {
   std::unique_ptr<Backend> backend_;
   const float* frozen_ = nullptr;  // the base weights in the backend's memory
   Space space_;
+  TensorPlaces flat_;  // of whole steps
   // Of the present step:
   Inputs in_;
   Batch batch_;
   std::size_t rows_ = 0;
   bool is_training_ = false;
-  const float* params_ = nullptr;
-  float* gradients_ = nullptr;
+  const TensorPlaces* places_ = nullptr;
   const std::function<void(TensorId)>* on_ready_ = nullptr;
 };
 

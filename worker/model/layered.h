@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/tensor/tensor.h"
+
+namespace centroid::worker {
+
+struct Batch;
+
+/// Part of a step: a layer's forward, its backward, or both.
+struct Pass {
+  std::vector<std::uint32_t> reads;   ///< layers whose parameters it uses
+  std::vector<std::uint32_t> writes;  ///< layers of whose gradients it computes a part
+};
+
+/// Addresses of a manifest's tensors, on the model's device. The tensors of one layer are adjacent,
+/// in the manifest's order.
+struct TensorPlaces {
+  std::vector<const float*> params;
+  std::vector<float*> gradients;
+
+  /// All tensors end to end. `gradients` null: none.
+  void set(const Manifest& manifest, const float* params, float* gradients);
+};
+
+/// A model whose step runs in passes, which need only the layers that they name. The passes of a
+/// step in order give the bits of Model::queue_step.
+///
+/// gradient  the first pass that writes a layer overwrites its tensors' gradients, later ones add
+/// thread    as the model
+class Layered {
+ public:
+  virtual ~Layered() = default;
+  /// The layer of each tensor of the manifest; never less than that of the tensor before.
+  virtual std::vector<std::uint32_t> layers() const = 0;
+  /// Of a step, or without gradient of an evaluation.
+  virtual std::vector<Pass> passes(bool with_gradient) const = 0;
+  /// What Model::initialize gives this tensor.
+  virtual void initialize_tensor(std::uint64_t seed, TensorId tensor,
+                                 std::span<float> out) const = 0;
+  /// Begin a step, or an evaluation, of at least one sample. `places` lasts until the last pass;
+  /// its entries may change between passes.
+  virtual void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) = 0;
+  virtual void run(std::size_t pass) = 0;
+};
+
+}  // namespace centroid::worker
