@@ -42,6 +42,7 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
     add_dependencies(gpu_cluster_test nccl_stand_in)
   endif()
 endif()
+centroid_test(sharded_replica_test LABEL component SOURCES component/sharded_replica_test.cc DEPS centroid::node)
 centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(rows_moves_test LABEL component SOURCES component/rows_moves_test.cc
   DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)

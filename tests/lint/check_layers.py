@@ -62,7 +62,8 @@ MAY = {
     "worker/exchange": MEANING + ["transport", "transport/collective"],
     "worker/parallel": [BASE, TENSOR, OPTIM, "transport", "transport/collective"],
     "worker/loop": [BASE, TENSOR, OPTIM, STORAGE, CHECKPOINT, "worker/exchange"],
-    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, CHECKPOINT, "worker/data", "worker/model", "worker/exchange", "worker/loop"],
+    "worker/node": [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, CHECKPOINT, "worker/data", "worker/model", "worker/exchange", "worker/loop"]
+    + ["transport/collective", "worker/parallel"],
     "worker": MEANING
     + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
     "client": MEANING + ["client/network", "transport", "transport/tls", "transport/http"],

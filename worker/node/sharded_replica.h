@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/result.h"
+#include "transport/collective/group.h"
+#include "worker/model/model.h"
+#include "worker/parallel/sharded_parameters.h"
+
+namespace centroid::worker {
+
+/// A pass with the units of its layers.
+struct ShardedPass {
+  std::vector<std::size_t> reads;
+  std::vector<std::size_t> fetches;   ///< the next pass reads them, and this one does not
+  std::vector<std::size_t> releases;  ///< this pass reads them, and the next one does not
+  std::vector<std::size_t> writes;
+  std::vector<std::size_t> completes;  ///< no later pass writes them
+};
+/// `layers` by tensor (Layered::layers).
+std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
+                                     const std::vector<std::uint32_t>& layers,
+                                     const parallel::ShardLayout& layout);
+
+/// The most bytes that a rank has at once, from shapes alone. Without activations
+/// (Model::work_bytes) and operations in progress in the collectives.
+///
+/// fails  as ShardedReplica::make
+Result<parallel::ShardedMemory> sharded_memory(const Model& model,
+                                               const parallel::ShardedOptions& options,
+                                               std::uint32_t world);
+
+/// What a step was on this rank.
+struct ShardedStep {
+  StepResult result;  ///< of this rank's samples
+  parallel::StepReport report;
+};
+
+/// Training of a built-in model on the CPU, with its parameters divided among the ranks of a group.
+///
+/// memory  a unit is gathered before the first pass that reads it and freed after the last one that
+///         follows directly; the units of the next pass come meanwhile. A gradient is reduced as
+///         soon as it is complete
+/// order   every rank calls the same, with the same number of batches. Batches may be empty
+/// fails   as ShardedParameters: a lost rank ends the training on all
+/// thread  one at a time
+class ShardedReplica {
+ public:
+  /// Rank 0 draws the initial values from `seed`, tensor by tensor.
+  ///
+  /// fails  invalid_argument: the model has no passes; as ShardedParameters::make
+  static Result<std::unique_ptr<ShardedReplica>> make(const collective::Group& group,
+                                                      const Model& model, std::uint64_t seed,
+                                                      const parallel::ShardedOptions& options);
+
+  /// A step of `all_samples` samples, which all ranks have together; ours in one or more batches
+  /// after each other. The gradient is that of the mean loss of all. With several batches it
+  /// adds up on each rank and is reduced once.
+  Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples);
+  /// Of this rank's samples.
+  Result<StepResult> evaluate(const Batch& batch);
+
+  /// Gather each unit in turn and visit its tensors, on every rank.
+  using Visit = std::function<Status(TensorId tensor, std::span<const float> values)>;
+  Status visit(const Visit& visit);
+
+  const Model& model() const { return *model_; }
+  parallel::ShardedParameters& parameters() { return *parameters_; }
+  /// The most bytes that this rank had at once, without those of activations (Model::work_bytes).
+  parallel::ShardedMemory most_memory() const { return most_; }
+
+ private:
+  ShardedReplica(std::unique_ptr<Model> model, std::uint32_t world,
+                 std::unique_ptr<parallel::ShardedParameters> parameters);
+  Status run(const Batch& batch, const std::vector<ShardedPass>& plan, bool is_first, float factor);
+  Status gather(std::size_t unit);
+  Status release(std::size_t unit);
+  Status place_gradients(std::size_t unit, bool is_first);
+  Status complete(std::size_t unit, bool has_samples, bool is_first, float factor);
+  void measure();
+
+  const std::unique_ptr<Model> model_;
+  Layered& layered_;
+  const std::uint32_t world_;
+  const std::unique_ptr<parallel::ShardedParameters> parameters_;
+  std::vector<ShardedPass> training_, evaluation_;
+  TensorPlaces places_;
+  std::vector<std::vector<float>> later_;  ///< by unit: gradient of a batch after the first
+  parallel::ShardedMemory most_;
+};
+
+}  // namespace centroid::worker
