@@ -14,6 +14,13 @@ if(CENTROID_BENCH)
   add_library(centroid_bench_cluster STATIC EXCLUDE_FROM_ALL bench/star_cluster.cc)
   target_link_libraries(centroid_bench_cluster PUBLIC centroid_bench_run centroid::exchange centroid::optim)
 endif()
+centroid_bench(centroid-bench-sharded
+  SOURCES bench/sharded_bench.cc bench/sharded_costs.cc bench/sharded_equality.cc bench/forked_ranks.cc
+  DEPS centroid::node)
+if(TARGET centroid-bench-sharded AND CENTROID_TESTS)
+  add_test(NAME component.sharded_equality COMMAND centroid-bench-sharded --only equality --ranks 2,4 --steps 20)
+  set_tests_properties(component.sharded_equality PROPERTIES LABELS component TIMEOUT 300)
+endif()
 foreach(bench IN ITEMS star exchange durability)
   centroid_bench(centroid-bench-${bench} SOURCES bench/${bench}_bench.cc DEPS centroid_bench_cluster)
 endforeach()

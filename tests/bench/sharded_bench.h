@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/optim/optimizer_config.h"
+#include "worker/model/model.h"
+#include "worker/parallel/sharded_parameters.h"
+
+/// Parts of centroid-bench-sharded. Each returns the number of missed bars.
+namespace centroid::bench {
+
+struct ShardedSettings {
+  std::string only;  ///< a part; empty: all
+  std::string ranks = "2,3,4,8";
+  std::uint64_t steps = 50, parameters = 25'000'000, batch = 16, repeats = 8;
+};
+
+std::unique_ptr<worker::Model> model_of(const std::string& spec);
+parallel::ShardedOptions sharded_options(const std::string& sharding, std::uint32_t world,
+                                         const char* rule, double rate);
+/// Ends the program with the reason.
+[[noreturn]] void die(const std::string& why);
+
+/// Losses and gradients beside those of one process.
+int bench_equality(const ShardedSettings& settings);
+/// Memory, traffic and time of each strategy.
+int bench_costs(const ShardedSettings& settings);
+/// The model of which FSDP was measured.
+int bench_fsdp(const ShardedSettings& settings);
+
+}  // namespace centroid::bench
