@@ -12,7 +12,9 @@
 #include "common/checkpoint/inspect.h"
 #include "common/checkpoint/known_problems.h"
 #include "common/checkpoint/manifest_json.h"
+#include "common/checkpoint/pieces.h"
 #include "common/checkpoint/place.h"
+#include "common/checkpoint/range_reader.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
 #include "common/storage/file.h"
@@ -31,26 +33,6 @@ fs::path temporary_path(const fs::path& root, const std::string& what) {
   static std::atomic<std::uint64_t> counter{0};
   return root / (std::string(kTemporaryPrefix) + what + "-" + std::to_string(::getpid()) + "-" +
                  std::to_string(counter.fetch_add(1)));
-}
-
-std::uint64_t elements_of(const Manifest& manifest) {
-  std::uint64_t total = 0;
-  for (const TensorInfo& tensor : manifest) total += tensor.elements();
-  return total;
-}
-
-// Every slot is a plane of all tensors: "exp_avg/layer.weight".
-Manifest optimizer_manifest(const Manifest& manifest, const std::vector<std::string>& slots) {
-  Manifest out;
-  out.reserve(manifest.size() * slots.size());
-  for (const std::string& slot : slots) {
-    for (const TensorInfo& tensor : manifest) {
-      TensorInfo info = tensor;
-      info.name = slot + '/' + tensor.name;
-      out.push_back(std::move(info));
-    }
-  }
-  return out;
 }
 
 Status check_input(const CheckpointInfo& info, const Manifest& manifest) {
@@ -178,6 +160,40 @@ Status read_planes(const fs::path& folder, const CheckpointManifest& content,
   return {};
 }
 
+/// The same for files with pieces of tensors, in the order of planes.
+Status read_pieces(const fs::path& folder, const CheckpointManifest& content,
+                   const Manifest& expected, const PlaneWriter& write) {
+  CENTROID_ASSIGN(RangeReader reader, RangeReader::open(folder, content));
+  const std::string difference = describe_difference(expected, reader.manifest());
+  if (!difference.empty())
+    return Error(ErrorCode::kFailedPrecondition,
+                 folder.string() + " contains another model (theirs): " + difference);
+  for (const auto& [name, record] : content.files) CENTROID_TRY(check_bytes(folder / name, record));
+  const Buffer buffer(kPieceElements * sizeof(float));
+  const std::uint64_t elements = elements_of(expected);
+  for (std::size_t plane = 0; plane <= content.info.slot_names.size(); ++plane) {
+    for (std::uint64_t at = 0; at < elements; at += kPieceElements) {
+      const std::span<float> piece = buffer.as<float>().first(
+          static_cast<std::size_t>(std::min<std::uint64_t>(kPieceElements, elements - at)));
+      CENTROID_TRY(reader.read(plane, at, piece));
+      CENTROID_TRY(write(plane, at, piece));
+    }
+  }
+  return {};
+}
+
+/// All files of a checkpoint, manifest.json last.
+Status write_manifest(const fs::path& folder, const CheckpointInfo& info,
+                      const CheckpointDirectory::Fill& fill) {
+  CheckpointManifest content;
+  content.info = info;
+  CENTROID_TRY(fill(folder, content));
+  CENTROID_ASSIGN(const std::string text, to_json(content));
+  CENTROID_TRY(write_text_file(folder / kManifestFile, text));
+  fault::point("checkpoint.manifest_written");
+  return file::sync_directory(folder);
+}
+
 void remove_leftovers(const fs::path& root, bool also_locked) {
   const auto entries = file::list(root);
   if (!entries.ok()) return;
@@ -242,7 +258,6 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
                                                    const PlaneReader& read,
                                                    const std::vector<CheckpointPart>& parts) {
   CENTROID_TRY(check_input(info, manifest));
-  if (policy_.may_write) CENTROID_TRY(policy_.may_write());
   for (const CheckpointPart& part : parts)
     if (!is_part(part.name))
       return Error(ErrorCode::kInvalidArgument,
@@ -251,6 +266,19 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   if (!parts.empty())
     for (const CheckpointEntry& entry : list(false))
       if (entry.version == place.version) place.number = std::max(place.number, entry.number + 1);
+  const auto fill = [&](const fs::path& folder, CheckpointManifest& content) {
+    return write_files(folder, content, manifest, read, parts);
+  };
+  return write_place(info, place, fill);
+}
+
+Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info, const Fill& fill) {
+  return write_place(info, {info.version, 0}, fill);
+}
+
+Result<CheckpointEntry> CheckpointDirectory::write_place(const CheckpointInfo& info, Place place,
+                                                         const Fill& fill) {
+  if (policy_.may_write) CENTROID_TRY(policy_.may_write());
   const fs::path target = root_ / directory_name(place);
   if (file::exists(target) && look(target, place, true).problem.empty())
     return Error(ErrorCode::kAlreadyExists,
@@ -268,7 +296,7 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
       status = std::move(locked).error();
   }
   fault::point("checkpoint.folder_made");
-  if (status.ok()) status = write_files(temporary, info, manifest, read, parts);
+  if (status.ok()) status = write_manifest(temporary, info, fill);
   if (status.ok() && policy_.may_write) status = policy_.may_write();
   if (status.ok()) status = publish(temporary, target);
   if (!status.ok()) {
@@ -280,12 +308,11 @@ Result<CheckpointEntry> CheckpointDirectory::write(const CheckpointInfo& info,
   return look(target, place, false);
 }
 
-Status CheckpointDirectory::write_files(const fs::path& directory, const CheckpointInfo& info,
+Status CheckpointDirectory::write_files(const fs::path& directory, CheckpointManifest& content,
                                         const Manifest& manifest, const PlaneReader& read,
                                         const std::vector<CheckpointPart>& parts) const {
+  const CheckpointInfo& info = content.info;
   const std::uint64_t elements = elements_of(manifest);
-  CheckpointManifest content;
-  content.info = info;
   for (const CheckpointPart& part : parts) {  // first: their copies are released early
     CENTROID_ASSIGN(content.files[part.name], part.write(directory / part.name));
     fault::point("checkpoint.part_written");
@@ -298,10 +325,7 @@ Status CheckpointDirectory::write_files(const fs::path& directory, const Checkpo
   if (!manifest.empty())
     CENTROID_TRY(write_planes(directory, kModelStem, manifest, 0, 1, elements, policy_.shard_bytes,
                               read, content.files));
-  CENTROID_ASSIGN(const std::string text, to_json(content));
-  CENTROID_TRY(write_text_file(directory / kManifestFile, text));
-  fault::point("checkpoint.manifest_written");
-  return file::sync_directory(directory);
+  return {};
 }
 
 Status CheckpointDirectory::publish(const fs::path& temporary, const fs::path& target) const {
@@ -442,6 +466,7 @@ Status CheckpointDirectory::read_values(const CheckpointEntry& entry, const Mani
   if (manifest.empty()) return {};
   fault::point("checkpoint.reading");
   CENTROID_ASSIGN(CheckpointManifest content, read_manifest(entry.path));
+  if (!content.tensors.empty()) return read_pieces(entry.path, content, manifest, write);
   CENTROID_TRY(read_planes(entry.path, content, kModelStem, manifest, 0, 1, write));
   const std::vector<std::string>& slots = content.info.slot_names;
   if (slots.empty()) return {};
@@ -452,6 +477,7 @@ Status CheckpointDirectory::read_values(const CheckpointEntry& entry, const Mani
 Result<Manifest> CheckpointDirectory::manifest_of(const CheckpointEntry& entry) const {
   CENTROID_ASSIGN(const CheckpointManifest content, read_manifest(entry.path));
   if (content.info.version.value == 0) return Manifest();
+  if (!content.tensors.empty()) return content.tensors;
   CENTROID_ASSIGN(const auto files, files_of(content, kModelStem));
   return manifest_in(entry.path, files);
 }

@@ -16,6 +16,7 @@
 namespace centroid {
 
 class KnownProblems;
+struct CheckpointManifest;
 struct Place;
 
 /// The record of a file in manifest.json.
@@ -142,6 +143,11 @@ class CheckpointDirectory {
   Result<CheckpointEntry> write(const CheckpointInfo& info, const Manifest& manifest,
                                 const PlaneReader& read,
                                 const std::vector<CheckpointPart>& parts = {});
+  /// The same with model and optimizer files that `fill` writes into the folder, such as the parts
+  /// of several ranks (pieces.h). It adds them to `files`, and sets `tensors`; the rest is there.
+  using Fill =
+      std::function<Status(const std::filesystem::path& folder, CheckpointManifest& content)>;
+  Result<CheckpointEntry> write(const CheckpointInfo& info, const Fill& fill);
   /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
   /// CRC-32C. Checkpoints that are deleted meanwhile are left out.
   std::vector<CheckpointEntry> list(bool verify) const;
@@ -174,9 +180,10 @@ class CheckpointDirectory {
   const std::filesystem::path& root() const { return root_; }
 
  private:
-  Status write_files(const std::filesystem::path& directory, const CheckpointInfo& info,
+  Status write_files(const std::filesystem::path& directory, CheckpointManifest& content,
                      const Manifest& manifest, const PlaneReader& read,
                      const std::vector<CheckpointPart>& parts) const;
+  Result<CheckpointEntry> write_place(const CheckpointInfo& info, Place place, const Fill& fill);
   Status publish(const std::filesystem::path& temporary, const std::filesystem::path& target) const;
   void prune() const;
   static Status read_values(const CheckpointEntry& entry, const Manifest& manifest,

@@ -48,15 +48,6 @@ Status check_size(const fs::path& path, const FileRecord& record, std::uint64_t&
   return {};
 }
 
-Status check_bytes(const fs::path& path, const FileRecord& record) {
-  fault::point("checkpoint.verifying");
-  CENTROID_ASSIGN(const std::uint32_t crc, file_crc32c(path));
-  if (crc != record.crc32c)
-    return Error(ErrorCode::kDataLoss,
-                 path.filename().string() + ": CRC-32C differs from manifest.json: altered");
-  return {};
-}
-
 Status check_entry(CheckpointEntry& entry, bool verify) {
   // Before anything is read, so that the result never counts for later bytes.
   CENTROID_ASSIGN(std::uint64_t stamp, stamp_at(entry.path / kManifestFile));
@@ -77,6 +68,15 @@ Status check_entry(CheckpointEntry& entry, bool verify) {
 }
 
 }  // namespace
+
+Status check_bytes(const fs::path& path, const FileRecord& record) {
+  fault::point("checkpoint.verifying");
+  CENTROID_ASSIGN(const std::uint32_t crc, file_crc32c(path));
+  if (crc != record.crc32c)
+    return Error(ErrorCode::kDataLoss,
+                 path.filename().string() + ": CRC-32C differs from manifest.json: altered");
+  return {};
+}
 
 Result<std::string> manifest_text(const fs::path& directory) {
   const fs::path path = directory / kManifestFile;

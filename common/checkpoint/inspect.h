@@ -22,6 +22,8 @@ Result<CheckpointManifest> read_manifest(const std::filesystem::path& directory)
 Result<std::vector<std::string>> files_of(const CheckpointManifest& manifest,
                                           const std::string& stem);
 bool is_part(const std::string& file);
+/// fails  data_loss: the file's bytes are not those of its record
+Status check_bytes(const std::filesystem::path& path, const FileRecord& record);
 /// Reads the manifest, and names and sizes of the other files; with `verify` also all of their
 /// bytes, if names and sizes are right.
 CheckpointEntry inspect(const std::filesystem::path& path, const Place& place, bool verify);

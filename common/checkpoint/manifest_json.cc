@@ -101,6 +101,18 @@ class Fields {
     }
     return out;
   }
+  std::vector<std::uint64_t> numbers(const char* name) {
+    std::vector<std::uint64_t> out;
+    const Json* value = find(name, "a list of integers");
+    if (value == nullptr) return out;
+    bool is_right = value->is_array();
+    for (const Json& item : *value) {
+      is_right = is_right && item.is_number_unsigned();
+      if (is_right) out.push_back(item.get<std::uint64_t>());
+    }
+    if (!is_right) fail(name, "a list of integers");
+    return out;
+  }
   const Json* object(const char* name) {
     const Json* value = find(name, "an object");
     if (value != nullptr && value->is_object()) return value;
@@ -124,6 +136,22 @@ class Fields {
   std::string prefix_;
   Status status_;
 };
+
+Result<Manifest> tensors_of(const Json& list) {
+  Manifest tensors;
+  if (!list.is_array()) return wrong("tensors", "a list");
+  for (const Json& item : list) {
+    if (!item.is_object()) return wrong("tensors", "a list of objects");
+    Fields fields(item, "tensors.");
+    TensorInfo& tensor = tensors.emplace_back();
+    tensor.name = fields.text("name");
+    tensor.shape = fields.numbers("shape");
+    CENTROID_TRY(fields.status());
+  }
+  if (const Status valid = validate(tensors); !valid.ok())
+    return refused("field \"tensors\": " + valid.error().message());
+  return tensors;
+}
 
 Result<CheckpointManifest> from_fields(const Json& json) {
   CheckpointManifest manifest;
@@ -156,6 +184,9 @@ Result<CheckpointManifest> from_fields(const Json& json) {
     }
   }
   CENTROID_TRY(fields.status());
+  if (const auto tensors = json.find("tensors"); tensors != json.end()) {
+    CENTROID_ASSIGN(manifest.tensors, tensors_of(*tensors));
+  }
   return manifest;
 }
 
@@ -186,6 +217,11 @@ Result<std::string> to_json(const CheckpointManifest& manifest) {
       Json& file = json["files"][name];
       file["bytes"] = record.bytes;
       file["crc32c"] = hex(record.crc32c);
+    }
+    for (const TensorInfo& tensor : manifest.tensors) {
+      Json& item = json["tensors"].emplace_back();
+      item["name"] = tensor.name;
+      item["shape"] = tensor.shape;
     }
     json[kChecksum] = hex(crc32c(as_bytes(json.dump())));
     return json.dump(2) + "\n";

@@ -14,6 +14,8 @@ namespace centroid {
 struct CheckpointManifest {
   CheckpointInfo info;
   std::map<std::string, FileRecord> files;  ///< by file name
+  /// Of files with pieces of tensors (pieces.h): all parameters, f32, in order. Else none.
+  Manifest tensors = {};
 };
 
 /// As JSON text; the last field is a CRC-32C of the rest, which detects altered values.

@@ -18,14 +18,14 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::size_t kMaxShards = 99999;
 
-std::string shard_name(const std::string& stem, std::size_t index, std::size_t count) {
+}  // namespace
+
+std::string shard_file_name(const std::string& stem, std::size_t index, std::size_t count) {
   if (count == 1) return stem + std::string(kSuffix);
   char text[32];
   std::snprintf(text, sizeof text, "-%05zu-of-%05zu", index + 1, count);
   return stem + text + std::string(kSuffix);
 }
-
-}  // namespace
 
 std::string shard_index_name(const std::string& stem) {
   return stem + std::string(kSuffix) + ".index.json";
@@ -46,7 +46,7 @@ std::optional<std::vector<std::string>> shards_among(const std::set<std::string>
   if (count < 2 || !names.contains(shard_index_name(stem))) return std::nullopt;
   std::vector<std::string> shards;
   for (std::size_t i = 0; i < count; ++i) {
-    shards.push_back(shard_name(stem, i, count));
+    shards.push_back(shard_file_name(stem, i, count));
     if (!names.contains(shards.back())) return std::nullopt;
   }
   return shards;
@@ -73,7 +73,7 @@ Result<ShardedWriter> ShardedWriter::create(const fs::path& folder, const std::s
                      std::to_string(writer.shards_.size()) +
                      " files, at most 99999 can be named: allow larger ones");
   for (std::size_t i = 0; i < writer.shards_.size(); ++i)
-    writer.shards_[i].name = shard_name(stem, i, writer.shards_.size());
+    writer.shards_[i].name = shard_file_name(stem, i, writer.shards_.size());
   CENTROID_TRY(writer.begin_file());
   return writer;
 }
@@ -123,23 +123,34 @@ Result<std::map<std::string, FileRecord>> ShardedWriter::finish() {
 }
 
 Status ShardedWriter::write_index() {
+  std::vector<Manifest> files;
+  for (const Shard& shard : shards_) files.push_back(shard.tensors);
+  CENTROID_ASSIGN(written_[shard_index_name(stem_)], write_shard_index(folder_, stem_, files));
+  return {};
+}
+
+Result<FileRecord> write_shard_index(const fs::path& folder, const std::string& stem,
+                                     const std::vector<Manifest>& files) {
+  const std::string name = shard_index_name(stem);
   std::string text;
   try {
     nlohmann::json json;
     std::uint64_t total = 0;
-    for (const Shard& shard : shards_) {
-      total += shard.bytes;
-      for (const TensorInfo& tensor : shard.tensors) json["weight_map"][tensor.name] = shard.name;
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      const std::string file = shard_file_name(stem, i, files.size());
+      for (const TensorInfo& tensor : files[i]) {
+        total += tensor.bytes();
+        json["weight_map"][tensor.name] = file;
+      }
     }
     json["metadata"]["total_size"] = total;
     text = json.dump(2) + "\n";
   } catch (const nlohmann::json::exception& why) {
-    return Error(ErrorCode::kInvalidArgument, shard_index_name(stem_) + ": " + why.what());
+    return Error(ErrorCode::kInvalidArgument, name + ": " + why.what());
   }
-  CENTROID_TRY(write_text_file(folder_ / shard_index_name(stem_), text));
+  CENTROID_TRY(write_text_file(folder / name, text));
   fault::point("checkpoint.index_written");
-  written_[shard_index_name(stem_)] = FileRecord{text.size(), crc32c(as_bytes(text))};
-  return {};
+  return FileRecord{text.size(), crc32c(as_bytes(text))};
 }
 
 Status write_text_file(const fs::path& path, const std::string& text) {

@@ -20,6 +20,11 @@ std::optional<std::vector<std::string>> shards_among(const std::set<std::string>
                                                      const std::string& stem);
 /// Name of the index of `stem`.
 std::string shard_index_name(const std::string& stem);
+/// Name of the file with this index of `count`.
+std::string shard_file_name(const std::string& stem, std::size_t index, std::size_t count);
+/// Create and fsync the index of `stem`: the file of each tensor, by the tensors of each file.
+Result<FileRecord> write_shard_index(const std::filesystem::path& folder, const std::string& stem,
+                                     const std::vector<Manifest>& files);
 
 /// Writes the tensors of a manifest one after another, and begins another file if the next tensor
 /// would make one larger than `max_bytes` of data (a larger tensor has a file of its own; 0: one

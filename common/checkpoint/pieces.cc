@@ -1,0 +1,120 @@
+#include "common/checkpoint/pieces.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <string_view>
+
+#include "common/checkpoint/fault_point.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/shards.h"
+#include "common/tensor/text.h"
+
+namespace centroid {
+namespace {
+
+constexpr std::uint64_t kPieceElements = std::uint64_t{256} << 10;  // 1 MiB
+constexpr const char* kRule =
+    "NAME[BEGIN:END] is elements BEGIN to END - 1 of the tensor NAME, flattened in row-major "
+    "order; manifest.json has its shape";
+
+}  // namespace
+
+std::map<std::string, std::string> PartOf::metadata() const {
+  return {{"format", "centroid"},
+          {"pieces", kRule},
+          {"part", std::to_string(part + 1) + " of " + std::to_string(parts)},
+          {"run_id", run_id},
+          {"version", to_string(version)},
+          {"model", std::to_string(model)}};
+}
+
+std::string PartOf::file_name(const std::string& stem) const {
+  return shard_file_name(stem, part, parts);
+}
+
+std::uint64_t elements_of(const Manifest& manifest) {
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : manifest) total += tensor.elements();
+  return total;
+}
+
+Manifest optimizer_manifest(const Manifest& manifest, const std::vector<std::string>& slots) {
+  Manifest out;
+  out.reserve(manifest.size() * slots.size());
+  for (const std::string& slot : slots) {
+    for (const TensorInfo& tensor : manifest) {
+      TensorInfo info = tensor;
+      info.name = slot + '/' + tensor.name;
+      out.push_back(std::move(info));
+    }
+  }
+  return out;
+}
+
+std::optional<Piece> piece_of(const std::string& name) {
+  const std::size_t open = name.rfind('[');
+  if (open == std::string::npos || open == 0 || !name.ends_with(']')) return std::nullopt;
+  Piece piece;
+  piece.tensor = name.substr(0, open);
+  const char* const end = name.data() + name.size() - 1;
+  const auto begun = std::from_chars(name.data() + open + 1, end, piece.begin);
+  if (begun.ec != std::errc() || begun.ptr == end || *begun.ptr != ':') return std::nullopt;
+  const auto ended = std::from_chars(begun.ptr + 1, end, piece.end);
+  if (ended.ec != std::errc() || ended.ptr != end || piece.begin >= piece.end) return std::nullopt;
+  return piece;
+}
+
+Status check_piece_names(const Manifest& manifest) {
+  std::set<std::string_view> names;
+  for (const TensorInfo& tensor : manifest) names.insert(tensor.name);
+  for (const TensorInfo& tensor : manifest)
+    if (const auto piece = piece_of(tensor.name); piece && names.contains(piece->tensor))
+      return Error(ErrorCode::kInvalidArgument,
+                   "parameter " + printable(tensor.name) + " has the name of a piece of " +
+                       printable(piece->tensor) + " in a sharded checkpoint; rename it");
+  return {};
+}
+
+Manifest pieces_of(const Manifest& tensors, std::span<const ElementRun> runs) {
+  Manifest out;
+  std::size_t tensor = 0;
+  std::uint64_t tensor_begin = 0;
+  for (const ElementRun& run : runs) {
+    for (std::uint64_t at = run.begin; at < run.begin + run.count;) {
+      while (tensor_begin + tensors[tensor].elements() <= at)
+        tensor_begin += tensors[tensor++].elements();
+      const TensorInfo& info = tensors[tensor];
+      const std::uint64_t end = std::min(run.begin + run.count, tensor_begin + info.elements());
+      if (end - at == info.elements())
+        out.push_back(info);
+      else
+        out.push_back({info.name + "[" + std::to_string(at - tensor_begin) + ":" +
+                           std::to_string(end - tensor_begin) + "]",
+                       info.dtype,
+                       {end - at}});
+      at = end;
+    }
+  }
+  return out;
+}
+
+Result<FileRecord> write_part(const std::filesystem::path& folder, const std::string& stem,
+                              const PartOf& part, const Manifest& tensors,
+                              std::span<const ElementRun> runs) {
+  CENTROID_ASSIGN(SafetensorsWriter writer,
+                  SafetensorsWriter::create(folder / part.file_name(stem), pieces_of(tensors, runs),
+                                            part.metadata()));
+  for (const ElementRun& run : runs) {
+    for (std::uint64_t at = 0; at < run.count; at += kPieceElements) {
+      const std::span piece(run.values + at, std::min(kPieceElements, run.count - at));
+      CENTROID_TRY(writer.append(std::as_bytes(piece)));
+      fault::point("checkpoint.file_torn");
+    }
+  }
+  CENTROID_ASSIGN(const auto done, writer.finish());
+  fault::point("checkpoint.file_written");
+  return FileRecord{done.bytes, done.crc32c};
+}
+
+}  // namespace centroid
