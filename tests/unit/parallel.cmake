@@ -1,3 +1,5 @@
 centroid_test(parallel_layout_test LABEL unit SOURCES unit/parallel_layout_test.cc DEPS centroid::parallel)
 centroid_test(parallel_pipeline_test LABEL unit SOURCES unit/parallel_pipeline_test.cc DEPS centroid::parallel)
 centroid_test(sharded_parameters_test LABEL component SOURCES component/sharded_parameters_test.cc DEPS centroid::parallel TIMEOUT 300)
+centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_checkpoint_test.cc component/sharded_checkpoint_faults_test.cc support/allocation_count.cc
+  DEPS centroid::parallel TIMEOUT 300)

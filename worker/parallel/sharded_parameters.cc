@@ -19,13 +19,19 @@ Error wrong_use(const std::string& why) {
   return Error(ErrorCode::kFailedPrecondition, "sharded parameters: " + why);
 }
 
+Result<collective::Group> everyone(const collective::Group& group) {
+  std::vector<std::uint32_t> ranks(group.world());
+  for (std::uint32_t i = 0; i < group.world(); ++i) ranks[i] = i;
+  return group.subgroup(std::move(ranks));
+}
+
 std::string name_of_unit(std::size_t unit) { return "unit " + std::to_string(unit); }
 
 }  // namespace
 
-Result<std::unique_ptr<ShardedParameters>> ShardedParameters::make(
+Result<std::unique_ptr<ShardedParameters>> ShardedParameters::divide(
     const collective::Group& group, std::vector<ParameterShape> parameters,
-    const ShardedOptions& options, const Initial& initial) {
+    const ShardedOptions& options) {
   const std::uint32_t rank = group.rank(), world = group.world();
   CENTROID_ASSIGN(const Sharding sharding, Sharding::parse(options.sharding.text(), world));
   CENTROID_ASSIGN(std::unique_ptr<Optimizer> optimizer, make_optimizer(options.optimizer));
@@ -35,15 +41,37 @@ Result<std::unique_ptr<ShardedParameters>> ShardedParameters::make(
                                     options.least_elements));
   CENTROID_ASSIGN(collective::Group shards, group.subgroup(ranks));
   CENTROID_ASSIGN(collective::Group replicas, group.subgroup(sharding.replica_ranks(rank, world)));
-  std::vector<std::uint32_t> everyone(world);
-  for (std::uint32_t i = 0; i < world; ++i) everyone[i] = i;
-  CENTROID_ASSIGN(collective::Group all, group.subgroup(everyone));
-  std::unique_ptr<ShardedParameters> made(new ShardedParameters(
+  return std::unique_ptr<ShardedParameters>(new ShardedParameters(
       std::move(layout), options, std::move(shards), std::move(replicas), std::move(optimizer)));
+}
+
+Result<std::unique_ptr<ShardedParameters>> ShardedParameters::make(
+    const collective::Group& group, std::vector<ParameterShape> parameters,
+    const ShardedOptions& options, const Initial& initial) {
+  CENTROID_ASSIGN(std::unique_ptr<ShardedParameters> made,
+                  divide(group, std::move(parameters), options));
+  CENTROID_ASSIGN(const collective::Group all, everyone(group));
   if (Status filled = made->fill(all, initial); !filled.ok()) {
     all.abort(filled.error());
     return std::move(filled).error();
   }
+  return made;
+}
+
+Result<std::unique_ptr<ShardedParameters>> ShardedParameters::resume(
+    const collective::Group& group, std::vector<ParameterShape> parameters,
+    const ShardedOptions& options, std::uint64_t steps, const Stored& stored) {
+  CENTROID_ASSIGN(std::unique_ptr<ShardedParameters> made,
+                  divide(group, std::move(parameters), options));
+  CENTROID_ASSIGN(const collective::Group all, everyone(group));
+  made->steps_ = steps;
+  if (Status read = made->read(stored); !read.ok()) {
+    all.abort(read.error());
+    return std::move(read).error();
+  }
+  collective::CallOptions call;
+  call.timeout = options.timeout;
+  CENTROID_TRY(collective::barrier(all, call));  // another rank's failure is everyone's
   return made;
 }
 
@@ -82,6 +110,24 @@ Status ShardedParameters::fill(const collective::Group& all, const Initial& init
     else
       units_[i].master.assign(values.begin() + static_cast<std::ptrdiff_t>(shard.begin),
                               values.begin() + static_cast<std::ptrdiff_t>(shard.end()));
+  }
+  return {};
+}
+
+Status ShardedParameters::read(const Stored& stored) {
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    Unit& one = units_[i];
+    const Range& elements = layout_.units()[i].elements;
+    Range shard = layout_.shard(i, shards_.rank());
+    shard.begin += elements.begin;
+    std::vector<float>& values = keeps_full_ ? one.full : one.master;
+    const Range read = keeps_full_ ? elements : shard;
+    values.resize(read.count);
+    CENTROID_TRY(stored(0, read, values));
+    for (std::size_t slot = 0; slot < optimizer_->slots(); ++slot) {
+      one.state.emplace_back(shard.count);
+      CENTROID_TRY(stored(1 + slot, shard, one.state.back()));
+    }
   }
   return {};
 }

@@ -64,8 +64,24 @@ class ShardedParameters {
                                                          const ShardedOptions& options,
                                                          const Initial& initial);
 
+  /// Write elements of the model: of its parameters (plane 0), or of the optimizer's slots.
+  using Stored = std::function<Status(std::size_t plane, Range elements, std::span<float> out)>;
+  /// The same with the values and state of a job after `steps` steps. Every rank reads what it has.
+  ///
+  /// fails  as `make`, and any rank's `stored`
+  static Result<std::unique_ptr<ShardedParameters>> resume(const collective::Group& group,
+                                                           std::vector<ParameterShape> parameters,
+                                                           const ShardedOptions& options,
+                                                           std::uint64_t steps,
+                                                           const Stored& stored);
+
   const ShardLayout& layout() const { return layout_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
   std::uint64_t steps() const { return steps_; }
+  /// The rank of the layout whose shard is here.
+  std::uint32_t shard_rank() const { return shards_.rank(); }
+  /// This rank's number among those with the same shard.
+  std::uint32_t replica() const { return replicas_.rank(); }
 
   /// Begin to gather a unit. Nothing to do if this rank has all of it anyway.
   ///
@@ -98,6 +114,10 @@ class ShardedParameters {
 
   /// This rank's elements of a unit; `unit` < layout().units().size().
   std::span<const float> shard(std::size_t unit) const;
+  /// The optimizer's state of these elements; `slot` < optimizer().slots().
+  std::span<const float> state(std::size_t unit, std::size_t slot) const {
+    return units_[unit].state[slot];
+  }
   ShardedMemory memory() const;
 
  private:
@@ -111,7 +131,11 @@ class ShardedParameters {
 
   ShardedParameters(ShardLayout layout, const ShardedOptions& options, collective::Group shards,
                     collective::Group replicas, std::unique_ptr<Optimizer> optimizer);
+  static Result<std::unique_ptr<ShardedParameters>> divide(const collective::Group& group,
+                                                           std::vector<ParameterShape> parameters,
+                                                           const ShardedOptions& options);
   Status fill(const collective::Group& all, const Initial& initial);
+  Status read(const Stored& stored);
   Status check_unit(std::size_t unit) const;
   Status check_step() const;
   Error fail(Error cause);

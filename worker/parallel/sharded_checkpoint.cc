@@ -1,0 +1,340 @@
+#include "worker/parallel/sharded_checkpoint.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/checkpoint/inspect.h"
+#include "common/checkpoint/manifest_json.h"
+#include "common/checkpoint/pieces.h"
+#include "common/checkpoint/range_reader.h"
+#include "common/checkpoint/shards.h"
+#include "common/storage/file.h"
+#include "common/storage/storage.h"
+#include "common/tensor/text.h"
+#include "worker/parallel/agreement.h"
+
+namespace centroid::parallel {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A rank's elements of planes laid end to end: of all units, or once for each of `slots`.
+std::vector<ElementRun> runs_of(const ShardLayout& layout, std::uint32_t rank, std::size_t planes) {
+  std::vector<ElementRun> runs;
+  for (std::size_t plane = 0; plane < planes; ++plane) {
+    for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
+      const Range shard = layout.shard(unit, rank);
+      const std::uint64_t begin = layout.units()[unit].elements.begin + shard.begin;
+      if (shard.count > 0) runs.push_back({plane * layout.elements() + begin, shard.count});
+    }
+  }
+  return runs;
+}
+
+Error wrong(const std::string& what) {
+  return Error(ErrorCode::kInvalidArgument, "sharded checkpoint: " + what);
+}
+
+}  // namespace
+
+struct ShardedCheckpoints::Image {
+  CheckpointInfo info;
+  PartOf part;
+  bool is_writer = false;                    ///< its replicas have the same and write nothing
+  std::vector<ElementRun> model, optimizer;  ///< of this rank
+  std::vector<Manifest> model_parts, optimizer_parts;  ///< on rank 0: the tensors of every part
+  std::vector<float> copy;                             ///< the runs' memory; empty: the parameters'
+};
+
+Result<std::unique_ptr<ShardedCheckpoints>> ShardedCheckpoints::open(
+    const collective::Group& group, Manifest model, const ShardedCheckpointOptions& options) {
+  CENTROID_TRY(validate(model));
+  CENTROID_TRY(check_piece_names(model));
+  for (const TensorInfo& tensor : model)
+    if (tensor.dtype != DType::kF32)
+      return wrong("parameter " + printable(tensor.name) + " is " +
+                   std::string(to_string(tensor.dtype)) + "; shards are f32");
+  std::vector<std::uint32_t> everyone(group.world());
+  for (std::uint32_t i = 0; i < group.world(); ++i) everyone[i] = i;
+  CENTROID_ASSIGN(collective::Group own, group.subgroup(everyone));
+  std::unique_ptr<ShardedCheckpoints> made(
+      new ShardedCheckpoints(group, std::move(own), std::move(model), options));
+  Notice opened;
+  if (group.rank() == 0) {
+    auto directory = CheckpointDirectory::open(options.folder, options.keep);
+    if (directory.ok())
+      made->directory_.emplace(std::move(directory).value());
+    else
+      opened.status = directory.error();
+  }
+  CENTROID_ASSIGN(const Notice result, announce(made->own_, opened, options.timeout));
+  CENTROID_TRY(result.status);
+  return made;
+}
+
+ShardedCheckpoints::ShardedCheckpoints(collective::Group group, collective::Group own,
+                                       Manifest model, ShardedCheckpointOptions options)
+    : group_(std::move(group)),
+      own_(std::move(own)),
+      model_(std::move(model)),
+      options_(std::move(options)) {}
+
+ShardedCheckpoints::~ShardedCheckpoints() { writer_.join(); }
+
+Status ShardedCheckpoints::check_model(std::span<const ParameterShape> parameters) const {
+  if (parameters.size() != model_.size())
+    return wrong("there are " + std::to_string(parameters.size()) + " parameters, and " +
+                 std::to_string(model_.size()) + " names and shapes of them");
+  for (std::size_t i = 0; i < model_.size(); ++i)
+    if (parameters[i].name != model_[i].name || parameters[i].elements != model_[i].elements())
+      return wrong("parameter " + std::to_string(i) + " is " + printable(parameters[i].name) +
+                   " with " + std::to_string(parameters[i].elements) + " elements, not " +
+                   printable(model_[i].name) + " " + centroid::to_string(model_[i].shape));
+  return {};
+}
+
+Result<ShardedCheckpoints::Image> ShardedCheckpoints::image_of(const ShardedParameters& parameters,
+                                                               const CheckpointInfo& info) const {
+  const ShardLayout& layout = parameters.layout();
+  CENTROID_TRY(check_model(layout.parameters()));
+  if (info.version.value == 0) return wrong("versions count from 1");
+  Image image;
+  image.info = info;
+  image.info.optimizer = parameters.optimizer().config().name;
+  image.info.slot_names = parameters.optimizer().slot_names();
+  image.info.optimizer_step = parameters.steps();
+  if (info.created_unix_seconds == 0) image.info.created_unix_seconds = unix_seconds();
+  image.part = {info.run_id, info.version, manifest_hash(model_), parameters.shard_rank(),
+                layout.ranks()};
+  image.is_writer = parameters.replica() == 0;
+  const std::size_t slots = image.info.slot_names.size();
+  const std::uint32_t rank = parameters.shard_rank();
+  if (image.is_writer) {
+    image.model = runs_of(layout, rank, 1);
+    image.optimizer = runs_of(layout, rank, slots);
+  }
+  std::size_t at = 0;
+  for (std::size_t plane = 0; image.is_writer && plane <= slots; ++plane)
+    for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
+      if (layout.shard(unit, rank).count == 0) continue;
+      ElementRun& run = plane == 0 ? image.model[at] : image.optimizer[at - image.model.size()];
+      run.values = (plane == 0 ? parameters.shard(unit) : parameters.state(unit, plane - 1)).data();
+      ++at;
+    }
+  for (std::uint32_t part = 0; own_.rank() == 0 && part < layout.ranks(); ++part) {
+    image.model_parts.push_back(pieces_of(model_, runs_of(layout, part, 1)));
+    image.optimizer_parts.push_back(
+        pieces_of(optimizer_manifest(model_, image.info.slot_names), runs_of(layout, part, slots)));
+  }
+  return image;
+}
+
+Status ShardedCheckpoints::write(const ShardedParameters& parameters, const CheckpointInfo& info) {
+  CENTROID_TRY(wait());
+  CENTROID_ASSIGN(const Image image, image_of(parameters, info));
+  return write_image(image);
+}
+
+Status ShardedCheckpoints::begin(const ShardedParameters& parameters, const CheckpointInfo& info) {
+  CENTROID_TRY(wait());
+  CENTROID_ASSIGN(Image made, image_of(parameters, info));
+  auto image = std::make_shared<Image>(std::move(made));
+  std::uint64_t elements = 0;
+  for (const auto* runs : {&image->model, &image->optimizer})
+    for (const ElementRun& run : *runs) elements += run.count;
+  image->copy.reserve(elements);  // so that no pointer changes
+  for (auto* runs : {&image->model, &image->optimizer}) {
+    for (ElementRun& run : *runs) {
+      const float* const copied = image->copy.data() + image->copy.size();
+      image->copy.insert(image->copy.end(), run.values, run.values + run.count);
+      run.values = copied;
+    }
+  }
+  writer_ = Thread("checkpoint", [this, image, storage = &storage::current()] {
+    const storage::ScopedStorage bound(*storage);
+    written_ = write_image(*image);
+  });
+  return {};
+}
+
+Status ShardedCheckpoints::wait() {
+  writer_.join();
+  return std::exchange(written_, Status());
+}
+
+Status ShardedCheckpoints::write_image(const Image& image) {
+  if (own_.rank() == 0) return write_as_first(image);
+  CENTROID_ASSIGN(const Notice begun, announce(own_, {}, options_.timeout));
+  CENTROID_TRY(begun.status);
+  CheckpointManifest of_rank_0;
+  CENTROID_TRY(write_own(image, options_.folder / begun.text, of_rank_0));
+  CENTROID_ASSIGN(const Notice ended, announce(own_, {}, options_.timeout));
+  return ended.status;
+}
+
+Status ShardedCheckpoints::write_as_first(const Image& image) {
+  const auto fill = [&](const fs::path& folder, CheckpointManifest& content) -> Status {
+    Notice begun;
+    begun.text = folder.filename().string();
+    CENTROID_TRY(announce(own_, begun, options_.timeout));
+    return write_own(image, folder, content);
+  };
+  const auto entry = directory_->write(image.info, fill);
+  Notice result;  // also if it has not begun
+  if (!entry.ok()) result.status = entry.error();
+  const auto announced = announce(own_, result, options_.timeout);
+  CENTROID_TRY(result.status);
+  return announced.ok() ? Status() : Status(announced.error());
+}
+
+/// Write this rank's files, and on rank 0 what follows when all have theirs.
+Status ShardedCheckpoints::write_own(const Image& image, const fs::path& folder,
+                                     CheckpointManifest& content) {
+  const auto write = [&](const char* stem, const Manifest& tensors,
+                         const std::vector<ElementRun>& runs, Notice& notice,
+                         std::size_t first) -> Status {
+    CENTROID_ASSIGN(const FileRecord record, write_part(folder, stem, image.part, tensors, runs));
+    notice.numbers[first] = record.bytes;
+    notice.numbers[first + 1] = record.crc32c;
+    return {};
+  };
+  Notice own;
+  if (image.is_writer) {
+    own.numbers[4] = image.part.part + 1;
+    if (!image.info.slot_names.empty())
+      own.status = write(kOptimizerStem, optimizer_manifest(model_, image.info.slot_names),
+                         image.optimizer, own, 2);
+    if (own.status.ok()) own.status = write(kModelStem, model_, image.model, own, 0);
+    if (own.status.ok()) own.status = file::sync_directory(folder);
+  }
+  CENTROID_ASSIGN(const std::vector<Notice> notices, exchange(own_, own, options_.timeout));
+  if (own_.rank() != 0) return {};  // rank 0 returns the failure of any
+  CENTROID_TRY(first_failure(notices));
+  PartOf part = image.part;
+  for (std::size_t rank = 0; rank < notices.size(); ++rank) {
+    const auto& numbers = notices[rank].numbers;
+    if (numbers[4] == 0) continue;
+    part.part = numbers[4] - 1;
+    content.files[part.file_name(kModelStem)] = {numbers[0],
+                                                 static_cast<std::uint32_t>(numbers[1])};
+    if (!image.info.slot_names.empty())
+      content.files[part.file_name(kOptimizerStem)] = {numbers[2],
+                                                       static_cast<std::uint32_t>(numbers[3])};
+  }
+  return commit(image, folder, content);
+}
+
+/// Add what belongs to all parts.
+Status ShardedCheckpoints::commit(const Image& image, const fs::path& folder,
+                                  CheckpointManifest& content) const {
+  for (const auto& [name, record] : content.files) {
+    CENTROID_ASSIGN(const auto found, file::attributes_of(folder / name));
+    if (!found || found->bytes != record.bytes)
+      return Error(ErrorCode::kFailedPrecondition, (folder / name).string() +
+                                                       ", which another rank wrote, is " +
+                                                       (found ? "not complete" : "not there") +
+                                                       ": every rank needs the same folder");
+  }
+  if (image.part.parts == 1) return {};
+  content.tensors = model_;
+  CENTROID_ASSIGN(content.files[shard_index_name(kModelStem)],
+                  write_shard_index(folder, kModelStem, image.model_parts));
+  if (image.info.slot_names.empty()) return {};
+  CENTROID_ASSIGN(content.files[shard_index_name(kOptimizerStem)],
+                  write_shard_index(folder, kOptimizerStem, image.optimizer_parts));
+  return {};
+}
+
+/// The next folder to try, as rank 0 sees them.
+Result<fs::path> ShardedCheckpoints::choose(std::vector<CheckpointEntry>& candidates,
+                                            const std::optional<Version>& version,
+                                            const Status& so_far) {
+  Notice next;
+  Status refused = so_far;
+  const auto refuse = [&](const CheckpointEntry& entry) {
+    log::warn("checkpoint.refused", {{"path", entry.path.string()}, {"reason", entry.problem}});
+    if (refused.ok())
+      refused = Error(ErrorCode::kDataLoss, entry.path.string() + ": " + entry.problem);
+  };
+  while (!candidates.empty() && (!candidates.front().problem.empty() ||
+                                 (version && candidates.front().version != *version))) {
+    if (!version || candidates.front().version == *version) refuse(candidates.front());
+    candidates.erase(candidates.begin());
+  }
+  if (!candidates.empty()) {
+    next.text = candidates.front().path.filename().string();
+    candidates.erase(candidates.begin());
+  } else if (refused.ok()) {
+    next.status =
+        Error(ErrorCode::kNotFound, "there is no checkpoint" +
+                                        (version ? " of version " + to_string(*version) : "") +
+                                        " in " + options_.folder.string());
+  } else {
+    next.status = std::move(refused).error().with_context("no checkpoint is sound; the newest");
+  }
+  CENTROID_ASSIGN(const Notice chosen, announce(own_, next, options_.timeout));
+  CENTROID_TRY(chosen.status);
+  return options_.folder / chosen.text;
+}
+
+/// Compare the optimizer, and the checksums of some files; other ranks compare those of others.
+Status ShardedCheckpoints::examine(const CheckpointManifest& content, const fs::path& folder,
+                                   const Optimizer& optimizer) const {
+  if (content.info.optimizer != optimizer.config().name ||
+      content.info.slot_names != optimizer.slot_names())
+    return Error(ErrorCode::kFailedPrecondition,
+                 "checkpoint " + folder.string() + " was made with optimizer '" +
+                     printable(content.info.optimizer) + "', this job has '" +
+                     optimizer.config().name + "'");
+  std::uint32_t number = 0;
+  for (const auto& [name, record] : content.files)
+    if (number++ % own_.world() == own_.rank()) CENTROID_TRY(check_bytes(folder / name, record));
+  return {};
+}
+
+Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> parameters,
+                                                   const ShardedOptions& options,
+                                                   std::optional<Version> version) {
+  CENTROID_TRY(wait());
+  CENTROID_TRY(check_model(parameters));
+  CENTROID_ASSIGN(const std::unique_ptr<Optimizer> optimizer, make_optimizer(options.optimizer));
+  std::vector<CheckpointEntry> candidates;
+  if (directory_) candidates = directory_->list(false);
+  for (Status refused;;) {
+    CENTROID_ASSIGN(const fs::path folder, choose(candidates, version, refused));
+    CheckpointManifest content;
+    std::optional<RangeReader> reader;
+    const auto look = [&]() -> Status {
+      CENTROID_ASSIGN(content, read_manifest(folder));
+      CENTROID_ASSIGN(RangeReader opened, RangeReader::open(folder, content));
+      const std::string difference = describe_difference(model_, opened.manifest());
+      if (!difference.empty())
+        return Error(ErrorCode::kFailedPrecondition,
+                     folder.string() + " contains another model (theirs): " + difference);
+      reader.emplace(std::move(opened));
+      return examine(content, folder, *optimizer);
+    };
+    Notice own;
+    own.status = look();
+    CENTROID_ASSIGN(const std::vector<Notice> notices, exchange(own_, own, options_.timeout));
+    const Status all = first_failure(notices);
+    if (all.ok()) {
+      const auto stored = [&](std::size_t plane, Range elements, std::span<float> out) {
+        return reader->read(plane, elements.begin, out);
+      };
+      CENTROID_ASSIGN(auto made, ShardedParameters::resume(group_, std::move(parameters), options,
+                                                           content.info.optimizer_step, stored));
+      return RestoredShards{std::move(made), std::move(content.info)};
+    }
+    if (all.error().code() != ErrorCode::kDataLoss) return all.error();
+    if (own_.rank() == 0)
+      log::warn("checkpoint.refused",
+                {{"path", folder.string()}, {"reason", all.error().message()}});
+    if (refused.ok()) refused = all;
+  }
+}
+
+}  // namespace centroid::parallel

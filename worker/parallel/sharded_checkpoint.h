@@ -1,0 +1,103 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/base/thread.h"
+#include "common/checkpoint/checkpoint.h"
+#include "transport/collective/group.h"
+#include "worker/parallel/sharded_parameters.h"
+
+namespace centroid::parallel {
+
+struct ShardedCheckpointOptions {
+  std::filesystem::path folder;  ///< of checkpoints: the same one for every rank
+  std::size_t keep = 3;          ///< number of newest ones to retain; 0: all
+  /// For what ranks wait for each other: the slowest one's disk.
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+};
+
+/// What a restored job goes on with.
+struct RestoredShards {
+  std::unique_ptr<ShardedParameters> parameters;
+  CheckpointInfo info;
+};
+
+/// Checkpoints of a model that ranks have in shards. Every rank writes its part and reads what it
+/// needs, for any number of ranks and any sharding, whatever wrote them.
+///
+/// files    a checkpoint of common/checkpoint (pieces.h has the parts' format), so other programs
+///          list, verify and export it. A single process can read it, and its own are read here
+/// commit   rank 0 writes manifest.json when all parts are on the disk, and then gives the folder
+///          its name. A job that dies before leaves the older checkpoints as they are
+/// memory   `write` none, `begin` a copy of this rank's shard with its state until the write ends,
+///          `restore` the shard
+/// ranks    every rank makes the same calls in the same order. A failure of one is that of all, and
+///          names the rank
+/// fails    a disk's errors leave all as it was: later calls may succeed. If a rank is lost, all
+///          later calls fail too; the job's own operations do not
+/// thread   one at a time
+class ShardedCheckpoints {
+ public:
+  /// `model`: names and shapes of the parameters, in their order. Removes what a crash left.
+  ///
+  /// fails  invalid_argument: a tensor that is not f32, or has the name of another one's piece
+  static Result<std::unique_ptr<ShardedCheckpoints>> open(const collective::Group& group,
+                                                          Manifest model,
+                                                          const ShardedCheckpointOptions& options);
+  ~ShardedCheckpoints();  ///< waits for the write in progress
+
+  /// Write a checkpoint between two steps. `info` has the run, the version (from 1 on), and the
+  /// position in the data; optimizer and step are added.
+  ///
+  /// fails  already_exists: a sound one of that version; resource_exhausted: full disk;
+  ///        invalid_argument: the parameters are not those of the model
+  Status write(const ShardedParameters& parameters, const CheckpointInfo& info);
+  /// Copy this rank's shard, and write it while the training goes on. Waits for an earlier write.
+  ///
+  /// fails  as the earlier write; then nothing begins
+  Status begin(const ShardedParameters& parameters, const CheckpointInfo& info);
+  /// Return when the write that `begin` began has ended, with its failure.
+  Status wait();
+
+  /// Make the parameters with values and state of the newest sound checkpoint, or that of a
+  /// version. Each rank verifies some of the files; older ones follow damaged ones.
+  ///
+  /// fails  before memory is taken. not_found: there is none; data_loss: all are damaged;
+  ///        failed_precondition: made with another model or optimizer; as ShardedParameters::make
+  Result<RestoredShards> restore(std::vector<ParameterShape> parameters,
+                                 const ShardedOptions& options,
+                                 std::optional<Version> version = std::nullopt);
+
+ private:
+  struct Image;  ///< what one rank writes
+  ShardedCheckpoints(collective::Group group, collective::Group own, Manifest model,
+                     ShardedCheckpointOptions options);
+  Result<Image> image_of(const ShardedParameters& parameters, const CheckpointInfo& info) const;
+  Status write_image(const Image& image);
+  Status write_as_first(const Image& image);
+  Status write_own(const Image& image, const std::filesystem::path& folder,
+                   CheckpointManifest& content);
+  Status commit(const Image& image, const std::filesystem::path& folder,
+                CheckpointManifest& content) const;
+  Status check_model(std::span<const ParameterShape> parameters) const;
+  Result<std::filesystem::path> choose(std::vector<CheckpointEntry>& candidates,
+                                       const std::optional<Version>& version, const Status& so_far);
+  Status examine(const CheckpointManifest& content, const std::filesystem::path& folder,
+                 const Optimizer& optimizer) const;
+
+  const collective::Group group_;  ///< for the parameters of `restore`
+  const collective::Group own_;    ///< for agreement
+  const Manifest model_;
+  const ShardedCheckpointOptions options_;
+  std::optional<CheckpointDirectory> directory_;  ///< on rank 0
+  Thread writer_;
+  Status written_;  ///< of the writer, once it has ended
+};
+
+}  // namespace centroid::parallel
