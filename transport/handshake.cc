@@ -280,7 +280,7 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
     return Error(ErrorCode::kFailedPrecondition, "token refused by " + here + ": the one sent by " +
                                                      peer + " is " +
                                                      (theirs.token.empty() ? "empty" : "another"));
-  CENTROID_TRY(check_role(ours, theirs, here + " refuses " + who));
+  CENTROID_TRY(check_role(ours, theirs, here + " refuses " + peer));
   if (!ours.run_id.empty() && !theirs.run_id.empty() && ours.run_id != theirs.run_id)
     return Error(ErrorCode::kFailedPrecondition, "other run: " + here + " serves \"" + ours.run_id +
                                                      "\", " + peer + " asks for \"" +

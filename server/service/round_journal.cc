@@ -9,7 +9,6 @@
 namespace centroid::server {
 
 using journal::Form;
-using journal::Kind;
 
 namespace {
 
@@ -58,9 +57,9 @@ void RoundJournal::write_chunk(const Chunk& chunk) {
     journal_.chunk(chunk.id, job_.shard->form(), numbers);
 }
 
-std::uint64_t RoundJournal::end_round(Kind kind, const RoundDecision& decision) {
+std::uint64_t RoundJournal::end_round(journal::Kind kind, const RoundDecision& decision) {
   if (!journal_.is_on()) return 0;
-  const bool counts = kind == Kind::kCommit;
+  const bool counts = kind == journal::Kind::kCommit;
   const DataPosition next = data_.next_position();
   journal::Commit commit;
   commit.version = counts ? job_.store().version().next() : job_.store().version();
@@ -90,7 +89,7 @@ std::uint64_t RoundJournal::end_round(Kind kind, const RoundDecision& decision) 
 /// With several servers, when all have prepared the round: this is what commits it.
 Task<Status> RoundJournal::commit(const RoundDecision& decision) {
   fault::point("servers.prepared");
-  const std::uint64_t number = end_round(Kind::kCommit, decision);
+  const std::uint64_t number = end_round(journal::Kind::kCommit, decision);
   co_return co_await written(number);
 }
 

@@ -10,9 +10,6 @@
 
 namespace centroid::server {
 
-using rows_journal::Head;
-using rows_journal::Kind;
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -193,8 +190,8 @@ Status RowsJournalWriter::write(std::vector<Batch>& batches) {
 /// At the end of the present segment. The leftovers of a failed attempt are overwritten by the
 /// next.
 Status RowsJournalWriter::write_batch(const Batch& batch) {
-  Head head;
-  head.kind = Kind::kBatch;
+  rows_journal::Head head;
+  head.kind = rows_journal::Kind::kBatch;
   head.number = batches_written_ + 1;
   head.payload_bytes = batch.bytes.size();
   head.payload_crc = crc32c(batch.bytes);
@@ -236,8 +233,8 @@ Status RowsJournalWriter::open_segment(std::uint64_t number, bool follows_gap) {
   base.follows_gap = follows_gap;
   base.tables = tables_;
   const auto payload = rows_journal::encode(base);
-  Head head;
-  head.kind = Kind::kBase;
+  rows_journal::Head head;
+  head.kind = rows_journal::Kind::kBase;
   head.number = number;
   head.payload_bytes = payload.size();
   head.payload_crc = crc32c(payload);

@@ -12,7 +12,7 @@ using transport::Endpoint;
 namespace {
 
 // Operations have deadlines, and peers may compute for minutes between them.
-constexpr std::chrono::hours kNoStall{1};
+constexpr std::chrono::hours kNoStallLimit{1};
 
 Status check(const Roster& roster) {
   const std::size_t world = roster.endpoints.size();
@@ -126,13 +126,13 @@ Task<Result<transport::EchoReport>> Mesh::measure(Endpoint endpoint, std::string
 
 Mesh::TransportFactory tcp_factory(transport::TransportOptions options) {
   if (options.congestion_control.empty()) options.congestion_control = "auto";
-  options.stall_timeout = kNoStall;
+  options.stall_timeout = kNoStallLimit;
   return [options](Executor executor) { return transport::make_tcp(executor, options); };
 }
 
 Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub) {
   transport::TransportOptions options;
-  options.stall_timeout = kNoStall;
+  options.stall_timeout = kNoStallLimit;
   return [options, hub](Executor executor) {
     return transport::make_inprocess(executor, hub, options);
   };
