@@ -81,7 +81,7 @@ function(centroid_program name)
     add_executable(${name}-wheel EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${name}>)
     target_link_libraries(${name}-wheel PRIVATE centroid_flags ${ARG_DEPS} centroid_no_fault_points)
     target_link_options(${name}-wheel PRIVATE -Wl,--gc-sections)
-    set_target_properties(${name}-wheel PROPERTIES OUTPUT_NAME ${name} LINKER_LANGUAGE CXX CENTROID_PLAIN ON
+    set_target_properties(${name}-wheel PROPERTIES OUTPUT_NAME ${name} LINKER_LANGUAGE CXX CENTROID_PLAIN ON BUILD_RPATH "$ORIGIN/../lib/centroid"
       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/wheel-bin)
     add_dependencies(wheel_programs ${name}-wheel)
   endif()
