@@ -354,7 +354,7 @@ TEST(Audit, ServersWithOneFileWriteOneLog) {
   for (std::size_t i = 1; i < numbers.size(); ++i) EXPECT_EQ(numbers[i], numbers[i - 1] + 1);
 }
 
-TEST(Audit, OneServerShowsWhatAnotherWroteAlsoBehindARotation) {
+TEST(Audit, OneServerShowsEntriesOfAnotherAcrossARotation) {
   TemporaryDirectory folder;
   const std::string path = (folder.path() / "audit.jsonl").string();
   const auto a = server::AuditLog::open(path, "a", 1500).value();

@@ -88,7 +88,7 @@ TEST_F(ApiTest, LimitsChangeForConnectionsThatAreOpen) {
   EXPECT_TRUE(eventually([&] { return request("GET", "/version", wide).status == 431; }));
 }
 
-TEST_F(ApiTest, ABodyOfBracketsIsRefusedBeforeAnybodyGoesDownIntoIt) {
+TEST_F(ApiTest, ADeeplyNestedBodyIsRefusedBeforeItIsParsed) {
   start();
   for (const int depth : {17, 30'000}) {
     const std::string nested = std::string(static_cast<std::size_t>(depth), '[') +

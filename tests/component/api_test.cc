@@ -67,7 +67,7 @@ TEST_F(ApiTest, RoundsComeInPages) {
   EXPECT_TRUE(second["next"].is_null());
 }
 
-TEST_F(ApiTest, CurvesBeginBehindTheRoundThatIsAskedFor) {
+TEST_F(ApiTest, CurvesBeginAfterTheRequestedRound) {
   const auto all = Json::parse(request("GET", "/v1/curves").body);
   EXPECT_EQ(all["revision"], 2);
   ASSERT_EQ(all["points"].size(), 3U);

@@ -182,7 +182,7 @@ TEST_P(ClusterTest, HalfPrecisionContributionsTrainAlmostTheSame) {
 }
 
 /// Also of a contribution that comes late, while no round is open.
-TEST_P(ClusterTest, ARoundTellsTheSamplesOfThoseWhomItCounts) {
+TEST_P(ClusterTest, ARoundReportsTheSamplesOfItsContributors) {
   const auto data = make_blobs(20'000, 8, 4, 7);
   for (const std::string policy : {"asp", "quorum:2"}) {
     SCOPED_TRACE(policy);
@@ -279,7 +279,7 @@ TEST_P(ClusterTest, AnotherModelIsRefusedWithBothShapesAndTheOthersTrainOn) {
   EXPECT_TRUE(server.join().ok());
 }
 
-TEST_P(ClusterTest, AModelWhoseOnlyWorkerLeftBeforeTheStartBindsNobody) {
+TEST_P(ClusterTest, AModelOfAWorkerThatLeftBeforeTheStartDoesNotCount) {
   const auto data = make_blobs(64, 8, 4, 11);
   ServerConfig c = config();
   c.workers.min = 2;
@@ -397,7 +397,7 @@ class HeldWorker {
   std::future<WorkerOutcome> training_;  // last: it uses the others
 };
 
-TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehindIt) {
+TEST_P(ClusterTest, ACheckpointOfAnEpochDueWhileAnotherIsWrittenFollowsIt) {
   const auto data = make_blobs(64, 8, 4, 2);
   ServerConfig c = config();
   c.goal.epochs = 0;
@@ -430,7 +430,7 @@ TEST_P(ClusterTest, AnEpochThatEndsWhileAnotherCheckpointIsWrittenGetsItsOwnBehi
   EXPECT_TRUE(worker.end().status.ok());
 }
 
-TEST_P(ClusterTest, ACheckpointThatIsDueByRoundsWhileAnotherIsWrittenComesBehindIt) {
+TEST_P(ClusterTest, ACheckpointDueWhileAnotherIsWrittenFollowsIt) {
   const auto data = make_blobs(64, 8, 4, 2);
   ServerConfig c = config();
   c.goal.epochs = 0;

@@ -120,7 +120,7 @@ TEST(Contract, WhatALostWorkerContributedIsTrainedByOthersWhereTheSumBeginsAnew)
   EXPECT_EQ(server.view().losses.aborted_attempts, 1u);
 }
 
-TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
+TEST_F(ContractTest, AWaitingWorkerIsToldWhatItWaitsFor) {
   enter();
   const auto alone = client.round();
   ASSERT_TRUE(alone);
@@ -143,7 +143,7 @@ TEST_F(ContractTest, WhoWaitsIsToldForWhom) {
 /// One of two stalls in the middle of a contribution that is larger than the credit: the chunks of
 /// the other wait for those of the stalled one, in the order of the sum, until its credit is used
 /// up. It is not the one that is waited for.
-TEST(Contract, WhoIsQueuedBehindAStalledWorkerIsNotTheOneThatIsWaitedFor) {
+TEST(Contract, AWorkerQueuedAfterAStalledOneIsNotBlamed) {
   const TemporaryDirectory directory;
   server::ServerConfig config;
   config.run_dir = directory.path();

@@ -227,7 +227,7 @@ TEST_F(CoordinatorTest, NoEpochIsSteppedOver) {
 
 /// What is trained behind a contribution is told with the next: of 7 and 4 steps 5 and 2 are in the
 /// first, 2 and 2 and all of the second round's in the second.
-TEST_F(CoordinatorTest, StepsBehindAContributionCountInTheNext) {
+TEST_F(CoordinatorTest, StepsAfterAContributionCountInTheNext) {
   const auto data = make_blobs(900, 8, 4, 1);
   ServerConfig c = config(2);
   c.goal.rounds = 2;

@@ -309,7 +309,7 @@ TEST_P(FeedbackContract, OneThatCountedIsNotUndone) {
   server.finish();
 }
 
-TEST_P(FeedbackContract, OneThatWasToCountAtAReturnAndIsLostWithItsServerIsUndone) {
+TEST_P(FeedbackContract, ALateContributionLostWithItsServerIsUndone) {
   is_undone([](Server& server) { server.drop(2); });  // its round is open, and has it
 }
 

@@ -44,7 +44,7 @@ class Room : public testing::Test {
 
 /// A model's memory is reckoned with 8 workers; what each more one may bring is looked at when it
 /// comes.
-TEST_F(Room, AWorkerForWhoseContributionsThereIsNoMemoryIsRefusedWithBothNumbers) {
+TEST_F(Room, AWorkerWithoutMemoryForItsContributionsIsRefusedWithBothNumbers) {
   const auto data = make_blobs(256, 8, 4, 1);
   // Two planes and two copied, results and two images; two contributions of each of 9 workers.
   server::ServerConfig c = config(kProcess + (2 + 2 + 3 + 2 * 9) * kPlane + (1u << 20));

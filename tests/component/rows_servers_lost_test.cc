@@ -76,7 +76,7 @@ class RowsOnLostServers : public testing::Test {
   const Floats pushed;
 };
 
-TEST_F(RowsOnLostServers, ACheckpointForWhichOneHadKeptItsRowsFailsWhetherOrNotItIsBack) {
+TEST_F(RowsOnLostServers, ACheckpointFailsIfAServerWithFrozenRowsWasLostAlsoIfItReturned) {
   for (const bool is_back : {false, true}) {
     SCOPED_TRACE(is_back);
     Servers all(folder.path() / (is_back ? "back" : "gone"), 3, false, kTables, false, be_patient);
@@ -153,7 +153,7 @@ TEST_F(RowsOnLostServers, OneComesBackWhenTheModelsGoalIsReached) {
   }
 }
 
-TEST_F(RowsOnLostServers, AJournalBeginsLaterWhenOneWasLostAndBackDuringItsFirstCheckpoint) {
+TEST_F(RowsOnLostServers, AServerLostDuringItsFirstCheckpointDelaysTheJournal) {
   const auto data = one_feature("numbers", std::vector<float>(64, 1.0f));
   const auto set = [](ServerConfig& c) {
     be_patient(c);
@@ -193,7 +193,7 @@ TEST_F(RowsOnLostServers, AJournalBeginsLaterWhenOneWasLostAndBackDuringItsFirst
   EXPECT_TRUE(all.leader->wait_until([](const auto& view) { return view.state == "finished"; }));
 }
 
-TEST_F(RowsOnLostServers, OneIsGivenItsPartOfANewerCheckpointWhenTheOneThatWasFoundIsGone) {
+TEST_F(RowsOnLostServers, AServerLoadsANewerCheckpointIfTheOneFoundIsGone) {
   const auto set = [](ServerConfig& c) { c.checkpoint.keep = 1; };
   Servers all(folder.path(), 2, false, kTables, false, set);
   ASSERT_TRUE(all.wait_settled(2));

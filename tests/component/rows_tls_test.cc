@@ -55,7 +55,7 @@ TEST_F(RowsTls, CarriesPushesAndPulls) {
   EXPECT_EQ(rows, (std::vector<float>{-1, -2, -3, -4}));
 }
 
-TEST_F(RowsTls, RefusesWhoeverShowsNoCertificateOfTheAuthority) {
+TEST_F(RowsTls, RefusesAClientWithoutACertificateOfTheAuthority) {
   const auto server = start();
   transport::TlsOptions nothing;
   nothing.authority = authority.file();

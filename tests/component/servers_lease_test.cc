@@ -123,7 +123,7 @@ class Leader final : public transport::FrameSink {
   std::unique_ptr<RawClient> silent_;
 };
 
-TEST(ServersLease, WhoIsSilentForLongerIsClosedButNotForWhatALeaderThatStoodStillDidNotRead) {
+TEST(ServersLease, ASilentServerIsClosedUnlessTheLeaderItselfStoodStill) {
   for (const bool has_client : {false, true}) {
     SCOPED_TRACE(has_client ? "client" : "server");
     Leader leader(has_client);

@@ -322,7 +322,7 @@ TEST_F(TrainerTest, RecordedNumbersAreSeenByWorkerAndRound) {
 
 /// 7 and 4 steps since the start, of which the first contributions have 5 and 3: 2 and 1 are told
 /// with the next ones, and none twice.
-TEST_F(TrainerTest, StepsBehindAContributionAreToldWithTheNext) {
+TEST_F(TrainerTest, StepsAfterAContributionAreReportedWithTheNext) {
   ServerConfig c = config(2);
   c.goal.rounds = 3;
   c.local.count = 8;

@@ -103,7 +103,7 @@ TEST_P(StorageTest, AFileIsCreatedOnce) {
   EXPECT_FALSE(file->close());
 }
 
-TEST_P(StorageTest, WhatIsAppendedGoesBehindWhatIsThere) {
+TEST_P(StorageTest, AppendedBytesFollowTheExistingOnes) {
   write(path(), "abc");
   auto one = open("file", Open::kAppend), other = open("file", Open::kAppend);
   EXPECT_TRUE(one->write(bytes("d")).ok());

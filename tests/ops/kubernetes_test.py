@@ -255,7 +255,7 @@ class Rendered(unittest.TestCase):
                     found.add(container["name"])
         self.assertEqual(found, {"worker", "shard"})
 
-    def test_an_update_goes_on_behind_a_standby_and_waits_for_a_shard_server(self):
+    def test_an_update_proceeds_with_a_standby_and_waits_for_a_shard_server(self):
         """A StatefulSet's update waits until the pod that it replaced is ready: a standby never leads, a shard server gets its chunks again."""
         seen = set()
         for all_objects in self.objects.values():

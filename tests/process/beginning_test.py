@@ -37,7 +37,7 @@ class Beginning(ClusterTest):
 
         return wait_for(find, f"a wait of {seconds} s for the checkpoint")
 
-    def test_who_comes_is_told_and_who_waits_stays(self):
+    def test_a_newcomer_is_told_to_wait_and_a_waiting_worker_stays(self):
         server = self.begin()
         self.assertRegex(self.reading(server)["what"], r"checkpoint-.* is read, \d+ bytes")
         self.assertEqual(server.call("GET", "/livez")[0], 200)

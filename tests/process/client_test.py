@@ -226,7 +226,7 @@ class Arrays(ClientTest):
                 self.assert_fails("failed_precondition", "is over", share.indices)
         self.assertEqual([list(tensors[name]) for name in ("w", "b", "unused")], [[-1, -2], [4], [9]])
 
-    def test_what_is_trained_behind_a_contribution_is_kept(self):
+    def test_steps_after_a_contribution_are_kept(self):
         server = self.launch_server("--rounds", 2, "--min-workers", 1, "--local-steps", 4, "--outer", "average").wait_ready()
         tensors, seen = {"w": array.array("f", [0])}, []
         with self.trainer(server, "t", tensors) as trainer:

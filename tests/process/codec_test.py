@@ -108,7 +108,7 @@ class Codecs(ClusterTest):
         prints = {self.summary(name)["fingerprint"] for name in ("w0", "w2", "w3")}
         self.assertEqual(len(prints), 1)
 
-    def test_resumed_server_goes_on_with_what_it_had_left_out(self):
+    def test_a_resumed_server_continues_with_its_residual(self):
         flags = ["--codec-down", "topk:0.03,warmup=80", "--optimizer", "momentum"]
         _, whole = self.train("whole", "f32", *flags, rounds=120)
         self.train("half", "f32", *flags, rounds=60)
@@ -134,7 +134,7 @@ class Codecs(ClusterTest):
                 _, resumed = self.train(f"{run}-half", "f32", *clipped, "--resume")  # from the server's copy
                 self.assertEqual(resumed, whole)
 
-    def test_resumed_cluster_goes_on_with_what_all_had_left_out(self):
+    def test_a_resumed_cluster_continues_with_all_residuals(self):
         flags = ["--codec-down", "topk:0.03", "--optimizer", "sgd"]
         kept = ["--state-dir", self.folder / "state"]
         codec = "topk:0.05,momentum=0.5,warmup=70"
@@ -160,7 +160,7 @@ class Codecs(ClusterTest):
         self.assert_exit(DONE, again, server)
         return again
 
-    def test_worker_that_comes_back_has_what_it_left_out(self):
+    def test_a_returning_worker_has_its_residual(self):
         again = self.stopped_and_started(lambda folder: None)
         restored = again.events("feedback.restored")[0]
         self.assertEqual(restored["after_round"], restored["round"] - 1)
@@ -218,7 +218,7 @@ class Codecs(ClusterTest):
         beside.train(server.data, lambda _, chunk: bytes(4 * beside.elements(chunk)), bad_rounds)
         return {number: b"".join(chunks[i] for i in range(4)) for number, chunks in beside.results.items() if number not in bad_rounds}
 
-    def test_skipped_round_goes_back_into_what_the_worker_has_left(self):
+    def test_a_skipped_round_returns_to_the_workers_residual(self):
         server = self.server("--rounds", 1, "--exit-when-finished", run="first", name="first")
         self.assert_exit(DONE, self.worker(server, "w"), server)
         data = json.loads((self.checkpoints("first")[-1] / "manifest.json").read_text())["extra"]

@@ -334,7 +334,7 @@ class Ctl(CtlTest):
         self.assertEqual(server.cluster()["generation"], generation)  # nobody was lost for it
         self.assertRegex(self.ctl(server, "doctor"), r"way +w\d -> w\d: ")
 
-    def test_a_way_that_nothing_goes_is_not_measured(self):
+    def test_a_path_that_no_data_takes_is_not_measured(self):
         server, _ = self.training()
         members = {worker["name"]: worker["member"] for worker in server.workers()}
 

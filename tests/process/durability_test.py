@@ -253,7 +253,7 @@ class FullDisk(ClusterTest):
 
 
 class Restore(ClusterTest):
-    def test_who_asks_while_a_checkpoint_is_read_is_answered(self):
+    def test_rest_answers_while_a_checkpoint_is_read(self):
         hold = self.folder / "hold"
         environment = {"CENTROID_TEST_HOLD": f"checkpoint.reading:{hold}"}
         server = self.launch_server("--min-workers", 2, "--rounds", 0, name="server", environment=environment).wait_ready()
@@ -277,7 +277,7 @@ class Restore(ClusterTest):
         self.assertTrue(all(worker.is_running() for worker in workers))
 
 
-    def test_who_asks_while_the_journal_is_read_is_answered(self):
+    def test_rest_answers_while_the_journal_is_read(self):
         goal = [*JOURNAL, "--min-workers", 1, "--rounds", 0]
         server = self.launch_server(*goal, name="server").wait_ready()
         worker = self.worker(server, "w0")

@@ -86,7 +86,7 @@ class Stopped(Policy):
         self.assertEqual(server.cluster()["aborted_attempts"], 0)
         self.end(server, workers)
 
-    def test_two_of_three_held_wait_for_one_and_say_for_whom(self):
+    def test_the_wait_of_two_workers_for_a_third_names_it(self):
         server, workers = self.start("--policy", "backup:1", "--lease", "30s")
         server.wait_round(5)
         for name in ("w1", "w2"):
@@ -130,7 +130,7 @@ class Asynchronous(Policy):
         server.post("/v1/job:resume")
         self.end(server, workers)
 
-    def test_ssp_holds_the_fast_at_the_bound_and_says_for_whom(self):
+    def test_ssp_stops_the_fast_at_the_bound_and_names_the_slowest(self):
         """One worker stands still: the others make at most S steps more than it, wait with a cause, and go on with it."""
         for bound in (0, 3):
             with self.subTest(bound=bound):
@@ -235,7 +235,7 @@ class Counted(Policy):
             thread.start()
         return threads
 
-    def test_what_was_told_counts_though_others_are_not_finite(self):
+    def test_a_late_contribution_counts_though_others_are_not_finite(self):
         for policy in ("asp:max=1000000,power=0", "ssp:4"):
             with self.subTest(policy):
                 run = policy[:3]
@@ -249,7 +249,7 @@ class Counted(Policy):
                 self.assertGreater(len(server.events("round.skipped")), 2)
                 self.assertEqual(self.counts(run)[:3], [teller.told for teller in tellers])
 
-    def test_what_was_told_to_count_is_on_disk(self):
+    def test_a_contribution_reported_as_counted_is_on_disk(self):
         """The server is killed the moment a worker hears that its late contribution counts."""
         for turn in range(5):
             with self.subTest(turn=turn):
@@ -296,7 +296,7 @@ class SlowLinks(Policy):
                 link.down.slow(None)
                 self.end(server, workers)
 
-    def test_where_what_is_late_is_dropped_it_is_begun_anew_and_counted(self):
+    def test_with_late_drop_a_transfer_restarts_and_is_counted(self):
         server, workers, link = self.slow("quorum:1,grace=0", "-drop")
         wait_for(lambda: server.workers("slow-drop"), "the slow worker")
         before = server.metric("centroid_server_state_restarts_total")  # the others may be late for a round, too

@@ -199,6 +199,7 @@ class Refusals(ClusterTest):
                     server.kill()
 
     def test_initial_values_come_whole_and_finite_from_who_was_asked(self):
+    def test_initial_values_are_complete_and_finite_and_of_the_asked_worker(self):
         server = self.launch_server("--optimizer", "sgd", "--min-workers", 2, "--lease", "60s").wait_ready()
 
         def chunk(peer, number, values):

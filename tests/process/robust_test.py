@@ -88,7 +88,7 @@ class Refusals(ClusterTest):
             with self.subTest(flags=flags):
                 self.assert_status(self.launch_server(*flags, name=f"server{number}"), USAGE, text)
 
-    def test_who_sends_few_numbers_is_refused_and_a_job_with_too_few_workers_waits(self):
+    def test_sparse_codecs_are_refused_and_too_few_workers_wait(self):
         server = self.server("--min-workers", 3, "--aggregate", "median")
         self.assert_status(self.worker(server, "sparse", "--codec", "topk:0.1"), USAGE, "most of them 0")
         workers = [self.worker(server, f"w{i}") for i in range(3)]

@@ -80,7 +80,7 @@ class RowsServersTest(RowsServersCluster):
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, *shards.values())
 
-    def test_the_journal_of_a_model_that_comes_while_tables_are_read_begins_when_they_are_here(self):
+    def test_a_models_journal_begins_after_the_tables_are_loaded(self):
         journal = ("--journal.mode", "on", "--journal.sync", 0)
         leader = self.leader(2, *journal)
         shard = self.shard(leader.data, "b")
@@ -106,7 +106,7 @@ class RowsServersTest(RowsServersCluster):
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, shard, worker)
 
-    def test_a_model_of_which_no_checkpoint_is_there_begins_again_when_a_server_of_it_is_lost(self):
+    def test_a_model_without_a_checkpoint_restarts_when_a_server_is_lost(self):
         """The only checkpoint is of rows."""
         goal = ("--rounds", 40, "--exit-when-finished", "--chunk-bytes", 1024, "--servers-wait", "60s")
         shape = {"model": "mlp:64-48-32-10"}
@@ -152,7 +152,7 @@ class RowsServersTest(RowsServersCluster):
                 self.assertTrue(of_model[0])
                 self.assertEqual(*of_model)
 
-    def test_a_server_that_is_lost_while_its_rows_are_read_from_the_checkpoint_gets_them_once_it_is_back(self):
+    def test_a_server_lost_while_its_rows_load_gets_them_when_it_is_back(self):
         hold, reached = self.folder / "hold", self.folder / "reached"
         environment = {"CENTROID_TEST_HOLD": f"servers.rows_put:{hold}", "CENTROID_TEST_FAULT_LOG": str(reached)}
         leader = self.leader(2, *PATIENT, environment=environment)
@@ -176,7 +176,7 @@ class RowsServersTest(RowsServersCluster):
         leader.post("/v1/job:stop")
         self.assert_exit(DONE, leader, shard)
 
-    def test_a_leader_that_is_killed_while_it_gives_a_server_its_rows_gives_them_again(self):
+    def test_a_leader_killed_while_it_loads_rows_into_a_server_loads_them_again(self):
         leader = self.leader(2, *PATIENT, environment={"CENTROID_TEST_FAULT": "servers.rows_put:1"})
         shard = self.shard(leader.data, "b")
         leader.wait_rows()

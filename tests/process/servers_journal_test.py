@@ -123,7 +123,7 @@ class Kill(JournalTest):
                 self.assert_exit(DONE, *workers, leader, again, shards["c"])
                 self.assert_nothing_lost(name, expected, leader)
 
-    def test_what_is_replayed_is_what_was_there(self):
+    def test_a_replay_gives_the_state_before_the_kill(self):
         """Of rounds in which a worker that comes back has lost something of its own, the servers have lost nothing."""
         steps = ["--local-steps", 4, "--outer", "optimizer", "--checkpoint.every-rounds", 0]
         ways = {
@@ -224,7 +224,7 @@ class Change(JournalTest):
         self.assert_exit(DONE, *workers, leader, shards["b"], c, d)
         self.assert_nothing_lost("run", expected, leader, rounds=rounds)
 
-    def test_a_leader_that_is_killed_as_it_writes_where_chunks_are_to_lie_goes_on(self):
+    def test_a_leader_killed_while_it_writes_a_route_resumes(self):
         rounds = 400
         expected = self.whole("whole", rounds=rounds)
         for count in (1, 2):  # the newcomer has nothing yet; its first chunks
@@ -423,7 +423,7 @@ class Verify(JournalTest):
         self.alter(part, "journal-b", lambda data: data.__delitem__(slice(at, at + size)))
         self.assertRegex(self.verify(part, status=1), rf"parts  DAMAGED  round {number} is committed, and the journal of server 'b' has (\d+) of \d+ chunks of it\n")
 
-    def test_of_fragments_and_of_chunks_that_have_moved_all_are_looked_for_where_they_lay(self):
+    def test_moved_chunks_and_fragments_are_checked_where_they_were(self):
         last = self.killed("moved", joins="d")
         self.assertIn(f"parts  rounds 1 to {last}, {last} committed after the newest checkpoint  those of 'b', 'c', 'd' are complete", self.verify("moved"))
         last = self.killed("fragments", "--local-steps", 4, "--outer", "optimizer", "--fragments", 2)
@@ -432,7 +432,7 @@ class Verify(JournalTest):
         self.alter("fragments", "journal-c", lambda data: data.__delitem__(slice(at + size, None)))
         self.assertRegex(self.verify("fragments", status=1), rf"DAMAGED  round \d+ is committed, and the journal of server 'c' does not have it, and ends with round {number}")
 
-    def test_what_was_not_there_to_look_at_is_told(self):
+    def test_missing_journals_are_reported(self):
         self.killed()
         apart = self.copy("apart")
         (self.folder / apart / "journal-c").rename(self.folder / "elsewhere")
@@ -445,7 +445,7 @@ class Verify(JournalTest):
         both = [one for name in ("leader's", "elsewhere") for one in ("--journal", self.folder / name)]
         self.assertIn("those of 'c' are complete", self.verify(apart, *both))
 
-    def test_the_leaders_journal_is_read_first_wherever_it_lies(self):
+    def test_the_leaders_journal_is_read_first_in_any_folder(self):
         self.killed()
         (self.folder / "a").mkdir()
         b = (self.folder / "run" / "journal-b").rename(self.folder / "a" / "journal-b")
@@ -469,7 +469,7 @@ class Verify(JournalTest):
                 self.assertRegex(said, rf"(?m)^{journal}  .* sound$")
                 self.assertNotIn("DAMAGED", said)
 
-    def test_of_a_single_checkpoint_the_rounds_behind_it_are_looked_for(self):
+    def test_for_one_checkpoint_the_rounds_after_it_are_checked(self):
         after, last, checkpoint = self.renewed()
         self.put_back("journal")  # the leader's goes last
         whole = f"parts  rounds {after + 1} to {last}, {last - after} committed after the newest checkpoint  those of 'b', 'c' are complete"
@@ -502,7 +502,7 @@ class Verify(JournalTest):
         self.assertIn(f"parts  DAMAGED  round {number + 1} is committed, and the journal of server 'b' in {self.folder}/short/journal-b does not have it", said)
         self.assertRegex(said, r"(?m)^parts  .* those of 'c' are complete$")
 
-    def test_a_journal_without_the_pushes_behind_the_checkpoint_is_damaged(self):
+    def test_a_journal_without_pushes_after_the_checkpoint_is_damaged(self):
         self.killed("run", "--tables", "count:dim=1")
         self.assertRegex(self.verify("run"), r"(?m)^journal-b of tables  .* sound$")
         for segment in (self.folder / "run" / "journal-b").glob("rows-*.log"):

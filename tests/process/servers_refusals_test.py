@@ -346,7 +346,7 @@ class Lies(ServersTest):
         staged = sum(server["staged_bytes"] for server in leader.get("/v1/servers")["servers"])
         self.assertEqual(staged, 0)
 
-    def test_who_is_a_member_no_more_or_never_was_does_not_enter(self):
+    def test_only_members_enter(self):
         leader, _ = self.started(of_shards=["--stall-timeout", "1s"])
         before = self.state(leader)
         old = Peer(leader.data, "twin").join().until_round()
@@ -372,7 +372,7 @@ class Lies(ServersTest):
         new.close(), old.close()
         self.assertNotEqual(self.state(leader), before)
 
-    def test_what_comes_before_the_leaders_word_waits_for_it(self):
+    def test_early_contributions_wait_for_the_leaders_opened(self):
         flags = ["--servers", 2, "--apply", "worker", "--optimizer", "momentum", "--min-workers", 1, "--lease", "60s"]
         leader = self.launch_server(*flags).wait_ready()
         link = Link(leader.data)
@@ -423,7 +423,7 @@ class Lies(ServersTest):
                 self.assertEqual(self.state(leader), before)
                 self.assertEqual(leader.cluster()["version"], 2)
 
-    def test_who_comes_by_an_old_route_or_to_the_wrong_server_is_sent_to_the_leader(self):
+    def test_an_enter_by_an_old_route_or_at_the_wrong_server_is_sent_to_the_leader(self):
         leader, _ = self.started()
         before = self.state(leader)
         peer = Peer(leader.data, "peer").join().until_round()
@@ -446,7 +446,7 @@ class Lies(ServersTest):
                 self.assertEqual(self.state(leader), before, "the state has changed")
         self.assertEqual(leader.cluster()["version"], 2)
 
-    def test_who_passes_the_handshake_and_does_not_enter_is_sent_away(self):
+    def test_a_session_without_enter_is_closed(self):
         leader, _ = self.started()
         peer = Peer(leader.data, "peer").join().until_round()
         with connect(peer.servers[1][1]) as stranger:
@@ -520,7 +520,7 @@ class Lies(ServersTest):
         wait_for(lambda: leader.cluster()["version"] > version, "the next version")
         again.close()
 
-    def test_a_model_of_more_chunks_than_can_be_told_of_is_refused_by_name(self):
+    def test_a_model_with_too_many_chunks_is_refused_by_name(self):
         many = [("many", (16 * 120_000,))]  # chunks of 16 numbers
         flags = ["--chunk-bytes", 64, "--min-workers", 1, "--optimizer", "sgd"]
         for clip, most in ((["--clip-norm", "1"], 114_424), ([], 457_696)):
@@ -562,7 +562,7 @@ class Lies(ServersTest):
         self.assertIn(texts[0], str([event for event in leader.get("/v1/events")["events"] if event["type"] == "member.lost"]))
         good.close(), deaf.close()
 
-    def test_who_does_not_hear_a_refusal_holds_up_nobody(self):
+    def test_a_worker_that_misses_a_refusal_blocks_nobody(self):
         leader, good, deaf = self.together()
         bad = next(chunk for chunk in range(len(SIZES)) if deaf.owners[chunk] != 0)
         for chunk, count in enumerate(SIZES):
@@ -572,7 +572,7 @@ class Lies(ServersTest):
         server = deaf.sessions[deaf.owners[bad]].name
         self.assert_goes_on_without(leader, good, deaf, f"server '{server}'", f"push of chunk {bad} by deaf", "finite")
 
-    def test_who_leaves_one_of_the_servers_and_says_that_it_lives_holds_up_nobody(self):
+    def test_a_worker_that_left_one_server_and_sends_heartbeats_blocks_nobody(self):
         leader, good, deaf = self.together("--lease", "2s")
         server = deaf.sessions[1].name
         with deaf.beating(), good.beating():

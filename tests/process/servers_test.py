@@ -203,7 +203,7 @@ class Strangers(ServersTest):
 
         return operate
 
-    def test_who_is_silent_learns_of_a_token_when_it_is_back(self):
+    def test_a_silent_server_gets_new_tokens_when_it_is_back(self):
         secret = ["--token", "of-the-cluster"]
         leader = self.leader(2, "--api.token", "of-operators", "--lease", "12s", *secret)
         shard = self.shard(leader, "b", *secret)

@@ -96,7 +96,7 @@ TEST(Aggregator, TheBitsOfTheSumDoNotDependOnTheOrderOfArrival) {
 }
 
 /// Ranks 1 and 2 are ahead of rank 0, which has sent one of three chunks; rank 3 sends nothing.
-TEST(Aggregator, WhatWaitsInTheOrderOfTheSumNamesTheRankWhoseTurnItIs) {
+TEST(Aggregator, AWaitForTheOrderOfTheSumNamesTheRankThatIsNext) {
   const std::size_t n = 48;  // three chunks
   const std::vector<float> ones(n, 1.0f);
   Fixture f(n);

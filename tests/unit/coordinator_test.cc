@@ -492,7 +492,7 @@ TEST(Overshoot, GrowsWithStableRoundsUpToItsBoundAndAGivenOneStays) {
 
 /// Of a share of 4 steps, 2 of them behind the contribution, that tells of 2: half the pace
 /// otherwise, and half as many steps for it. From then on each tells of as many as a share has.
-TEST(ReportedSteps, SevenAndFourLessFiveAndThreeAreTwoAndOne) {
+TEST(ReportedSteps, EachWorkersStepsAreCountedApart) {
   ReportedSteps first, second;
   EXPECT_EQ(first.contributed(7, 2, true), 5);
   EXPECT_EQ(second.contributed(4, 1, true), 3);
@@ -500,7 +500,7 @@ TEST(ReportedSteps, SevenAndFourLessFiveAndThreeAreTwoAndOne) {
   EXPECT_EQ(second.contributed(1, 0, true), 1 + 1);
 }
 
-TEST(ReportedSteps, StepsBehindAContributionAreOfTheNext) {
+TEST(ReportedSteps, StepsAfterAContributionBelongToTheNext) {
   ReportedSteps steps;
   EXPECT_EQ(steps.contributed(4, 2, false), 2);
   EXPECT_EQ(steps.contributed(10, 2, true), 10);

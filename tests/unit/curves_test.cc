@@ -141,7 +141,7 @@ TEST(Curves, APointHasTheNewestTestResultAndWhatIsKnownOfItsRounds) {
   EXPECT_DOUBLE_EQ(points[1].loss, 1.0 / 3) << "round 4 had no samples";
 }
 
-TEST(Curves, AskedForWhatIsBehindARoundTheyGiveThePointWithIt) {
+TEST(Curves, AfterARoundTheyBeginWithThePointThatHasIt) {
   const Curves curves = curves_of(Curves::kMost + 1);  // two rounds a point
   EXPECT_THAT(curves.after(0), SizeIs(Curves::kMost / 2 + 1));
   EXPECT_EQ(curves.after(1).front().first, 1u);

@@ -86,7 +86,7 @@ TEST(Fence, TakingTheTermRemovesWhatEarlierLivesOfThisServerLeft) {
   EXPECT_TRUE(fence.check().ok());
 }
 
-TEST(Fence, WhoseLeaseIsOverTakesNoTerm) {
+TEST(Fence, AServerWithAnExpiredLeaseTakesNoTerm) {
   const TemporaryDirectory folder;
   Fence old(folder.path(), "a"), young(folder.path(), "b");
   young.open(9, soon());

@@ -401,7 +401,7 @@ TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
   EXPECT_LT(syncs, 20);
 }
 
-TEST_F(JournalTest, WhatADeposedServerWritesBehindTheNextSegmentIsNotRead) {
+TEST_F(JournalTest, RecordsOfADeposedServerAfterTheNextSegmentAreNotRead) {
   const auto deposed = start(options());
   write_round(*deposed, 1);
   write_round(*deposed, 2);

@@ -71,7 +71,7 @@ class KnownDamage : public ::testing::Test {
   TemporaryDirectory temporary_;
 };
 
-TEST_F(KnownDamage, WhoeverReadsAllOfItFindsItForAllThatLook) {
+TEST_F(KnownDamage, DamageFoundByOneReaderIsKnownToAll) {
   auto directory = opened(0);
   const CheckpointDirectory reader = directory.reader();
   const auto damaged = [&](const CheckpointDirectory& by, const std::string& how) {

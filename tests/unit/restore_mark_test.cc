@@ -99,7 +99,7 @@ TEST_F(RestoreMarkTest, TwoWritersShareNoDraft) {
     EXPECT_EQ(entry.path().filename().string().find(".tmp"), std::string::npos) << entry.path();
 }
 
-TEST_F(RestoreMarkTest, WhoeverIsStoppedBetweenTwoChangesDoesTheRestLater) {
+TEST_F(RestoreMarkTest, ARestoreStoppedBetweenTwoChangesIsCompletedLater) {
   ASSERT_TRUE(mark().write(journal(), {}).ok());
   for (int allowed = 0;; ++allowed) {
     int left = allowed;

@@ -76,7 +76,7 @@ TEST(RoundMachine, ADeathInTheMiddleOfAContributionRepeatsTheAttempt) {
   EXPECT_FALSE(machine.contribute(kB, of(1)).ok());
 }
 
-TEST(RoundMachine, WhatADeadMemberHadGivenCompletelyCounts) {
+TEST(RoundMachine, ACompleteContributionOfADeadMemberCounts) {
   RoundMachine machine = opened();
   ASSERT_TRUE(machine.contribute(kA, of(5)).ok());
   EXPECT_EQ(machine.gone(kA, Progress::kPart).action, RoundAction::kWait);
@@ -160,7 +160,7 @@ TEST(RoundMachine, AJointRoundWithoutLivingMembersIsDeserted) {
   EXPECT_EQ(machine.gone(kB, Progress::kNothing).action, RoundAction::kDeserted);
 }
 
-TEST(RoundMachine, WhatADeadMemberHadGivenCountsThoughAnotherTimesOutOfWhomNothingIsSummed) {
+TEST(RoundMachine, AContributionOfADeadMemberCountsThoughAnotherTimesOut) {
   for (const Progress progress : {Progress::kNothing, Progress::kPart}) {
     RoundMachine machine = opened();
     EXPECT_EQ(act(machine.contribute(kA, of(2))), RoundAction::kWait);

@@ -271,7 +271,7 @@ TEST_F(RowsJournal, AMissingSegmentIsSeen) {
   EXPECT_THAT(read.error().message(), HasSubstr("a segment before it is missing"));
 }
 
-TEST_F(RowsJournal, WhatADeposedServerWroteBehindTheNextSegmentDoesNotCount) {
+TEST_F(RowsJournal, BatchesOfADeposedServerAfterTheNextSegmentDoNotCount) {
   const auto old = start(options());
   push(*old, 1, 3);
   const auto next = start(options(), {.segment = 2, .batches = 3});
@@ -322,7 +322,7 @@ TEST_F(RowsJournal, WhereItMayGoOnAFullDiskBreaksItUntilTheNextSegmentWhichSaysS
   EXPECT_TRUE(reader.base().follows_gap);
 }
 
-TEST_F(RowsJournal, WhoeverWritesFasterThanTheDiskHasNoRoom) {
+TEST_F(RowsJournal, AWriterFasterThanTheDiskHasNoRoom) {
   std::atomic<bool> is_full = true;
   auto how = options(600'000);
   const test::ScopedFaults faults([&](std::string_view operation, const fs::path& path) {

@@ -89,7 +89,7 @@ TEST(ParameterStore, WhatResultsLeaveOutGrowsInSpareAndIsTheResidualWithTheCommi
   EXPECT_THAT(store.residual(), Each(0.0f));
 }
 
-TEST(ParameterStore, SnapshotAndLoadKnowTheResidualBehindTheSlots) {
+TEST(ParameterStore, SnapshotAndLoadIncludeTheResidual) {
   CounterRng rng(22);
   ParameterStore store(small_plan(), optimizer_of("momentum"), true);
   store.initialize();
@@ -274,7 +274,7 @@ TEST(ParameterStore, ContinuesFromLoadedPlanesWithTheSameBits) {
   EXPECT_EQ(planes_of(copy), planes_of(*source));
 }
 
-TEST(ParameterStore, ValuesStayBehindWhatTheWorkersCommittedUntilLoadedAnew) {
+TEST(ParameterStore, ValuesStayOldUntilTheWorkersStateIsLoaded) {
   CounterRng rng(5);
   const auto store = initialized_store(small_plan(), "adam", rng);
   const Planes before = planes_of(*store);
