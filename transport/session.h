@@ -21,9 +21,9 @@ namespace centroid::transport {
 struct Greeting {
   std::uint16_t min_version = kWireVersion;
   std::uint16_t max_version = kWireVersion;
-  std::string role;    ///< what this side is: docs/reference/wire.md has them
+  std::string role;  ///< what this side is: docs/reference/wire.md has them
   std::vector<std::string> accepts_roles = {};  ///< of a server: others are refused; empty: none is
-  std::string name;    ///< for logs and /v1/waits
+  std::string name;                             ///< for logs and /v1/waits
   std::string run_id;  ///< empty in a client's greeting: the server's is used
   std::string token;   ///< compared in constant time; empty if the server requires none
   /// Of a server: whether it accepts another token than `token`; compares in constant time.

@@ -47,7 +47,7 @@ class Optimizer {
   const OptimizerConfig& config() const { return config_; }
   std::vector<std::string> slot_names() const;  ///< e.g. {"exp_avg", "exp_avg_sq"}
   std::size_t slots() const { return slot_names().size(); }
-  double learning_rate(std::uint64_t step) const;  ///< of that step, by schedule and factor
+  double learning_rate(std::uint64_t step) const;   ///< of that step, by schedule and factor
   double scheduled_rate(std::uint64_t step) const;  ///< the same without the factor
   /// The rule with the numbers of that step, for `run_step` and for GPUs. `step` counts from 1.
   rules::Step at(std::uint64_t step) const;

@@ -31,8 +31,8 @@ struct Beat {
 struct BeatReply {
   static constexpr std::uint32_t kAcceptsSaved = 1;
   static constexpr std::uint32_t kMaxCompareRounds = (1u << 24) - 1;
-  /// Bits: messages that were added later; unknown bits are for later programs. From bit 8 on: every
-  /// so many versions PushEnd.fingerprint is accepted; 0: it is not.
+  /// Bits: messages that were added later; unknown bits are for later programs. From bit 8 on:
+  /// every so many versions PushEnd.fingerprint is accepted; 0: it is not.
   std::uint32_t takes = 0;
   std::uint32_t compare_rounds() const { return takes >> 8; }
   void set_compare_rounds(std::uint32_t rounds) { takes |= rounds << 8; }

@@ -251,10 +251,10 @@ struct PushEnd {
   /// Of its parameters, Euclidean, when last measured; -1: not since the last PushEnd.
   double parameter_norm = -1;
   // stages of the gradient path that are not above, since the last PushEnd
-  double send_seconds = 0;      ///< chunks to the servers, with waiting for credit
-  double addition_seconds = 0;  ///< additions with other workers: stage `exchange`
-  double apply_seconds = 0;     ///< the results of the round before becoming the parameters
-  std::vector<Scalar> scalars;  ///< of this contribution, ascending by name, at most kMaxNames
+  double send_seconds = 0;        ///< chunks to the servers, with waiting for credit
+  double addition_seconds = 0;    ///< additions with other workers: stage `exchange`
+  double apply_seconds = 0;       ///< the results of the round before becoming the parameters
+  std::vector<Scalar> scalars;    ///< of this contribution, ascending by name, at most kMaxNames
   std::uint64_t fingerprint = 0;  ///< of its parameters and slots before the round; 0: not said
   template <class F>
   void fields(F& f) {

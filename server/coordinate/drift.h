@@ -15,7 +15,7 @@ struct ReplicaPrint {
 
 struct Drift {
   std::vector<MemberId> members;  ///< whose replicas are to be replaced, in the order of `prints`
-  bool is_tie = false;            ///< as many workers have another replica: none is known to be right
+  bool is_tie = false;  ///< as many workers have another replica: none is known to be right
 };
 
 /// Compare the replicas of one version. The most frequent one is right: errors do not agree by

@@ -294,8 +294,7 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
   const DataPart share = worker.share.part;
   count_end(worker, end);
   data_.count_reported(told_of(worker, end, share));
-  const bool is_excluded =
-      end.nonfinite && open_.missing() < aggregate_.tolerated(open_.members);
+  const bool is_excluded = end.nonfinite && open_.missing() < aggregate_.tolerated(open_.members);
   if (is_excluded) exclude(worker, end);
   const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
   if (!config_.is_peer_to_peer() && is_absent) {

@@ -25,7 +25,7 @@ struct OpenRound {
   RoundMachine machine;
   std::optional<RoundDecision> decision;
   std::size_t complete_chunks = 0;
-  std::size_t excluded = 0;  ///< contributions that are not finite, of the F that may be false
+  std::size_t excluded = 0;   ///< contributions that are not finite, of the F that may be false
   std::set<MemberId> absent;  ///< left out or lost before the attempt, in this round
   std::size_t members = 0;    ///< of the round, with absent ones
   std::optional<ChunkId> overflow;  ///< a chunk whose sum, or result, is not finite
@@ -33,9 +33,9 @@ struct OpenRound {
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
   std::uint64_t samples = 0;    ///< that its shares have
   Tally tally;
-  std::vector<ReportedShare> shares;  ///< what `tally` is the sum of
+  std::vector<ReportedShare> shares;   ///< what `tally` is the sum of
   std::vector<ReplicaPrint> replicas;  ///< of the version that the attempt begins with
-  TimePoint opened, looked_at;        ///< looked_at: for who is silent, last
+  TimePoint opened, looked_at;         ///< looked_at: for who is silent, last
 
   // policies that close a round without some members
   std::vector<std::unique_ptr<StagedContribution>> staged;  ///< by rank of the attempt

@@ -42,9 +42,9 @@ struct WorkerSession {
   bool init_requested = false, sends_init = false;
   bool state_requested = false;
   OptimizerConfig optimizer;  ///< that it was told of when it joined
-  Generation told;          ///< whose peers it knows
-  std::uint64_t route = 0;  ///< that it knows, with several servers
-  bool is_told_of = false;  ///< to them
+  Generation told;            ///< whose peers it knows
+  std::uint64_t route = 0;    ///< that it knows, with several servers
+  bool is_told_of = false;    ///< to them
   transport::TrafficCounters traffic;
   ClockWatch clock;     ///< of its machine
   std::string program;  ///< its version; empty: it has not said
@@ -93,8 +93,8 @@ struct WorkerSession {
   LocalSteps local;
 
   struct Contribution {
-    Attempt::Key computed;  ///< the last attempt for which its gradients were complete
-    std::optional<Attempt::Key> ended;          ///< the last one whose PushEnd has come
+    Attempt::Key computed;              ///< the last attempt for which its gradients were complete
+    std::optional<Attempt::Key> ended;  ///< the last one whose PushEnd has come
     std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
     Scalars scalars;                            ///< of its last with any
     std::optional<TimePoint> at;                ///< its last one

@@ -69,7 +69,9 @@ class DriftTest : public ::testing::TestWithParam<Way> {
     end.server = server.join();
     for (const auto& event : server.control().events().read(0, 10'000, nullptr).events)
       if (event.type == "replica.drifted") end.drifts.push_back(event);
-    const auto count = [&](const char* name) { return server.registry().counter(name, "").value(); };
+    const auto count = [&](const char* name) {
+      return server.registry().counter(name, "").value();
+    };
     end.compared = count("centroid_server_replicas_compared_total");
     end.drifted = count("centroid_server_replicas_drifted_total");
     return end;

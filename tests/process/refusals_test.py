@@ -198,7 +198,6 @@ class Refusals(ClusterTest):
                         peer.close()
                     server.kill()
 
-    def test_initial_values_come_whole_and_finite_from_who_was_asked(self):
     def test_initial_values_are_complete_and_finite_and_of_the_asked_worker(self):
         server = self.launch_server("--optimizer", "sgd", "--min-workers", 2, "--lease", "60s").wait_ready()
 

@@ -84,9 +84,9 @@ class Refusals(ClusterTest):
             ("--aggregate", "median", "--nonfinite", "propagate"): "NaN has no place in an order",
             ("--aggregate", "median", "--weight-by", "steps"): "every worker has the same weight",
         }
-        for number, (flags, text) in enumerate(cases.items()):
+        for number, (flags, why) in enumerate(cases.items()):
             with self.subTest(flags=flags):
-                self.assert_status(self.launch_server(*flags, name=f"server{number}"), USAGE, text)
+                self.assert_status(self.launch_server(*flags, name=f"server{number}"), USAGE, why)
 
     def test_sparse_codecs_are_refused_and_too_few_workers_wait(self):
         server = self.server("--min-workers", 3, "--aggregate", "median")
@@ -165,7 +165,7 @@ class Liars(ClusterTest):
         self.wait_version(server, 2)
 
     def test_one_that_is_late_is_one_of_them_until_it_answers(self):
-        server, peers = self.three("--round-timeout", "300ms")
+        server, peers = self.three("--round-timeout", "5s")
         for number in range(3):
             for peer in peers[:2]:
                 peer.whole()
@@ -179,8 +179,12 @@ class Liars(ClusterTest):
             peer.whole()
         self.wait_version(server, 5)
         peers[2].send(peers[2].READY, peers[2].place)
+        server.wait_event("member.limit_exceeded", worker="p2")
+        self.round_of(peers[:2])
+        for peer in peers[:2]:
+            peer.whole()
         self.round_of(peers)
-        self.assertEqual(server.wait_missing("p0", "p1", "p2")["round"], 5)
+        self.assertEqual(server.wait_missing("p0", "p1", "p2")["round"], 6)
 
     def test_more_than_that_are_waited_for(self):
         server, peers = self.three(count=4)
@@ -191,6 +195,19 @@ class Liars(ClusterTest):
             peer.whole()
         self.assertIn("2 of 3 workers are here", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
         self.assertEqual(server.cluster()["version"], 1)
+
+
+class Returning(Peer):
+    """Answers only what would keep it out, or the server from its end."""
+
+    def next(self):
+        frame = super().next()
+        if frame[0] == self.ROUND_CLOSED and frame[2][12] in (self.LATE, self.CARRIED):
+            self.send(self.READY, self.place)
+        if frame[0] == self.FINISH:
+            self.send(self.LEAVE, text("done"), flags=REQUEST, identity=1 << 50)
+            raise ConnectionError("the job is over")
+        return frame
 
 
 class Fabulist(threading.Thread):
@@ -278,7 +295,7 @@ class Fabulist(threading.Thread):
 
     def is_over(self):
         try:
-            peer = Peer(self.endpoint, "zz")
+            peer = Returning(self.endpoint, "zz")
         except (OSError, EOFError, ConnectionError):
             return True
         try:
@@ -288,6 +305,9 @@ class Fabulist(threading.Thread):
                 self.rounds += 1
                 for _ in range(self.random.randrange(1, 5)):
                     self.random.choice(self.acts)(peer)
+                if self.random.random() < 0.5:
+                    self.good_chunks(peer)
+                    self.good_end(peer)
         except (OSError, EOFError, AssertionError):
             return False
         finally:
@@ -309,17 +329,17 @@ class Honest(Client):
 
 
 class Lies(ClusterTest):
-    ROUNDS = 60
+    ROUNDS = 40
 
     def test_whatever_one_sends_in_any_field_the_others_train_within_their_bounds(self):
-        for seed in (1, 2, 3):
+        for seed in (1, 2):
             for aggregate in ("median", "trimmed_mean:1"):
                 with self.subTest(seed=seed, aggregate=aggregate):
                     self.check(seed, aggregate)
 
     def check(self, seed, aggregate):
         run = f"{aggregate.replace(':', '')}-{seed}"
-        flags = ["--min-workers", 4, "--rounds", self.ROUNDS, "--lr", 1, "--aggregate", aggregate, "--round-timeout", "1s", "--lease", "60s", "--exit-when-finished"]
+        flags = ["--min-workers", 4, "--rounds", self.ROUNDS, "--lr", 1, "--aggregate", aggregate, "--round-timeout", "400ms", "--lease", "60s", "--exit-when-finished"]
         server = self.server(*flags, name=f"server-{run}", run=run)
         honest = [Honest(name) for name in ("a", "b", "c")]
         with concurrent.futures.ThreadPoolExecutor(len(honest)) as pool:

@@ -102,7 +102,7 @@ struct WorkerSpec {
   double slowdown = 1;
   bool on_gpu = true;  ///< local steps: LocalSteps::Options
   std::string state_dir{};
-  /// Optional: behind each round, with the memory of the cluster's parameters. On the loop's thread.
+  /// Optional: after each round, with the memory of the cluster's parameters; the loop's thread.
   std::function<void(const worker::Share&, std::span<float> params)> after_round{};
   std::shared_ptr<const CustomModel> custom{};  ///< instead of `model`
   std::chrono::milliseconds join_timeout{20'000};

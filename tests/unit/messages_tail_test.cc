@@ -36,8 +36,10 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   rated.resize(rated.size() - 8);  // one without the other
   EXPECT_FALSE(decode<RoundOpen>(rated).ok());
   open.rates = {-2, 0.5};
-  EXPECT_NE(decode<RoundOpen>(encode(open)).error().message().find(
-                "RoundOpen.learning_rate is -2, it must be a finite number, not below 0"),
+  EXPECT_NE(decode<RoundOpen>(encode(open))
+                .error()
+                .message()
+                .find("RoundOpen.learning_rate is -2, it must be a finite number, not below 0"),
             std::string::npos);
   PushEnd end;
   const auto unsaid = encode(end);
@@ -51,8 +53,7 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   BeatReply beat;
   beat.takes = BeatReply::kAcceptsSaved;
   beat.set_compare_rounds(BeatReply::kMaxCompareRounds);
-  EXPECT_EQ(decode<BeatReply>(encode(beat)).value().compare_rounds(),
-            BeatReply::kMaxCompareRounds);
+  EXPECT_EQ(decode<BeatReply>(encode(beat)).value().compare_rounds(), BeatReply::kMaxCompareRounds);
   Merge merge;
   merge.total_weight = 1;
   EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 1);
@@ -74,6 +75,20 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   std::fill(stepped.end() - 7, stepped.end(), std::byte{0});
   stepped.push_back(std::byte{0});
   EXPECT_FALSE(decode<RowsPush>(stepped).ok());
+}
+
+TEST(Messages, SamplesOfAContributionAreFewEnoughToBeAdded) {
+  PushEnd end;
+  end.samples = 1'000'000'000'000'000;
+  EXPECT_EQ(decode<PushEnd>(encode(end)).value().samples, end.samples);
+  for (const std::uint64_t most : {end.samples + 1, ~std::uint64_t{0}}) {
+    end.samples = most;
+    EXPECT_NE(decode<PushEnd>(encode(end))
+                  .error()
+                  .message()
+                  .find("PushEnd.samples is " + std::to_string(most) + ", it must be at most 1e15"),
+              std::string::npos);
+  }
 }
 
 TEST(Messages, WhatShardServersGoByIsRefusedByNameWhereItCannotBe) {

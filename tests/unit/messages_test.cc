@@ -52,8 +52,7 @@ RoundOpen sample_open() {
   open.end = 96;
   open.resend = true;
   open.overlap = 2;
-  open.steps_before = 200;
-  open.rates.learning_rate = 0x1p-4;
+  open.steps_before = 200, open.rates.learning_rate = 0x1p-4;
   return open;
 }
 
@@ -475,10 +474,6 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   expect(end_with(&PushEnd::weight, -1.0), "PushEnd.weight is -1, it must be from 0");
   expect(end_with(&PushEnd::correct, 33u),
          "PushEnd.correct is 33, it must be at most the number of samples, 32");
-  expect(end_with(&PushEnd::samples, std::uint64_t{1'000'000'000'000'000}), "");
-  expect(end_with(&PushEnd::samples, std::uint64_t{1'000'000'000'000'001}),
-         "PushEnd.samples is 1000000000000001, it must be at most 1e15");
-  expect(end_with(&PushEnd::samples, ~std::uint64_t{0}), "PushEnd.samples is 18446744073709551615");
   expect(end_with(&PushEnd::parameter_norm, -2.0), "PushEnd.parameter_norm is -2");
   const auto scalars = [&](std::vector<Scalar> all) { return end_with(&PushEnd::scalars, all); };
   expect(scalars({{"a", nan, 1}}), "PushEnd.scalars.a is nan, it must be a finite");

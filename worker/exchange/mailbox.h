@@ -21,8 +21,8 @@ struct LinkEvent {
 
 /// What the loop's thread did beside computing, in the round before.
 struct LoopSeconds {
-  double wait = 0;   ///< from the end of backward to the round's end
-  double apply = 0;  ///< results becoming the parameters
+  double wait = 0;                ///< from the end of backward to the round's end
+  double apply = 0;               ///< results becoming the parameters
   std::uint64_t fingerprint = 0;  ///< of what they became, and the slots; 0: not looked at
 };
 
