@@ -117,6 +117,18 @@ def free_port():
         return taken.getsockname()[1]
 
 
+def new_folder():
+    """A folder of this run alone, also where several start in one second."""
+    name = datetime.datetime.now().strftime("run/%Y%m%d-%H%M%S")
+    for path in (pathlib.Path(name + more) for more in ("", *(f"-{number}" for number in range(2, 1000)))):
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise Failure(f"{name} and 998 others are there: give --run-dir=DIR")
+
+
 def begin_child():
     """In a child: end with the parent, however that ends (Linux)."""
     libc = ctypes.CDLL(None)
@@ -191,7 +203,7 @@ class Run:
     def add_server(self):
         given = dict(self.settings)
         named = {name[2:].replace("_", "-") for name in given}
-        folder = pathlib.Path(given.get("--run-dir") or datetime.datetime.now().strftime("run/%Y%m%d-%H%M%S"))
+        folder = pathlib.Path(given["--run-dir"]) if given.get("--run-dir") else new_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.endpoints = folder / "endpoints.json"
         self.endpoints.unlink(missing_ok=True)
