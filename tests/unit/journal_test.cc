@@ -11,6 +11,7 @@
 #include "common/checkpoint/journal_reader.h"
 #include "server/store/journal_writer.h"
 #include "tests/support/faulty_storage.h"
+#include "tests/support/progress.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -34,6 +35,8 @@ class JournalTest : public ::testing::Test {
     JournalWriter::Options out;
     out.folder = folder_.path();
     out.sync_every = std::chrono::milliseconds(0);
+    out.on_progress = [this] { progress_.notify(); };
+    out.on_sync = [this](double) { progress_.notify(); };
     return out;
   }
 
@@ -53,14 +56,11 @@ class JournalTest : public ::testing::Test {
     return std::move(writer).value();
   }
 
-  static void wait(const JournalWriter& writer, std::uint64_t number) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!writer.is_done(number) && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::yield();
-    ASSERT_TRUE(writer.is_done(number));
+  void wait(const JournalWriter& writer, std::uint64_t number) {
+    ASSERT_TRUE(progress_.await([&] { return writer.is_done(number); }));
   }
 
-  static void write_round(JournalWriter& writer, std::uint64_t round) {
+  void write_round(JournalWriter& writer, std::uint64_t round) {
     const auto values = numbers(round);
     writer.chunk_copy(Round(round), 0, ChunkId(0), Form::kSum,
                       std::as_bytes(std::span<const float>(values)));
@@ -103,6 +103,7 @@ class JournalTest : public ::testing::Test {
     return segments.front().path;
   }
 
+  test::Progress progress_;
   TemporaryDirectory folder_;
 };
 
@@ -270,9 +271,7 @@ TEST_F(JournalTest, FullDiskIsWaitedFor) {
   journal::Commit commit;
   commit.version = Version(3);
   const auto number = writer->end_round(Kind::kSkip, Round(2), 0, commit);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (writer->state().trouble.empty() && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::yield();
+  EXPECT_TRUE(progress_.await([&] { return !writer->state().trouble.empty(); }));
   EXPECT_THAT(writer->state().trouble, HasSubstr("No space left"));
   EXPECT_FALSE(writer->is_done(number));
   EXPECT_FALSE(writer->state().is_broken);
@@ -346,7 +345,10 @@ TEST_F(JournalTest, CopiesHaveNoRoomWhileTheDiskIsFull) {
   std::atomic<bool> is_full = false;
   std::atomic<int> told = 0;
   JournalWriter::Options how = options();
-  how.on_progress = [&] { ++told; };
+  how.on_progress = [&] {
+    ++told;
+    progress_.notify();
+  };
   const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
     return operation == "write" && is_full ? ENOSPC : 0;
   });
@@ -365,10 +367,7 @@ TEST_F(JournalTest, CopiesHaveNoRoomWhileTheDiskIsFull) {
   EXPECT_FALSE(writer->has_room());
   const int before = told;
   is_full = false;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!writer->has_room() && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::yield();
-  EXPECT_TRUE(writer->has_room());
+  EXPECT_TRUE(progress_.await([&] { return writer->has_room(); }));
   wait(*writer, writer->asked());
   EXPECT_GT(told, before) << "who waits for room is to hear of it";
 }
@@ -389,16 +388,24 @@ TEST_F(JournalTest, FailedSyncBreaksAndIsNotRepeated) {
 
 TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
   std::atomic<int> syncs = 0;
+  std::atomic<bool> is_held = false;
   JournalWriter::Options how = options();
-  how.sync_every = std::chrono::milliseconds(50);
-  how.on_sync = [&](double) { ++syncs; };
+  how.sync_every = std::chrono::milliseconds(1);
+  how.on_sync = [&](double) {
+    ++syncs;
+    progress_.notify();
+  };
+  const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
+    if (operation == "sync") is_held.wait(true);
+    return 0;
+  });
   const auto writer = start(how);
+  is_held = true;
   for (std::uint64_t round = 1; round <= 20; ++round) write_round(*writer, round);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (writer->state().durable != Round(20) && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::yield();
-  EXPECT_EQ(writer->state().durable, Round(20));
-  EXPECT_LT(syncs, 20);
+  is_held = false;
+  is_held.notify_all();
+  EXPECT_TRUE(progress_.await([&] { return writer->state().durable == Round(20); }));
+  EXPECT_LE(syncs, 3) << "the segment's, at most one that was held, and that of the others";
 }
 
 TEST_F(JournalTest, RecordsOfADeposedServerAfterTheNextSegmentAreNotRead) {
@@ -434,9 +441,7 @@ TEST_F(JournalTest, WithoutTheRightToWriteItWaitsOrIsBrokenForGood) {
   const auto values = numbers(2);
   writer->chunk_copy(Round(2), 0, ChunkId(0), Form::kSum,
                      std::as_bytes(std::span<const float>(values)));
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (writer->state().trouble.empty() && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::yield();
+  EXPECT_TRUE(progress_.await([&] { return !writer->state().trouble.empty(); }));
   EXPECT_EQ(writer->state().trouble, "the lease is out");
   EXPECT_FALSE(writer->is_done(writer->asked()));
   EXPECT_EQ(fs::file_size(only_segment()), size);

@@ -11,6 +11,7 @@
 #include "common/base/random.h"
 #include "server/store/rows_journal_writer.h"
 #include "tests/support/faulty_storage.h"
+#include "tests/support/progress.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -40,12 +41,13 @@ struct Push {
 
 class RowsJournal : public ::testing::Test {
  protected:
-  Writer::Options options(int sync_ms = 0) const {
+  Writer::Options options(int sync_ms = 0) {
     Writer::Options out;
     out.folder = folder_.path();
     out.run_id = "run";
     out.tables = {"emb:dim=1", "b:dim=1", "c:dim=1"};
     out.sync_every = std::chrono::milliseconds(sync_ms);
+    out.on_progress = [this] { progress_.notify(); };
     return out;
   }
   static std::unique_ptr<Writer> start(Writer::Options how, Writer::Position at = {}) {
@@ -53,17 +55,11 @@ class RowsJournal : public ::testing::Test {
     EXPECT_TRUE(writer.ok());
     return std::move(writer).value();
   }
-  static void wait(const Writer& writer, std::uint64_t number) {
-    wait_until([&] { return writer.is_done(number); });
-  }
-  template <class Condition>
-  static void wait_until(Condition condition) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!condition() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-    ASSERT_TRUE(condition());
+  void wait(const Writer& writer, std::uint64_t number) {
+    ASSERT_TRUE(progress_.await([&] { return writer.is_done(number); }));
   }
   /// Pushes first to last, each written before the next.
-  static void push(Writer& writer, std::uint64_t first, std::uint64_t last) {
+  void push(Writer& writer, std::uint64_t first, std::uint64_t last) {
     for (std::uint64_t i = first; i <= last; ++i) wait(writer, writer.append(Push(i).entry));
   }
 
@@ -102,6 +98,7 @@ class RowsJournal : public ::testing::Test {
   }
   std::vector<LogSegment> segments() const { return rows_journal::segments_of(folder_.path()); }
 
+  test::Progress progress_;
   TemporaryDirectory folder_;
 };
 
@@ -140,16 +137,19 @@ TEST_F(RowsJournal, PushesThatComeDuringAWriteShareTheNextFdatasync) {
   auto how = options();
   const test::ScopedFaults faults([&](std::string_view operation, const fs::path& path) {
     const bool is_segment = path.filename() == rows_journal::segment_name(1);
-    if (operation == "sync" && is_segment && ++syncs == 2)  // the first is of the base record
-      while (!is_open) std::this_thread::yield();
+    if (operation == "sync" && is_segment && ++syncs == 2) {  // the first is of the base record
+      progress_.notify();
+      is_open.wait(false);
+    }
     return 0;
   });
   const auto writer = start(std::move(how));
   writer->append(Push(1).entry);
-  wait_until([&] { return syncs == 2; });
+  EXPECT_TRUE(progress_.await([&] { return syncs == 2; }));
   for (std::uint64_t i = 2; i <= 300; ++i) writer->append(Push(i).entry);
   EXPECT_FALSE(writer->is_done(1));
   is_open = true;
+  is_open.notify_all();
   wait(*writer, 300);
   EXPECT_EQ(syncs, 3);
   EXPECT_EQ(pushes().value(), up_to(300));
@@ -252,10 +252,10 @@ TEST_F(RowsJournal, SegmentsBeginWithCheckpointsAndGoWhenThoseAreThere) {
   EXPECT_EQ(pushes().value(), up_to(6));
   EXPECT_EQ(pushes(3).value(), std::vector<std::uint64_t>{6});
   writer->prune(2);
-  wait_until([&] { return segments().size() == 2; });
+  EXPECT_TRUE(progress_.await([&] { return segments().size() == 2; }));
   EXPECT_EQ(pushes(2).value(), (std::vector<std::uint64_t>{4, 5, 6}));
   writer->prune(9);
-  wait_until([&] { return segments().size() == 1; });
+  EXPECT_TRUE(progress_.await([&] { return segments().size() == 1; }));
   EXPECT_EQ(segments().front().number, 3u);
 }
 
@@ -290,7 +290,7 @@ TEST_F(RowsJournal, AFullDiskHoldsPushesUpUntilThereIsSpace) {
   push(*writer, 1, 2);
   is_full = true;
   const std::uint64_t third = writer->append(Push(3).entry);
-  wait_until([&] { return !writer->state().trouble.empty(); });
+  EXPECT_TRUE(progress_.await([&] { return !writer->state().trouble.empty(); }));
   EXPECT_FALSE(writer->is_done(third));
   EXPECT_FALSE(writer->state().is_broken);
   is_full = false;

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "tests/support/progress.h"
 
 namespace centroid::server {
 namespace {
@@ -54,7 +55,8 @@ struct Row {
 using Rows = std::map<std::pair<std::size_t, std::uint64_t>, Row>;
 
 /// All of a snapshot, as a checkpoint reads it.
-Rows read_all(RowsSnapshot& snapshot, const std::function<void()>& each = [] {}) {
+Rows read_all(
+    RowsSnapshot& snapshot, const std::function<void()>& each = [] {}) {
   Rows rows;
   RowTable::Block block;
   for (std::size_t table = 0; table < snapshot.states().size(); ++table)
@@ -114,10 +116,15 @@ TEST(RowsSnapshot, TheReaderRestsWhereCopiesOfAllThatIsLeftHaveRoom) {
   EXPECT_GT(tables->frozen_bytes, tables->copy_budget / 2);
   EXPECT_LE(tables->frozen_bytes, tables->copy_budget);
   std::atomic<std::size_t> blocks = 0;
+  test::Progress progress;
+  const auto count_block = [&] {
+    ++blocks;
+    progress.notify();
+  };
   auto reading =
-      std::async(std::launch::async, [&] { return read_all(*snapshot, [&] { ++blocks; }).size(); });
-  while (blocks < 8) std::this_thread::yield();  // it rests within the second piece
-  for (int turns = 0; turns < 100; ++turns) {    // nobody makes it go on
+      std::async(std::launch::async, [&] { return read_all(*snapshot, count_block).size(); });
+  EXPECT_TRUE(progress.await([&] { return blocks >= 8; }));  // it rests within the second piece
+  for (int turns = 0; turns < 100; ++turns) {                // nobody makes it go on
     const std::lock_guard lock(tables->mutex);
     EXPECT_TRUE(tables->tables[0].is_frozen() || tables->tables[1].is_frozen());
   }
