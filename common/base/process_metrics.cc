@@ -59,7 +59,7 @@ double boot_unix_seconds() {
 /// source  proc(5): since Linux 6.2 the size of /proc/self/fd is their number; counting thousands
 ///         of entries costs more than all the rest of a scrape
 double open_descriptors() {
-  struct stat about {};
+  struct stat about{};
   if (::stat("/proc/self/fd", &about) == 0 && about.st_size > 0)
     return static_cast<double>(about.st_size);
   std::error_code failed;

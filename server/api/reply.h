@@ -30,11 +30,11 @@ Result<HttpResponse> view_response(const Result<T>& view, unsigned status = 200)
   return view_response(*view, status);
 }
 
-/// The item whose `field` is `value`, as the answer of a route; else not_found with `missing`.
-template <class Item, class Field, class Value>
-Result<HttpResponse> item_response(const std::vector<Item>& items, Field field, const Value& value,
-                                   const std::string& missing) {
-  const auto found = std::ranges::find(items, value, field);
+/// The item whose `projection` is `value`, as the answer of a route; else not_found with `missing`.
+template <class Item, class Projection, class Value>
+Result<HttpResponse> item_response(const std::vector<Item>& items, Projection projection,
+                                   const Value& value, const std::string& missing) {
+  const auto found = std::ranges::find(items, value, projection);
   if (found == items.end()) return Error(ErrorCode::kNotFound, missing);
   return view_response(*found);
 }

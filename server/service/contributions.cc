@@ -110,7 +110,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
                                                         ": with exchange " + config_.exchange +
                                                         " the workers add among themselves");
   const Attempt::Key key{head.generation, head.round, head.attempt};
-  CENTROID_CO_TRY(check_not_ended(*link, "Push of chunk " + to_string(head.chunk), key));
+  CENTROID_CO_TRY(check_not_ended(*worker, "Push of chunk " + to_string(head.chunk), key));
   const bool is_elastic = policy_.is_elastic();
   bool current = rank && key == attempt->key() && open_.machine.expects(worker->id);
   if (is_elastic) current = elastic_.stage_for(*worker, key) != nullptr;

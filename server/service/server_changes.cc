@@ -48,7 +48,7 @@ Task<Result<bool>> ServerChanges::resolve_servers() {
       continue;
     const auto what = [name] { return "server '" + name + "' takes the model's terms and route"; };
     const auto waits = waits_.begin(WaitCause::kServers, present_round(job_), "servers", what);
-    const Status added = co_await servers_.add_server(worker);
+    const Status added = co_await servers_.add_server(shard);
     if (!added.ok()) {
       log::warn("server.add_failed", {{"server", name}, {"why", added.error()}});
       co_return false;  // its session has ended, or ends now

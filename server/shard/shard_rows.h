@@ -34,8 +34,8 @@ class ShardRows {
 
   static bool is_for_rows(std::uint16_t kind);
   /// A request of the leader. Answers it; an error ends the session. An error that the leader
-  /// cannot resolve (too little memory, a journal of another run) is fatal to the session. `tasks`: of
-  /// the session
+  /// cannot resolve (too little memory, a journal of another run) is fatal to the session. `tasks`:
+  /// of the session
   Task<Status> on_leader(transport::Session& session, const transport::InFrame& frame,
                          TaskGroup& tasks, LeaderSession& leader);
   /// The service for clients' requests; shared.

@@ -5,6 +5,7 @@
 #include "tests/bench/sharded_bench.h"
 
 #include <cstdlib>
+#include <sstream>
 
 #include "tests/bench/bench_run.h"
 
@@ -32,6 +33,13 @@ parallel::ShardedOptions sharded_options(const std::string& sharding, std::uint3
   return options;
 }
 
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string one; std::getline(in, one, ',');) out.push_back(one);
+  return out;
+}
+
 namespace {
 
 void add_fields(config::Schema& schema, ShardedSettings& settings) {
@@ -39,6 +47,8 @@ void add_fields(config::Schema& schema, ShardedSettings& settings) {
   schema.field("ranks", &settings.ranks, {.text = "ranks in the equality part, with commas"});
   schema.field("steps", &settings.steps,
                {.text = "steps in the equality part", .min = 1, .max = 1000});
+  schema.field("shardings", &settings.shardings,
+               {.text = "strategies in the costs part, with commas"});
   schema.field("parameters", &settings.parameters,
                {.text = "parameters of the model in the costs part", .min = 100'000});
   schema.field("batch", &settings.batch,

@@ -15,12 +15,14 @@ namespace centroid::bench {
 struct ShardedSettings {
   std::string only;  ///< a part; empty: all
   std::string ranks = "2,3,4,8";
+  std::string shardings = "none,grad,full,hybrid:2";
   std::uint64_t steps = 50, parameters = 25'000'000, batch = 16, repeats = 8;
 };
 
 std::unique_ptr<worker::Model> model_of(const std::string& spec);
 parallel::ShardedOptions sharded_options(const std::string& sharding, std::uint32_t world,
                                          const char* rule, double rate);
+std::vector<std::string> words_of(const std::string& text);  ///< between commas
 /// Ends the program with the reason.
 [[noreturn]] void die(const std::string& why);
 

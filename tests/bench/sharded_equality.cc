@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <sstream>
 
 #include "tests/bench/forked_ranks.h"
 #include "tests/bench/sharded_bench.h"
@@ -134,8 +133,7 @@ int bench_equality(const ShardedSettings& settings) {
   std::printf("equality: %s, %llu samples a step, beside one process\n", kModel,
               static_cast<unsigned long long>(kSamples));
   int missed = 0;
-  std::istringstream ranks(settings.ranks);
-  for (std::string world; std::getline(ranks, world, ',');) {
+  for (const std::string& world : words_of(settings.ranks)) {
     const int number = std::atoi(world.c_str());
     if (number < 1 || number > 64) die("ranks: '" + world + "' is not a number from 1 to 64");
     missed += bench_world(static_cast<std::uint32_t>(number), settings.steps);

@@ -73,7 +73,7 @@ TEST_F(ApiTokens, SecretsAreShownOnceAndKeptAsHashes) {
   const std::string kept((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   EXPECT_NE(kept.find("eyes"), std::string::npos);
   EXPECT_EQ(kept.find(secret.substr(secret.size() - 64)), std::string::npos);
-  struct stat about {};
+  struct stat about{};
   ASSERT_EQ(::stat(file.c_str(), &about), 0);
   EXPECT_EQ(about.st_mode & 0777, 0600U);
   stop();

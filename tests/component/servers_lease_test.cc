@@ -84,15 +84,15 @@ class Leader final : public transport::FrameSink {
     proto::ServerJoin join;
     join.name = "b";
     join.endpoint = "127.0.0.1:1";
-    self->worker_ = self->group_.join(*session, self->tasks_, join).value();
+    self->shard_ = self->group_.join(*session, self->tasks_, join).value();
     self->joined_.set_value();
     const Error why = co_await session->run(*self);
-    self->group_.left(self->worker_, why);
+    self->group_.left(self->shard_, why);
   }
   static Task<void> ask_it(Leader* self) {
-    const auto worker = self->worker_;
+    const auto shard = self->shard_;
     std::vector<std::byte> head;
-    (void)co_await self->group_.ask(worker, proto::ServersKind::kStep, std::move(head));
+    (void)co_await self->group_.ask(shard, proto::ServersKind::kStep, std::move(head));
   }
   static Task<void> stop(Leader* self) {
     self->listener_->close();
@@ -117,7 +117,7 @@ class Leader final : public transport::FrameSink {
                                       .whole = [](const ShardSession&, const proto::Whole&) {},
                                       .refused = [](const ShardSession&, const proto::Refused&) {},
                                       .leaving = [](ShardSession&) {}}};
-  std::shared_ptr<ShardSession> worker_;
+  std::shared_ptr<ShardSession> shard_;
   transport::Session* session_ = nullptr;
   std::promise<void> joined_;
   std::unique_ptr<RawClient> silent_;

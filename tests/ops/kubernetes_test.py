@@ -18,7 +18,6 @@ from harness.cluster import Runner
 from harness.kubernetes import KEEP, KUBERNETES, SPARE_SECONDS, action_of, missing, next_release, objects, render, render_with, seconds_of_checkpoint
 import catalog
 
-OVERLAYS = ("dev", "prod", "jobset", "ha")
 # What may be added to an overlay, in this order: what it has not, and what fits. Of the second tuple at most one: they exclude each other.
 FITTING = {
     "dev": (("monitoring", "networkpolicy", "gpu", "tls"), ("etcd", "shards")),

@@ -44,7 +44,7 @@ RULES = {
     "returned-share": (
         "the samples of a lost worker are trained by nobody",
         "server/service/data_shares.cc",
-        "  return_part(link.share.part, link.share.round);\n",
+        "  return_part(worker.share.part, worker.share.round);\n",
         "",
     ),
     "results-of-another-round": (

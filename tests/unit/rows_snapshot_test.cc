@@ -55,8 +55,7 @@ struct Row {
 using Rows = std::map<std::pair<std::size_t, std::uint64_t>, Row>;
 
 /// All of a snapshot, as a checkpoint reads it.
-Rows read_all(
-    RowsSnapshot& snapshot, const std::function<void()>& each = [] {}) {
+Rows read_all(RowsSnapshot& snapshot, const std::function<void()>& each = [] {}) {
   Rows rows;
   RowTable::Block block;
   for (std::size_t table = 0; table < snapshot.states().size(); ++table)

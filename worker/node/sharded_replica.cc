@@ -124,7 +124,7 @@ ShardedReplica::ShardedReplica(std::unique_ptr<Model> model, std::uint32_t world
 void ShardedReplica::measure() {
   ShardedMemory now = parameters_->memory();
   for (const std::vector<float>& gradient : later_)
-    now.gradients += gradient.size() * sizeof(float);
+    now.gradients += gradient.capacity() * sizeof(float);
   if (sum(now) > sum(most_)) most_ = now;
 }
 
@@ -173,7 +173,7 @@ Status ShardedReplica::complete(std::size_t unit, bool has_samples, bool is_firs
       for (float& value : gradient) value *= factor;
     }
   }
-  later_[unit] = {};
+  later_[unit] = std::vector<float>();
   return parameters_->reduce(unit);
 }
 

@@ -84,13 +84,13 @@ Status Reducing::finish() {
 
 void Reducing::clear() {
   begun_.assign(begun_.size(), false);
-  for (std::vector<float>& mean : means_) mean = {};
+  for (std::vector<float>& mean : means_) mean = std::vector<float>();
 }
 
 std::uint64_t Reducing::elements() const {
   std::uint64_t sum = 0;
-  for (const Entry& entry : entries_) sum += entry.gradient.size();
-  for (const std::vector<float>& mean : means_) sum += mean.size();
+  for (const Entry& entry : entries_) sum += entry.gradient.capacity();
+  for (const std::vector<float>& mean : means_) sum += mean.capacity();
   return sum;
 }
 

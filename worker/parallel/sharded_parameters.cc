@@ -196,7 +196,7 @@ Status ShardedParameters::gather(std::size_t unit) {
   Status gathered = one.gathering->wait();
   one.gathering.reset();
   if (gathered.ok()) return {};
-  one.full = {};
+  one.full = std::vector<float>();
   return fail(std::move(gathered).error().with_context("gather " + name_of_unit(unit)));
 }
 
@@ -208,7 +208,7 @@ Status ShardedParameters::release(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   if (keeps_full_) return {};
   if (units_[unit].gathering) CENTROID_TRY(gather(unit));  // the operation uses the memory
-  units_[unit].full = {};
+  units_[unit].full = std::vector<float>();                // `= {}` would keep the memory
   return {};
 }
 
@@ -329,8 +329,8 @@ ShardedMemory ShardedParameters::memory() const {
   ShardedMemory out;
   out.gradients = reducing_.elements() * sizeof(float);
   for (const Unit& unit : units_) {
-    out.parameters += (unit.master.size() + unit.full.size()) * sizeof(float);
-    out.gradients += unit.gradient.size() * sizeof(float);
+    out.parameters += (unit.master.size() + unit.full.capacity()) * sizeof(float);
+    out.gradients += unit.gradient.capacity() * sizeof(float);
     for (const std::vector<float>& slot : unit.state) out.state += slot.size() * sizeof(float);
   }
   return out;
