@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -102,7 +103,25 @@ def curl(words):
     return None
 
 
+def installed_centroid(words):
+    """The command of the wheel."""
+    known = runpy.run_path(str(ROOT / "client" / "python" / "centroid" / "__main__.py"))
+    if words[0] in ("ctl", "doctor"):
+        return centroidctl(words[1:] if words[0] == "ctl" else words)
+    if words[0] in ("server", "worker"):
+        return program(f"centroid-{words[0]}", words[1:])
+    try:
+        options, settings, rest = known["divide"](words[1:])
+    except known["Failure"] as failure:
+        return str(failure)
+    if not rest:
+        return "a program is required"
+    return None if options["server"] else program("centroid-server", [name if value is None else f"{name}={value}" for name, value in settings])
+
+
 def centroid(words):
+    if words[0] in ("run", "server", "worker", "ctl", "doctor"):
+        return installed_centroid(words)
     _, usage = outcome(ROOT / "centroid", "help")
     if not re.search(rf"^  {words[0]}\b", usage, re.MULTILINE):
         return f"./centroid has no command {words[0]}"

@@ -19,8 +19,8 @@ from harness import ROOT
 from harness.cluster import ClusterTest, main
 from harness.kubernetes import KEEP, SPARE_SECONDS, seconds_of_checkpoint
 
-SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "./centroid", "deploy/compose/make-secrets", "etcd", "openssl")
-QUIET = ("etcd", "openssl", "cp", "mkdir", "sudo", "git", "cmake", "ctest", "make-secrets")  # not checked here
+SHELL = ("centroid-server", "centroid-worker", "centroidctl", "kubectl", "docker", "podman", "curl", "./centroid", "centroid run", "centroid ctl", "deploy/compose/make-secrets", "etcd", "openssl")
+QUIET = ("etcd", "openssl", "cp", "mkdir", "sudo", "git", "cmake", "ctest", "make-secrets", "pip", "systemctl")  # not checked here
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 TO_BE_MADE = ("deploy/compose/secrets", "deploy/kubernetes/overlays/mine/")  # by who follows the guide
 GUIDES = tuple(f"docs/how-to/{name}.md" for name in "deploy monitor runbooks capacity upgrade recover several-servers high-availability secure".split())
@@ -96,7 +96,8 @@ class Words(ClusterTest):
                     self.assertEqual(self.faults(block, stand_ins), "")
         self.assertGreater(count, 15)
         wrong = {"centroid-server --no-such-flag 1": "no-such-flag", "centroidctl checkpoint make": "checkpoint", "curl x:1/v1/clusters": "/v1/clusters",
-                 "docker build -f deploy/Dockerfile --target nix .": "nix", "./centroid test --opps": "--opps", "centroid-boss": "no such command"}  # fmt: skip
+                 "docker build -f deploy/Dockerfile --target nix .": "nix", "./centroid test --opps": "--opps", "centroid-boss": "no such command", "centroid run --optimiser=adam train.py": "--optimiser",
+                 "centroid run --workers 2": "is required"}  # fmt: skip
         for block, said in wrong.items():
             self.assertIn(said, self.faults(block, stand_ins))
 
@@ -139,7 +140,8 @@ class Words(ClusterTest):
 
     def test_flags_and_paths_in_the_text(self):
         helps = [[self.programs / "centroid-server", "--help-all"], [self.programs / "centroid-worker", "--help-all"], [self.programs / "centroidctl", "completion", "bash"],
-                 [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"]]  # fmt: skip
+                 [ROOT / "centroid", "help"], [sys.executable, ROOT / "deploy" / "local_cluster.py", "--help"],
+                 [sys.executable, ROOT / "client" / "python" / "centroid" / "__main__.py", "help"]]  # fmt: skip
         known = "\n".join(subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout for command in helps)
         flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known))
         flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg", "--no-build"}  # of docker, kubectl, etcd

@@ -66,7 +66,7 @@ def say(text):
     print(f"centroid: {text}", file=sys.stderr, flush=True)
 
 
-def parse(words):
+def divide(words):
     """Divide the words after `run`: own options, settings of the server, the program and its arguments."""
     options, settings, words = dict(OWN), [], list(words)
     while words and words[0].startswith("--"):
@@ -82,6 +82,12 @@ def parse(words):
                 raise Failure(f"run: {name} needs a value")
             value = words.pop(0)
         options[key] = value
+    return options, settings, words
+
+
+def parse(words):
+    """What `divide` returns, checked."""
+    options, settings, words = divide(words)
     for key in ("workers", "restarts", "nodes", "node"):
         least = 1 if key in ("workers", "nodes") else 0
         if not options[key].isdigit() or not least <= int(options[key]) <= 16384:
