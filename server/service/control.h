@@ -74,8 +74,7 @@ class Control final : public ControlPlane, private JobPart {
   ScaleView scale_view(double efficiency) const;
   ServerView part_view(std::string name, std::string state, const ChunkShare& share) const;
   ServerView leader_view(const ChunkShare& share) const;
-  ServerView shard_view(const ShardSession& worker, bool is_in_route,
-                        const ChunkShare& share) const;
+  ServerView shard_view(const ShardSession& shard, bool is_in_route, const ChunkShare& share) const;
   void add_candidates(std::vector<ServerView>& views) const;
   Task<std::optional<CheckpointDirectory>> checkpoint_reader();
   Task<Result<ParametersView>> measure_parameters();

@@ -33,7 +33,7 @@ class ServerChanges : private JobPart {
   Task<Status> drain_while_paused();
   Result<proto::ServerTerms> admit_server(transport::Session& session, TaskGroup& tasks,
                                           const proto::ServerJoin& join,
-                                          std::shared_ptr<ShardSession>& worker);
+                                          std::shared_ptr<ShardSession>& shard);
   void refused_elsewhere(const ShardSession& server, const proto::Refused& refused);
 
  private:

@@ -22,8 +22,8 @@ constexpr std::chrono::seconds kRetryInterval{1};
 /// chunks are the leader's.
 struct Spread {
   proto::Route route;  ///< version 0: there never were several
-  std::vector<std::shared_ptr<ShardSession>>
-      present;                        ///< by server of the route; the first is nullptr
+  /// By server of the route; the first is nullptr.
+  std::vector<std::shared_ptr<ShardSession>> present;
   std::vector<std::uint16_t> target;  ///< owners when all moves are made
   /// By fragment: servers, other than the leader, on which chunks of it lie.
   std::vector<std::vector<const ShardSession*>> holders;
@@ -32,8 +32,8 @@ struct Spread {
   std::map<std::pair<proto::ContributionKey, const ShardSession*>, proto::Whole> whole;
 
   // chunks whose owner has changed, and whose values are still where they were
-  std::map<ChunkId, std::shared_ptr<ShardSession>>
-      moving;               ///< by chunk: from whom; nullptr: the leader
+  /// By chunk: the server where it was; nullptr: the leader.
+  std::map<ChunkId, std::shared_ptr<ShardSession>> moving;
   std::size_t copiers = 0;  ///< tasks that copy them
   std::optional<Error> copy_failure;
   std::vector<std::pair<ChunkId, double>> summed;  ///< that wait for their values to come
