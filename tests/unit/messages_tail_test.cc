@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "common/proto/about.h"
 #include "common/proto/messages.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"

@@ -391,7 +391,7 @@ void expect_every_cut_refused(const M& message) {
 
 TEST(Messages, ShortAndLongHeadsAreRefused) {
   expect_every_cut_refused(sample_join());
-  expect_every_cut_refused(sample_open());
+  expect_every_cut_refused(RoundOpen{});
   expect_every_cut_refused(RoundClosed{});
   expect_every_cut_refused(PushEnd{});
   expect_every_cut_refused(sample_peers());
