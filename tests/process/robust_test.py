@@ -193,7 +193,7 @@ class Liars(ClusterTest):
         server.wait_worker("p3", "dead")
         for peer in peers[:2]:
             peer.whole()
-        self.assertIn("2 of 3 workers are here", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
+        self.assertIn("2 of 4 workers are here (min_workers)", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
         self.assertEqual(server.cluster()["version"], 1)
 
 
