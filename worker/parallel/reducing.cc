@@ -41,7 +41,7 @@ Status Reducing::begin(std::size_t unit, std::vector<float> gradient) {
     entry.scatter = collective::reduce_scatter_async(
         shards_, std::span<const float>(entry.gradient), part(entry), mean_of(unit, timeout_),
         shard_counts(entry.gradient.size(), shards_.world()));
-  advance();
+  CENTROID_TRY(begin_seconds(entry.scatter ? 1 : 0));
   while (entries_.size() > kInProgress) CENTROID_TRY(end_first());
   return {};
 }
@@ -52,20 +52,22 @@ void Reducing::begin_second(Entry& entry) {
       collective::all_reduce_async(replicas_, part(entry), mean_of(entry.unit, timeout_));
 }
 
-// Second operations begin in the order of the first ones on every rank.
-void Reducing::advance() {
-  for (Entry& entry : entries_) {
-    if (entry.scatter && !entry.scatter->test()) return;
-    if (entry.scatter && !entry.scatter->wait().ok()) return;  // end_first returns why
-    begin_second(entry);
+/// Of all entries but the newest `without`. Every rank begins and awaits the same operations in the
+/// same order, whenever its own ones end: data of an operation that this rank has not begun takes
+/// credit from those that it awaits, and its peer would wait for that credit.
+Status Reducing::begin_seconds(std::size_t without) {
+  if (replicas_.world() == 1) return {};
+  for (std::size_t i = 0; i + without < entries_.size(); ++i) {
+    if (entries_[i].scatter) CENTROID_TRY(entries_[i].scatter->wait());
+    begin_second(entries_[i]);
   }
+  return {};
 }
 
 Status Reducing::end_first() {
   Entry& entry = entries_.front();
   if (entry.scatter) CENTROID_TRY(entry.scatter->wait());
   begin_second(entry);
-  advance();
   if (entry.reduce) CENTROID_TRY(entry.reduce->wait());
   const std::span<const float> own = part(entry);
   std::vector<float>& mean = means_[entry.unit];
@@ -78,6 +80,7 @@ Status Reducing::end_first() {
 }
 
 Status Reducing::finish() {
+  CENTROID_TRY(begin_seconds(0));
   while (!entries_.empty()) CENTROID_TRY(end_first());
   return {};
 }

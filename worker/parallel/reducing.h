@@ -47,7 +47,7 @@ class Reducing {
   };
   std::span<float> part(Entry& entry) const;
   void begin_second(Entry& entry);
-  void advance();
+  Status begin_seconds(std::size_t without);
   Status end_first();
 
   const ShardLayout& layout_;
