@@ -3,15 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <csignal>
-#include <cstdlib>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
 #include <memory>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/signal_set.hpp>
-#include <boost/asio/use_future.hpp>
 #include <nlohmann/json.hpp>
 
 #include "common/async/io_thread.h"
@@ -39,6 +34,8 @@
 #include "worker/node/local_steps.h"
 #include "worker/node/training_loop.h"
 #include "worker/probe.h"
+#include "worker/sharded_run.h"
+#include "worker/stop_signals.h"
 
 namespace centroid::worker {
 
@@ -248,19 +245,6 @@ void measure_memory(ReplicaGroup& group, const GroupMemory& need, const MemoryLi
     log::info("worker.memory_measured", fields);
 }
 
-/// First signal: leave after the round. Second signal: leave at once.
-Task<void> watch_signals(boost::asio::signal_set& signals, Exchange& exchange, bool& is_signalled) {
-  for (int count = 0;; ++count) {
-    const auto [failed, number] = co_await signals.async_wait(kAwait);
-    if (failed) co_return;
-    if (count > 0) std::_Exit(128 + number);
-    is_signalled = true;
-    const std::string why = number == SIGTERM ? "SIGTERM" : "SIGINT";
-    log::info("worker.stop_requested", {{"why", why}});
-    exchange.request_stop(why);
-  }
-}
-
 /// The model's data set.
 Result<DataSplit> load_data_for(const WorkerConfig& config, const Model& model) {
   DataOptions options;
@@ -376,9 +360,9 @@ Result<std::unique_ptr<LocalSteps>> open_local_steps(const WorkerConfig& config,
   options.batch = config.batch;
   options.worker = config.name;
   options.state_dir = config.state_dir;
-  options.schedules_by_cluster = config.inner_schedule_by == "cluster";
-  options.scale_ratio = config.inner_scale_ratio;
-  options.on_gpu = config.inner_on_gpu;
+  options.schedules_by_cluster = config.local_steps.schedule_by == "cluster";
+  options.scale_ratio = config.local_steps.scale_ratio;
+  options.on_gpu = config.local_steps.on_gpu;
   return LocalSteps::make(group, rounds, std::move(options));
 }
 
@@ -460,6 +444,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   blas::set_threads(static_cast<int>(config.blas_threads));
   CENTROID_ASSIGN(const auto model, make_model(config.model, config.base_weights));
   CENTROID_ASSIGN(const auto data, load_data_for(config, *model));
+  if (config.exchange == "sharded") return run_sharded(config, *model, data, summary, is_signalled);
   CENTROID_ASSIGN(const auto adapters, read_adapters(config, *model));
   const bool on_gpus = config.devices.find("cpu") == std::string::npos;
   const GroupMemory need =
@@ -485,9 +470,10 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                   make_exchange(config, *model, data, std::move(memory), io, registry, is_member));
   rounds.connect(*exchange);
 
-  boost::asio::signal_set signals(io.context(), SIGINT, SIGTERM);
-  auto watching = boost::asio::co_spawn(
-      io.context(), watch_signals(signals, *exchange, is_signalled), boost::asio::use_future);
+  auto signals = std::make_unique<StopSignals>(io, [&](const std::string& why) {
+    is_signalled = true;
+    exchange->request_stop(why);
+  });
   Progress progress(*exchange, probe, data.train.vocabulary > 0);
   const auto observe = [&](const Share& share, const StepStats& stats, const RoundReport& report,
                            const TrainingSummary& now) {
@@ -498,8 +484,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   const Status result = train(*group, data, rounds, summary, observe, local.get());
   rounds.leave(result.ok() ? summary.end : result.error().message());
   local->leave();
-  boost::asio::post(io.context(), [&] { signals.cancel(); });
-  watching.get();
+  signals.reset();
   trace::finish();
   if (result.ok()) CENTROID_TRY(write_adapters(config, *model, group->params()));
   if (!config.summary_file.empty())

@@ -3,6 +3,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <utility>
+
+#include "worker/parallel/mesh.h"
 
 namespace centroid::worker {
 
@@ -44,10 +47,12 @@ void register_work(config::Schema& s, WorkerConfig& c) {
 /// Membership.
 void register_membership(config::Schema& s, WorkerConfig& c) {
   s.section("Membership");
-  s.field("exchange", &c.exchange,
-          {.text = "as on the server: star, ring or hierarchical; or local: train without a server",
-           .choices = {"star", "ring", "hierarchical", "local"},
-           .basic = true});
+  s.field(
+      "exchange", &c.exchange,
+      {.text = "as on the server: star, ring or hierarchical; without a server local, or sharded: "
+               "a model divided among workers",
+       .choices = {"star", "ring", "hierarchical", "local", "sharded"},
+       .basic = true});
   s.field("codec", &c.codec,
           {.text = "codec of the contributions: f32, bf16, f16, int8, sign, topk:RATIO, each with "
                    "options, such as topk:0.01,values=int8",
@@ -130,27 +135,44 @@ void register_data(config::Schema& s, WorkerConfig& c) {
 
 /// Training without a server.
 void register_local(config::Schema& s, WorkerConfig& c) {
-  s.section("Without a server (exchange local)");
+  s.section("Without a server (exchange local, sharded)");
   s.field("epochs", &c.epochs,
-          {.text = "exchange local: train for this many passes over the data; 0: no limit",
+          {.text = "without a server: train for this many passes over the data; 0: no limit",
            .unit = "epochs"});
   s.field("rounds", &c.rounds,
-          {.text = "exchange local: train for this many rounds; 0: no limit", .unit = "rounds"});
+          {.text = "without a server: train for this many rounds; 0: no limit", .unit = "rounds"});
   s.field("optimizer", &c.optimizer.name,
-          {.text = "exchange local: update rule", .choices = optimizer_names()});
-  s.field("lr", &c.optimizer.learning_rate, {.text = "exchange local: learning rate", .min = 0.0});
-  s.field("lr_schedule", &c.optimizer.schedule, {.text = "exchange local: as on the server"});
+          {.text = "without a server: update rule", .choices = optimizer_names()});
+  s.field("lr", &c.optimizer.learning_rate,
+          {.text = "without a server: learning rate", .min = 0.0});
+  s.field("lr_schedule", &c.optimizer.schedule, {.text = "without a server: as on the server"});
   s.field("clip_norm", &c.optimizer.clip_norm,
-          {.text = "exchange local: maximum norm of the gradient; 0: no clipping", .min = 0.0});
+          {.text = "without a server: maximum norm of the gradient; 0: no clipping", .min = 0.0});
   s.field("momentum", &c.optimizer.momentum,
-          {.text = "exchange local: for momentum and nesterov", .min = 0.0, .max = 1.0});
+          {.text = "without a server: for momentum and nesterov", .min = 0.0, .max = 1.0});
   s.field("weight_decay", &c.optimizer.weight_decay,
-          {.text = "exchange local: L2 added to the gradient; for adamw decoupled", .min = 0.0});
+          {.text = "without a server: L2 added to the gradient; for adamw decoupled", .min = 0.0});
   s.field("nonfinite", &c.nonfinite,
           {.text = "exchange local: reaction to NaN or infinity",
            .choices = {"halt", "skip", "propagate"}});
   s.field("checkpoint.dir", &c.checkpoint_dir,
           {.text = "exchange local: folder for the final checkpoint; empty: none"});
+}
+
+/// A model divided among workers.
+void register_sharded(config::Schema& s, WorkerConfig& c) {
+  s.section("A model divided among workers (exchange sharded)");
+  s.field("sharding", &c.sharded.sharding,
+          {.text = "what the ranks divide: full (parameters, gradients, optimizer state), grad "
+                   "(gradients, optimizer state), none, or hybrid:K (as full among K consecutive "
+                   "ranks)"});
+  s.field("rank", &c.sharded.rank, {.text = "number of this worker, from 0 to world - 1"});
+  s.field("world", &c.sharded.world, {.text = "number of workers", .max = 4096});
+  s.field("rendezvous", &c.sharded.rendezvous,
+          {.text = "HOST:PORT where rank 0 listens and the other ranks find it"});
+  s.field(
+      "save", &c.sharded.save,
+      {.text = "new safetensors file in which rank 0 writes the model at the end; empty: none"});
 }
 
 /// Local steps.
@@ -164,7 +186,7 @@ void register_local_steps(config::Schema& s, WorkerConfig& c) {
           {.text = "local steps: learning rate", .min = 0.0, .basic = true});
   s.field("inner.lr_schedule", &c.inner.schedule,
           {.text = "local steps: factor on the learning rate by steps, as lr_schedule"});
-  s.field("inner.lr_schedule_by", &c.inner_schedule_by,
+  s.field("inner.lr_schedule_by", &c.local_steps.schedule_by,
           {.text = "local steps: the schedule counts the steps of this worker or of the cluster "
                    "(then unequal workers have one learning rate)",
            .choices = {"worker", "cluster"}});
@@ -178,11 +200,11 @@ void register_local_steps(config::Schema& s, WorkerConfig& c) {
           {.text = "local steps: decay of the second moment", .min = 0.0, .max = 1.0});
   s.field("inner.weight_decay", &c.inner.weight_decay,
           {.text = "local steps: L2 added to the gradient; for adamw decoupled", .min = 0.0});
-  s.field("inner.lr_scale_ratio", &c.inner_scale_ratio,
+  s.field("inner.lr_scale_ratio", &c.local_steps.scale_ratio,
           {.text = "local steps: multiply the learning rate by 1 + (workers - 1) x this",
            .min = 0.0,
            .max = 1000.0});
-  s.field("inner.on_gpu", &c.inner_on_gpu,
+  s.field("inner.on_gpu", &c.local_steps.on_gpu,
           {.text = "local steps: run the optimizer on the GPUs, which then store its state; no: on "
                    "the host"});
 }
@@ -251,9 +273,39 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   register_tls(s, c);
   register_data(s, c);
   register_local(s, c);
+  register_sharded(s, c);
   register_local_steps(s, c);
   register_peers(s, c);
   register_resources(s, c);
+}
+
+/// Settings of exchange sharded, and those that it has no use for.
+Status check_sharded(const WorkerConfig& c) {
+  const auto refuse = [](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, "exchange sharded: " + why);
+  };
+  if (c.sharded.world < 2)
+    return refuse(
+        "set --world to the number of workers, 2 or more; one trains with exchange local");
+  if (c.sharded.rank >= c.sharded.world)
+    return refuse("rank " + std::to_string(c.sharded.rank) + " of world " +
+                  std::to_string(c.sharded.world) + ": ranks are 0 to world - 1");
+  if (c.sharded.rendezvous.empty())
+    return refuse("set --rendezvous HOST:PORT, the same on all ranks: rank 0 listens there");
+  CENTROID_TRY(
+      parallel::Sharding::parse(c.sharded.sharding, static_cast<std::uint32_t>(c.sharded.world)));
+  if (c.epochs == 0 && c.rounds == 0) return refuse("needs a goal: --epochs N or --rounds N");
+  if (c.devices != "cpu:0") return refuse("trains on devices cpu:0, not on " + c.devices);
+  if (c.codec != "f32") return refuse("exchanges float32, not codec " + c.codec);
+  const std::pair<const char*, bool> unused[] = {
+      {"tls.authority", !c.tls.authority.empty()},   {"state_dir", !c.state_dir.empty()},
+      {"checkpoint.dir", !c.checkpoint_dir.empty()}, {"base_weights", !c.base_weights.empty()},
+      {"adapter.load", !c.adapter.load.empty()},     {"adapter.save", !c.adapter.save.empty()},
+      {"metrics.listen", !c.metrics.listen.empty()}, {"trace.file", !c.trace.file.empty()},
+  };
+  for (const auto& [name, is_set] : unused)
+    if (is_set) return refuse(std::string("does not support ") + name + ": leave it empty");
+  return {};
 }
 
 Status finish(WorkerConfig& c) {
@@ -276,6 +328,7 @@ Status finish(WorkerConfig& c) {
     return Error(
         ErrorCode::kInvalidArgument,
         "tls.certificate and tls.server_name are for TLS, which tls.authority switches on");
+  if (c.exchange == "sharded") CENTROID_TRY(check_sharded(c));
   if (!c.tls.authority.empty() && c.tls.certificate.empty() && c.exchange != "star" &&
       c.exchange != "local")
     return Error(ErrorCode::kInvalidArgument,

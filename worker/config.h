@@ -69,11 +69,19 @@ struct WorkerConfig {
   std::uint64_t epochs = 0, rounds = 0;
   OptimizerConfig optimizer;
   OptimizerConfig inner;  // of local steps
-  std::string inner_schedule_by = "worker";
-  double inner_scale_ratio = 0;
-  bool inner_on_gpu = true;
+  struct LocalSteps {
+    std::string schedule_by = "worker";
+    double scale_ratio = 0;
+    bool on_gpu = true;
+  };
+  LocalSteps local_steps;
   std::string nonfinite = "halt";
   std::string checkpoint_dir;
+  struct Sharded {  // exchange sharded
+    std::string sharding = "full", rendezvous, save;
+    std::uint64_t rank = 0, world = 0;
+  };
+  Sharded sharded;
 };
 
 void register_fields(config::Schema& schema, WorkerConfig& config);

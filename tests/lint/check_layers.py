@@ -65,7 +65,8 @@ MAY = {
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, CHECKPOINT, "worker/data", "worker/model", "worker/exchange", "worker/loop"]
     + ["transport/collective", "worker/parallel"],
     "worker": MEANING
-    + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"],
+    + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"]
+    + ["worker/parallel", "client/group"],
     "client": MEANING + ["client/network", "transport", "transport/tls", "transport/http"],
     "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],

@@ -43,24 +43,6 @@ struct Outcome {
   std::optional<Error> error;
 };
 
-/// Rows [part.begin, part.end) of a loaded batch, in the form that a model takes.
-Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
-  const auto cut = [&](const auto& values, std::uint64_t of_one) {
-    return std::span(values).subspan(part.begin * of_one, part.size() * of_one);
-  };
-  Batch batch;
-  batch.samples = part.size();
-  batch.ids = cut(loaded.index, 1);
-  batch.y = cut(loaded.y, data.targets());
-  if (data.vocabulary > 0) {
-    batch.tokens = cut(loaded.tokens, data.features);
-    batch.lengths = cut(loaded.lengths, 1);
-  } else {
-    batch.x = cut(loaded.x, data.features);
-  }
-  return batch;
-}
-
 static_assert(Dataset::kNoLabel == kNoTarget);
 
 /// A batch's memory on all devices.

@@ -107,6 +107,23 @@ Status check_room(Replica& replica, const Model& model, std::uint64_t samples, s
                    text(room->total) + " are free beside parameters and gradients. " + remedy);
 }
 
+Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part) {
+  const auto cut = [&](const auto& values, std::uint64_t of_one) {
+    return std::span(values).subspan(part.begin * of_one, part.size() * of_one);
+  };
+  Batch batch;
+  batch.samples = part.size();
+  batch.ids = cut(loaded.index, 1);
+  batch.y = cut(loaded.y, data.targets());
+  if (data.vocabulary > 0) {
+    batch.tokens = cut(loaded.tokens, data.features);
+    batch.lengths = cut(loaded.lengths, 1);
+  } else {
+    batch.x = cut(loaded.x, data.features);
+  }
+  return batch;
+}
+
 Result<Parts> make_parts(const Model& model, const GroupOptions& options) {
   CENTROID_ASSIGN(auto all, open_all(options));
   std::uint64_t bytes = 0;

@@ -25,6 +25,10 @@ struct Seat {
   std::unique_ptr<Replica> replica;
   LoadedBatch rows;  // to evaluate
 };
+
+/// Rows [part.begin, part.end) of a loaded batch, in the form that a model takes.
+Batch rows_of(const LoadedBatch& loaded, const Dataset& data, Range part);
+
 /// Parts of a group; each member uses the ones before it.
 struct Parts {
   std::optional<HostMemory> memory;

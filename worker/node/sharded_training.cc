@@ -1,0 +1,135 @@
+#include "worker/node/sharded_training.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "common/base/permutation.h"
+#include "common/base/random.h"
+#include "transport/collective/collectives.h"
+#include "worker/data/batch_loader.h"
+#include "worker/node/group_memory.h"
+#include "worker/node/replica_parts.h"
+#include "worker/parallel/shard_layout.h"
+
+namespace centroid::worker {
+
+namespace {
+
+class ShardedTraining {
+ public:
+  ShardedTraining(ShardedReplica& replica, const collective::Group& group, const DataSplit& data,
+                  const ShardedTrainingOptions& options, ShardedSummary& summary)
+      : replica_(replica), group_(group), data_(data), options_(options), summary_(summary) {}
+
+  bool is_done() const {
+    return (options_.epochs > 0 && summary_.epochs >= options_.epochs) ||
+           (options_.steps > 0 && summary_.steps >= options_.steps);
+  }
+  /// True: a rank wants to stop.
+  Result<bool> step(bool is_stopping);
+  Status evaluate();
+
+ private:
+  /// What ranks add up.
+  enum Total : std::size_t { kLoss, kCorrect, kTargets, kStopping, kTotals };
+  using Totals = std::array<double, kTotals>;
+  static Totals totals_of(const StepResult& result) {
+    return {result.loss_sum, static_cast<double>(result.correct),
+            static_cast<double>(result.targets), 0};
+  }
+  Status add_up(Totals& totals) const {
+    return collective::all_reduce(group_, std::span<double>(totals));
+  }
+  /// This rank's part of some samples.
+  std::span<const std::uint64_t> own(std::span<const std::uint64_t> samples) const {
+    const parallel::Range part = parallel::shard_of(samples.size(), group_.world(), group_.rank());
+    return samples.subspan(part.begin, part.count);
+  }
+  Batch load(const Dataset& data, std::span<const std::uint64_t> samples);
+
+  ShardedReplica& replica_;
+  const collective::Group& group_;
+  const DataSplit& data_;
+  const ShardedTrainingOptions& options_;
+  ShardedSummary& summary_;
+  LoadedBatch loaded_;
+  std::vector<std::uint64_t> order_;  ///< of the epoch's samples
+  std::uint64_t position_ = 0;
+};
+
+Batch ShardedTraining::load(const Dataset& data, std::span<const std::uint64_t> samples) {
+  loaded_.load(data, samples);
+  Batch batch = rows_of(loaded_, data, {0, samples.size()});
+  batch.noise = mix64(options_.seed, summary_.epochs);
+  return batch;
+}
+
+Result<bool> ShardedTraining::step(bool is_stopping) {
+  if (position_ == 0) order_ = permutation(data_.train.samples, options_.seed, summary_.epochs);
+  const std::uint64_t count = std::min(options_.batch * group_.world(), order_.size() - position_);
+  const Batch batch = load(data_.train, own(std::span(order_).subspan(position_, count)));
+  CENTROID_ASSIGN(const ShardedStep done, replica_.step({&batch, 1}, count));
+  Totals totals = totals_of(done.result);
+  totals[kStopping] = is_stopping ? 1 : 0;
+  CENTROID_TRY(add_up(totals));
+  summary_.steps += 1;
+  summary_.samples += count;
+  summary_.loss = totals[kLoss] / totals[kTargets];
+  summary_.accuracy = totals[kCorrect] / totals[kTargets];
+  summary_.gradient_norm = done.report.gradient_norm.value_or(-1);
+  summary_.is_halted = !std::isfinite(totals[kLoss]);
+  if (summary_.is_halted)
+    return Error(
+        ErrorCode::kFailedPrecondition,
+        "the loss of step " + std::to_string(summary_.steps) + " is not finite: lower --lr");
+  const bool stops = totals[kStopping] > 0;
+  position_ += count;
+  if (position_ < order_.size()) return stops;
+  position_ = 0;
+  summary_.epochs += 1;
+  if (!stops && !is_done()) CENTROID_TRY(evaluate());  // else at the end
+  return stops;
+}
+
+Status ShardedTraining::evaluate() {
+  const Dataset& test = data_.test;
+  if (test.samples == 0) return {};
+  const std::uint64_t most = evaluate_samples(replica_.model()) * group_.world();
+  Totals sum{};
+  std::vector<std::uint64_t> samples;
+  for (std::uint64_t at = 0; at < test.samples; at += most) {
+    samples.resize(std::min(most, test.samples - at));
+    std::iota(samples.begin(), samples.end(), at);
+    CENTROID_ASSIGN(const StepResult result, replica_.evaluate(load(test, own(samples))));
+    const Totals part = totals_of(result);
+    for (std::size_t i = 0; i < kTotals; ++i) sum[i] += part[i];
+  }
+  CENTROID_TRY(add_up(sum));
+  summary_.test_loss = sum[kLoss] / sum[kTargets];
+  summary_.test_accuracy = sum[kCorrect] / sum[kTargets];
+  return {};
+}
+
+}  // namespace
+
+Status train_sharded(ShardedReplica& replica, const collective::Group& group, const DataSplit& data,
+                     const ShardedTrainingOptions& options, ShardedSummary& summary,
+                     const ShardedObserver& observer) {
+  CENTROID_TRY(check_fits(replica.model(), data.train));
+  const auto begin = std::chrono::steady_clock::now();
+  ShardedTraining training(replica, group, data, options, summary);
+  summary.end = "the goal is reached";
+  for (bool stops = false; !stops && !training.is_done();) {
+    CENTROID_ASSIGN(stops, training.step(observer.is_stopping && observer.is_stopping()));
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    summary.seconds = time.count();
+    if (observer.stepped) observer.stepped(summary);
+    if (stops) summary.end = "stopped";
+  }
+  return training.evaluate();
+}
+
+}  // namespace centroid::worker
