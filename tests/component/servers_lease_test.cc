@@ -18,6 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using server::ShardGroup;
+using server::ShardSession;
 
 constexpr std::chrono::milliseconds kLease = 80s, kTick = kLease / 8;
 
