@@ -106,9 +106,9 @@ TRAINING = Dashboard(
                         + rate("centroid_server_rounds_total", more=',outcome="committed"'), "clipped"),)),
                 Panel("Replicas that differ", "Workers per second whose parameters or optimizer state were not those of most, where workers apply the optimizer; "
                       "any means bad memory or unequal programs. And comparisons.", "ops",
-                      ((rate("centroid_server_replicas_drifted_total"), "differ"), (rate("centroid_server_replicas_compared_total"), "compared"))),
+                      ((rate("centroid_server_replicas_drifted_total"), "differ"), (rate("centroid_server_replicas_compared_total"), "compared")), width=12),
                 Panel("Non-finite gradients", "Contributions with NaN or infinity per second; any is too many.", "ops",
-                      ((rate("centroid_server_contributions_nonfinite_total"), "non-finite"),)),
+                      ((rate("centroid_server_contributions_nonfinite_total"), "non-finite"),), width=12),
             ),
         ),
         (

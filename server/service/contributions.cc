@@ -52,8 +52,8 @@ Status Contributions::check_not_ended(const WorkerSession& worker, const std::st
                                       const Attempt::Key& key) const {
   if (worker.contribution.ended != key) return {};
   return Error(ErrorCode::kFailedPrecondition,
-               what + " of " + worker.join.name + " in round " + to_string(key.round) + ", attempt " +
-                   std::to_string(key.number) + " came after its PushEnd");
+               what + " of " + worker.join.name + " in round " + to_string(key.round) +
+                   ", attempt " + std::to_string(key.number) + " came after its PushEnd");
 }
 
 /// A weight is that of the share which the worker was given, else one worker could be the mean. How

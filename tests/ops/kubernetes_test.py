@@ -448,7 +448,7 @@ class Rendered(unittest.TestCase):
 
     def test_what_an_exit_status_makes_a_job_do(self):
         """One worker that ends for good must not end the others: only a halt does. Of a server's Job there is nobody else."""
-        header = (ROOT / "worker" / "app.h").read_text() + (ROOT / "server" / "app.h").read_text()
+        header = (ROOT / "common" / "base" / "exit_status.h").read_text()
         statuses = {name: int(number) for name, number in re.findall(r"kExit(\w+) = (\d+)", header)}
         usage, halted, again = statuses["Usage"], statuses["Halted"], None  # None: counted, and started again
         wanted = {

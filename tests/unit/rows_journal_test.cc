@@ -102,7 +102,7 @@ class RowsJournal : public ::testing::Test {
   bool await_segments(std::size_t count) const {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (segments().size() != count && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::yield();
     return segments().size() == count;
   }
 
