@@ -14,6 +14,7 @@ namespace {
 
 // Tags 2 * unit + 1 are those of Reducing.
 constexpr std::uint64_t kNormTag = ~std::uint64_t{1};
+constexpr std::uint64_t kCopyTag = std::uint64_t{1} << 62;  // plus the unit
 
 Error wrong_use(const std::string& why) {
   return Error(ErrorCode::kFailedPrecondition, "sharded parameters: " + why);
@@ -41,6 +42,11 @@ Result<std::unique_ptr<ShardedParameters>> ShardedParameters::divide(
                                     options.least_elements));
   CENTROID_ASSIGN(collective::Group shards, group.subgroup(ranks));
   CENTROID_ASSIGN(collective::Group replicas, group.subgroup(sharding.replica_ranks(rank, world)));
+  if (options.replicas > 1 || options.replicas >= world)
+    return Error(ErrorCode::kInvalidArgument,
+                 "sharded parameters: replicas are 0 or 1, and fewer than the " +
+                     std::to_string(world) + " ranks; asked for " +
+                     std::to_string(options.replicas));
   return std::unique_ptr<ShardedParameters>(new ShardedParameters(
       std::move(layout), options, std::move(shards), std::move(replicas), std::move(optimizer)));
 }
@@ -84,7 +90,9 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       replicas_(std::move(replicas)),
       optimizer_(std::move(optimizer)),
       keeps_full_(!options.sharding.shards_parameters() || shards_.world() == 1),
+      is_safe_(options.replicas > 0),
       units_(layout_.units().size()),
+      copies_(is_safe_ && replicas_.world() == 1 ? units_.size() : 0),
       reducing_(layout_, shards_, replicas_, timeout_) {}
 
 Status ShardedParameters::fill(const collective::Group& all, const Initial& initial) {
@@ -105,6 +113,12 @@ Status ShardedParameters::fill(const collective::Group& all, const Initial& init
     }
     CENTROID_TRY(collective::broadcast(all, std::span(values), 0, options));
     units_[i].state.assign(optimizer_->slots(), std::vector<float>(shard.count));
+    if (has_copy()) {
+      const Range copied = layout_.shard(i, copied_rank());
+      copies_[i].values.assign(values.begin() + static_cast<std::ptrdiff_t>(copied.begin),
+                               values.begin() + static_cast<std::ptrdiff_t>(copied.end()));
+      copies_[i].state.assign(optimizer_->slots(), std::vector<float>(copied.count));
+    }
     if (keeps_full_)
       units_[i].full = std::move(values);
     else
@@ -127,6 +141,15 @@ Status ShardedParameters::read(const Stored& stored) {
     for (std::size_t slot = 0; slot < optimizer_->slots(); ++slot) {
       one.state.emplace_back(shard.count);
       CENTROID_TRY(stored(1 + slot, shard, one.state.back()));
+    }
+    if (!has_copy()) continue;
+    Range copied = layout_.shard(i, copied_rank());
+    copied.begin += elements.begin;
+    copies_[i].values.resize(copied.count);
+    CENTROID_TRY(stored(0, copied, copies_[i].values));
+    for (std::size_t slot = 0; slot < optimizer_->slots(); ++slot) {
+      copies_[i].state.emplace_back(copied.count);
+      CENTROID_TRY(stored(1 + slot, copied, copies_[i].state.back()));
     }
   }
   return {};
@@ -275,7 +298,34 @@ Status ShardedParameters::reduce_rest() {
   return {};
 }
 
-Result<StepReport> ShardedParameters::clip() {
+/// Send the mean gradient of the own shard to the next rank, and receive that of the copy.
+std::vector<collective::Handle> ShardedParameters::begin_copies() {
+  std::vector<collective::Handle> copying;
+  for (std::size_t unit = 0; unit < copies_.size(); ++unit) {
+    collective::CallOptions options;
+    options.tag = kCopyTag + unit;
+    options.timeout = timeout_;
+    std::vector<float>& mean = copies_[unit].mean;
+    mean.resize(copies_[unit].values.size());
+    if (!mean.empty())
+      copying.push_back(
+          collective::receive_async(shards_, std::span(mean), copied_rank(), options));
+    const std::span<const float> own = reducing_.mean(unit);
+    if (!own.empty())
+      copying.push_back(
+          collective::send_async(shards_, own, (shards_.rank() + 1) % shards_.world(), options));
+  }
+  return copying;
+}
+
+Status ShardedParameters::end_copies(std::vector<collective::Handle> copying) {
+  for (collective::Handle& handle : copying)
+    if (Status copied = handle.wait(); !copied.ok())
+      return fail(std::move(copied).error().with_context("copy gradients"));
+  return {};
+}
+
+Result<StepReport> ShardedParameters::measure() {
   StepReport report;
   report.step = steps_ + 1;
   const double bound = optimizer_->config().clip_norm;
@@ -291,16 +341,46 @@ Result<StepReport> ShardedParameters::clip() {
     if (!summed.ok()) return fail(std::move(summed).error().with_context("sum gradient norms"));
   }
   report.gradient_norm = std::sqrt(squares);
-  const float factor = clip_factor(*report.gradient_norm, bound);
-  for (std::size_t unit = 0; unit < units_.size() && factor != 1; ++unit)
-    for (float& value : reducing_.mean(unit)) value *= factor;
   return report;
 }
 
-void ShardedParameters::update(std::size_t unit) {
+void ShardedParameters::clip(const StepReport& report) {
+  if (!report.gradient_norm) return;
+  const float factor = clip_factor(*report.gradient_norm, optimizer_->config().clip_norm);
+  for (std::size_t unit = 0; unit < units_.size() && factor != 1; ++unit) {
+    for (float& value : reducing_.mean(unit)) value *= factor;
+    if (!has_copy()) continue;
+    for (float& value : copies_[unit].mean) value *= factor;
+  }
+}
+
+/// Nobody makes the step before all can: the survivors of a loss then agree on it.
+Status ShardedParameters::prepare() {
+  if (!is_safe_) return {};
+  is_prepared_ = true;
+  collective::CallOptions options;
+  options.tag = kNormTag;
+  options.timeout = timeout_;
+  for (const collective::Group* group : {&shards_, &replicas_})
+    if (Status all = collective::barrier(*group, options); !all.ok())
+      return fail(std::move(all).error().with_context("commit the step"));
+  return {};
+}
+
+void ShardedParameters::apply() {
+  ++steps_;
   std::vector<std::span<float>> slots;
-  for (std::vector<float>& slot : units_[unit].state) slots.emplace_back(slot);
-  optimizer_->step(steps_, own(unit), reducing_.mean(unit), slots, own(unit));
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    slots.assign(units_[unit].state.begin(), units_[unit].state.end());
+    optimizer_->step(steps_, own(unit), reducing_.mean(unit), slots, own(unit));
+    if (!has_copy()) continue;
+    Copy& copy = copies_[unit];
+    slots.assign(copy.state.begin(), copy.state.end());
+    optimizer_->step(steps_, copy.values, copy.mean, slots, copy.values);
+    copy.mean = {};
+  }
+  reducing_.clear();
+  has_gradient_ = is_prepared_ = false;
 }
 
 Status ShardedParameters::share_updates() {
@@ -316,11 +396,12 @@ Status ShardedParameters::share_updates() {
 Result<StepReport> ShardedParameters::step() {
   CENTROID_TRY(check_step());
   CENTROID_TRY(reduce_rest());
-  CENTROID_ASSIGN(const StepReport report, clip());
-  ++steps_;
-  for (std::size_t unit = 0; unit < units_.size(); ++unit) update(unit);
-  reducing_.clear();
-  has_gradient_ = false;
+  std::vector<collective::Handle> copying = begin_copies();
+  CENTROID_ASSIGN(const StepReport report, measure());
+  CENTROID_TRY(end_copies(std::move(copying)));
+  clip(report);
+  CENTROID_TRY(prepare());
+  apply();
   CENTROID_TRY(share_updates());
   return report;
 }
@@ -332,6 +413,11 @@ ShardedMemory ShardedParameters::memory() const {
     out.parameters += (unit.master.size() + unit.full.capacity()) * sizeof(float);
     out.gradients += unit.gradient.capacity() * sizeof(float);
     for (const std::vector<float>& slot : unit.state) out.state += slot.size() * sizeof(float);
+  }
+  for (const Copy& copy : copies_) {
+    out.parameters += copy.values.size() * sizeof(float);
+    out.gradients += copy.mean.size() * sizeof(float);
+    for (const std::vector<float>& slot : copy.state) out.state += slot.size() * sizeof(float);
   }
   return out;
 }

@@ -21,14 +21,17 @@ struct ShardedOptions {
   Sharding sharding;
   OptimizerConfig optimizer;
   std::uint64_t least_elements = ShardLayout::kLeastElements;  ///< of a unit
-  std::chrono::milliseconds timeout{0};                        ///< of an operation; 0: the group's
+  /// Ranks that may be lost without loss of a step: 0 or 1. With 1 each rank has a copy of the
+  /// shard of the rank before it, unless `none` or `hybrid` has one anyway, and steps it too.
+  std::uint32_t replicas = 0;
+  std::chrono::milliseconds timeout{0};  ///< of an operation; 0: the group's
 };
 
 /// Bytes of this rank, without those of operations in progress in the collectives.
 struct ShardedMemory {
-  std::uint64_t parameters = 0;  ///< own shards, and units that are gathered
-  std::uint64_t gradients = 0;   ///< of whole units, in operations, and of own shards
-  std::uint64_t state = 0;       ///< of the optimizer
+  std::uint64_t parameters = 0;  ///< own shards, copies, and units that are gathered
+  std::uint64_t gradients = 0;   ///< of whole units, in operations, of own shards and copies
+  std::uint64_t state = 0;       ///< of the optimizer, with that of copies
 };
 
 /// What a step was.
@@ -120,7 +123,27 @@ class ShardedParameters {
   }
   ShardedMemory memory() const;
 
+  /// The copy of another rank's shard and state; with replicas.
+  bool has_copy() const { return !copies_.empty(); }
+  std::uint32_t copied_rank() const {
+    return (shards_.rank() + shards_.world() - 1) % shards_.world();
+  }
+  std::span<const float> copy(std::size_t unit) const { return copies_[unit].values; }
+  std::span<const float> copy_state(std::size_t unit, std::size_t slot) const {
+    return copies_[unit].state[slot];
+  }
+  /// All ranks had the gradient of the next step, and it failed before this rank knew: others may
+  /// have made the step. With replicas.
+  bool is_prepared() const { return is_prepared_; }
+  /// Make the step that is prepared.
+  void complete_step() { apply(); }
+
  private:
+  /// Another rank's part of a unit.
+  struct Copy {
+    std::vector<float> values, mean;
+    std::vector<std::vector<float>> state;
+  };
   struct Unit {
     std::vector<float> master;              ///< this rank's shard; empty if `full` stays
     std::vector<float> full;                ///< all elements; empty: not gathered
@@ -142,8 +165,12 @@ class ShardedParameters {
   collective::Handle begin_gather(std::size_t unit);
   std::span<float> own(std::size_t unit);
   Status reduce_rest();
-  Result<StepReport> clip();
-  void update(std::size_t unit);
+  std::vector<collective::Handle> begin_copies();
+  Status end_copies(std::vector<collective::Handle> copying);
+  Result<StepReport> measure();
+  void clip(const StepReport& report);
+  Status prepare();
+  void apply();
   Status share_updates();
 
   const ShardLayout layout_;
@@ -151,10 +178,12 @@ class ShardedParameters {
   const collective::Group shards_, replicas_;
   const std::unique_ptr<Optimizer> optimizer_;
   const bool keeps_full_;  ///< every rank has all parameters, always
+  const bool is_safe_;     ///< a lost rank loses nothing: with replicas
   std::vector<Unit> units_;
+  std::vector<Copy> copies_;  ///< by unit; empty: none
   Reducing reducing_;
   std::uint64_t steps_ = 0;
-  bool is_syncing_ = true, has_gradient_ = false;
+  bool is_syncing_ = true, has_gradient_ = false, is_prepared_ = false;
   std::optional<Error> failed_;
 };
 

@@ -1,0 +1,246 @@
+#include "worker/parallel/regroup.h"
+
+#include <algorithm>
+#include <atomic>
+#include <latch>
+#include <mutex>
+
+#include "tests/component/sharded_checkpoint_fixture.h"
+
+namespace centroid::parallel::testing {
+namespace {
+
+using collective::testing::with_faults;
+using ::testing::HasSubstr;
+
+ShardedOptions safe_options(const char* sharding, std::uint32_t world, double clip = 0) {
+  ShardedOptions options = options_of(sharding, world);
+  options.replicas = world > 1 ? 1 : 0;
+  options.optimizer.clip_norm = clip;
+  return options;
+}
+
+using Parameters = std::unique_ptr<ShardedParameters>;
+
+/// Parameters, state, and copies of both are those of one process.
+void expect_same_with_copies(const ShardedParameters& parameters, const Oracle& oracle) {
+  expect_same(parameters, oracle);
+  const ShardLayout& layout = parameters.layout();
+  for (std::size_t unit = 0; parameters.has_copy() && unit < layout.units().size(); ++unit) {
+    const Range shard = layout.shard(unit, parameters.copied_rank());
+    const std::uint64_t begin = layout.units()[unit].elements.begin + shard.begin;
+    const auto expect = [&](std::span<const float> is, const Floats& all) {
+      ASSERT_EQ(is.size(), shard.count);
+      EXPECT_EQ(std::memcmp(is.data(), all.data() + begin, is.size_bytes()), 0);
+    };
+    expect(parameters.copy(unit), oracle.values);
+    for (std::size_t slot = 0; slot < oracle.state.size(); ++slot)
+      expect(parameters.copy_state(unit, slot), oracle.state[slot]);
+  }
+}
+
+/// Steps of a job of `world` ranks; what they have then.
+std::vector<Parameters> trained(Job& job, const char* sharding, std::uint64_t steps) {
+  std::vector<Parameters> out(job.world());
+  job.run([&](Group& group) {
+    out[group.rank()] = made(group, safe_options(sharding, job.world()));
+    ASSERT_TRUE(succeeds(run(*out[group.rank()], steps)));
+  });
+  return out;
+}
+
+/// A later generation of these goes on from `step` on, as one process does.
+void go_on(const std::vector<ShardedParameters*>& old, const char* sharding, std::uint64_t step) {
+  const auto world = static_cast<std::uint32_t>(old.size());
+  Job job(Carrier::kInProcess, world);
+  job.run([&](Group& group) {
+    auto next = regroup(group, shapes_of(kModel), safe_options(sharding, world), old[group.rank()]);
+    ASSERT_TRUE(next.ok()) << refusal(next);
+    ASSERT_EQ((*next)->steps(), step);
+    Oracle oracle(kModel);
+    oracle.run(step);
+    expect_same_with_copies(**next, oracle);
+    ASSERT_TRUE(succeeds(run(**next, step + 3)));
+    oracle.run(step + 3);
+    expect_same_with_copies(**next, oracle);
+  });
+}
+
+TEST(Replicas, HaveTheBitsOfTheShardsThatTheyCopy) {
+  for (std::uint32_t world = 2; world <= 5; ++world) {
+    for (const char* sharding : shardings_of(world)) {
+      SCOPED_TRACE(std::to_string(world) + " ranks, " + sharding);
+      Job job(Carrier::kInProcess, world);
+      const std::vector<Parameters> all = trained(job, sharding, 5);
+      Oracle oracle(kModel);
+      oracle.run(5);
+      const bool needs_copy = std::string(sharding) == "full" || std::string(sharding) == "grad" ||
+                              std::string(sharding) == "hybrid:4";
+      for (const Parameters& one : all) {
+        EXPECT_EQ(one->has_copy(), needs_copy);
+        expect_same_with_copies(*one, oracle);
+      }
+    }
+  }
+}
+
+TEST(Replicas, AreClippedByTheNormOfTheWholeGradient) {
+  Job job(Carrier::kInProcess, 3);
+  std::vector<Parameters> all(3);
+  job.run([&](Group& group) {
+    all[group.rank()] = made(group, safe_options("full", 3, 0.25));
+    ASSERT_TRUE(succeeds(run(*all[group.rank()], 5)));
+  });
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    const Parameters& owner = all[(rank + 2) % 3];
+    for (std::size_t unit = 0; unit < owner->layout().units().size(); ++unit) {
+      const auto copy = all[rank]->copy(unit), shard = owner->shard(unit);
+      EXPECT_TRUE(std::ranges::equal(copy, shard));
+    }
+  }
+}
+
+TEST(Replicas, AnyNumberOfRanksGoesOnFromMemory) {
+  for (const auto& [from, from_sharding] :
+       {std::pair{2u, "full"}, {3u, "full"}, {4u, "hybrid:2"}, {5u, "grad"}, {3u, "none"}}) {
+    Job job(Carrier::kInProcess, from);
+    const std::vector<Parameters> all = trained(job, from_sharding, 4);
+    for (std::uint32_t to = from - 1; to <= 5; ++to) {
+      const std::uint32_t lost = to < from ? 1 : 0;
+      for (const char* sharding : shardings_of(to)) {
+        SCOPED_TRACE(std::to_string(from) + " ranks with " + from_sharding + ", then " +
+                     std::to_string(to) + " with " + sharding);
+        std::vector<ShardedParameters*> old;
+        for (std::uint32_t rank = lost; rank < from; ++rank) old.push_back(all[rank].get());
+        old.resize(to, nullptr);  // newcomers
+        go_on(old, sharding, 4);
+      }
+    }
+  }
+}
+
+// A rank fails at its n-th network operation of a step, for every n.
+TEST(Replicas, ALossAtAnyMomentLosesNoStepThatAnyRankMade) {
+  for (const auto& [world, sharding, then] : {std::tuple{2u, "full", "full"},
+                                              {3u, "full", "full"},
+                                              {3u, "grad", "grad"},
+                                              {4u, "hybrid:2", "full"},
+                                              {3u, "none", "none"}}) {
+    for (const std::uint32_t bad : {0u, world - 1}) {
+      bool has_old = false, has_new = false;
+      for (std::uint64_t at = 0, is_over = 0; is_over == 0; ++at) {
+        ASSERT_LT(at, 2000u);
+        SCOPED_TRACE(std::to_string(world) + " ranks, " + sharding + ", rank " +
+                     std::to_string(bad) + ", operation " + std::to_string(at));
+        transport::FaultPlan plan;
+        plan.action = transport::FaultPlan::Action::kFail;
+        plan.at_operation = at;
+        Job job(Carrier::kInProcess, world, with_faults(bad, plan));
+        std::vector<Parameters> all(world);
+        std::latch ready(world), set(world);
+        job.run([&](Group& group) {
+          Parameters& own = all[group.rank()];
+          own = made(group, safe_options(sharding, world));
+          ASSERT_TRUE(succeeds(run(*own, 2)));
+          ready.arrive_and_wait();
+          if (group.rank() == bad) *plan.operations = 0;
+          set.arrive_and_wait();
+          (void)run(*own, 3);
+        });
+        std::uint64_t most = 0;
+        std::vector<ShardedParameters*> old;
+        for (const Parameters& one : all) {
+          most = std::max(most, one->steps());
+          if (one != all[bad]) old.push_back(one.get());
+        }
+        ASSERT_TRUE(most == 2 || most == 3);
+        is_over = *plan.operations <= at ? 1 : 0;
+        std::atomic<std::uint64_t> step = 0;
+        {
+          Job later(Carrier::kInProcess, world - 1);
+          later.run([&](Group& group) {
+            auto next =
+                regroup(group, shapes_of(kModel), safe_options(then, world - 1), old[group.rank()]);
+            ASSERT_TRUE(next.ok()) << refusal(next);
+            step = (*next)->steps();
+            Oracle oracle(kModel);
+            oracle.run(step);
+            expect_same_with_copies(**next, oracle);
+            ASSERT_TRUE(succeeds(run(**next, 5)));
+            oracle.run(5);
+            expect_same_with_copies(**next, oracle);
+          });
+        }
+        ASSERT_GE(step, most);
+        ASSERT_LE(step, 3u);
+        (step == 2 ? has_old : has_new) = true;
+      }
+      EXPECT_TRUE(has_old);
+      EXPECT_TRUE(has_new);
+    }
+  }
+}
+
+std::vector<std::string> refusals(const std::vector<ShardedParameters*>& old,
+                                  const Manifest& model = kModel) {
+  Job job(Carrier::kInProcess, static_cast<std::uint32_t>(old.size()));
+  std::vector<std::string> out(old.size());
+  job.run([&](Group& group) {
+    out[group.rank()] = refusal(regroup(group, shapes_of(model),
+                                        options_of("full", static_cast<std::uint32_t>(old.size())),
+                                        old[group.rank()]));
+  });
+  for (const std::string& one : out) EXPECT_EQ(one, out[0]);
+  return out;
+}
+
+TEST(Replicas, TwoPartnersLostAtOnceAreAnErrorOfAll) {
+  Job job(Carrier::kInProcess, 4);
+  const std::vector<Parameters> all = trained(job, "full", 3);
+  EXPECT_THAT(refusals({all[0].get(), all[3].get()})[0],
+              HasSubstr("no rank has shard 1 of 4 of step 3; restore a checkpoint"));
+  go_on({all[0].get(), all[2].get()}, "full", 3);  // of two others nothing is lost
+}
+
+TEST(Replicas, WrongUseIsAnErrorOfAll) {
+  EXPECT_THAT(refusals({nullptr, nullptr})[0], HasSubstr("no rank has a shard"));
+  Job job(Carrier::kInProcess, 3);
+  const std::vector<Parameters> all = trained(job, "full", 1);
+  Manifest other = kModel;
+  other[1].shape = {8};
+  EXPECT_THAT(refusals({all[0].get(), nullptr}, other)[0],
+              HasSubstr("the parameters or the least elements of a unit are others than before"));
+  Job one(Carrier::kInProcess, 1);
+  one.run([](Group& group) {
+    ShardedOptions options = options_of("full", 1);
+    options.replicas = 1;
+    EXPECT_THAT(refusal(ShardedParameters::make(group, shapes_of(kModel), options, nullptr)),
+                HasSubstr("fewer than the 1 ranks; asked for 1"));
+  });
+}
+
+// One more gradient of a shard from each rank in each step, and its memory once more.
+TEST(Replicas, CostAShardOfTrafficAndMemory) {
+  const Manifest model = {{"w", DType::kF32, {256, 256}}};
+  const double bytes = 4.0 * 256 * 256;
+  const auto sent = [&](std::uint32_t replicas, std::uint64_t steps) {
+    Job job(Carrier::kTcp, 4);
+    std::atomic<std::uint64_t> total = 0;
+    job.run([&](Group& group) {
+      ShardedOptions options = options_of("full", 4);
+      options.replicas = replicas;
+      const Parameters own = made(group, options, model);
+      ASSERT_TRUE(succeeds(run(*own, steps)));
+      ASSERT_TRUE(succeeds(collective::barrier(group)));
+      total += group.traffic().bytes_out;
+      EXPECT_EQ(own->memory().parameters, (1 + replicas) * bytes / 4);
+      EXPECT_EQ(own->memory().state, 2 * (1 + replicas) * bytes / 4);
+    });
+    return static_cast<double>(total);
+  };
+  const double with = sent(1, 5) - sent(1, 1), without = sent(0, 5) - sent(0, 1);
+  EXPECT_NEAR((with - without) / (4 * 4), bytes / 4, 0.05 * bytes / 4);
+}
+
+}  // namespace
+}  // namespace centroid::parallel::testing
