@@ -87,7 +87,7 @@ Task<Status> InitialValues::take_init_chunk(transport::Session& session,
   const std::string where = "initial chunk " + to_string(head.chunk) + " of " + worker->join.name;
   if (!is_initial_from(*worker) && !worker->sends_init)
     co_return Error(ErrorCode::kFailedPrecondition, where + ": nobody asked for it");
-  if (!is_initial_from(*worker))  // the job stops, or is another server's: it is told so
+  if (!is_initial_from(*worker))  // the job stops or moves: another message says so
     co_return co_await session.skip_payload();
   if (head.chunk.value >= job_.store().plan().chunks().size())
     co_return Error(ErrorCode::kInvalidArgument,

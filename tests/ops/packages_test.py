@@ -125,7 +125,7 @@ class Packages(unittest.TestCase):
             self.assert_trains(system, "centroid")
             settings = system.folder / "etc/centroid/server.json"
             settings.write_text(settings.read_text().replace("7070", "7171"))
-            self.install(system)  # anew, as an upgrade does
+            self.install(system)  # once more, as an upgrade does
             self.assertIn("7171", settings.read_text())
             system.run("dpkg", "-P", "libcentroid-dev", "centroid")
             left = [path for path in ("etc/centroid", "var/lib/centroid", "usr/lib/python3/dist-packages/centroid", "usr/bin/centroid") if (system.folder / path).exists()]

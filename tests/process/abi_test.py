@@ -2,8 +2,8 @@
 
 abi_test.py LIBRARY [--write]     needs cc and nm
 
-A program that was built for an older library goes on with a newer one: symbols, fields and enumerators are added, behind those that are
-there, and none moves. --write writes the list anew after such a change.
+A program built for an older library also runs with a newer one. So symbols, fields and enumerators are only added, after the existing ones.
+--write updates the list after such a change.
 """
 
 import ctypes

@@ -22,7 +22,7 @@ struct ShardedCheckpointOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
 };
 
-/// What a restored job goes on with.
+/// The state from which a restored job continues.
 struct RestoredShards {
   std::unique_ptr<ShardedParameters> parameters;
   CheckpointInfo info;
@@ -58,7 +58,7 @@ class ShardedCheckpoints {
   /// fails  already_exists: a sound one of that version; resource_exhausted: full disk;
   ///        invalid_argument: the parameters are not those of the model
   Status write(const ShardedParameters& parameters, const CheckpointInfo& info);
-  /// Copy this rank's shard, and write it while the training goes on. Waits for an earlier write.
+  /// Copy this rank's shard, and write it during the training. Waits for an earlier write.
   ///
   /// fails  as the earlier write; then nothing begins
   Status begin(const ShardedParameters& parameters, const CheckpointInfo& info);
