@@ -10,6 +10,7 @@
 #include "common/base/trace.h"
 #include "common/device/host_memory.h"
 #include "common/tensor/buffer.h"
+#include "common/tensor/chunk_plan.h"
 #include "worker/data/batch_loader.h"
 #include "worker/node/nccl_group.h"
 #include "worker/node/replica.h"
