@@ -10,6 +10,8 @@ target_compile_options(centroid_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion>
   # Below -O3 g++ 12 sees only half of how coroutines allocate.
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-mismatched-new-delete>
+  # Collect the compiler's garbage at 1.5 GB, not at 30 MB: a tenth less time.
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1500000>
   # Same bits on every path: no fused multiply-add behind our back.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-math-errno>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${CENTROID_WERROR}>>:-Werror>
@@ -39,7 +41,7 @@ function(centroid_unity target)
 endfunction()
 
 # centroid_library(name [KERNELS] SOURCES a.cc HEADERS a.h DEPS centroid::b PRIVATE_DEPS Threads::Threads)
-# KERNELS: loops over tensors, at -O3. What else a release has is -O2, which builds a fifth faster.
+# KERNELS: loops over tensors, at -O3. What else a release has is -O1, which builds in two thirds of the time and runs as fast.
 function(centroid_library name)
   cmake_parse_arguments(ARG "KERNELS" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS" ${ARGN})
   set(target centroid_${name})
@@ -51,6 +53,11 @@ function(centroid_library name)
     target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O3>)
   endif()
   centroid_unity(${target})
+endfunction()
+
+# centroid_kernels(a.cc ...): sources of this folder's library that are such loops, where the library is not.
+function(centroid_kernels)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
 endfunction()
 
 add_custom_target(programs)       # what a user runs
@@ -128,7 +135,6 @@ function(centroid_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS} centroid_fault_points GTest::gmock GTest::gtest_main)
-  target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)  # a third less time
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${ARG_LABEL}.${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${ARG_LABEL}.${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})

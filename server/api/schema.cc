@@ -87,4 +87,44 @@ Status check_value(const std::string& where, const Json& value, const Json& sche
                where + ": expected " + expected + ", got " + text_of(value));
 }
 
+AnyField::AnyField(std::string field, std::string_view text, const Json& more,
+                   Json (*schema_of)(std::vector<const Schema*>& parts))
+    : name(std::move(field)) {
+  schema = schema_of(parts);
+  if (!text.empty()) schema["description"] = text;
+  schema.update(more);
+}
+
+AnyView::AnyView(std::string title, std::string_view text, std::vector<AnyField> fields)
+    : fields_(std::move(fields)) {
+  name = std::move(title);
+  json = {{"type", "object"}, {"description", text}, {"additionalProperties", false}};
+  for (const AnyField& field : fields_) {
+    if (field.is_required) json["required"].push_back(field.name);
+    json["properties"][field.name] = field.schema;
+    parts.insert(parts.end(), field.parts.begin(), field.parts.end());
+  }
+}
+
+Json AnyView::json_of(const void* view) const {
+  Json out = Json::object();
+  for (const AnyField& field : fields_) out[field.name] = field.read(view);
+  return out;
+}
+
+Status AnyView::parse_into(void* view, const Json& object) const {
+  for (const AnyField& field : fields_) {
+    const auto found = object.find(field.name);
+    if (found != object.end()) {
+      CENTROID_TRY(check_value(field.name, *found, field.schema));
+      if (field.write) field.write(view, *found);
+    } else if (field.is_required) {
+      return Error(ErrorCode::kInvalidArgument,
+                   "there is no field '" + field.name +
+                       "': " + field.schema.value("description", std::string("it is required")));
+    }
+  }
+  return {};
+}
+
 }  // namespace centroid::server

@@ -116,34 +116,44 @@ Json json_of(const T& value) {
 
 }  // namespace detail
 
-/// One field of a view.
-template <class T>
-struct Field {
-  /// `get`: a member, or a function of the view. `more`: further parts of the schema.
-  template <class Get>
-  Field(std::string field, Get get, std::string_view text, const Json& more = Json::object())
-      : name(std::move(field)) {
-    using Value = std::remove_cvref_t<std::invoke_result_t<const Get&, const T&>>;
-    schema = detail::schema_of<Value>(parts);
-    if (!text.empty()) schema["description"] = text;
-    schema.update(more);
-    read = [get](const T& view) { return detail::json_of<Value>(std::invoke(get, view)); };
-    if constexpr (std::is_member_object_pointer_v<Get>) {
-      if constexpr (detail::Plain<Value>)
-        write = [get](T& view, const Json& json) { json.get_to(view.*get); };
-      else if constexpr (detail::Plain<detail::Optional<Value>>)
-        write = [get](T& view, const Json& json) {
-          view.*get = json.get<detail::Optional<Value>>();
-        };
-    }
-  }
+/// One field of a view, whatever its type: compiled once.
+struct AnyField {
+  /// `schema_of` makes the schema of its values, and adds the views that it refers to.
+  AnyField(std::string field, std::string_view text, const Json& more,
+           Json (*schema_of)(std::vector<const Schema*>& parts));
 
   std::string name;
   Json schema;
   std::vector<const Schema*> parts;
-  std::function<Json(const T&)> read;
-  std::function<void(T&, const Json&)> write;  ///< empty: the field is in answers only
+  std::function<Json(const void* view)> read;
+  std::function<void(void* view, const Json&)> write;  ///< empty: the field is in answers only
   bool is_required = true;
+};
+
+/// One field of a view.
+template <class T>
+struct Field : AnyField {
+  /// `get`: a member, or a function of the view. `more`: further parts of the schema.
+  template <class Get>
+  Field(std::string field, Get get, std::string_view text, const Json& more = Json::object())
+      : AnyField(std::move(field), text, more, detail::schema_of<ValueOf<Get>>) {
+    using Value = ValueOf<Get>;
+    read = [get](const void* view) {
+      return detail::json_of<Value>(std::invoke(get, *static_cast<const T*>(view)));
+    };
+    if constexpr (std::is_member_object_pointer_v<Get>) {
+      if constexpr (detail::Plain<Value>)
+        write = [get](void* view, const Json& json) { json.get_to(static_cast<T*>(view)->*get); };
+      else if constexpr (detail::Plain<detail::Optional<Value>>)
+        write = [get](void* view, const Json& json) {
+          static_cast<T*>(view)->*get = json.get<detail::Optional<Value>>();
+        };
+    }
+  }
+
+ private:
+  template <class Get>
+  using ValueOf = std::remove_cvref_t<std::invoke_result_t<const Get&, const T&>>;
 };
 
 /// A field that a request's body may omit.
@@ -170,49 +180,44 @@ auto null_if_zero(Value T::* member) {
   };
 }
 
+/// What is the same for views of every type.
+class AnyView : public Schema {
+ protected:
+  AnyView(std::string title, std::string_view text, std::vector<AnyField> fields);
+  Json json_of(const void* view) const;
+  Status parse_into(void* view, const Json& object) const;
+
+ private:
+  std::vector<AnyField> fields_;
+};
+
 template <class T>
-class View : public Schema {
+class View : public AnyView {
  public:
-  View(std::string title, std::string_view text, std::vector<Field<T>> fields,
+  View(std::string title, std::string_view text, const std::vector<Field<T>>& fields,
        const std::vector<Field<T>>& more = {})
-      : fields_(std::move(fields)) {
-    fields_.insert(fields_.end(), more.begin(), more.end());
-    name = std::move(title);
-    json = {{"type", "object"}, {"description", text}, {"additionalProperties", false}};
-    for (const Field<T>& field : fields_) {
-      if (field.is_required) json["required"].push_back(field.name);
-      json["properties"][field.name] = field.schema;
-      parts.insert(parts.end(), field.parts.begin(), field.parts.end());
-    }
-  }
+      : AnyView(std::move(title), text, joined(fields, more)) {}
 
   /// Numbers that are not finite become null.
-  Json to_json(const T& view) const {
-    Json out = Json::object();
-    for (const Field<T>& field : fields_) out[field.name] = field.read(view);
-    return out;
-  }
+  Json to_json(const T& view) const { return json_of(&view); }
 
   /// Missing fields keep their default value.
   /// fails  invalid_argument: names the field, the expected and the received value
   Result<T> parse(const Json& object) const {
     T view;
-    for (const Field<T>& field : fields_) {
-      const auto found = object.find(field.name);
-      if (found != object.end()) {
-        CENTROID_TRY(check_value(field.name, *found, field.schema));
-        if (field.write) field.write(view, *found);
-      } else if (field.is_required) {
-        return Error(ErrorCode::kInvalidArgument,
-                     "there is no field '" + field.name +
-                         "': " + field.schema.value("description", std::string("it is required")));
-      }
-    }
+    CENTROID_TRY(parse_into(&view, object));
     return view;
   }
 
  private:
-  std::vector<Field<T>> fields_;
+  static std::vector<AnyField> joined(const std::vector<Field<T>>& fields,
+                                      const std::vector<Field<T>>& more) {
+    std::vector<AnyField> all;
+    all.reserve(fields.size() + more.size());
+    for (const AnyField& field : fields) all.push_back(field);
+    for (const AnyField& field : more) all.push_back(field);
+    return all;
+  }
 };
 
 }  // namespace centroid::server
