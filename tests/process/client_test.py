@@ -319,6 +319,47 @@ class Torch(ClientTest):
                     torch.testing.assert_close(tensor.detach(), expected[name])
 
 
+    def test_a_module_trains_but_for_its_frozen_parameters(self):
+        import torch
+
+        def model(frozen):
+            torch.manual_seed(1)
+            made = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+            for name, parameter in made[0].named_parameters():
+                parameter.requires_grad_(False)
+                parameter.data.fill_(frozen)
+            return made
+
+        server = self.server("--rounds", 3, "--min-workers", 1, "--lr", "0.1", "--weight-decay", "0.5", "--optimizer", "adamw")
+        trained = model(0.5)
+        before = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+        with self.trainer(server, "t", trained) as trainer:
+            self.assertEqual(sorted(trainer.tensors), ["1.bias", "1.running_mean", "1.running_var", "1.weight", "2.bias", "2.weight"])
+            for share in trainer:
+                trained.zero_grad()
+                if share.round == 1:
+                    with self.assertRaisesRegex(centroid.CentroidError, "model .*frozen"):
+                        next(self.trainer(server, "other", model(0.25)))
+                    with self.assertRaisesRegex(centroid.CentroidError, "call backward before finish"):
+                        trainer.finish()
+                    with self.assertRaisesRegex(centroid.CentroidError, "0.bias, 0.weight: frozen when the Trainer was made"):
+                        trainer.finish({name: torch.zeros_like(tensor) for name, tensor in trained.named_parameters()})
+                trained(torch.rand(len(share), 4)).pow(2).mean().backward()
+                trainer.finish()
+        for name, tensor in trained.state_dict().items():
+            self.assertEqual(torch.equal(tensor, before[name]), name.startswith("0."), name)
+
+    def test_the_tensors_of_a_state_dict_are_not_frozen(self):
+        import torch
+
+        server = self.server("--rounds", 1, "--min-workers", 1, "--lr", "0.1")
+        layer = torch.nn.Linear(4, 2)
+        with self.trainer(server, "t", layer.state_dict()) as trainer:
+            for _ in trainer:
+                trainer.finish({name: torch.ones_like(tensor) for name, tensor in trainer.tensors.items()})
+            self.assertEqual(len(trainer.tensors), 2)
+
+
 class Pull(ClientTest):
     """Tensors by name, for programs that are no workers."""
 

@@ -18,6 +18,7 @@ import pathlib
 import threading
 import time
 import weakref
+import zlib
 
 from ._abi import _ABI, _CODES, _PROTOTYPES, _Call, _GroupOptions, _Pulled, _Round, _Server, _Share, _Step, _Tensor, _Training, _keep, _memory, _text, _u64
 from ._arrays import CentroidError, _bad, _check_writable, _number, _read, _shape, _size, _write
@@ -210,15 +211,47 @@ class Round:
     reason: str  # why the outcome is not COMMITTED
 
 
+def _is_buffer(name):
+    known = getattr(_library, "centroid_is_buffer", None)  # an older library has no such function
+    return bool(known and known(name.encode()))
+
+
+def _tensors_of(tensors):
+    """Return a dict of names and arrays; of a PyTorch module its parameters and the buffers that are averaged."""
+    if not hasattr(tensors, "named_parameters"):
+        return dict(tensors)
+    return {**dict(tensors.named_parameters()), **{name: buffer for name, buffer in tensors.named_buffers() if _is_buffer(name)}}
+
+
+def _frozen_of(tensors):
+    """Return the PyTorch parameters that need no gradient, where others do: what comes from a state_dict has none that does."""
+    trained = [name for name, tensor in tensors.items() if getattr(tensor, "requires_grad", False)]
+    return {name: tensor for name, tensor in tensors.items() if trained and not getattr(tensor, "requires_grad", True)}
+
+
+def _checksum(tensors):
+    """Return a number of the names, shapes and values."""
+    sum_ = 0
+    for name in sorted(tensors):
+        address, memory = _read(tensors[name], name)  # which keeps the copy alive
+        size = 4 * _size(_shape(tensors[name], name))
+        sum_ = zlib.crc32(f"{name} {_shape(tensors[name], name)}".encode(), sum_)
+        if size > 0:
+            sum_ = zlib.crc32((ctypes.c_char * size).from_address(address), sum_)
+        del memory
+    return sum_
+
+
 class Trainer:
     """A worker of a cluster. Iterate over it for shares, and call `finish` for each.
 
     Use it from one thread, but for `stop`, and never in a forked child process. A process may have several.
 
     server   HOST:PORT; several servers are separated by commas. None: what `centroid run` has set (CENTROID_SERVER, CENTROID_NAME and so on)
-    tensors  dict of names and arrays, changed in place: they are the cluster's parameters in each round. The first worker's values are
-             the initial ones, unless there is a checkpoint. A name whose last part begins with running_ is a buffer, as in batch
-             normalisation: it is averaged and needs no gradient
+    tensors  a PyTorch module, or a dict of names and arrays. They are changed in place, and are the cluster's parameters in each round.
+             The first worker's values are the initial ones, unless there is a checkpoint. A name whose last part begins with running_ is
+             a buffer, as in batch normalisation: it is averaged and needs no gradient. A PyTorch parameter that does not require a
+             gradient, beside others that do, is frozen: it stays as it is, and must be the same in all workers
     samples  samples of the whole training data, the same for all workers
     batch    samples of one step of this worker
     token    the workers' token
@@ -238,11 +271,15 @@ class Trainer:
     def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None):
         self._handle = None
         _library or load()
-        self.tensors = dict(tensors)
+        self.tensors = _tensors_of(tensors)
+        self._buffers = {name_ for name_ in self.tensors if _is_buffer(name_)}
+        self._frozen = _frozen_of({name_: self.tensors[name_] for name_ in self.tensors.keys() - self._buffers})
+        for name_ in self._frozen:
+            del self.tensors[name_]
+        if self._frozen:  # workers whose frozen parameters differ train different models
+            model = f"{model or 'external'}, frozen {_checksum(self._frozen):08x}"
         self._names = sorted(self.tensors)  # the same order in all workers
         self._shapes = [_shape(self.tensors[name_], name_) for name_ in self._names]
-        known = getattr(_library, "centroid_is_buffer", None)  # an older library has no such function
-        self._buffers = {name_ for name_ in self._names if known and known(name_.encode())}
         for name_ in self._names:
             _check_writable(self.tensors[name_], name_)
         keep, structs = [], (_Tensor * max(len(self._names), 1))()
@@ -321,7 +358,8 @@ class Trainer:
     def finish(self, gradients=None, *, samples=None, loss_sum=0.0, correct=0):
         """Send the contribution, wait for the end of the round, and return a `Round`.
 
-        gradients  dict of names and mean gradients over the share; None counts as 0. With local steps give none: the tensors are sent
+        gradients  dict of names and mean gradients over the share; None counts as 0. Default: the `.grad` of PyTorch parameters. With
+                   local steps give none: the tensors are sent
         samples    samples trained since the share or `contribute`; default: all of the share
         loss_sum   sum of their losses
         correct    how many were classified correctly
@@ -407,10 +445,17 @@ class Trainer:
         if share.is_local and gradients is not None:
             raise CentroidError("invalid_argument", "the server wants local steps: train the tensors in place and give no gradients")
         if not share.is_local and gradients is None and share.count > 0:
-            raise CentroidError("invalid_argument", "the server wants gradients: give one for each tensor")
+            if not all(hasattr(self.tensors[name], "grad") for name in self._names):
+                raise CentroidError("invalid_argument", "the server wants gradients: give one for each tensor")
+            gradients = {name: self.tensors[name].grad for name in self._names}
+            if all(gradient is None for gradient in gradients.values()):
+                raise CentroidError("invalid_argument", "no parameter has a gradient: call backward before finish")
         given = self.tensors if share.is_local else gradients or {}
-        # PyTorch gives None as a buffer's gradient: treat it as not given.
-        given = {name: value for name, value in given.items() if value is not None or name not in self._buffers}
+        # PyTorch gives None as the gradient of a buffer and of a frozen parameter: treat it as not given.
+        given = {name: value for name, value in given.items() if value is not None or name not in self._buffers and name not in self._frozen}
+        thawed = sorted(given.keys() & self._frozen.keys())
+        if thawed:
+            raise CentroidError("invalid_argument", f"{', '.join(thawed)}: frozen when the Trainer was made: close it and make a new one")
         changed = set() if share.is_local or share.count == 0 else self._buffers - set(given)
         given = {**given, **{name: self.tensors[name] for name in changed}}
         if share.count > 0 or share.is_local:
