@@ -53,6 +53,10 @@ Status check_local_steps(ServerConfig& c) {
           "leave fragments 1 and overlap 0");
     if (c.local.inner_rate > 0)
       return refuse("inner_lr is for rounds of local steps: set local_steps, or leave inner_lr 0");
+    if (c.local.outer == "average")
+      return refuse(
+          "outer average is for rounds of local steps: set local_steps to 2 or more, or leave outer "
+          "out");
     return {};
   }
   if (c.local.count % c.local.fragments != 0)

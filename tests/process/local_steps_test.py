@@ -149,6 +149,7 @@ class Refusals(LocalStepsTest):
             (["--overlap", "4"], ["overlap 4", "below"]),
             (["--optimizer", "adam"], ["outer", "optimizer"]),
             (["--local-steps", "1", "--overlap", "1"], ["set local_steps"]),
+            (["--local-steps", "1", "--outer", "average"], ["set local_steps to 2 or more"]),
         ):
             with self.subTest(flags=flags):
                 self.assert_status(self.launch_server(*STEPS, *flags, name="-".join(flags[:2]).strip("-")), USAGE, *words)

@@ -5,7 +5,7 @@ set(process_environment "")
 if(CENTROID_SANITIZE)
   set(process_environment CENTROID_TEST_PATIENCE=4)
 endif()
-foreach(area IN ITEMS beginning buffers cadence client codec ctl durability feedback fetch flood golden groups kill local_steps membership metrics mistakes models old_files places policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_journal servers_refusals sharded small_files standby start stop strangers tls torch trace training upgrade waits)
+foreach(area IN ITEMS beginning buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local_steps membership metrics mistakes models old_files places policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_journal servers_refusals sharded small_files standby start stop strangers tls torch trace training upgrade waits)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
     $<TARGET_FILE_DIR:centroid-server-test>)
   set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}
@@ -29,6 +29,6 @@ if(CENTROID_SANITIZE MATCHES "address")
     execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=${library} OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE)
     string(APPEND first "${found} ")
   endforeach()
-  set_tests_properties(process.buffers process.client process.golden process.groups process.metrics process.old_files process.robust process.rows_client process.rows_waits process.run process.standby process.trace process.upgrade PROPERTIES ENVIRONMENT_MODIFICATION
+  set_tests_properties(process.buffers process.client process.examples process.golden process.groups process.metrics process.old_files process.robust process.rows_client process.rows_waits process.run process.standby process.trace process.upgrade PROPERTIES ENVIRONMENT_MODIFICATION
     "LD_PRELOAD=set:${first};ASAN_OPTIONS=string_append::detect_leaks=0")
 endif()

@@ -340,6 +340,7 @@ class Trainer:
         self._share = Share(out.round, out.version, out.epoch, out.rank, out.world, out.begin, out.count, bool(out.is_local), out.overlap, bool(out.evaluate), weakref.ref(self))
         self._is_contributed = False
         self._take()
+        self._versions = self._versions_now()
         self._began = time.monotonic()
         if self._on_keep_errors:  # the share stays open: finish comes next
             raise self._on_keep_errors.pop(0)
@@ -450,6 +451,8 @@ class Trainer:
             gradients = {name: self.tensors[name].grad for name in self._names}
             if all(gradient is None for gradient in gradients.values()):
                 raise CentroidError("invalid_argument", "no parameter has a gradient: call backward before finish")
+            if self._versions != self._versions_now():
+                raise CentroidError("failed_precondition", "the parameters were changed, but the server wants gradients: make no optimizer step, or start the server with local_steps")
         given = self.tensors if share.is_local else gradients or {}
         # PyTorch gives None as the gradient of a buffer and of a frozen parameter: treat it as not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self._buffers and name not in self._frozen}
@@ -480,6 +483,10 @@ class Trainer:
                     ctypes.memset(memory(self._handle, at), 0, size)
             if name in given and not share.is_local:
                 _call("trainer_ready", self._handle, at)
+
+    def _versions_now(self):
+        """How often PyTorch has changed each tensor in place; buffers change in a forward pass."""
+        return [getattr(self.tensors[name], "_version", None) for name in self._names if name not in self._buffers]
 
     def _take(self):
         for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
