@@ -55,7 +55,8 @@ Status check_local_steps(ServerConfig& c) {
       return refuse("inner_lr is for rounds of local steps: set local_steps, or leave inner_lr 0");
     if (c.local.outer == "average")
       return refuse(
-          "outer average is for rounds of local steps: set local_steps to 2 or more, or leave outer "
+          "outer average is for rounds of local steps: set local_steps to 2 or more, or leave "
+          "outer "
           "out");
     return {};
   }

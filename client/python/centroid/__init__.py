@@ -18,10 +18,9 @@ import pathlib
 import threading
 import time
 import weakref
-import zlib
 
 from ._abi import _ABI, _CODES, _PROTOTYPES, _Call, _GroupOptions, _Pulled, _Round, _Server, _Share, _Step, _Tensor, _Training, _keep, _memory, _text, _u64
-from ._arrays import CentroidError, _bad, _check_writable, _number, _read, _shape, _size, _write
+from ._arrays import CentroidError, _bad, _check_writable, _checksum, _frozen_of, _number, _read, _shape, _size, _tensors_of, _write
 from .group import Group, Work, join
 
 __all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "Work", "join", "load", "log_level", "pull", "version"]
@@ -216,32 +215,6 @@ def _is_buffer(name):
     return bool(known and known(name.encode()))
 
 
-def _tensors_of(tensors):
-    """Return a dict of names and arrays; of a PyTorch module its parameters and the buffers that are averaged."""
-    if not hasattr(tensors, "named_parameters"):
-        return dict(tensors)
-    return {**dict(tensors.named_parameters()), **{name: buffer for name, buffer in tensors.named_buffers() if _is_buffer(name)}}
-
-
-def _frozen_of(tensors):
-    """Return the PyTorch parameters that need no gradient, where others do: what comes from a state_dict has none that does."""
-    trained = [name for name, tensor in tensors.items() if getattr(tensor, "requires_grad", False)]
-    return {name: tensor for name, tensor in tensors.items() if trained and not getattr(tensor, "requires_grad", True)}
-
-
-def _checksum(tensors):
-    """Return a number of the names, shapes and values."""
-    sum_ = 0
-    for name in sorted(tensors):
-        address, memory = _read(tensors[name], name)  # which keeps the copy alive
-        size = 4 * _size(_shape(tensors[name], name))
-        sum_ = zlib.crc32(f"{name} {_shape(tensors[name], name)}".encode(), sum_)
-        if size > 0:
-            sum_ = zlib.crc32((ctypes.c_char * size).from_address(address), sum_)
-        del memory
-    return sum_
-
-
 class Trainer:
     """A worker of a cluster. Iterate over it for shares, and call `finish` for each.
 
@@ -271,7 +244,7 @@ class Trainer:
     def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None):
         self._handle = None
         _library or load()
-        self.tensors = _tensors_of(tensors)
+        self.tensors = _tensors_of(tensors, _is_buffer)
         self._buffers = {name_ for name_ in self.tensors if _is_buffer(name_)}
         self._frozen = _frozen_of({name_: self.tensors[name_] for name_ in self.tensors.keys() - self._buffers})
         for name_ in self._frozen:

@@ -2,6 +2,7 @@
 
 import ctypes
 import operator
+import zlib
 
 
 class CentroidError(Exception):
@@ -114,3 +115,29 @@ def _size(shape):
     for dimension in shape:
         count *= dimension
     return count
+
+
+def _tensors_of(tensors, is_buffer):
+    """Return a dict of names and arrays; of a PyTorch module its parameters and the buffers that are averaged."""
+    if not hasattr(tensors, "named_parameters"):
+        return dict(tensors)
+    return {**dict(tensors.named_parameters()), **{name: buffer for name, buffer in tensors.named_buffers() if is_buffer(name)}}
+
+
+def _frozen_of(tensors):
+    """Return the PyTorch parameters that need no gradient, where others do: what comes from a state_dict has none that does."""
+    trained = [name for name, tensor in tensors.items() if getattr(tensor, "requires_grad", False)]
+    return {name: tensor for name, tensor in tensors.items() if trained and not getattr(tensor, "requires_grad", True)}
+
+
+def _checksum(tensors):
+    """Return a number of the names, shapes and values."""
+    sum_ = 0
+    for name in sorted(tensors):
+        address, memory = _read(tensors[name], name)  # which keeps the copy alive
+        size = 4 * _size(_shape(tensors[name], name))
+        sum_ = zlib.crc32(f"{name} {_shape(tensors[name], name)}".encode(), sum_)
+        if size > 0:
+            sum_ = zlib.crc32((ctypes.c_char * size).from_address(address), sum_)
+        del memory
+    return sum_

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-import centroid.torch_backend  # noqa: F401: makes the backend known
+import centroid.torch_backend  # makes the backend known
 
 torch.set_num_threads(1)
 dist.init_process_group("centroid")
@@ -28,5 +28,5 @@ for step in range(1, 61):
     optimizer.step()
     if step % 20 == 0 and dist.get_rank() == 0:
         print(f"step {step}: loss {loss.item():.3f}", flush=True)
-print(f"rank {os.environ['RANK']} is done")
+print(f"rank {os.environ['RANK']} is done with Centroid {centroid.version()}")
 dist.destroy_process_group()
