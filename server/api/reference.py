@@ -11,7 +11,8 @@ import sys
 
 BEGIN = "<!-- Made by server/api/reference.py from the routes in server/api: change those, then run it. -->"
 END = "<!-- End of what was made. -->"
-HEAD = "method and path | body | answer | token | use\n---|---|---|---|---"
+CALLERS = ("none", "viewer", "worker", "admin")  # roles of tokens, the least first
+HEAD = f"method and path | body | answer | {' | '.join(CALLERS)} | use\n" + "|".join(["---"] * 8)
 KINDS = {"text/plain": "text", "image/svg+xml": "SVG", "text/event-stream": "a stream", "application/octet-stream": "its bytes"}
 TOLD = ("404", "412", "416")  # errors that say something of one operation; docs/reference/rest.md tells of the others once for all
 
@@ -69,8 +70,9 @@ def row(document, method, path, operation):
     # who is nobody is refused with 401, who may not with 403: every change, and the reads that need an admin. A 403 of another name is for a part
     # of what an operation gives.
     refused = operation["responses"].get("403", {}).get("$ref", "").rpartition("/")[2]
-    token = "no" if operation.get("security") == [] else {"Forbidden": "admin", "ForbiddenToViewers": "worker"}.get(refused, "any")
-    cells = [f"{method.upper()} {path}" + (f"?{names}" if names else ""), body(document, operation), answers(document, operation), token, use]
+    least = "none" if operation.get("security") == [] else {"Forbidden": "admin", "ForbiddenToViewers": "worker"}.get(refused, "viewer")
+    may = ["✓" if CALLERS.index(caller) >= CALLERS.index(least) else "–" for caller in CALLERS]
+    cells = [f"{method.upper()} {path}" + (f"?{names}" if names else ""), body(document, operation), answers(document, operation), *may, use]
     return " | ".join(cell.replace("|", "\\|") for cell in cells)
 
 

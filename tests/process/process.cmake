@@ -5,7 +5,7 @@ set(process_environment "")
 if(CENTROID_SANITIZE)
   set(process_environment CENTROID_TEST_PATIENCE=4)
 endif()
-foreach(area IN ITEMS beginning buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local_steps membership metrics mistakes models old_files places policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_journal servers_refusals sharded small_files standby start stop strangers tls torch trace training upgrade waits)
+foreach(area IN ITEMS access beginning buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local_steps membership metrics mistakes models old_files places policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_journal servers_refusals sharded small_files standby start stop strangers tls torch trace training upgrade waits)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
     $<TARGET_FILE_DIR:centroid-server-test>)
   set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}
@@ -16,6 +16,9 @@ add_test(NAME process.fault_points COMMAND Python3::Interpreter ${CMAKE_CURRENT_
 set_tests_properties(process.fault_points PROPERTIES LABELS process TIMEOUT ${process_timeout} ENVIRONMENT "${process_environment}")
 add_test(NAME process.abi COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/abi_test.py $<TARGET_FILE:centroid_shared>)
 set_tests_properties(process.abi PROPERTIES LABELS process TIMEOUT 300 SKIP_RETURN_CODE 77)
+add_test(NAME conformance.wire_page COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/conformance/wire_page_test.py
+  $<TARGET_FILE_DIR:centroid-server-test>)
+set_tests_properties(conformance.wire_page PROPERTIES LABELS process TIMEOUT ${process_timeout} ENVIRONMENT "${process_environment}")
 set_tests_properties(process.servers_journal process.restore PROPERTIES TIMEOUT 1800)  # a job for each write point
 # Those that take a minute begin first, so that none runs alone at the end. COST is of the first run; then ctest knows the times.
 set_tests_properties(process.durability process.kill process.membership process.policy process.restore process.rows_servers process.servers
