@@ -1,5 +1,6 @@
 #include "client/group.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "common/base/random.h"
@@ -132,16 +133,37 @@ Status PeerGroup::connect(const std::vector<std::string>& addresses) {
     roster.endpoints.push_back(std::move(place.endpoint));
     roster.nodes.push_back(std::move(place.node));
   }
+  Status met = meet(std::move(roster));
+  if (!met.ok()) group_.reset();
+  return met;
+}
+
+Status PeerGroup::meet(collective::Roster roster) {
   CENTROID_ASSIGN(collective::Group made, mesh_->join(roster));
-  std::vector<std::byte> out(options_.world), in(options_.world);
-  const Status met =
-      options_.world <= kAllPairs
-          ? collective::all_to_all(made, collective::ConstElements(DType::kU8, Bytes(out)),
-                                   collective::Elements(DType::kU8, MutableBytes(in)))
-          : collective::barrier(made);
-  CENTROID_TRY(met);
   group_.emplace(std::move(made));
-  return {};
+  roster_ = std::move(roster);
+  const std::uint32_t world = group_->world();
+  if (world > kAllPairs) return collective::barrier(*group_);
+  std::vector<std::byte> out(world), in(world);
+  return collective::all_to_all(*group_, collective::ConstElements(DType::kU8, Bytes(out)),
+                                collective::Elements(DType::kU8, MutableBytes(in)));
+}
+
+Status PeerGroup::regroup(const std::vector<std::uint32_t>& ranks, std::uint64_t generation) {
+  const auto own = std::ranges::find(ranks, group_->rank());
+  if (own == ranks.end() || !std::ranges::is_sorted(ranks) || ranks.back() >= group_->world() ||
+      generation <= roster_.generation)
+    return Error(ErrorCode::kInvalidArgument,
+                 "regroup: ranks of the group in order, ours among them, and a later generation");
+  collective::Roster next;
+  next.run_id = roster_.run_id;
+  next.generation = generation;
+  next.rank = static_cast<std::uint32_t>(own - ranks.begin());
+  for (const std::uint32_t rank : ranks) {
+    next.endpoints.push_back(roster_.endpoints[rank]);
+    next.nodes.push_back(roster_.nodes[rank]);
+  }
+  return meet(std::move(next));
 }
 
 Result<std::unique_ptr<PeerGroup>> PeerGroup::subgroup(std::vector<std::uint32_t> ranks) const {

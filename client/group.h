@@ -40,14 +40,24 @@ class PeerGroup {
   /// Of these ranks, ours among them; every member makes it.
   Result<std::unique_ptr<PeerGroup>> subgroup(std::vector<std::uint32_t> ranks) const;
 
+  /// Replace the group by that of some of its ranks, ours among them, after the loss of others.
+  /// Each of these calls it with the same ranks and the same later generation. Groups made of the
+  /// earlier one stay as they are.
+  ///
+  /// fails  invalid_argument: not such ranks; as an operation of collectives.h
+  Status regroup(const std::vector<std::uint32_t>& ranks, std::uint64_t generation);
+
   const collective::Group& group() const { return *group_; }
+  const std::string& host() const { return options_.host; }  ///< of this rank's address
 
  private:
+  Status meet(collective::Roster roster);
   static constexpr std::uint32_t kAllPairs = 64;
 
   PeerOptions options_;
   std::string address_;
   std::shared_ptr<collective::Mesh> mesh_;
+  collective::Roster roster_;  ///< of the group
   std::optional<collective::Group> group_;
 };
 

@@ -111,7 +111,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
     options.skip_nonfinite = config.nonfinite == "skip";
     options.propagate_nonfinite = config.nonfinite == "propagate";
     options.manifest = model.manifest();
-    options.checkpoint_dir = config.checkpoint_dir;
+    options.checkpoint_dir = config.checkpoint.dir;
     options.model = model.spec();
     return make_local_exchange(std::move(options), std::move(memory));
   }

@@ -141,22 +141,22 @@ void register_local(config::Schema& s, WorkerConfig& c) {
            .unit = "epochs"});
   s.field("rounds", &c.rounds,
           {.text = "without a server: train for this many rounds; 0: no limit", .unit = "rounds"});
-  s.field("optimizer", &c.optimizer.name,
-          {.text = "without a server: update rule", .choices = optimizer_names()});
+  s.field("optimizer", &c.optimizer.name, {.text = "update rule", .choices = optimizer_names()});
   s.field("lr", &c.optimizer.learning_rate,
           {.text = "without a server: learning rate", .min = 0.0});
-  s.field("lr_schedule", &c.optimizer.schedule, {.text = "without a server: as on the server"});
+  s.field("lr_schedule", &c.optimizer.schedule, {.text = "as on the server"});
   s.field("clip_norm", &c.optimizer.clip_norm,
-          {.text = "without a server: maximum norm of the gradient; 0: no clipping", .min = 0.0});
+          {.text = "maximum norm of the gradient; 0: no clipping", .min = 0.0});
   s.field("momentum", &c.optimizer.momentum,
           {.text = "without a server: for momentum and nesterov", .min = 0.0, .max = 1.0});
   s.field("weight_decay", &c.optimizer.weight_decay,
-          {.text = "without a server: L2 added to the gradient; for adamw decoupled", .min = 0.0});
+          {.text = "L2 added to the gradient; for adamw decoupled", .min = 0.0});
   s.field("nonfinite", &c.nonfinite,
           {.text = "exchange local: reaction to NaN or infinity",
            .choices = {"halt", "skip", "propagate"}});
-  s.field("checkpoint.dir", &c.checkpoint_dir,
-          {.text = "exchange local: folder for the final checkpoint; empty: none"});
+  s.field("checkpoint.dir", &c.checkpoint.dir,
+          {.text = "folder of the checkpoints (exchange local: of the final one), the same for all "
+                   "ranks; empty: none"});
 }
 
 /// A model divided among workers.
@@ -166,10 +166,22 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
           {.text = "what the ranks divide: full (parameters, gradients, optimizer state), grad "
                    "(gradients, optimizer state), none, or hybrid:K (as full among K consecutive "
                    "ranks)"});
+  s.field(
+      "shard_replicas", &c.sharded.replicas,
+      {.text = "copies of a shard, for the loss of a rank: 0, 1, or auto: 1 with more than 2 ranks",
+       .choices = {"auto", "0", "1"}});
   s.field("rank", &c.sharded.rank, {.text = "number of this worker, from 0 to world - 1"});
   s.field("world", &c.sharded.world, {.text = "number of workers", .max = 4096});
   s.field("rendezvous", &c.sharded.rendezvous,
           {.text = "HOST:PORT where rank 0 listens and the other ranks find it"});
+  s.field("checkpoint.every_rounds", &c.checkpoint.every_rounds,
+          {.text = "steps between checkpoints; 0: only at the end", .unit = "rounds"});
+  s.field(
+      "checkpoint.keep", &c.checkpoint.keep,
+      {.text = "exchange sharded: number of checkpoints to keep", .unit = "checkpoints", .min = 1});
+  s.field("resume", &c.resume,
+          {.text = "continue from the newest valid checkpoint in checkpoint.dir, "
+                   "with any number of ranks"});
   s.field(
       "save", &c.sharded.save,
       {.text = "new safetensors file in which rank 0 writes the model at the end; empty: none"});
@@ -179,47 +191,46 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
 void register_local_steps(config::Schema& s, WorkerConfig& c) {
   s.section("Local steps");
   s.field("inner.optimizer", &c.inner.name,
-          {.text = "local steps (local_steps of the server): update rule of this worker",
+          {.text = "update rule of this worker, for local_steps of the server",
            .choices = optimizer_names(),
            .basic = true});
-  s.field("inner.lr", &c.inner.learning_rate,
-          {.text = "local steps: learning rate", .min = 0.0, .basic = true});
+  s.field("inner.lr", &c.inner.learning_rate, {.text = "learning rate", .min = 0.0, .basic = true});
   s.field("inner.lr_schedule", &c.inner.schedule,
-          {.text = "local steps: factor on the learning rate by steps, as lr_schedule"});
+          {.text = "factor on the learning rate by steps, as lr_schedule"});
   s.field("inner.lr_schedule_by", &c.local_steps.schedule_by,
-          {.text = "local steps: the schedule counts the steps of this worker or of the cluster "
+          {.text = "the schedule counts the steps of this worker or of the cluster "
                    "(then unequal workers have one learning rate)",
            .choices = {"worker", "cluster"}});
   s.field("inner.clip_norm", &c.inner.clip_norm,
-          {.text = "local steps: maximum norm of the gradient; 0: no clipping", .min = 0.0});
+          {.text = "maximum norm of the gradient; 0: no clipping", .min = 0.0});
   s.field("inner.momentum", &c.inner.momentum,
-          {.text = "local steps: for momentum and nesterov", .min = 0.0, .max = 1.0});
+          {.text = "for momentum and nesterov", .min = 0.0, .max = 1.0});
   s.field("inner.beta1", &c.inner.beta1,
-          {.text = "local steps: decay of the first moment", .min = 0.0, .max = 1.0});
+          {.text = "decay of the first moment", .min = 0.0, .max = 1.0});
   s.field("inner.beta2", &c.inner.beta2,
-          {.text = "local steps: decay of the second moment", .min = 0.0, .max = 1.0});
+          {.text = "decay of the second moment", .min = 0.0, .max = 1.0});
   s.field("inner.weight_decay", &c.inner.weight_decay,
-          {.text = "local steps: L2 added to the gradient; for adamw decoupled", .min = 0.0});
+          {.text = "L2 added to the gradient; for adamw decoupled", .min = 0.0});
   s.field("inner.lr_scale_ratio", &c.local_steps.scale_ratio,
-          {.text = "local steps: multiply the learning rate by 1 + (workers - 1) x this",
+          {.text = "multiply the learning rate by 1 + (workers - 1) x this",
            .min = 0.0,
            .max = 1000.0});
   s.field("inner.on_gpu", &c.local_steps.on_gpu,
-          {.text = "local steps: run the optimizer on the GPUs, which then store its state; no: on "
+          {.text = "run the optimizer on the GPUs, which then store its state; no: on "
                    "the host"});
 }
 
 /// Exchange among the workers.
 void register_peers(config::Schema& s, WorkerConfig& c) {
-  s.section("Exchange among workers");
+  s.section("Exchange among workers (ring, hierarchical)");
   s.field("peer.listen", &c.peer.listen,
-          {.text = "exchange ring, hierarchical: address for other workers, HOST:PORT; empty: the "
+          {.text = "address for other workers, HOST:PORT; empty: the "
                    "address of this machine towards the server, with a free port"});
   s.field("peer.advertise", &c.peer.advertise,
           {.text = "HOST:PORT where other workers reach this worker, if it differs from "
                    "peer.listen (NAT, containers)"});
   s.field("peer.shared_memory", &c.peer.shared_memory,
-          {.text = "exchange ring, hierarchical: use shared memory instead of TCP between workers "
+          {.text = "use shared memory instead of TCP between workers "
                    "of one machine"});
   s.field("peer.node", &c.peer.node,
           {.text = "exchange hierarchical: name of the machine, the same for workers that share "
@@ -295,13 +306,15 @@ Status check_sharded(const WorkerConfig& c) {
   CENTROID_TRY(
       parallel::Sharding::parse(c.sharded.sharding, static_cast<std::uint32_t>(c.sharded.world)));
   if (c.epochs == 0 && c.rounds == 0) return refuse("needs a goal: --epochs N or --rounds N");
+  if (c.checkpoint.dir.empty() && (c.resume || c.checkpoint.every_rounds > 0))
+    return refuse("resume and checkpoint.every_rounds need --checkpoint.dir DIR");
   if (c.devices != "cpu:0") return refuse("trains on devices cpu:0, not on " + c.devices);
   if (c.codec != "f32") return refuse("exchanges float32, not codec " + c.codec);
   const std::pair<const char*, bool> unused[] = {
-      {"tls.authority", !c.tls.authority.empty()},   {"state_dir", !c.state_dir.empty()},
-      {"checkpoint.dir", !c.checkpoint_dir.empty()}, {"base_weights", !c.base_weights.empty()},
-      {"adapter.load", !c.adapter.load.empty()},     {"adapter.save", !c.adapter.save.empty()},
-      {"metrics.listen", !c.metrics.listen.empty()}, {"trace.file", !c.trace.file.empty()},
+      {"tls.authority", !c.tls.authority.empty()}, {"state_dir", !c.state_dir.empty()},
+      {"base_weights", !c.base_weights.empty()},   {"adapter.load", !c.adapter.load.empty()},
+      {"adapter.save", !c.adapter.save.empty()},   {"metrics.listen", !c.metrics.listen.empty()},
+      {"trace.file", !c.trace.file.empty()},
   };
   for (const auto& [name, is_set] : unused)
     if (is_set) return refuse(std::string("does not support ") + name + ": leave it empty");

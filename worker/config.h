@@ -76,9 +76,14 @@ struct WorkerConfig {
   };
   LocalSteps local_steps;
   std::string nonfinite = "halt";
-  std::string checkpoint_dir;
+  struct Checkpoint {
+    std::string dir;
+    std::uint64_t every_rounds = 0, keep = 3;
+  };
+  Checkpoint checkpoint;
+  bool resume = false;
   struct Sharded {  // exchange sharded
-    std::string sharding = "full", rendezvous, save;
+    std::string sharding = "full", replicas = "auto", rendezvous, save;
     std::uint64_t rank = 0, world = 0;
   };
   Sharded sharded;

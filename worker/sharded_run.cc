@@ -3,59 +3,19 @@
 #include <atomic>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
 #include <map>
-#include <memory>
 #include <optional>
 
 #include <nlohmann/json.hpp>
 
-#include "client/group.h"
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/checkpoint/safetensors.h"
-#include "worker/node/group_memory.h"
-#include "worker/node/sharded_training.h"
+#include "worker/sharded_job.h"
 #include "worker/stop_signals.h"
 
 namespace centroid::worker {
 
 namespace {
-
-/// The settings as the library takes them.
-Result<parallel::ShardedOptions> options_of(const WorkerConfig& config) {
-  parallel::ShardedOptions options;
-  CENTROID_ASSIGN(options.sharding,
-                  parallel::Sharding::parse(config.sharded.sharding,
-                                            static_cast<std::uint32_t>(config.sharded.world)));
-  options.optimizer = config.optimizer;
-  return options;
-}
-
-/// Refuse before anything is allocated.
-Status check_memory(const WorkerConfig& config, const Model& model, const DataSplit& data,
-                    const parallel::ShardedMemory& planes) {
-  GroupMemory none = memory_of(model, 1, config.batch, data, false);
-  const MemoryLimit limit = memory_limit(config.memory_limit);
-  const std::uint64_t other = none.data + none.batch + none.per_device;
-  const std::uint64_t divided = planes.parameters + planes.gradients + planes.state;
-  if (divided + other <= limit.bytes) return {};
-  const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
-  return Error(ErrorCode::kFailedPrecondition,
-               "this rank needs " + text(divided + other) + " bytes, " + limit.source + " allows " +
-                   text(limit.bytes) + ": " + text(planes.parameters) + " for parameters, " +
-                   text(planes.gradients) + " for gradients, " + text(planes.state) +
-                   " for the optimizer, " + text(other) +
-                   " for data, batch and activations. Start more ranks, or lower --batch; "
-                   "--sharding full needs the least");
-}
-
-Result<std::unique_ptr<client::PeerGroup>> join(const WorkerConfig& config) {
-  client::PeerOptions options;
-  options.rank = static_cast<std::uint32_t>(config.sharded.rank);
-  options.world = static_cast<std::uint32_t>(config.sharded.world);
-  options.token = config.token;
-  options.timeout = config.join_timeout;
-  return client::PeerGroup::join(options, config.sharded.rendezvous);
-}
 
 /// Write the parameters unit by unit: rank 0 writes, the others send their shards.
 Status save(ShardedReplica& replica, const std::string& path, bool is_writer) {
@@ -75,15 +35,16 @@ Status save(ShardedReplica& replica, const std::string& path, bool is_writer) {
   return {};
 }
 
-Status write_summary(const WorkerConfig& config, const ShardedSummary& s,
-                     const parallel::ShardedMemory& memory, const transport::TrafficCounters& bytes,
-                     const Status& result) {
+Status write_summary(const WorkerConfig& config, const ShardedJob& job, const Status& result) {
+  const ShardedSummary& s = job.summary();
+  const parallel::ShardedMemory memory = job.most_memory();
+  const transport::TrafficCounters bytes = job.group().traffic();
   const nlohmann::json summary = {
       {"name", config.name},
       {"exchange", config.exchange},
-      {"sharding", config.sharded.sharding},
-      {"rank", config.sharded.rank},
-      {"world", config.sharded.world},
+      {"sharding", job.options().sharding.text()},
+      {"rank", job.group().rank()},
+      {"world", job.group().world()},
       {"rounds", s.steps},
       {"samples", s.samples},
       {"seconds", s.seconds},
@@ -125,37 +86,31 @@ void log_epoch(const ShardedSummary& now) {
 
 Status run_sharded(const WorkerConfig& config, const Model& model, const DataSplit& data,
                    TrainingSummary& summary, bool& is_signalled) {
-  CENTROID_ASSIGN(const parallel::ShardedOptions options, options_of(config));
-  CENTROID_ASSIGN(const parallel::ShardedMemory need,
-                  sharded_memory(model, options, static_cast<std::uint32_t>(config.sharded.world)));
-  CENTROID_TRY(check_memory(config, model, data, need));
-  CENTROID_ASSIGN(const auto peers, join(config));
-  const collective::Group& group = peers->group();
-  CENTROID_ASSIGN(const auto replica, ShardedReplica::make(group, model, config.seed, options));
-  log::info("sharded.started", {{"rank", group.rank()},
-                                {"world", group.world()},
-                                {"sharding", options.sharding.text()},
+  ShardedJob job(config, model, data);
+  CENTROID_TRY(job.begin());
+  const parallel::ShardedMemory& need = job.planned();
+  const parallel::ShardLayout& layout = job.replica().parameters().layout();
+  log::info("sharded.started", {{"rank", job.group().rank()},
+                                {"world", job.group().world()},
+                                {"sharding", job.options().sharding.text()},
+                                {"replicas", job.options().replicas},
                                 {"model", model.spec()},
-                                {"parameters", replica->parameters().layout().elements()},
-                                {"units", replica->parameters().layout().units().size()},
-                                {"planned_bytes", need.parameters + need.gradients + need.state}});
+                                {"parameters", layout.elements()},
+                                {"units", layout.units().size()},
+                                {"planned_bytes", need.parameters + need.gradients + need.state},
+                                {"step", job.summary().steps}});
   IoThread io("io");
   std::atomic<bool> stops = false;
   const StopSignals signals(io, [&stops](const std::string&) { stops = true; });
-  ShardedTrainingOptions training;
-  training.batch = config.batch;
-  training.seed = config.seed;
-  training.epochs = config.epochs;
-  training.steps = config.rounds;
-  ShardedSummary own;
-  std::uint64_t epochs = 0;
+  std::uint64_t epochs = job.summary().epochs;
   ShardedObserver observer;
   observer.is_stopping = [&stops] { return stops.load(); };
   observer.stepped = [&epochs](const ShardedSummary& now) {
     if (now.epochs > epochs) log_epoch(now);
     epochs = now.epochs;
   };
-  Status result = train_sharded(*replica, group, data, training, own, observer);
+  Status result = job.train(observer);
+  const ShardedSummary& own = job.summary();
   is_signalled = stops;
   summary.rounds = own.steps;
   summary.samples = own.samples;
@@ -163,9 +118,8 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
   summary.end = own.end;
   summary.is_halted = own.is_halted;
   if (result.ok() && !config.sharded.save.empty())
-    result = save(*replica, config.sharded.save, group.rank() == 0);
-  if (!config.summary_file.empty())
-    CENTROID_TRY(write_summary(config, own, replica->most_memory(), group.traffic(), result));
+    result = save(job.replica(), config.sharded.save, job.group().rank() == 0);
+  if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config, job, result));
   return result;
 }
 

@@ -66,7 +66,7 @@ MAY = {
     + ["transport/collective", "worker/parallel"],
     "worker": MEANING
     + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"]
-    + ["worker/parallel", "client/group"],
+    + ["worker/parallel", "client/group", "client/group_meeting"],
     "client": MEANING + ["client/network", "transport", "transport/tls", "transport/http"],
     "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
@@ -74,6 +74,7 @@ MAY = {
     "client/trainer": [BASE, TENSOR, ASYNC, "transport", "transport/tls", "worker/exchange", "worker/loop"],
     "client/program_trace": [BASE],
     "client/group": [BASE, ASYNC, TENSOR, "client/group_rendezvous", "transport", "transport/collective"],
+    "client/group_meeting": [BASE, ASYNC, "client/group_rendezvous", "transport"],
     "client/group_rendezvous": [BASE, ASYNC, "transport"],
     "client/c_boundary": [BASE, "client/centroid"],
     "client/c_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],

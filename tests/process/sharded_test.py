@@ -3,22 +3,26 @@
 import array
 import json
 import pathlib
+import shutil
 import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, FAILED, HALTED, USAGE, ClusterTest, free_port, main
+from harness.cluster import DONE, FAILED, HALTED, USAGE, ClusterTest, Hold, free_port, main, wait_for
 
 MODEL = "mlp:64-48-32-10"
 TOKENS = "transformer:layers=2,width=16,heads=2,context=64,vocabulary=17,classes=10"
 
 
 class Sharded(ClusterTest):
-    def ranks(self, world, *arguments, run="", **settings):
-        """The workers of a job, which find each other at a free port."""
+    def ranks(self, world, *arguments, run="", environments=None, **settings):
+        """The workers of a job, which find each other at a free port. `environments`: of some ranks."""
+        own = environments or {}
         place = f"127.0.0.1:{free_port()}"
         flags = ["--exchange", "sharded", "--world", world, "--rendezvous", place, *arguments]
-        return [self.worker("127.0.0.1:1", f"r{rank}{run}", *flags, "--rank", rank, **settings) for rank in range(world)]
+        return [
+            self.worker("127.0.0.1:1", f"r{rank}{run}", *flags, "--rank", rank, environment=own.get(rank), **settings) for rank in range(world)
+        ]
 
     def values(self, file):
         """The tensors of a safetensors file by name."""
@@ -66,7 +70,7 @@ class Training(Sharded):
                     self.assert_near(self.values(file), expected, 1e-4)
 
     def test_has_the_same_bytes_in_every_run_and_full_needs_less_memory_than_none(self):
-        flags = ["--optimizer", "adam", "--rounds", 20]
+        flags = ["--optimizer", "adam", "--rounds", 20, "--shard-replicas", 0]
         one, first = self.train(3, "full", *flags, run="-1", batch=8)
         _, second = self.train(3, "full", *flags, run="-2", batch=8)
         self.assertEqual(first.read_bytes(), second.read_bytes())
@@ -90,8 +94,8 @@ class Ends(Sharded):
         self.assertEqual(len({self.summary(f"r{rank}")["rounds"] for rank in range(3)}), 1)
         self.assertTrue(file.exists())
 
-    def test_a_killed_rank_ends_the_others_who_name_it(self):
-        workers = self.ranks(3, "--epochs", 1_000_000)
+    def test_without_copies_a_killed_rank_ends_the_others_who_name_it(self):
+        workers = self.ranks(3, "--epochs", 1_000_000, "--shard-replicas", 0)
         self.wait_training(*workers)
         workers[1].kill()
         for rank in (0, 2):
@@ -110,6 +114,155 @@ class Ends(Sharded):
         self.assert_status(workers[1], USAGE, "rank 2")  # rank 0 refuses it
 
 
+class Checkpoints(Sharded):
+    def setUp(self):
+        self.place = self.folder / "checkpoints"
+        self.flags = ["--optimizer", "adam", "--checkpoint.dir", self.place]
+
+    def written(self):
+        """Steps of the checkpoints on disk, oldest first."""
+        return sorted(int(path.name.split("-")[1]) - 1 for path in self.place.glob("checkpoint-*"))
+
+    def assert_refused(self, workers, *texts):
+        for worker in workers:
+            self.assert_status(worker, USAGE, *texts)
+
+    def test_killed_ranks_are_resumed_by_fewer_as_if_nothing_had_been(self):
+        workers = self.ranks(4, *self.flags, "--checkpoint.every-rounds", 7, "--epochs", 1_000_000, run="-killed", batch=10)
+        wait_for(lambda: len(self.written()) >= 2, "two checkpoints")
+        for worker in workers:
+            worker.kill()
+        step = self.written()[-1]
+        self.assertEqual(step % 7, 0)
+        resume = [*self.flags, "--resume", "--rounds", step + 90]
+        after, model = self.train(3, "full", *resume, run="-after", batch=10, model="mlp:64-16-10")
+        shutil.rmtree(self.place)
+        self.assert_exit(DONE, *self.ranks(4, *self.flags, "--rounds", step, run="-undisturbed", batch=10))
+        self.assertEqual(self.written(), [step])
+        should, expected = self.train(3, "grad", *resume, run="-resumed", batch=10, model="mlp:64-16-10")
+        for key in ("loss", "accuracy", "test_loss", "rounds", "samples"):
+            self.assertEqual({one[key] for one in after}, {should[0][key]}, key)
+        self.assertEqual(should[0]["rounds"], step + 90)
+        self.assertEqual(model.read_bytes(), expected.read_bytes())
+        self.assertEqual(self.written(), [step, step + 90])
+
+    def test_a_stopped_job_writes_a_checkpoint_and_only_the_newest_are_kept(self):
+        workers = self.ranks(3, *self.flags, "--checkpoint.every-rounds", 5, "--checkpoint.keep", 2, "--epochs", 1_000_000)
+        workers[0].wait_event("checkpoint.written", version=31)
+        workers[2].send(signal.SIGTERM)
+        self.assert_exit(DONE, *workers)
+        self.assertEqual(self.written()[-1], self.summary("r0")["rounds"])
+        self.assertEqual(len(self.written()), 2)
+
+    def test_without_a_checkpoint_resume_begins_the_job(self):
+        workers = self.ranks(2, *self.flags, "--resume", "--rounds", 3)
+        self.assert_exit(DONE, *workers)
+        workers[1].wait_event("checkpoint.none_found", dir=self.place)
+        self.assertEqual(self.written(), [3])
+
+    def test_what_cannot_be_restored_is_refused_before_training(self):
+        self.assert_exit(DONE, *self.ranks(2, *self.flags, "--rounds", 3))
+        resume = [*self.flags, "--resume", "--rounds", 5]
+        self.assert_refused(self.ranks(2, *self.flags, "--rounds", 5, run="-new"), "--resume")
+        self.assert_refused(self.ranks(3, *resume, run="-model", model="mlp:64-17-10"), "another model", "[17, 64]")
+        self.assert_refused(self.ranks(2, *resume, "--optimizer", "sgd", run="-rule"), "'adam'", "'sgd'")
+        self.assert_refused(self.ranks(2, *resume, "--seed", 2, run="-seed"), "--seed 1")
+        next(self.place.glob("checkpoint-*/model-00002-*")).unlink()
+        self.assert_refused(self.ranks(3, *resume, run="-part"), "no checkpoint is sound", "model-00002")
+
+    def test_a_folder_of_one_rank_only_is_refused(self):
+        rendezvous = f"127.0.0.1:{free_port()}"
+        flags = ["--exchange", "sharded", "--world", 2, "--rendezvous", rendezvous, "--rounds", 1]
+        (self.folder / "other").mkdir()
+        places = (self.place, self.folder / "other")
+        workers = [self.worker("127.0.0.1:1", f"r{rank}", *flags, "--rank", rank, "--checkpoint.dir", place) for rank, place in enumerate(places)]
+        self.assert_refused(workers, "every rank needs the same folder")
+        self.assertEqual([*self.place.iterdir(), *places[1].iterdir()], [])
+
+
+class Losses(Sharded):
+    """Ranks are killed at a step that is certain, and the others go on."""
+
+    RULE = ("--optimizer", "adam", "--clip-norm", "1")
+
+    def assert_as_replayed(self, workers, file, step, before, sharding, run):
+        """The bytes of a job that was stopped after this step with all ranks, and resumed with as many as are left."""
+        flags = [*self.RULE, "--checkpoint.dir", self.folder / f"replay{run}", "--sharding", sharding]
+        self.assert_exit(DONE, *self.ranks(before, *flags, "--rounds", step, run=f"{run}-1"))
+        replayed = self.folder / f"replayed{run}.safetensors"
+        later = "full" if sharding.startswith("hybrid") else sharding
+        flags[-1] = later
+        self.assert_exit(DONE, *self.ranks(len(workers), *flags, "--resume", "--rounds", 40, "--save", replayed, run=f"{run}-2"))
+        self.assertEqual(file.read_bytes(), replayed.read_bytes())
+        should = self.summary(f"r0{run}-2")
+        for worker in workers:
+            is_ = self.summary(worker.name)
+            for key in ("loss", "test_loss", "rounds", "samples", "world"):
+                self.assertEqual(is_[key], should[key], key)
+            self.assertEqual(is_["rounds"], 40)
+
+    def test_after_the_loss_of_a_rank_the_others_go_on_from_the_step_that_was_made(self):
+        cases = (("full", 2, "sharded.stepped", 10), ("grad", 0, "sharded.computed", 9), ("hybrid:2", 3, "sharded.stepped", 10))
+        for sharding, victim, point, step in cases:
+            with self.subTest(sharding=sharding):
+                run = f"-{sharding}".replace(":", "")
+                file = self.folder / f"model{run}.safetensors"
+                flags = [*self.RULE, "--sharding", sharding, "--rounds", 40, "--save", file]
+                workers = self.ranks(4, *flags, run=run, environments={victim: {"CENTROID_TEST_FAULT": f"{point}:10"}})
+                self.assert_status(workers.pop(victim), -signal.SIGKILL)
+                self.assert_exit(DONE, *workers)
+                for worker in workers:
+                    worker.wait_event("sharded.rank_lost", error=f"rank {victim}")
+                    told = worker.wait_event("sharded.regrouped", lost=str(victim), world=3, step=step)
+                    self.assertEqual(told["from"], "memory")
+                self.assert_as_replayed(workers, file, step, 4, sharding, run)
+
+    def lose_two(self, *victims, arguments, run):
+        """The two ranks that are left of four, when these were killed in one step: the tenth."""
+        holds = {rank: Hold(self, "sharded.stepped", f"hold{run}-{rank}", 10).close() for rank in victims}
+        workers = self.ranks(4, *self.RULE, "--rounds", 40, *arguments, run=run, environments={rank: hold.environment for rank, hold in holds.items()})
+        for hold in holds.values():
+            hold.wait_reached()
+        if "--checkpoint.dir" in arguments:
+            workers[0].wait_event("checkpoint.written", version=9)
+        for rank in victims:
+            workers[rank].kill()
+        return [worker for rank, worker in enumerate(workers) if rank not in victims]
+
+    def test_after_the_loss_of_partners_the_others_go_on_from_the_checkpoint(self):
+        file = self.folder / "model.safetensors"
+        arguments = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 4, "--save", file]
+        workers = self.lose_two(1, 2, arguments=arguments, run="-partners")
+        self.assert_exit(DONE, *workers)
+        for worker in workers:
+            told = worker.wait_event("sharded.regrouped", lost="1, 2", world=2, step=8)
+            self.assertEqual(told["from"], "checkpoint")
+        self.assert_as_replayed(workers, file, 8, 4, "full", "-partners")
+
+    def test_without_a_checkpoint_the_loss_of_partners_ends_the_job(self):
+        for worker in self.lose_two(1, 2, arguments=[], run="-none"):
+            self.assert_status(worker, FAILED, "no rank has shard 1", "--checkpoint.dir")
+
+    def test_two_that_are_no_partners_are_lost_without_a_checkpoint(self):
+        file = self.folder / "model.safetensors"
+        workers = self.lose_two(1, 3, arguments=["--save", file], run="-others")
+        self.assert_exit(DONE, *workers)
+        for worker in workers:
+            self.assertEqual(worker.wait_event("sharded.regrouped", lost="1, 3", step=10)["from"], "memory")
+        self.assert_as_replayed(workers, file, 10, 4, "full", "-others")
+
+    def test_without_copies_the_others_go_on_from_the_checkpoint(self):
+        flags = [*self.RULE, "--rounds", 40, "--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 4]
+        hold = Hold(self, "sharded.stepped", count=10).close()
+        workers = self.ranks(2, *flags, environments={0: hold.environment})
+        hold.wait_reached()
+        workers[0].wait_event("checkpoint.written", version=9)
+        workers[0].kill()
+        self.assert_exit(DONE, workers[1])
+        self.assertEqual(workers[1].wait_event("sharded.regrouped", lost="0", world=1, step=8)["from"], "checkpoint")
+        self.assertEqual(self.summary("r1")["rounds"], 40)
+
+
 class Refusals(Sharded):
     def test_bad_settings_are_refused_with_what_to_change(self):
         goal = ["--rounds", 1]
@@ -124,6 +277,7 @@ class Refusals(Sharded):
             ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
             ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),
             ([*goal, *place, "--world", 2, "--codec", "bf16"], "codec"),
+            ([*goal, *place, "--world", 2, "--resume"], "--checkpoint.dir"),
             ([*goal, *place, "--world", 2, "--state-dir", self.folder], "state_dir"),
             ([*goal, *place, "--world", 2, "--model", "mlp:64-16-10,norm=batch"], "norm=none"),
             ([*goal, *place, "--world", 2, "--model", "mlp:64-1024-1024-10", "--memory-limit", "1MB"], "--batch"),

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/checkpoint/fault_point.h"
 #include "worker/model/backend.h"
 
 namespace centroid::worker {
@@ -27,8 +28,11 @@ std::uint64_t sum(const ShardedMemory& memory) {
   return memory.parameters + memory.gradients + memory.state;
 }
 
-Result<std::vector<parallel::ParameterShape>> shapes_of(Model& model) {
-  Layered* const layered = model.layered();
+}  // namespace
+
+Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& model) {
+  const std::unique_ptr<Model> own = model.clone();
+  Layered* const layered = own->layered();
   if (layered == nullptr)
     return Error(ErrorCode::kInvalidArgument,
                  "model '" + model.spec() +
@@ -41,8 +45,6 @@ Result<std::vector<parallel::ParameterShape>> shapes_of(Model& model) {
   }
   return shapes;
 }
-
-}  // namespace
 
 std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
                                      const std::vector<std::uint32_t>& layers,
@@ -73,7 +75,7 @@ std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
 
 Result<ShardedMemory> sharded_memory(const Model& model, const parallel::ShardedOptions& options,
                                      std::uint32_t world) {
-  CENTROID_ASSIGN(auto shapes, shapes_of(*model.clone()));
+  CENTROID_ASSIGN(auto shapes, parameter_shapes(model));
   CENTROID_ASSIGN(const auto optimizer, make_optimizer(options.optimizer));
   const auto ranks = static_cast<std::uint32_t>(options.sharding.shard_ranks(0, world).size());
   CENTROID_ASSIGN(const ShardLayout layout,
@@ -89,29 +91,34 @@ Result<ShardedMemory> sharded_memory(const Model& model, const parallel::Sharded
   need.gradients =
       sizeof(float) * (shard + std::min((parallel::Reducing::kInProgress + 1) * unit, whole));
   need.state = sizeof(float) * optimizer->slots() * shard;
+  const bool has_copy =
+      options.replicas > 0 && options.sharding.replica_ranks(0, world).size() == 1;
+  if (!has_copy) return need;
+  need.parameters += sizeof(float) * shard;
+  need.gradients += sizeof(float) * shard;
+  need.state *= 2;
   return need;
 }
 
 Result<std::unique_ptr<ShardedReplica>> ShardedReplica::make(
     const collective::Group& group, const Model& model, std::uint64_t seed,
     const parallel::ShardedOptions& options) {
-  std::unique_ptr<Model> own = model.clone();
-  CENTROID_ASSIGN(auto shapes, shapes_of(*own));
+  CENTROID_ASSIGN(auto shapes, parameter_shapes(model));
+  const std::unique_ptr<Model> own = model.clone();
   const auto initial = [&](std::size_t index, std::span<float> out) -> Status {
     own->layered()->initialize_tensor(seed, TensorId(static_cast<std::uint32_t>(index)), out);
     return {};
   };
   CENTROID_ASSIGN(auto parameters,
                   ShardedParameters::make(group, std::move(shapes), options, initial));
-  return std::unique_ptr<ShardedReplica>(
-      new ShardedReplica(std::move(own), group.world(), std::move(parameters)));
+  return std::make_unique<ShardedReplica>(group, model, std::move(parameters));
 }
 
-ShardedReplica::ShardedReplica(std::unique_ptr<Model> model, std::uint32_t world,
+ShardedReplica::ShardedReplica(const collective::Group& group, const Model& model,
                                std::unique_ptr<ShardedParameters> parameters)
-    : model_(std::move(model)),
+    : model_(model.clone()),
       layered_(*model_->layered()),
-      world_(world),
+      world_(group.world()),
       parameters_(std::move(parameters)),
       training_(plan_passes(layered_.passes(true), layered_.layers(), parameters_->layout())),
       evaluation_(plan_passes(layered_.passes(false), layered_.layers(), parameters_->layout())),
@@ -208,6 +215,7 @@ Result<ShardedStep> ShardedReplica::step(std::span<const Batch> batches,
   ShardedStep out;
   out.result = model_->backend().result();
   CENTROID_TRY(model_->backend().status());
+  fault::point("sharded.computed");
   CENTROID_ASSIGN(out.report, parameters_->step());
   measure();
   return out;

@@ -26,6 +26,11 @@ std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
                                      const std::vector<std::uint32_t>& layers,
                                      const parallel::ShardLayout& layout);
 
+/// The parameters of a model.
+///
+/// fails  invalid_argument: the model has no passes
+Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& model);
+
 /// The most bytes that a rank has at once, from shapes alone. Without activations
 /// (Model::work_bytes) and operations in progress in the collectives.
 ///
@@ -52,10 +57,13 @@ class ShardedReplica {
  public:
   /// Rank 0 draws the initial values from `seed`, tensor by tensor.
   ///
-  /// fails  invalid_argument: the model has no passes; as ShardedParameters::make
+  /// fails  as parameter_shapes and ShardedParameters::make
   static Result<std::unique_ptr<ShardedReplica>> make(const collective::Group& group,
                                                       const Model& model, std::uint64_t seed,
                                                       const parallel::ShardedOptions& options);
+  /// With parameters of the group that are restored, or were those of an earlier group.
+  ShardedReplica(const collective::Group& group, const Model& model,
+                 std::unique_ptr<parallel::ShardedParameters> parameters);
 
   /// A step of `all_samples` samples, which all ranks have together; ours in one or more batches
   /// after each other. The gradient is that of the mean loss of all. With several batches it
@@ -74,8 +82,6 @@ class ShardedReplica {
   parallel::ShardedMemory most_memory() const { return most_; }
 
  private:
-  ShardedReplica(std::unique_ptr<Model> model, std::uint32_t world,
-                 std::unique_ptr<parallel::ShardedParameters> parameters);
   Status run(const Batch& batch, const std::vector<ShardedPass>& plan, bool is_first, float factor);
   Status gather(std::size_t unit);
   Status release(std::size_t unit);

@@ -8,6 +8,7 @@
 
 #include "common/base/permutation.h"
 #include "common/base/random.h"
+#include "common/checkpoint/fault_point.h"
 #include "transport/collective/collectives.h"
 #include "worker/data/batch_loader.h"
 #include "worker/node/group_memory.h"
@@ -57,7 +58,6 @@ class ShardedTraining {
   ShardedSummary& summary_;
   LoadedBatch loaded_;
   std::vector<std::uint64_t> order_;  ///< of the epoch's samples
-  std::uint64_t position_ = 0;
 };
 
 Batch ShardedTraining::load(const Dataset& data, std::span<const std::uint64_t> samples) {
@@ -68,15 +68,17 @@ Batch ShardedTraining::load(const Dataset& data, std::span<const std::uint64_t> 
 }
 
 Result<bool> ShardedTraining::step(bool is_stopping) {
-  if (position_ == 0) order_ = permutation(data_.train.samples, options_.seed, summary_.epochs);
-  const std::uint64_t count = std::min(options_.batch * group_.world(), order_.size() - position_);
-  const Batch batch = load(data_.train, own(std::span(order_).subspan(position_, count)));
+  const std::uint64_t samples = data_.train.samples;
+  if (order_.empty() || summary_.offset == 0)
+    order_ = permutation(samples, options_.seed, summary_.epochs);
+  const std::uint64_t count = next_samples(summary_, options_, samples, group_.world());
+  const Batch batch = load(data_.train, own(std::span(order_).subspan(summary_.offset, count)));
   CENTROID_ASSIGN(const ShardedStep done, replica_.step({&batch, 1}, count));
+  fault::point("sharded.stepped");
   Totals totals = totals_of(done.result);
   totals[kStopping] = is_stopping ? 1 : 0;
   CENTROID_TRY(add_up(totals));
-  summary_.steps += 1;
-  summary_.samples += count;
+  count_step(summary_, count, samples);
   summary_.loss = totals[kLoss] / totals[kTargets];
   summary_.accuracy = totals[kCorrect] / totals[kTargets];
   summary_.gradient_norm = done.report.gradient_norm.value_or(-1);
@@ -86,11 +88,7 @@ Result<bool> ShardedTraining::step(bool is_stopping) {
         ErrorCode::kFailedPrecondition,
         "the loss of step " + std::to_string(summary_.steps) + " is not finite: lower --lr");
   const bool stops = totals[kStopping] > 0;
-  position_ += count;
-  if (position_ < order_.size()) return stops;
-  position_ = 0;
-  summary_.epochs += 1;
-  if (!stops && !is_done()) CENTROID_TRY(evaluate());  // else at the end
+  if (summary_.offset == 0 && !stops && !is_done()) CENTROID_TRY(evaluate());  // else at the end
   return stops;
 }
 
@@ -115,17 +113,32 @@ Status ShardedTraining::evaluate() {
 
 }  // namespace
 
+std::uint64_t next_samples(const ShardedSummary& summary, const ShardedTrainingOptions& options,
+                           std::uint64_t train_samples, std::uint32_t world) {
+  return std::min(options.batch * world, train_samples - summary.offset);
+}
+
+void count_step(ShardedSummary& summary, std::uint64_t samples, std::uint64_t train_samples) {
+  summary.steps += 1;
+  summary.samples += samples;
+  summary.offset += samples;
+  if (summary.offset < train_samples) return;
+  summary.offset = 0;
+  summary.epochs += 1;
+}
+
 Status train_sharded(ShardedReplica& replica, const collective::Group& group, const DataSplit& data,
                      const ShardedTrainingOptions& options, ShardedSummary& summary,
                      const ShardedObserver& observer) {
   CENTROID_TRY(check_fits(replica.model(), data.train));
   const auto begin = std::chrono::steady_clock::now();
+  const double before = summary.seconds;
   ShardedTraining training(replica, group, data, options, summary);
   summary.end = "the goal is reached";
   for (bool stops = false; !stops && !training.is_done();) {
     CENTROID_ASSIGN(stops, training.step(observer.is_stopping && observer.is_stopping()));
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    summary.seconds = time.count();
+    summary.seconds = before + time.count();
     if (observer.stepped) observer.stepped(summary);
     if (stops) summary.end = "stopped";
   }

@@ -19,6 +19,7 @@ struct ShardedTrainingOptions {
 /// The same on every rank.
 struct ShardedSummary {
   std::uint64_t steps = 0, epochs = 0, samples = 0;
+  std::uint64_t offset = 0;                   ///< of the next sample in the epoch
   double loss = 0, accuracy = 0;              ///< of the last step
   double gradient_norm = -1;                  ///< of the last step; -1: without clip_norm
   double test_loss = -1, test_accuracy = -1;  ///< of the last evaluation; -1: none
@@ -33,8 +34,15 @@ struct ShardedObserver {
   std::function<bool()> is_stopping{};
 };
 
-/// Train until a goal is reached. The samples of a step are those of one worker with exchange local
-/// and the batch of all ranks together; the held-out data is evaluated after each epoch.
+/// The samples of the next step of `world` ranks.
+std::uint64_t next_samples(const ShardedSummary& summary, const ShardedTrainingOptions& options,
+                           std::uint64_t train_samples, std::uint32_t world);
+/// Count a step with these samples.
+void count_step(ShardedSummary& summary, std::uint64_t samples, std::uint64_t train_samples);
+
+/// Train from the summary's position until a goal is reached. The samples of a step are those of
+/// one worker with exchange local and the batch of all ranks together; the held-out data is
+/// evaluated after each epoch.
 ///
 /// order  every rank of the group calls it, with the same data and options
 /// fails  failed_precondition: the loss is not finite, on all ranks; as ShardedReplica. The summary

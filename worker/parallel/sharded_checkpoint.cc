@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/checkpoint/inspect.h"
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/pieces.h"
@@ -69,9 +70,20 @@ Result<std::unique_ptr<ShardedCheckpoints>> ShardedCheckpoints::open(
       made->directory_.emplace(std::move(directory).value());
     else
       opened.status = directory.error();
+    opened.text = ".tmp-shared-" + std::to_string(random_seed());  // a crash's is removed
+    if (opened.status.ok()) opened.status = file::create_directory(options.folder / opened.text);
   }
   CENTROID_ASSIGN(const Notice result, announce(made->own_, opened, options.timeout));
   CENTROID_TRY(result.status);
+  Notice seen;
+  if (!file::exists(options.folder / result.text))
+    seen.status =
+        Error(ErrorCode::kFailedPrecondition,
+              options.folder.string() + " is not that of rank 0: every rank needs the same folder");
+  const auto notices = exchange(made->own_, seen, options.timeout);
+  if (group.rank() == 0) (void)file::remove_all(options.folder / result.text);
+  if (!notices.ok()) return notices.error();
+  CENTROID_TRY(first_failure(*notices));
   return made;
 }
 
@@ -184,7 +196,11 @@ Status ShardedCheckpoints::write_as_first(const Image& image) {
   };
   const auto entry = directory_->write(image.info, fill);
   Notice result;  // also if it has not begun
-  if (!entry.ok()) result.status = entry.error();
+  if (entry.ok())
+    log::info("checkpoint.written",
+              {{"path", entry->path.string()}, {"version", image.info.version.value}});
+  else
+    result.status = entry.error();
   const auto announced = announce(own_, result, options_.timeout);
   CENTROID_TRY(result.status);
   return announced.ok() ? Status() : Status(announced.error());
@@ -315,6 +331,7 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
         return Error(ErrorCode::kFailedPrecondition,
                      folder.string() + " contains another model (theirs): " + difference);
       reader.emplace(std::move(opened));
+      if (options_.check) CENTROID_TRY(options_.check(content.info));
       return examine(content, folder, *optimizer);
     };
     Notice own;
@@ -327,7 +344,7 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
       };
       CENTROID_ASSIGN(auto made, ShardedParameters::resume(group_, std::move(parameters), options,
                                                            content.info.optimizer_step, stored));
-      return RestoredShards{std::move(made), std::move(content.info)};
+      return RestoredShards{std::move(made), std::move(content.info), folder};
     }
     if (all.error().code() != ErrorCode::kDataLoss) return all.error();
     if (own_.rank() == 0)

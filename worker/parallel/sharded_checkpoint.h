@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,12 +21,15 @@ struct ShardedCheckpointOptions {
   std::size_t keep = 3;          ///< number of newest ones to retain; 0: all
   /// For what ranks wait for each other: the slowest one's disk.
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  /// The program's own check of a checkpoint to restore, on every rank; an error refuses it.
+  std::function<Status(const CheckpointInfo&)> check{};
 };
 
 /// The state from which a restored job continues.
 struct RestoredShards {
   std::unique_ptr<ShardedParameters> parameters;
   CheckpointInfo info;
+  std::filesystem::path path;
 };
 
 /// Checkpoints of a model that ranks have in shards. Every rank writes its part and reads what it
@@ -46,7 +50,8 @@ class ShardedCheckpoints {
  public:
   /// `model`: names and shapes of the parameters, in their order. Removes what a crash left.
   ///
-  /// fails  invalid_argument: a tensor that is not f32, or has the name of another one's piece
+  /// fails  invalid_argument: a tensor that is not f32, or has the name of another one's piece;
+  ///        failed_precondition: the folder of some rank is another one
   static Result<std::unique_ptr<ShardedCheckpoints>> open(const collective::Group& group,
                                                           Manifest model,
                                                           const ShardedCheckpointOptions& options);
@@ -69,7 +74,8 @@ class ShardedCheckpoints {
   /// version. Each rank verifies some of the files; older ones follow damaged ones.
   ///
   /// fails  before memory is taken. not_found: there is none; data_loss: all are damaged;
-  ///        failed_precondition: made with another model or optimizer; as ShardedParameters::make
+  ///        failed_precondition: made with another model or optimizer; as options.check and
+  ///        ShardedParameters::make
   Result<RestoredShards> restore(std::vector<ParameterShape> parameters,
                                  const ShardedOptions& options,
                                  std::optional<Version> version = std::nullopt);

@@ -1,0 +1,132 @@
+#include "worker/job_checkpoints.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/random.h"
+#include "worker/parallel/agreement.h"
+
+namespace centroid::worker {
+
+namespace {
+
+std::string random_name() {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random_seed()));
+  return text;
+}
+
+/// Whether there is a checkpoint, sound or not.
+Result<bool> is_used(const std::string& path, bool resume) {
+  CENTROID_ASSIGN(const CheckpointDirectory folder, CheckpointDirectory::view(path));
+  const bool is_empty = folder.list(false).empty();
+  if (is_empty || resume) return !is_empty;
+  return Error(ErrorCode::kFailedPrecondition,
+               path +
+                   " has checkpoints: go on from them with --resume, or choose another "
+                   "--checkpoint.dir");
+}
+
+void log_failure(const Status& status, std::uint64_t step) {
+  // That of this step is there if a rank was lost after it.
+  if (status.ok() || status.error().code() == ErrorCode::kAlreadyExists) return;
+  log::error("checkpoint.failed",
+             {{"error", status.error()}, {"when", "step " + std::to_string(step)}});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(const WorkerConfig& config,
+                                                             const Model& model,
+                                                             const DataSplit& data,
+                                                             const collective::Group& group,
+                                                             const std::string& run) {
+  std::unique_ptr<JobCheckpoints> made(new JobCheckpoints(config, model, data.train.samples));
+  parallel::ShardedCheckpointOptions options;
+  options.folder = config.checkpoint.dir;
+  options.keep = config.checkpoint.keep;
+  options.check = [job = made.get()](const CheckpointInfo& info) {
+    return job->check_position(info);
+  };
+  CENTROID_ASSIGN(made->checkpoints_,
+                  parallel::ShardedCheckpoints::open(group, model.manifest(), options));
+  parallel::Notice own;
+  own.text = run.empty() ? random_name() : run;
+  if (group.rank() == 0) {
+    const Result<bool> used = is_used(config.checkpoint.dir, config.resume || !run.empty());
+    if (!used.ok()) own.status = used.error();
+    own.numbers[0] = used.ok() && *used ? 1 : 0;
+  }
+  CENTROID_ASSIGN(const parallel::Notice first,
+                  parallel::announce(group, own, config.join_timeout));
+  CENTROID_TRY(first.status);
+  made->run_id_ = first.text;
+  made->is_empty_ = first.numbers[0] == 0;
+  return made;
+}
+
+Status JobCheckpoints::check_position(const CheckpointInfo& info) const {
+  const auto refuse = [&](const std::string& why) {
+    return Error(ErrorCode::kFailedPrecondition,
+                 "the checkpoint in " + config_.checkpoint.dir + " was made with " + why);
+  };
+  if (info.seed != config_.seed)
+    return refuse("--seed " + std::to_string(info.seed) + ", this job has " +
+                  std::to_string(config_.seed));
+  if (info.offset >= train_samples_)
+    return refuse("other data: it is at sample " + std::to_string(info.offset) + " of " +
+                  std::to_string(train_samples_));
+  return {};
+}
+
+Result<std::unique_ptr<parallel::ShardedParameters>> JobCheckpoints::restore(
+    const parallel::ShardedOptions& options, ShardedSummary& summary) {
+  CENTROID_ASSIGN(auto shapes, parameter_shapes(model_));
+  CENTROID_ASSIGN(auto restored, checkpoints_->restore(std::move(shapes), options));
+  const CheckpointInfo& info = restored.info;
+  run_id_ = info.run_id;
+  summary.steps = last_ = restored.parameters->steps();
+  summary.epochs = info.epoch;
+  summary.offset = info.offset;
+  summary.samples = info.epoch * train_samples_ + info.offset;
+  log::info("checkpoint.loaded", {{"path", restored.path.string()},
+                                  {"version", info.version.value},
+                                  {"round", info.round.value},
+                                  {"epoch", info.epoch}});
+  return std::move(restored.parameters);
+}
+
+CheckpointInfo JobCheckpoints::info_of(const ShardedSummary& summary) const {
+  CheckpointInfo info;
+  info.run_id = run_id_;
+  info.version = Version(summary.steps + 1);  // 1: the initial values
+  info.round = Round(summary.steps);
+  info.epoch = summary.epochs;
+  info.offset = summary.offset;
+  info.seed = config_.seed;
+  info.extra["model"] = model_.spec();
+  return info;
+}
+
+void JobCheckpoints::stepped(const parallel::ShardedParameters& parameters,
+                             const ShardedSummary& summary) {
+  const std::uint64_t every = config_.checkpoint.every_rounds;
+  if (every == 0 || summary.steps % every != 0) return;
+  log_failure(checkpoints_->wait(), last_);
+  const Status begun = checkpoints_->begin(parameters, info_of(summary));
+  log_failure(begun, summary.steps);
+  if (begun.ok()) last_ = summary.steps;
+}
+
+void JobCheckpoints::finish(const parallel::ShardedParameters& parameters,
+                            const ShardedSummary& summary) {
+  const Status before = checkpoints_->wait();
+  log_failure(before, last_);
+  if (before.ok() && last_ == summary.steps) return;
+  const Status written = checkpoints_->write(parameters, info_of(summary));
+  log_failure(written, summary.steps);
+  if (written.ok()) last_ = summary.steps;
+}
+
+}  // namespace centroid::worker

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "worker/config.h"
+#include "worker/data/data_source.h"
+#include "worker/model/model.h"
+#include "worker/node/sharded_training.h"
+#include "worker/parallel/sharded_checkpoint.h"
+
+namespace centroid::worker {
+
+/// The checkpoints of a job of exchange sharded: when they are written, and what is in them.
+///
+/// order   every rank of the group makes the same calls
+/// fails   a checkpoint that cannot be written is logged, and training goes on
+class JobCheckpoints {
+ public:
+  /// Opens config.checkpoint.dir. `run`: of the job that goes on; empty: it begins.
+  ///
+  /// fails  failed_precondition: checkpoints of another job are there and there is no `resume`; as
+  ///        ShardedCheckpoints::open
+  static Result<std::unique_ptr<JobCheckpoints>> open(const WorkerConfig& config,
+                                                      const Model& model, const DataSplit& data,
+                                                      const collective::Group& group,
+                                                      const std::string& run = {});
+  const std::string& run() const { return run_id_; }
+
+  bool is_empty() const { return is_empty_; }  ///< when it was opened
+  /// The newest sound one, and its position in `summary`.
+  ///
+  /// fails  before memory is taken. failed_precondition: it was made with another seed or other
+  ///        data; as ShardedCheckpoints::restore
+  Result<std::unique_ptr<parallel::ShardedParameters>> restore(
+      const parallel::ShardedOptions& options, ShardedSummary& summary);
+
+  /// Begin to write one if it is due after this step.
+  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
+  /// Write the last one, unless it is there, and wait for it.
+  void finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
+
+ private:
+  JobCheckpoints(const WorkerConfig& config, const Model& model, std::uint64_t train_samples)
+      : config_(config), model_(model), train_samples_(train_samples) {}
+  Status check_position(const CheckpointInfo& info) const;
+  CheckpointInfo info_of(const ShardedSummary& summary) const;
+
+  const WorkerConfig& config_;
+  const Model& model_;
+  const std::uint64_t train_samples_;
+  std::string run_id_;
+  bool is_empty_ = true;
+  std::unique_ptr<parallel::ShardedCheckpoints> checkpoints_;
+  std::uint64_t last_ = 0;  ///< step of the newest that is there or being written
+};
+
+}  // namespace centroid::worker

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/group.h"
+#include "client/group_meeting.h"
+#include "worker/config.h"
+#include "worker/data/data_source.h"
+#include "worker/job_checkpoints.h"
+#include "worker/model/model.h"
+#include "worker/node/sharded_replica.h"
+#include "worker/node/sharded_training.h"
+
+namespace centroid::worker {
+
+/// The settings as the library takes them, of a group of `world` ranks.
+Result<parallel::ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world);
+
+/// Refuse before anything is allocated; else the memory of the divided planes.
+///
+/// fails  failed_precondition: the memory is too small, with the numbers
+Result<parallel::ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Model& model,
+                                                     const DataSplit& data,
+                                                     const parallel::ShardedOptions& options,
+                                                     std::uint32_t world);
+
+/// A job of exchange sharded on this rank, over all its groups. When ranks are lost, those that are
+/// left meet, make a group of their own, and take over the lost shards from their copies; without
+/// these from the newest checkpoint.
+///
+/// order   every rank makes the same calls
+class ShardedJob {
+ public:
+  ShardedJob(const WorkerConfig& config, const Model& model, const DataSplit& data)
+      : config_(config), model_(model), data_(data) {}
+
+  /// Join the other ranks, and restore the newest checkpoint or draw the initial values.
+  ///
+  /// fails  as check_sharded_memory, PeerGroup::join, JobCheckpoints and ShardedReplica::make
+  Status begin();
+  /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
+  ///
+  /// fails  as train_sharded; after a loss as client::Meeting::meet, parallel::regroup, and
+  ///        JobCheckpoints::restore
+  Status train(const ShardedObserver& observer);
+
+  const collective::Group& group() const { return peers_->group(); }
+  ShardedReplica& replica() { return *replica_; }
+  /// Of the present replica; 0 if there is none after a failure.
+  parallel::ShardedMemory most_memory() const {
+    return replica_ ? replica_->most_memory() : parallel::ShardedMemory();
+  }
+  const ShardedSummary& summary() const { return summary_; }
+  const parallel::ShardedOptions& options() const { return options_; }
+  /// That each rank is expected to need.
+  const parallel::ShardedMemory& planned() const { return planned_; }
+
+ private:
+  Status open_meeting();
+  Status open_checkpoints(const std::string& run);
+  Status train_group(const ShardedObserver& observer);
+  bool survives(const Error& error) const;
+  Status regroup(const Error& cause);
+  Result<std::vector<std::uint32_t>> meet();
+  Result<const char*> take_over();
+  Status restore();
+
+  const WorkerConfig& config_;
+  const Model& model_;
+  const DataSplit& data_;
+  parallel::ShardedOptions options_;
+  parallel::ShardedMemory planned_;
+  ShardedTrainingOptions training_;
+  ShardedSummary summary_;
+  std::unique_ptr<client::PeerGroup> peers_;
+  std::unique_ptr<client::Meeting> meeting_;
+  /// Where each rank of the group waits after a loss; by the rank of the beginning.
+  std::map<std::uint32_t, transport::Endpoint> places_;
+  std::uint64_t generation_ = 1;
+  std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
+  std::unique_ptr<ShardedReplica> replica_;
+  std::uint32_t replica_world_ = 0;  ///< ranks of the group of `replica_`
+};
+
+}  // namespace centroid::worker
