@@ -39,6 +39,9 @@ Tag: {tag}
 ENTRY_POINTS = """\
 [console_scripts]
 centroid = centroid.__main__:main
+
+[torch.distributed.backends]
+centroid = centroid.torch_backend:_register
 """
 
 

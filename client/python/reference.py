@@ -17,6 +17,7 @@ FOLDER = pathlib.Path("client/python/centroid")
 PAGE = pathlib.Path("docs/reference/python.md")
 HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run it. -->\n\n# Python API"
 ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
+MODULES = ["torch", "torch_backend", "trace"]  # their docstrings and functions
 BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
 ITEM = re.compile(r"(\w+(?:, \w+)*)  +(\S.*)")
 
@@ -87,8 +88,8 @@ def public(tree):
 
 
 def page(root):
-    main, arrays, group, trace = (((root / FOLDER / name).read_text()) for name in ("__init__.py", "_arrays.py", "group.py", "trace.py"))
-    tree, traces = ast.parse(main), ast.parse(trace)
+    main, arrays, group = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "group.py"))
+    tree = ast.parse(main)
     nodes = {**public(tree), **public(ast.parse(arrays)), **public(ast.parse(group))}
     exported = next(node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
     if set(ORDER) != set(ast.literal_eval(exported)):
@@ -96,9 +97,12 @@ def page(root):
     blocks = [HEAD, *blocks_of(tree)]
     for name in ORDER:
         blocks += entry(nodes[name], main.splitlines(), "centroid.")
-    blocks += ["## `centroid.trace`", *blocks_of(traces)]
-    for node in public(traces).values():
-        blocks += entry(node, trace.splitlines(), "trace.", "###")
+    for name in MODULES:
+        text = (root / FOLDER / f"{name}.py").read_text()
+        blocks += [f"## `centroid.{name}`", *blocks_of(ast.parse(text))]
+        for node in public(ast.parse(text)).values():
+            if isinstance(node, ast.FunctionDef):
+                blocks += entry(node, text.splitlines(), f"centroid.{name}.", "###")
     return "\n\n".join(blocks) + "\n"
 
 

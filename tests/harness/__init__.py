@@ -10,4 +10,5 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PYTHON = ROOT / "client" / "python"
 
-sys.path[:0] = [str(ROOT / "dashboards"), str(ROOT / "deploy"), str(PYTHON)]
+sys.path[:0] = [str(ROOT / "dashboards"), str(PYTHON)]
+DEMO = ["env", f"PYTHONPATH={PYTHON}", sys.executable, "-m", "centroid", "demo"]

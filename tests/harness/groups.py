@@ -26,6 +26,12 @@ def ends_with(what, run):
     except centroid.CentroidError as error:
         say(what, error, f"at {time.time()}")
 """
+TORCH = """
+import datetime, torch, torch.distributed as dist
+import centroid.torch_backend
+torch.set_num_threads(1)
+dist.init_process_group(os.environ.get("BACKEND", "centroid"), timeout=datetime.timedelta(seconds=60))
+"""
 JOIN = "group = centroid.join(timeout=60)\n"
 
 
@@ -82,3 +88,19 @@ class GroupTest(ClusterTest):
             if subprocess.run([place, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0:
                 return place
         raise unittest.SkipTest(f"no python3 with {module} on this machine")
+
+
+class TorchTest(GroupTest):
+    """Ranks with PyTorch and a default group; skips where there is no PyTorch."""
+
+    def setUp(self):
+        super().setUp()
+        self.python_ = self.python_with("torch")
+        quiet = {"GLOO_SOCKET_IFNAME": "lo", "USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        self.environment.update(quiet)
+
+    def start(self, world, body, python=None, join=TORCH, **environment):
+        return super().start(world, body, python or self.python_, join, **environment)
+
+    def ranks(self, world, body, **options):
+        return self.run_ranks(world, body, **options)

@@ -126,7 +126,7 @@ def centroid(words):
     if not re.search(rf"^  {words[0]}\b", usage, re.MULTILINE):
         return f"./centroid has no command {words[0]}"
     if words[0] == "demo":
-        _, known = outcome(sys.executable, ROOT / "deploy" / "local_cluster.py", "--help")
+        _, known = outcome(ROOT / "centroid", "demo", "--help")
     else:
         known = usage
     own = words[1 : words.index("--")] if "--" in words else words[1:]  # behind it: ctest's, or a benchmark's

@@ -106,6 +106,13 @@ class Packages(unittest.TestCase):
             self.assertEqual(system.run("venv/bin/centroid", "version").strip(), self.version)
             self.assertIn(self.version, system.run("venv/bin/centroidctl", "--version"))
             self.assert_trains(system, "venv/bin/centroid", "venv/bin/")
+            status, said = system.run("venv/bin/centroid", "demo", check=False, http_proxy="http://127.0.0.1:9")
+            self.assertEqual(status, 1, said)
+            self.assertIn("pip install scikit-learn", said)
+            said = system.run("venv/bin/centroid", "demo", "--data-dir", "/root", "--epochs", 4, "--lr", 0.005)
+            self.assertGreater(float(re.search(r"test accuracy +([0-9.]+) %", said)[1]), 80)
+            found = system.run("venv/bin/python", "-c", "from importlib.metadata import entry_points as e; print([p.value for p in e(group='torch.distributed.backends')])")
+            self.assertEqual(found.strip(), "['centroid.torch_backend:_register']")
             system.run("venv/bin/pip", "uninstall", "-y", "centroid")
             self.assertEqual([file.name for file in (system.folder / "root/venv/bin").glob("centroid*")], [])
 

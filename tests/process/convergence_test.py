@@ -11,7 +11,9 @@ import sys
 import tempfile
 import unittest
 
-DRIVER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "local_cluster.py"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import DEMO
+
 SEEDS = range(1, 6)
 SKIPPED = 77
 CODECS = ("f32", "int8", "int8 / int8", "sign", "sign / sign", "sign:feedback=off", "topk:0.01", "topk:0.01 / topk:0.01", "topk:0.01,values=int8", "topk:0.01,feedback=off")
@@ -26,7 +28,7 @@ def train(exchange, codec, seed):
         flags = ["--bin", BIN, "--data-dir", DATA, "--runs", folder, "--json", "--codec", up, "--seed", str(seed)]
         flags += ["--exchange", exchange, "--codec-down", down or "f32", "--nodes", "2" if exchange == "hierarchical" else "1"]
         flags += ["--optimizer", "sgd", "--lr", "0.1", "--epochs", "20"]
-        done = subprocess.run([sys.executable, str(DRIVER), *flags], capture_output=True, text=True, check=False)
+        done = subprocess.run([*DEMO, *flags], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise AssertionError(f"{exchange}, {codec}, seed {seed}: {done.stderr}")
         result = json.loads(done.stdout)

@@ -1,5 +1,6 @@
 """The demo with the real programs: it trains, it repeats, and Ctrl-C leaves nothing behind. demo_test.py BIN_DIR DATA_DIR"""
 
+import importlib.util
 import json
 import pathlib
 import signal
@@ -8,7 +9,9 @@ import sys
 import tempfile
 import unittest
 
-DRIVER = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "local_cluster.py"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import DEMO, PYTHON
+
 DEADLINE_SECONDS = 300
 SKIPPED = 77
 
@@ -23,7 +26,7 @@ class Demo(unittest.TestCase):
 
     def start(self, *flags):
         places = ["--bin", self.programs, "--data-dir", self.data, "--runs", self.folder]
-        command = [sys.executable, DRIVER, *places, "--model", "mlp:64-32-10", "--batch", "16", "--json", *flags]
+        command = [*DEMO, *places, "--model", "mlp:64-32-10", "--batch", "16", "--json", *flags]
         driver = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(driver.stdout.close)
         self.addCleanup(driver.stderr.close)
@@ -73,6 +76,18 @@ class Demo(unittest.TestCase):
                 self.assertNotIn(needle, entry.read_bytes(), entry)
             except OSError:
                 continue
+
+    def test_an_installed_demo_without_a_data_set_says_what_to_do(self):
+        if importlib.util.find_spec("sklearn"):
+            self.skipTest("this Python has scikit-learn, and so the data set")
+        command = self.folder / "centroid"
+        command.write_text("import sys\nfrom centroid.__main__ import main\nsys.exit(main())\n")
+        (self.folder / "centroid-server").symlink_to(pathlib.Path(self.programs).resolve() / "centroid-server")
+        environment = {"PATH": str(self.folder), "HOME": str(self.folder), "PYTHONPATH": str(PYTHON)}  # no apt-get
+        done = subprocess.run([sys.executable, command, "demo"], env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("pip install scikit-learn", done.stderr)
+        self.assertIn(str(self.folder / ".cache" / "centroid" / "digits.csv.gz"), done.stderr)
 
 
 if __name__ == "__main__":

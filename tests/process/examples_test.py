@@ -45,6 +45,11 @@ class Examples(GroupTest):
         output = self.run_workers(2, "--epochs=6", "--optimizer=adamw", "--lr=0.003", "digits_torch.py", DIGITS)
         self.assertGreater(self.numbers(output, r"([\d.]+) % of the held-out digits are right")[-1], 93, output)
 
+    def test_digits_with_ddp(self):
+        for backend in ("gloo", "centroid"):
+            output = self.run_workers(2, "digits_ddp.py", DIGITS, backend)
+            self.assertGreater(self.numbers(output, r"([\d.]+) % of the held-out digits are right")[-1], 93, output)
+
     def test_diloco(self):
         output = self.run_workers(2, "--local-steps=5", "--rounds=20", "text_diloco.py", ROOT / "ARCHITECTURE.md")
         first, *_, last = self.numbers(output, r"loss ([\d.]+)")

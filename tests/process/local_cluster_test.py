@@ -14,11 +14,10 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness import ROOT
-import progress
+from harness import DEMO
+from centroid import _progress as progress
 
 HERE = pathlib.Path(__file__).resolve().parent
-DRIVER = ROOT / "deploy" / "local_cluster.py"
 DEADLINE_SECONDS = 120
 
 
@@ -33,7 +32,7 @@ class Driver(unittest.TestCase):
             program.chmod(0o755)
 
     def start(self, *flags, fault=""):
-        command = [sys.executable, str(DRIVER), "--bin", str(self.folder), "--runs", str(self.folder / "run"), *flags]
+        command = [*DEMO, "--bin", str(self.folder), "--runs", str(self.folder / "run"), *flags]
         environment = {**os.environ, "FAKE_FAULT": fault}
         driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         self.addCleanup(driver.stdout.close)

@@ -8,17 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import main
-from harness.groups import GroupTest
+from harness import ROOT
+from harness.cluster import free_port, main
+from harness.groups import TorchTest
 
-HEAD = """
-import datetime, torch, torch.distributed as dist
-import centroid.torch_backend
-torch.set_num_threads(1)
-dist.init_process_group(os.environ.get("BACKEND", "centroid"), timeout=datetime.timedelta(seconds=60))
-"""
 TAIL = """
 dist.barrier()
 dist.destroy_process_group()
@@ -38,17 +34,6 @@ for step in range(30):
     say("loss", repr(loss.item()))
 say("sum", repr(sum(p.double().sum().item() for p in model.parameters())))
 """
-
-
-class TorchTest(GroupTest):
-    def setUp(self):
-        super().setUp()
-        self.python_ = self.python_with("torch")
-        quiet = {"GLOO_SOCKET_IFNAME": "lo", "USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        self.environment.update(quiet)
-
-    def ranks(self, world, body, **options):
-        return self.run_ranks(world, body, python=self.python_, join=HEAD, **options)
 
 
 class Operations(TorchTest):
@@ -153,6 +138,50 @@ class Operations(TorchTest):
         self.assertEqual(len(said[0]), 2)
 
 
+class Start(TorchTest):
+    def start_at(self, change, **environment):
+        join = f"""
+            import datetime, torch, torch.distributed as dist
+            import centroid.torch_backend
+            arguments = dict(init_method=os.environ["PLACE"], timeout=datetime.timedelta(seconds=60))
+            {change}
+            dist.init_process_group("centroid", **arguments)
+            """
+        body = """
+            one = torch.tensor([dist.get_rank()])
+            dist.all_reduce(one)
+            say(dist.get_rank(), dist.get_world_size(), one.item())
+            dist.barrier()
+            """
+        place = f"centroid://127.0.0.1:{free_port()}"
+        said = self.ranks(3, body, join=textwrap.dedent(join), PLACE=place, **environment)
+        self.assertEqual(sorted(line for lines in said for line in lines), ["0 3 3", "1 3 3", "2 3 3"])
+        return said
+
+    def test_an_address_is_enough(self):
+        self.assertEqual(self.start_at("")[2], ["2 3 3"])  # as the environment says
+        self.start_at('del os.environ["RANK"]')  # as they come
+        self.start_at('del os.environ["RANK"], os.environ["WORLD_SIZE"]; arguments["init_method"] += "?world_size=3"')
+        self.assertEqual(self.start_at('del os.environ["RANK"], os.environ["WORLD_SIZE"]; arguments.update(rank=2 - rank, world_size=3)')[2], ["0 3 3"])
+
+    def test_the_package_names_the_backend_to_pytorch(self):
+        points = re.search(r'ENTRY_POINTS = """\\\n(.*?)"""', (ROOT / "deploy" / "make_wheel.py").read_text(), re.DOTALL)[1]
+        (self.folder / "centroid-0.dist-info").mkdir()
+        (self.folder / "centroid-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: centroid\nVersion: 0\n")
+        (self.folder / "centroid-0.dist-info" / "entry_points.txt").write_text(points)
+        program = """
+import importlib.metadata, torch.distributed
+found = importlib.metadata.entry_points(group="torch.distributed.backends")
+[point] = [one for one in found if one.name == "centroid"]
+assert not hasattr(torch.distributed.Backend, "CENTROID")
+point.load()()
+assert torch.distributed.Backend("centroid") == "centroid" and "CENTROID" in torch.distributed.Backend._plugins
+"""
+        places = f"PYTHONPATH={self.folder}:{self.environment['PYTHONPATH']}"
+        done = subprocess.run(["env", places, self.python_, "-c", program], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
 class Training(TorchTest):
     def test_ddp_has_the_losses_of_gloo(self):
         for world in (2, 3):
@@ -211,8 +240,6 @@ class Training(TorchTest):
             except RuntimeError as error:
                 say("error", str(error).replace(chr(10), " "))
             """,
-            python=self.python_,
-            join=HEAD,
         )
         for rank in ranks:
             self.wait_said(rank, "trains")

@@ -3,6 +3,7 @@
     centroid run [OPTIONS] PROGRAM [ARGUMENTS]   start workers of a training program, and a server for them
     centroid server | worker | ctl [...]         the programs centroid-server, centroid-worker, centroidctl
     centroid doctor [...]                        centroidctl doctor
+    centroid demo [...]                          train a digit classifier with a server and four workers of this machine
     centroid version                             version of the library
 
 `centroid run` starts N workers of PROGRAM (a file *.py, `-m MODULE`, or any program) on this machine and shows their output, each line
@@ -377,11 +378,15 @@ def main(words=None):
             print(centroid.version())
         elif command == "run":
             return Run(*parse(rest)).run()
+        elif command == "demo":
+            from . import demo
+
+            return demo.main(rest)
         elif command in ("server", "worker", "ctl", "doctor"):
             program = find({"server": "centroid-server", "worker": "centroid-worker"}.get(command, "centroidctl"))
             os.execv(program, [program, *(["doctor"] if command == "doctor" else []), *rest])
         else:
-            raise Failure(f"unknown command {command}; there are run, server, worker, ctl, doctor, version, help")
+            raise Failure(f"unknown command {command}; there are run, server, worker, ctl, doctor, demo, version, help")
     except Failure as failure:
         say(failure)
         return 2

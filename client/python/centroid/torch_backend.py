@@ -1,10 +1,7 @@
 """The backend "centroid" of torch.distributed, for CPU tensors and, copied through the host, those of a GPU.
 
-    import centroid.torch_backend
-    torch.distributed.init_process_group("centroid")
-
-DistributedDataParallel, `new_group`, object collectives, async operations and point to point work as with gloo; reduce_scatter moves
-only its own bytes. When a rank dies, pending operations fail at once with its number. PyTorch 1.13 or later, rendezvous as ever.
+It does what gloo does; reduce_scatter moves only its own bytes. When a rank dies, pending operations fail at once with its number.
+PyTorch 1.13 or later, rendezvous as ever, or with `init_method="centroid://HOST:PORT"`, which needs no RANK.
 
 CENTROID_HOST is the address of this machine that the other ranks reach; default: the one that leads to MASTER_ADDR.
 """
@@ -16,9 +13,12 @@ import itertools
 import os
 import socket
 import threading
+import urllib.parse
+import weakref
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work as TorchWork
 from torch._C._distributed_c10d import _create_work_from_future
 
 import centroid
@@ -27,11 +27,12 @@ from ._abi import _memory, _u64
 from ._views import memory_of
 from .group import Work, _call, join
 
-__all__ = ["ProcessGroupCentroid"]
+__all__ = ["ProcessGroupCentroid", "abort", "reconfigure"]
 
 _REDUCED = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
 _OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
 _BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 _COLLECTIVES, _PAIRS = 0, 1 << 32  # tags: point to point has those from _PAIRS
 
 
@@ -120,7 +121,25 @@ class _Post:
 
         future = self.base.then(complete)
         self._ended()  # all are started
-        return _create_work_from_future(future)
+        work = _create_work_from_future(future)
+        _futures[work] = future
+        return work
+
+
+# PyTorch's `wait` of a work that is made of a future returns also when the future has an error. A subclass cannot mend that: in
+# PyTorch 1.13 its half in Python dies before the half in C++.
+_futures = weakref.WeakKeyDictionary()
+_plain_wait = TorchWork.wait
+
+
+def _wait(work, *timeout, **named):
+    done = _plain_wait(work, *timeout, **named)
+    if work in _futures:
+        _futures[work].wait()
+    return done
+
+
+TorchWork.wait = _wait
 
 
 def _host_memory(tensor):
@@ -131,9 +150,10 @@ def _host_memory(tensor):
 class ProcessGroupCentroid(dist.ProcessGroup):
     """A group of torch.distributed on a `centroid.Group`."""
 
-    def __init__(self, group):
+    def __init__(self, group, store, timeout):
         super().__init__(group.rank, group.world)
         self.group, self._rank, self._world = group, group.rank, group.world
+        self.store, self.timeout, self.hooks = store, timeout, itertools.count()
 
     def getBackendName(self):
         return "centroid"
@@ -392,11 +412,14 @@ def _address_towards(host, port=9):
         return route.getsockname()[0]
 
 
+_towards = None  # HOST of centroid://HOST:PORT
+
+
 def _host():
     """Where the others reach this process."""
     if os.environ.get("CENTROID_HOST"):
         return os.environ["CENTROID_HOST"]
-    master = os.environ.get("MASTER_ADDR")
+    master = _towards or os.environ.get("MASTER_ADDR")
     try:
         found = _address_towards(master) if master else None
         # Names of the own machine often lead to a loopback address, which the other machines do not reach.
@@ -412,13 +435,114 @@ def _create(store, rank, size, timeout):
         store.set(f"centroid/{rank}", address)
         return [store.get(f"centroid/{other}").decode() for other in range(size)]
 
-    return ProcessGroupCentroid(join(rank=rank, world=size, exchange=exchange, host=_host(), timeout=timeout.total_seconds()))
+    group = join(rank=rank, world=size, exchange=exchange, host=_host(), timeout=timeout.total_seconds())
+    return ProcessGroupCentroid(group, store, timeout)
+
+
+# When a rank has died
+
+
+def _default_group():
+    group = dist.distributed_c10d._get_default_group()
+    if not isinstance(group, ProcessGroupCentroid):
+        raise RuntimeError(f"the default group has the backend {dist.get_backend()}, not centroid")
+    return group
+
+
+def abort():
+    """End every operation of the default group with an error, on all ranks."""
+    _default_group().abort()
+
+
+_reconfigured = itertools.count()
+
+
+def reconfigure(world, store=None):
+    """Make the default group anew from the ranks that are left. Each calls it, and then makes subgroups and models anew.
+
+    Ranks keep their order. Fails after the group's timeout if fewer come, and in a rank that is one too many.
+
+    world  ranks that are left
+    store  one that they all reach; default: the group's, which ends with the process that has it, often rank 0
+    """
+    old = _default_group()
+    old.abort()
+    place = dist.PrefixStore(f"centroid-{next(_reconfigured)}", old.store if store is None else store)
+    place.set_timeout(old.timeout)
+    try:
+        number = place.add("arrived", 1)
+        place.set(str(number), str(old.rank()))
+        if number > world:
+            raise RuntimeError(f"reconfigure: {world} ranks have come already, and rank {old.rank()} is one too many")
+        ranks = sorted(int(place.get(str(one))) for one in range(1, world + 1))
+    except RuntimeError as error:
+        if "one too many" in str(error):
+            raise
+        raise RuntimeError(f"reconfigure: the store ended with its process, or fewer than {world} ranks have come: {error}") from error
+    dist.destroy_process_group()
+    dist.init_process_group("centroid", store=place, rank=ranks.index(old.rank()), world_size=world, timeout=old.timeout)
+
+
+# centroid://HOST:PORT
+
+
+def _rendezvous(url, timeout, **_):
+    """The store at HOST:PORT, the rank, and how many there are: by the address, init_process_group, or the environment.
+
+    Without ranks they are numbered as they come.
+    """
+    found = urllib.parse.urlsplit(url)
+    given = dict(urllib.parse.parse_qsl(found.query))
+    rank, world = (int(given.get(name, os.environ.get(variable, -1))) for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")))
+    if not found.hostname or not found.port:
+        raise ValueError(f"{url}: expected centroid://HOST:PORT")
+    if world < 1:
+        raise ValueError(f"{url}: how many processes? Give init_process_group world_size, or set WORLD_SIZE")
+    global _towards
+    _towards = found.hostname
+    store = _store(found.hostname, found.port, rank, timeout)
+    if rank < 0:
+        rank = store.add("centroid/ranks", 1) - 1
+    if rank >= world:
+        raise ValueError(f"{url}: rank {rank} of {world}: is one process too many, or an earlier job still there?")
+    yield store, rank, world
+    raise RuntimeError("the address centroid:// serves one group: give the next one another port")
+
+
+def _store(host, port, rank, timeout):
+    """Rank 0 has the store; without ranks the first process on HOST."""
+    is_master = rank == 0 or (rank < 0 and _is_here(host) and _is_first(port))
+    uv = {"use_libuv": os.environ.get("USE_LIBUV") != "0"} if _VERSION >= (2, 4) else {}
+    return dist.TCPStore(host, port, is_master=is_master, timeout=timeout, wait_for_workers=False, **uv)
+
+
+def _is_here(host):
+    family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def _is_first(port):
+    """Whether this process is the first of this machine; it is until it ends. A name in Linux's abstract space belongs to one process."""
+    global _first
+    _first = socket.socket(socket.AF_UNIX)
+    try:
+        _first.bind(f"\0centroid-{port}")
+    except OSError:
+        return False
+    return True
 
 
 def _register():
-    devices = {"devices": ["cpu", "cuda"]} if int(torch.__version__.split(".")[0]) >= 2 else {}
+    """Make the backend and centroid:// known. PyTorch calls it by the package's entry point."""
+    devices = {"devices": ["cpu", "cuda"]} if _VERSION >= (2, 0) else {}
     if "CENTROID" not in dist.Backend._plugins:
         dist.Backend.register_backend("centroid", _create, **devices)
+        dist.distributed_c10d.register_rendezvous_handler("centroid", _rendezvous)
 
 
 _register()

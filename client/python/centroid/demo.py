@@ -1,13 +1,13 @@
-#!/usr/bin/env python3
-"""Train a model on a cluster of processes on this machine: one server and N workers, or one worker without a server.
+"""`centroid demo`: train a model on a cluster of processes on this machine: one server and N workers, or one worker without a server.
 
-`./centroid demo` calls this with the folders of the build. Python 3.9 or later, standard library only.
+`./centroid demo` of the source tree calls this with the folders of the build. Standard library only.
 Exit status: 0 trained, 1 failed (the message says what and where the log is), 2 wrong usage, 130 interrupted.
 """
 
 import argparse
 import ctypes
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -17,7 +17,9 @@ import time
 import urllib.error
 import urllib.request
 
-import progress
+from . import _digits
+from . import _progress as progress
+from .__main__ import PR_SET_PDEATHSIG, SIGNALS, Failure, find
 
 POLL_SECONDS = 0.25
 READY_SECONDS = 30.0  # from start to GET /readyz
@@ -27,12 +29,6 @@ EVALUATE_SECONDS = 15.0  # from the last round to its accuracy on held-out data
 STOP_SECONDS = 10.0  # for a clean leave, before SIGTERM
 TERM_SECONDS = 5.0  # from SIGTERM to SIGKILL
 ROUND_HISTORY = 256  # as many rounds as the server remembers
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
-
-
-class Failure(Exception):
-    """The run cannot go on; the text is for the user."""
 
 
 class Interrupted(Exception):
@@ -411,7 +407,7 @@ def positive(text):
 
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(
-        prog="./centroid demo",
+        prog="centroid demo",
         description="Train a model on this machine: one server and several workers, each a process of its own.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -442,9 +438,26 @@ def parse_arguments(arguments):
     add("--keep", action="store_true", help="leave the cluster up when trained, until Ctrl-C")
     add("--run-dir", type=pathlib.Path, metavar="DIR", help="folder of this run; by default a new one under run/")
     add("--json", action="store_true", help="print the result as JSON on stdout; everything else goes to stderr")
-    for name in ("--bin", "--data-dir", "--runs"):  # given by ./centroid
-        add(name, type=pathlib.Path, default=pathlib.Path("."), help=argparse.SUPPRESS)
+    add("--data-dir", type=pathlib.Path, default=default_data(), metavar="DIR", help="folder of the data set")
+    add("--bin", type=pathlib.Path, help=argparse.SUPPRESS)  # these are given by ./centroid
+    add("--runs", type=pathlib.Path, default=pathlib.Path("run"), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def default_data():
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "centroid"
+
+
+def complete(options):
+    """Find the programs and the data set."""
+    options.is_installed = options.bin is None
+    if options.is_installed:
+        options.bin = pathlib.Path(find("centroid-server")).parent
+        if options.data == "digits" and not _digits.fetch(options.data_dir):
+            raise Failure(
+                f"no data set: the digits are neither in {options.data_dir} nor in an installed scikit-learn, and apt-get has no python3-sklearn. "
+                f"`pip install scikit-learn`, or copy {_digits.MEMBER} of one to {options.data_dir / _digits.NAME}"
+            )
 
 
 def headline(options, folder):
@@ -484,13 +497,14 @@ def hold(job, display):
 
 
 def run(options, arguments, display):
+    complete(options)
     folder = make_run_folder(options)
     display.say(headline(options, folder))
     job = (LocalTraining if options.exchange == "local" else Cluster)(options, folder, display)
     try:
         result = job.run()
         (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-        again = shlex.join(["./centroid", "demo", *arguments])
+        again = shlex.join(["centroid" if options.is_installed else "./centroid", "demo", *arguments])
         display.say("\n" + "\n".join(report(result, folder, again)))
         if options.json:
             print(json.dumps(result), flush=True)
@@ -530,6 +544,3 @@ def main(arguments):
         return 1
     return 0
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
