@@ -12,7 +12,8 @@ MODEL = "mlp:64-256-256-10"  # steps of about a millisecond: small ones are all 
 
 class CadenceTest(ClusterTest):
     def serve(self, *arguments, **places):
-        return self.launch_server("--min-workers", "2", "--outer", "average", *arguments, **places).wait_ready()
+        outer = ["--outer", "average"] if "--local-steps" in arguments else []
+        return self.launch_server("--min-workers", "2", *outer, *arguments, **places).wait_ready()
 
     def join(self, server, name, *arguments):
         return self.worker(server, name, "--inner.lr", "0.05", *arguments, model=MODEL)
