@@ -5,6 +5,7 @@
 
 #include "common/base/random.h"
 #include "common/tensor/finite.h"
+#include "common/tensor/multiversion.h"
 #include "transport/collective/collectives.h"
 
 namespace centroid::worker {
