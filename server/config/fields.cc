@@ -140,8 +140,9 @@ void register_gradients(config::Schema& s, ServerConfig& c) {
   s.section("Exchange of gradients");
   s.field("exchange", &c.exchange,
           {.text = "path of the gradients: star = through this server; ring = among the workers; "
-                   "hierarchical = ring over machines, after a sum within each machine",
-           .choices = {"star", "ring", "hierarchical"},
+                   "hierarchical = ring over machines, after a sum within each machine; auto = "
+                   "among the workers where they reach each other, else through this server",
+           .choices = {"auto", "star", "ring", "hierarchical"},
            .basic = true});
   s.field("apply", &c.apply,
           {.text = "where the optimizer runs: server (workers receive parameters) or worker "

@@ -33,7 +33,7 @@ void register_servers(config::Schema& s, ServerConfig& c) {
 }
 
 std::string why_one_server(const ServerConfig& c) {
-  if (c.is_peer_to_peer())
+  if (c.may_meet_peers())
     return "with exchange " + c.exchange +
            " no parameters lie on a server: take exchange star for several servers";
   const auto down = CodecSpec::parse(c.transfer.codec_down);

@@ -74,7 +74,13 @@ Task<ClusterView> Control::cluster() {
     view.terms.apply = config_.applies_on_worker() ? "worker" : "server";
     view.terms.optimizer = config_.optimizer.name;
     if (job_.agreed) {
-      view.terms.exchange = job_.agreed->exchange;
+      view.terms.exchange = config_.exchange;
+      if (config_.chooses_exchange()) {
+        view.terms.exchange = open_.among_peers ? "ring" : "star";
+        view.terms.exchange_why = open_.exchange_why;
+      } else if (!config_.star_for.empty()) {
+        view.terms.exchange_why = config_.star_for + " needs it";
+      }
       view.terms.codec = job_.agreed->codec;
       view.model.spec = job_.agreed->model;
     }

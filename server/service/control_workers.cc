@@ -110,7 +110,7 @@ Task<Status> Control::allow(std::string name) {
 ScaleView Control::scale_view(double efficiency) const {
   ScaleQuestion question;
   question.efficiency = efficiency;
-  question.adds_at_server = !config_.is_peer_to_peer();
+  question.adds_at_server = !open_.among_peers;
   question.max_workers = config_.workers.max;
   for (const auto& [id, worker] : members_.present)
     if (worker->measured.sums.rounds > 0)

@@ -47,6 +47,8 @@ struct OpenRound {
   std::size_t missing() const { return excluded + absent.size() + machine.lost(); }
 
   // peer-to-peer exchange
+  bool among_peers = false;  ///< the attempt, and the next one until it is chosen anew
+  std::string exchange_why;  ///< exchange auto: of that choice
   std::uint64_t exchange_failures = 0;
   std::map<MemberId, std::uint64_t> blamed;  ///< by members that failed, in this round
   std::set<MemberId> failed;                 ///< who could not complete this attempt

@@ -102,6 +102,7 @@ Task<Status> RoundLoop::one_round() {
     const auto waits = round_journal_.begin_wait();
     co_await journal_.begin_attempt(round_journal_.base());
   }
+  if (!exchange_.choose()) co_return Status();  // the newest state is fetched first
   members_.roster.form(true);
   data_.end_epochs();  // a late share may have been dropped while no round was open
   auto members = elastic_.seated(members_.roster.ranked());
@@ -163,6 +164,10 @@ Task<Status> RoundLoop::one_round() {
       }
       case RoundAction::kRetry:
         CENTROID_CO_TRY(exchange_.evict_unreachable());
+        if (!exchange_.choose()) {
+          attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+          co_return Status();
+        }
         {
           const auto waits = round_journal_.begin_wait();
           co_await journal_.begin_attempt(round_journal_.base());
@@ -305,7 +310,7 @@ Status RoundLoop::compare_replicas() {
   std::ranges::sort(open_.replicas, {}, [this](const ReplicaPrint& one) {
     return open_.attempt->rank_of(one.member).value_or(0);
   });
-  const Drift drift = find_drift(open_.replicas, !config_.is_peer_to_peer());
+  const Drift drift = find_drift(open_.replicas, !open_.among_peers);
   if (drift.members.empty()) return {};
   const bool halts = config_.replicas.on_drift == "halt";
   std::string names;

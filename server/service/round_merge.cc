@@ -60,7 +60,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
     auto named = std::make_shared<const RoundDecision>(round.decision);
     round.elsewhere.spawn(round_servers_.prepare_elsewhere(std::move(named), &round.prepared));
   }
-  if (config_.is_peer_to_peer()) {
+  if (open_.among_peers) {
     close(round);
     job_.store().commit_elsewhere();
   } else if (config_.applies_on_worker()) {
@@ -84,7 +84,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
 
 /// Until all chunks of this server are summed.
 Task<Status> RoundMerge::await_chunks() {
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
+  const std::size_t chunks = open_.among_peers ? 0 : job_.shard->round_chunks().size();
   if (open_.complete_chunks >= chunks) co_return Status();
   const auto missing = [this, chunks] {
     return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +

@@ -87,6 +87,10 @@ class PeerReducer {
   /// and where there is none. Until the next job.
   ErrorFeedback* feedback_at_rest();
   transport::TrafficCounters traffic() const;
+  /// As collective::Mesh::reach.
+  Task<Status> reach(transport::Endpoint endpoint, std::chrono::milliseconds time) {
+    return mesh_->reach(std::move(endpoint), time);
+  }
   /// As collective::Mesh::measure, beside a job.
   Task<Result<transport::EchoReport>> measure(transport::Endpoint endpoint, std::string run_id,
                                               std::chrono::milliseconds time, std::uint32_t bytes) {

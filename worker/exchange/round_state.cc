@@ -53,7 +53,8 @@ Status RoundState::open_now(proto::RoundOpen open) {
   received_count_ = 0;
   report_lost_rounds(open);
   version_ = open.version;
-  link_.feedback.round_opened(open, again);
+  among_peers_ = link_.peers() != nullptr && link_.peers_of == open.generation;
+  CENTROID_TRY(link_.feedback.round_opened(open, again, among_peers_));
   if (!again) {
     ++serial_;
     order_.clear();
@@ -84,7 +85,7 @@ Status RoundState::close(proto::RoundClosed closed) {
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was closed, which is not the open one");
   if (is_committed) version_ = closed.version;
-  if (is_committed && !link_.options.peers && missing_results() > 0)
+  if (is_committed && !among_peers_ && missing_results() > 0)
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was committed, but only " +
                      std::to_string(received_count_) + " of " +
@@ -121,7 +122,7 @@ Status RoundState::deliver_closed() {
     open_.reset();
   }
   if (undelivered_->outcome == proto::Outcome::kCommitted) committed_serial_ = serial_;
-  link_.mailbox.push({*std::exchange(undelivered_, std::nullopt)});
+  link_.mailbox.push({*std::exchange(undelivered_, std::nullopt), among_peers_});
   if (!opened_meanwhile_) return {};
   return open_now(*std::exchange(opened_meanwhile_, std::nullopt));
 }

@@ -44,6 +44,8 @@ class RoundState {
   std::optional<proto::Computed> take_computed();
 
   // for the sender
+  /// The workers add the gradients of the open round.
+  bool is_among_peers() const { return among_peers_; }
   /// The attempt whose contribution is to be sent.
   std::optional<proto::RoundOpen> begin_sending();
   /// fails  as open
@@ -91,6 +93,7 @@ class RoundState {
   std::optional<Version> left_with_;  // of the server that was lost; until the next round
 
   std::optional<proto::RoundOpen> open_;
+  bool among_peers_ = false;     // of the open round
   std::vector<TensorId> order_;  // tensors in the order they became ready
   std::optional<StepStats> stats_;
   LoopSeconds before_;  // of the round before

@@ -145,7 +145,7 @@ Status ServerLink::accept_terms(proto::JoinReply terms) {
   link_.feedback.settle(link_.model.terms().counted);
   round_.joined();
   routes_.clear();
-  if (!link_.options.peers) return {};
+  if (link_.peers() == nullptr) return {};
   CENTROID_ASSIGN(const bool is_kept, peers_.configure(star_.codec()));
   if (FeedbackKeeper* const keeper = link_.feedback.keeper(); keeper != nullptr && !is_kept)
     keeper->broken();
@@ -189,7 +189,7 @@ Task<void> ServerLink::send_contributions(Session& session) {
       continue;
     }
     Status sent;
-    if (link_.options.peers)
+    if (round_.is_among_peers())
       sent = co_await peers_.add(session, *open);
     else
       sent = co_await star_.send(session, *open);

@@ -39,10 +39,10 @@ class ServerLink final : public transport::FrameSink {
   ExchangeCounters& counters() { return link_.counters; }
   CodecTotals codecs() const { return link_.counters.codecs(); }
   transport::TrafficCounters traffic() const;
-  /// Results that were added among the workers, where they are sparse: nullptr when the plane of
-  /// results holds all.
+  /// Results of the last round that was added among the workers, where they are sparse: nullptr
+  /// when the plane of results holds all.
   const SparseMean* sparse_mean() const {
-    return link_.options.peers ? link_.options.peers->sparse_mean() : nullptr;
+    return link_.peers() != nullptr ? link_.peers()->sparse_mean() : nullptr;
   }
   /// When `run` has ended: error feedback to disk.
   void save_feedback();
