@@ -16,6 +16,8 @@ constexpr std::chrono::seconds kHearing{1};
 /// time: what is lost with all workers at once.
 constexpr std::chrono::seconds kCopyEvery{10};
 constexpr int kCopyShare = 50;
+/// As long as a worker that leaves waits for its answer.
+constexpr std::chrono::seconds kTakingOver{10};
 }  // namespace
 
 ExchangeChoice PeerExchange::choice() const {
@@ -133,6 +135,31 @@ Task<Status> PeerExchange::fetch_state() {
   copy_due_ = end + std::max<Duration>(kCopyEvery, (end - begin) * kCopyShare);
   changed_.notify_all();
   co_return Status();
+}
+
+bool PeerExchange::is_last_holder(const WorkerSession& worker) const {
+  if (!job_.shard || job_.store().is_current() || !holds_newest(worker)) return false;
+  return std::ranges::none_of(members_.present, [&](const auto& entry) {
+    return entry.first != worker.id && holds_newest(*entry.second) &&
+           members_.roster.find(entry.first)->state != MemberState::kDraining;
+  });
+}
+
+Task<void> PeerExchange::take_over(std::shared_ptr<WorkerSession> worker) {
+  members_.roster.drain(worker->id);  // so the state is wanted (`state_is_wanted`)
+  if (open_.attempt && !open_.attempt->closed && open_.machine.is_open() && !open_.decision) {
+    RoundDecision deserted;
+    deserted.action = RoundAction::kDeserted;
+    deserted.text = "its last worker leaves";
+    control_.decide(std::move(deserted));
+  }
+  changed_.notify_all();
+  BlockedOn on{WaitCause::kState, "worker " + worker->join.name, "its connection",
+               [] { return "it leaves, and no other worker has the newest state"; }};
+  const auto is_over = [this, worker] {
+    return worker->is_gone || !job_.shard || job_.store().is_current();
+  };
+  (void)co_await until(is_over, std::move(on), clock_.now() + kTakingOver);
 }
 
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.

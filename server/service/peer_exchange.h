@@ -34,6 +34,10 @@ class PeerExchange : private JobPart {
   bool state_is_wanted() const;
   /// Until the newest state is here, or the job has gone back to one that is.
   Task<Status> fetch_state();
+  /// Who leaves may be the last that holds it.
+  bool is_last_holder(const WorkerSession& worker) const;
+  /// Until its state is here, but not long: the round that it leaves is aborted.
+  Task<void> take_over(std::shared_ptr<WorkerSession> worker);
   const std::optional<Upload>& upload() const { return upload_; }
   Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<WorkerSession> worker,
                                 proto::StateChunk head, std::uint64_t bytes);

@@ -162,15 +162,29 @@ Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
 }
 
 Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
-  CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
-  if (ctx_.members.roster.leave(worker_->id, leave.reason)) {
+  CENTROID_CO_ASSIGN(auto leave, proto::decode<proto::Leave>(frame.head));
+  if (!parts_.exchange.is_last_holder(*worker_))
+    co_return co_await let_go(session, frame.header, leave.reason);
+  // Its state comes by this session, which goes on meanwhile.
+  auto later = [](PeerSession* self, Session* from, transport::FrameHeader asked,
+                  std::string why) -> Task<void> {
+    co_await self->parts_.exchange.take_over(self->worker_);
+    (void)co_await self->let_go(*from, asked, why);
+  };
+  tasks_.spawn(later(this, &session, frame.header, std::move(leave.reason)));
+  co_return Status();
+}
+
+Task<Status> PeerSession::let_go(Session& session, transport::FrameHeader asked,
+                                 std::string reason) {
+  if (ctx_.members.roster.leave(worker_->id, reason)) {
     tell(ctx_.events, log::Level::kInfo, "member.left",
-         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", leave.reason}});
+         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", reason}});
     ctx_.probe.member_left();
     worker_->own_state.keeping.reset();  // who leaves keeps its part as it goes
     parts_.member_gone(worker_->id, std::nullopt);
   }
-  co_return co_await session.respond(frame.header, Bytes());
+  co_return co_await session.respond(asked, Bytes());
 }
 
 Task<Status> PeerSession::on_shard_frame(Session& session, InFrame frame) {

@@ -94,7 +94,7 @@ def start_servers(given, namespace, host, folder):
     token.write_text(TOKEN)
     servers = []
     for number, name in enumerate(WAYS):
-        flags = ["--listen", f"{host}:{PORT + number}", "--token-file", token, "--run-dir", folder / str(number), "--min-workers", str(given.ranks), "--log.level", "warn"]
+        flags = ["--listen", f"{host}:{PORT + number}", "--token-file", token, "--run-dir", folder / str(number), "--min-workers", str(given.ranks), "--api.listen", "127.0.0.1:0", "--log.level", "warn"]
         flags += ["--optimizer", "adamw", "--lr", str(LR), *(["--exchange", "star"] if "star" in name else [])]
         servers.append(subprocess.Popen(["ip", "netns", "exec", namespace, pathlib.Path(given.bin) / "centroid-server", *flags]))
     return servers

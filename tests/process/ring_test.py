@@ -199,12 +199,12 @@ class Coordination(RingTest):
 
     def test_worker_of_another_exchange_is_refused(self):
         server = self.server("--exchange", "ring")
-        self.assert_status(self.worker(server, "w0"), USAGE, "its exchange is 'star', the server's is 'ring'")
+        self.assert_status(self.worker(server, "w0", "--exchange", "star"), USAGE, "its exchange is 'star', the server's is 'ring'")
 
     def test_worker_open_to_other_machines_needs_a_token(self):
         server = self.server("--exchange", "ring")
         open_one = self.peer(server, "w0", "--peer.listen", "0.0.0.0:0")
-        self.assert_status(open_one, USAGE, "--peer.listen 0.0.0.0:0 is reachable from other machines")
+        self.assert_status(open_one, USAGE, "--peer.listen: 0.0.0.0:0 is reachable from other machines")
 
     def test_worker_that_listens_everywhere_tells_an_address(self):
         server = self.server("--exchange", "ring", "--min-workers", 2, "--token", "secret")

@@ -131,6 +131,7 @@ class ClusterExchange final : public Exchange {
         if (closed->outcome == proto::Outcome::kCommitted) {
           const TimePoint came = centroid::now();
           CENTROID_TRY(load(closed->contributors, event->among_peers));
+          post([this, serial = serial_] { link_.applied(serial); });
           before_.apply = apply_.ended(lane_, came, centroid::now(), round_);
         }
         return report;

@@ -153,6 +153,11 @@ void RoundState::loop_waits(std::uint64_t serial) {
   changed_.notify_all();
 }
 
+void RoundState::applied(std::uint64_t serial) {
+  applied_serial_ = serial;
+  changed_.notify_all();
+}
+
 void RoundState::ready(std::uint64_t serial, TensorId tensor) {
   if (serial != serial_) return;
   order_.push_back(tensor);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ class RoundState {
   // from the loop; `serial` counts the rounds that it got, late calls are ignored
   /// It is in `next`, behind that many rounds: its memory is ours until it gets another.
   void loop_waits(std::uint64_t serial);
+  /// Results of that many rounds have become its parameters.
+  void applied(std::uint64_t serial);
   void ready(std::uint64_t serial, TensorId tensor);
   void finish(std::uint64_t serial, StepStats stats, LoopSeconds before);
 
@@ -37,7 +40,9 @@ class RoundState {
   /// Wait until the loop is in `next`, or `end`. False: cancelled.
   Task<bool> loop_in_next();
   /// The loop has made the results of every committed round its parameters.
-  bool is_applied() const { return waits_serial_.value_or(0) >= committed_serial_; }
+  bool is_applied() const {
+    return std::max(applied_serial_, waits_serial_.value_or(0)) >= committed_serial_;
+  }
   /// Of the parameters, as far as the link knows.
   Version version() const { return version_; }
   /// A round closed without us, and the parameters may be written: the keys of Ready, once.
@@ -88,6 +93,7 @@ class RoundState {
 
   std::uint64_t serial_ = 0;                   // counts rounds handed to the loop
   std::optional<std::uint64_t> waits_serial_;  // the loop is in `next` behind it
+  std::uint64_t applied_serial_ = 0;           // behind that many rounds they are its parameters
   std::uint64_t committed_serial_ = 0;         // of the last committed round
   Version version_;
   std::optional<Version> left_with_;  // of the server that was lost; until the next round

@@ -17,6 +17,8 @@ using transport::Session;
 namespace {
 
 constexpr std::chrono::seconds kJoin{30}, kLeave{2};
+/// The last worker that holds the newest state gives it to the server.
+constexpr std::chrono::seconds kLeaveWithState{12};
 
 std::vector<std::byte> beat_now() {
   proto::Beat beat;
@@ -308,7 +310,8 @@ Task<void> ServerLink::leave(Session& session, std::string reason) {
   leave.reason = reason;
   const auto head = proto::encode(leave);
   const auto kind = static_cast<std::uint16_t>(Kind::kLeave);
-  (void)co_await session.request(kind, head, Bytes(), now() + kLeave);
+  const auto patience = link_.peers() != nullptr ? kLeaveWithState : kLeave;
+  (void)co_await session.request(kind, head, Bytes(), now() + patience);
   session.close(Error(ErrorCode::kCancelled, reason));
 }
 

@@ -25,6 +25,7 @@ class ServerLink final : public transport::FrameSink {
   // From the loop, posted to the executor; `serial` as in RoundState.
   void end(std::string reason);  ///< say goodbye; then `run` ends
   void loop_waits(std::uint64_t serial);
+  void applied(std::uint64_t serial) { round_.applied(serial); }
   void ready(std::uint64_t serial, TensorId tensor) { round_.ready(serial, tensor); }
   void finish(std::uint64_t serial, StepStats stats, LoopSeconds before) {
     round_.finish(serial, std::move(stats), before);
