@@ -77,11 +77,6 @@ std::vector<EventType> of_members_and_rounds() {
            {{"round", kCount, "The round."},
             {"attempt", kCount, "The attempt."},
             {"why", kText, "Why."}}},
-          {"exchange.chosen",
-           "With exchange auto: where the gradients are added from this round on.",
-           {{"exchange", kText, "ring or star."},
-            {"round", kCount, "The round."},
-            {"why", kText, "Why."}}},
           {"epoch.ended",
            "An epoch ended: every sample of it is done, left out or lost.",
            {{"epoch", kCount, "Epochs that are over."},
@@ -94,6 +89,11 @@ std::vector<EventType> of_members_and_rounds() {
 
 std::vector<EventType> of_the_job() {
   return {
+      {"exchange.chosen",
+       "With exchange auto: where the gradients are added from this round on.",
+       {{"exchange", kText, "ring or star."},
+        {"round", kCount, "The round."},
+        {"why", kText, "Why."}}},
       {"model.evaluated",
        "A worker evaluated the parameters on held-out data.",
        {{"worker", kText, "Which."},

@@ -162,23 +162,28 @@ Task<Status> RoundLoop::one_round() {
         attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
         co_return halt;
       }
-      case RoundAction::kRetry:
-        CENTROID_CO_TRY(exchange_.evict_unreachable());
-        if (!exchange_.choose()) {
-          attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
-          co_return Status();
-        }
-        {
-          const auto waits = round_journal_.begin_wait();
-          co_await journal_.begin_attempt(round_journal_.base());
-        }
-        if (attempts_.retry(decision)) break;
+      case RoundAction::kRetry: {
+        CENTROID_CO_ASSIGN(const bool is_open, co_await open_again(decision));
+        if (is_open) break;
         co_return Status();
+      }
       case RoundAction::kDeserted:
         attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
         co_return Status();
     }
   }
+}
+
+/// False: nobody is left, or the round begins anew.
+Task<Result<bool>> RoundLoop::open_again(const RoundDecision& decision) {
+  CENTROID_CO_TRY(exchange_.evict_unreachable());
+  if (!exchange_.choose()) {
+    attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+    co_return false;
+  }
+  const auto waits = round_journal_.begin_wait();
+  co_await journal_.begin_attempt(round_journal_.base());
+  co_return attempts_.retry(decision);
 }
 
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,

@@ -39,6 +39,7 @@ class RoundLoop : private JobPart {
   JobFacts facts() const;
   Task<Result<bool>> make(JobStep step);
   Task<Status> one_round();
+  Task<Result<bool>> open_again(const RoundDecision& decision);
   Status compare_replicas();
   Task<Status> merge_round(RoundDecision decision);
   Task<Status> skip_round(RoundDecision decision);
