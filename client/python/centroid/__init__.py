@@ -401,6 +401,8 @@ class Trainer:
     def _open(self):
         if not self._handle:
             raise CentroidError("failed_precondition", "this trainer is closed")
+        if self._process != os.getpid():  # which has no threads of the library
+            raise CentroidError("failed_precondition", "a forked child cannot use the trainer of its parent")
         return self._handle
 
     def _wait(self, function, *arguments):
