@@ -85,8 +85,9 @@ with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, 
 DILOCO = """
 model = model_of()
 inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-with centroid.torch.DiLoCo(model, inner, every=5, samples=len(data), batch=8, server=os.environ["SERVER"], name=f"w{rank}", keep=os.environ.get("KEEP")) as optimizer:
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=10**6)
+with centroid.torch.DiLoCo(model, inner, every=5, samples=len(data), batch=8, server=os.environ["SERVER"], name=f"w{rank}", folder=os.environ.get("FOLDER")) as optimizer:
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
+    optimizer.keep(schedule)
     loader = DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=8), num_workers=2, persistent_workers=True)
     while not optimizer.end:
         for x, *_ in loader:
@@ -102,7 +103,8 @@ with centroid.torch.DiLoCo(model, inner, every=5, samples=len(data), batch=8, se
 """
 BY_HAND = """
 model = model_of()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
 with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=8, name=f"w{rank}") as trainer:
     for share in trainer:
         numbers, loss_sum = share.indices(), 0.0
@@ -112,6 +114,7 @@ with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=8, n
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            schedule.step()
         trainer.finish()
     say("end", trainer.end, repr(model.weight.tolist()))
 """
@@ -202,14 +205,14 @@ class DiLoCo(LoaderTest):
 
     def test_the_optimizer_continues_with_the_checkpoint(self):
         settings = ["--rounds", 8, "--checkpoint.every-rounds", 3]
-        whole = self.weights(DILOCO, *settings, run="whole", KEEP=str(self.folder / "whole-states"))
-        kept = {"KEEP": str(self.folder / "states")}
+        whole = self.weights(DILOCO, *settings, run="whole", FOLDER=str(self.folder / "whole-states"))
+        kept = {"FOLDER": str(self.folder / "states")}
         self.assertEqual(self.weights(DILOCO, *settings, run="broken", SERVER_PID="", **kept), [])
         self.assertEqual([file.name for file in (self.folder / "states" / "w0").iterdir()], ["000000003.pt"])
         self.assertEqual(self.weights(DILOCO, *settings, "--resume", run="broken", **kept), whole)
 
     def test_another_number_of_steps_is_refused(self):
-        server = self.server("--rounds", 3, "--min-workers", 1, "--local-steps", 4, "--outer", "average")
+        server = self.launch_server("--rounds", 3, "--min-workers", 1, "--local-steps", 4, "--outer", "average").wait_ready()
         [rank] = self.start(1, DILOCO, SERVER=server.data)
         self.assertEqual(rank.exit_status(), 1)
         self.assertIn("every=5, but a share of this server has 4 steps: start it with --local-steps=5", rank.text())

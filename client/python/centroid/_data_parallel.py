@@ -89,24 +89,20 @@ class DataParallel(nn.Module):
         model = centroid.torch.DataParallel(model)
         optimizer = centroid.torch.Optimizer(torch.optim.AdamW(model.parameters()))
 
-    After `backward()` each `.grad` is the mean, with the same bits in all processes: clip, unscale and step as ever. A number that is not
-    finite in one process is so in all, and a GradScaler skips the step in all. Running statistics of BatchNorm are averaged too. A
-    parameter that no process used keeps its gradient; frozen parameters are not sent.
+    After `backward()` each `.grad` is the mean, the same bits in all processes: clip, unscale and step as ever. What is infinite in one
+    process is so in all, and a GradScaler skips the step in all. BatchNorm's running statistics are averaged too.
 
-    When a process dies the others finish the step with the mean of their gradients. One that comes later gets parameters, buffers and
-    the optimizer's state from another, between two steps. A process meets the others in its first `forward` in training mode. Without
-    `address` and MASTER_ADDR it trains alone.
+    When a process dies the others finish the step with their mean. One that comes later gets their state, between two steps. A process
+    meets the others in its first `forward` in training mode. Without `address` and MASTER_ADDR it trains alone.
 
     module   on the CPU or a GPU; gradients travel through the host as float32 or float64
-    address  HOST:PORT where the processes meet; default: MASTER_ADDR and MASTER_PORT, under torchrun the next port. Rank 0 starts a small
-             process there, which ends with the last member
-    rank     place at the start; default: RANK
-    world    number of processes at the start; default: WORLD_SIZE
-    host     address of this machine that the others reach; default: CENTROID_HOST, or the one that leads to `address`
-    token    secret of the job. Who has it can send a state, which is a pickle; default: none
-    timeout  seconds for the start and each exchange, after which a process that does not come is left out; default: 600
+    address  HOST:PORT where the processes meet; default: as for `join`. Rank 0 starts a small process there, which ends with the last one
+    rank, world  place and number of processes at the start; default: RANK, WORLD_SIZE
+    host     as for `join`, or CENTROID_HOST
+    token    secret of the job: who has it can send a state, which is a pickle
+    timeout  seconds for the start and each exchange; then a process that does not come is left out
 
-    All processes make the same number of backward passes. Activation checkpoints need `use_reentrant=False`.
+    All processes make as many backward passes. Activation checkpoints need `use_reentrant=False`.
     """
 
     def __init__(self, module, address=None, *, rank=None, world=None, host=None, token=None, timeout=600):
@@ -127,14 +123,17 @@ class DataParallel(nn.Module):
         self._syncs, self._is_armed, self._failure = True, False, None  # armed: a backward pass that exchanges is under way
         self._is_between = True  # two steps
         self._is_changed = False  # a process is gone, which the sampler does not know
-        self._sampler, self._kept = None, []  # what a new process needs besides the module
+        self._sampler, self._optimizers = None, []  # what a new process needs besides the module
         itself = weakref.ref(self)
         self._nodes = [_watch(parameter, itself) for parameter in parameters]
         _models.add(self)
 
-    rank = property(lambda self: self._peers.rank if self._peers else 0)  # place of this process now
-    world = property(lambda self: self._peers.world if self._peers else 1)  # number of processes now
-    steps = property(lambda self: max(self._steps, 0))  # steps of the job
+    # place of this process now
+    rank = property(lambda self: self._peers.rank if self._peers else 0)
+    # number of processes now
+    world = property(lambda self: self._peers.world if self._peers else 1)
+    # backward passes of the job that have averaged gradients
+    steps = property(lambda self: max(self._steps, 0))
 
     def forward(self, *inputs, **named):
         if self.training and torch.is_grad_enabled():
@@ -146,7 +145,7 @@ class DataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Within it `backward()` adds up gradients in this process alone, as in DistributedDataParallel."""
+        """Accumulate gradients in this process alone, as DistributedDataParallel's."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -154,11 +153,10 @@ class DataParallel(nn.Module):
             self._syncs = before
 
     def state_dict(self, *arguments, **named):
-        """The module's: names have no prefix."""
+        """The module's, so names have no prefix; `load_state_dict` too."""
         return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, *arguments, **named):
-        """The module's."""
         return self.module.load_state_dict(*arguments, **named)
 
     # ---- a step
@@ -190,7 +188,7 @@ class DataParallel(nn.Module):
         if self._sampler is not None and (self._flags[_NEWS] or self._flags[_CHANGED]):
             self._sampler._stop_after(int(self._flags[_AHEAD]))
         self._steps += 1
-        self._is_armed, self._is_between = False, not self._kept
+        self._is_armed, self._is_between = False, not self._optimizers
 
     def _exchange(self):
         """Until it has ended `.grad` is what this process found, so after a loss it begins again."""
@@ -279,7 +277,7 @@ class DataParallel(nn.Module):
     def _give_state(self, source, others):
         group, size = self._peers.group, torch.zeros(1, dtype=torch.int64)
         if self.rank == source and others:
-            kept = [one.state_dict() for one in self._kept]
+            kept = [one.state_dict() for one in self._kept()]
             sampler = self._sampler and self._sampler.state_dict()
             file = io.BytesIO()
             torch.save({"steps": self.steps, "module": self.module.state_dict(), "kept": kept, "sampler": sampler}, file)
@@ -292,11 +290,14 @@ class DataParallel(nn.Module):
             group.recv(data, source)
             self._load(torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
 
+    def _kept(self):
+        return [one for optimizer in self._optimizers for one in optimizer._kept]
+
     def _load(self, state):
-        if len(state["kept"]) != len(self._kept) or bool(state["sampler"]) != bool(self._sampler):
-            raise _bad(f"the job has {len(state['kept'])} optimizers, schedulers and so on, this process {len(self._kept)}: make them before the first step")
+        if len(state["kept"]) != len(self._kept()) or bool(state["sampler"]) != bool(self._sampler):
+            raise _bad(f"the job has {len(state['kept'])} optimizers, schedulers and so on, this process {len(self._kept())}: make them, and the sampler, before the first step")
         self.module.load_state_dict(state["module"])
-        for one, values in zip(self._kept, state["kept"]):
+        for one, values in zip(self._kept(), state["kept"]):
             one.load_state_dict(values)
         if self._sampler is not None:
             self._sampler.load_state_dict(state["sampler"])
@@ -312,29 +313,23 @@ def _watch(parameter, model):
 
 
 class Optimizer(Wrapped):
-    """An optimizer of a DataParallel's parameters, whose state a new process gets.
+    """An optimizer of a DataParallel's parameters. A process that comes later gets its state.
 
-    optimizer  any of torch.optim, or like them
-    more       what else a new process needs: schedulers, a GradScaler, anything with state_dict and load_state_dict
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+        optimizer.keep(scheduler)                    # and of this, or of a GradScaler
 
-    It is an optimizer like the one inside, with the same groups and state_dict. Make it before the first step.
+    Make it before the first step.
     """
 
-    def __init__(self, optimizer, *more):
+    def __init__(self, optimizer):
         super().__init__(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
         self._model = next((model for model in _models if any(parameter in model._bucket_of for parameter in parameters)), None)
         if self._model is None:
             raise _bad("the optimizer has no parameter of a DataParallel: make the DataParallel first, and the optimizer of its parameters")
-        self._model._kept.append(self.optimizer)
-        self.keep(*more)
-
-    def keep(self, *more):
-        """Let a new process have these too, such as a scheduler that was made after the optimizer."""
-        self._model._kept += more
+        self._model._optimizers.append(self)
 
     def step(self, *arguments, **named):
-        """The optimizer's own step."""
         result = self.optimizer.step(*arguments, **named)
         self._model._is_between = True
         return result

@@ -12,41 +12,48 @@ from ._optimizer import Wrapped
 
 
 class DiLoCo(Wrapped):
-    """An optimizer of which each worker makes `every` steps before the cluster combines the results.
+    """An optimizer that exchanges every so many steps, through a server with `--local-steps`.
 
         optimizer = centroid.torch.DiLoCo(model, torch.optim.AdamW(model.parameters()), every=20, samples=len(data), batch=16)
-        sampler = centroid.torch.sampler(data, optimizer, batch=16)
-        loader = DataLoader(data, batch_sampler=sampler)
+        loader = DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=16))
         while not optimizer.end:
             for batch in loader:
                 ...
                 optimizer.step(loss=loss)
 
-    Start the server with `--local-steps=20`. The last step of a round sends what has changed, waits for the others, and puts the
-    cluster's parameters into the model. Other data than the sampler's may be used: then each batch counts as one of the share.
+    The last step of a round exchanges, and the model gets the cluster's parameters. With data of your own each batch counts as one of the
+    share.
 
-    model      a PyTorch module
-    optimizer  of torch.optim, of the module's parameters
-    every      steps of a round, which must be what the server says; default: as it says
-    samples, batch  as for Trainer, and so is what is not named here, such as `name`
-    server     default: what `centroid run` has set
-    keep       folder for the optimizer's state at each of the server's checkpoints, of this worker alone. A job that continues from a
-               checkpoint finds the state that belongs to it. Not for fragments or overlap
+    every    steps of a round, to be checked; default: as the server says
+    server, samples, batch, more  as for Trainer
+    folder   for the state of the optimizer, and of what `keep` names, at each checkpoint of the server: a job that continues takes the one
+             that belongs to its checkpoint, a new worker the newest. Not for fragments or overlap
 
-    `end` is None, and the End when the job is over. `share` is the open Share: where `share.evaluate` is true evaluate and call
-    `trainer.report`. `trainer` is the Trainer.
+    `trainer` is the Trainer: where `share.evaluate` is true, evaluate and call `trainer.report`.
     """
 
-    def __init__(self, model, optimizer, *, samples, batch, every=None, server=None, keep=None, **more):
+    def __init__(self, model, optimizer, *, samples, batch, every=None, server=None, folder=None, **more):
         super().__init__(optimizer)
-        self.every, self.share, self.end = every, None, None
-        self._batch, self._samples, self._kept = batch, samples, None  # kept: number of the last round of this process
-        self._folder = pathlib.Path(keep) / (more.get("name") or os.environ.get("CENTROID_NAME", "worker")) if keep else None
+        self.every, self._share, self._end = every, None, None
+        self._batch, self._samples, self._last = batch, samples, None  # last: number of the last round of this process
+        self._folder = pathlib.Path(folder) / (more.get("name") or os.environ.get("CENTROID_NAME", "worker")) if folder else None
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
             more["on_keep"] = self._save
         self.trainer = centroid.Trainer(server, model, samples=samples, batch=batch, **more)
         self._open_share()
+
+    @property
+    def share(self):
+        """the open Share, for which it waits; None after the end"""
+        if self._share is None and self._end is None:
+            self._open_share()
+        return self._share
+
+    @property
+    def end(self):
+        """the End of the job; until then None. Waits as `share`"""
+        return None if self.share is not None else self._end
 
     def __enter__(self):
         return self
@@ -55,56 +62,50 @@ class DiLoCo(Wrapped):
         self.trainer.__exit__(*error)
 
     def close(self):
-        """Leave the cluster."""
         self.trainer.close()
 
     def step(self, closure=None, *, loss=None):
-        """Make a step; the last one of a round exchanges.
-
-        loss  mean loss of the batch, for the job's curves; default: what the closure returns, or nothing
-        """
+        """Make a step. `loss` is the mean of the batch, for the job's curves; default: what the closure returns."""
         if self.end:
             raise CentroidError("failed_precondition", f"the job is over ({self.trainer.end_reason}): end the loop when `end` is set")
+        if self._folder and self._made == 0:
+            self._resume()
         result = self.optimizer.step(closure)
         loss = result if loss is None else loss
         self._made += 1
-        self._loss_sum += float(loss or 0) * self.share.count / self._steps
+        self._loss_sum += float(loss or 0) * self._share.count / self._steps
         left = self._steps - self._made
         if left == 0:
             self.trainer.finish(**self._statistics())
-            self._kept = self.share.round
-            self._open_share()
-        elif left == self.share.overlap:
+            self._last, self._share = self._share.round, None
+        elif left == self._share.overlap:
             self.trainer.contribute(**self._statistics())
         return result
 
     def _statistics(self):
         """Of the steps since this was called last."""
-        samples = self.share.count * self._made // self._steps - self._told
+        samples = self._share.count * self._made // self._steps - self._told
         loss_sum, self._loss_sum, self._told = self._loss_sum, 0.0, self._told + samples
         return {"samples": samples, "loss_sum": loss_sum}
 
     def _open_share(self):
         """Wait for a share with samples, or the end."""
         while True:
-            self.share = next(self.trainer, None)
-            if self.share is None:
-                self.end = self.trainer.end
-                if self._folder and self._kept is not None:
-                    self._save(self._kept)
+            self._share = next(self.trainer, None)
+            if self._share is None:
+                self._end = self.trainer.end
+                if self._folder and self._last is not None:
+                    self._save(self._last)
                 return
             self._made = self._told = 0
-            self._loss_sum, self._steps = 0.0, -(-self.share.count // self._batch)
+            self._loss_sum, self._steps = 0.0, -(-self._share.count // self._batch)
             self._check()
-            if self._folder:
-                self._resume()
             if self._steps:
                 return
             self.trainer.finish()
-            self._kept = self.share.round
 
     def _check(self):
-        share = self.share
+        share = self._share
         if not share.is_local:
             raise CentroidError("failed_precondition", f"the server wants a gradient a round: start it with --local-steps={self.every or 'H'}")
         is_tail = share.begin + share.count * share.world >= self._samples  # where an epoch ends shares are shorter
@@ -112,12 +113,13 @@ class DiLoCo(Wrapped):
             raise _bad(f"every={self.every}, but a share of this server has {self._steps} steps: start it with --local-steps={self.every}")
 
     def _save(self, number):
-        torch.save(self.optimizer.state_dict(), self._folder / f"{number:09}.pt")
+        torch.save([one.state_dict() for one in self._kept], self._folder / f"{number:09}.pt")
 
     def _resume(self):
-        """Take the state that belongs to the round before; a new process without it the newest."""
-        number, file = self.share.round - 1, self._folder / f"{self.share.round - 1:09}.pt"
-        if self._kept is None and not file.exists():
+        """Before the first step of a round: load the state that belongs to the round before, or in a new process the newest."""
+        number, file = self._share.round - 1, self._folder / f"{self._share.round - 1:09}.pt"
+        if self._last is None and not file.exists():
             file = max(self._folder.glob("*.pt"), default=file)
-        if self._kept != number and file.exists():
-            self.optimizer.load_state_dict(torch.load(file, map_location="cpu"))
+        if self._last != number and file.exists():
+            for one, state in zip(self._kept, torch.load(file, map_location="cpu", weights_only=False)):
+                one.load_state_dict(state)

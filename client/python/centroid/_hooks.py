@@ -1,11 +1,4 @@
-"""Compressed gradients for DistributedDataParallel on the backend "centroid".
-
-    parallel.register_comm_hook(None, centroid.torch.topk_hook(0.01))
-
-The first argument is the model's process group; None: the default. A rank adds what it did not send to its next gradients (error
-feedback), in as much memory as they have. Buckets travel during backward, and all ranks get the same bits. Gradients are float32 on the
-CPU. All ranks register the same hooks in the same order. Needs NumPy.
-"""
+"""Communication hooks of DistributedDataParallel that compress gradients. Buckets travel during backward."""
 
 import math
 import threading

@@ -7,12 +7,16 @@ class Wrapped(torch.optim.Optimizer):
     """Schedulers, GradScaler and clipping take it for an optimizer. Groups, state and all else are the inner one's."""
 
     def __init__(self, optimizer):  # not the one of the base class, which would have groups of its own
-        self.optimizer = optimizer
+        self.optimizer, self._kept = optimizer, [optimizer]
 
     def __getattr__(self, name):
-        if name == "optimizer":  # before __init__, when copy or pickle asks
+        if name in ("optimizer", "_kept"):  # before __init__, when copy or pickle asks
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def keep(self, *more):
+        """Keep these with the optimizer's state."""
+        self._kept += more
 
     def zero_grad(self, *arguments, **named):
         self.optimizer.zero_grad(*arguments, **named)

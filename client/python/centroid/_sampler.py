@@ -4,47 +4,45 @@ import torch
 
 from ._arrays import CentroidError, _bad, _number
 from ._data_parallel import DataParallel
+from ._diloco import DiLoCo
 
 
 def sampler(dataset, source, *, batch, seed=0, shuffle=True, drop_last=False, accumulate=1):
-    """Return a sampler of batches, for one DataLoader that lives as long as the job and may have worker processes.
+    """Return a sampler of batches for one DataLoader, which may have worker processes.
 
-        sampler = centroid.torch.sampler(data, model, batch=32)
         loader = DataLoader(data, batch_sampler=sampler, num_workers=2, persistent_workers=True)
         while sampler.epoch < 10:
-            for x, y in loader:
-                ...
+            for x, y in loader: ...
 
-    An iteration over the loader is a share of a Trainer or DiLoCo, or with a DataParallel the rest of an epoch, less where processes
-    come or go. Batches are loaded ahead within it, never beyond: with a Trainer and a gradient a round a share often is one batch.
+    One pass over the loader is the open share of a Trainer or DiLoCo, or with a DataParallel the rest of the epoch, less where processes
+    come or go. Batches are loaded ahead within a pass, never beyond: a Trainer's share is often one batch.
 
-    dataset     what has a length
     source      a DataParallel, DiLoCo or Trainer
     batch       most samples of a batch
-    seed        of the order of an epoch; this and what follows are for a DataParallel, and the same in all processes
-    shuffle     False: in the order of the data
-    drop_last   leave out the smaller batches at the end of an epoch
+    seed, shuffle, drop_last  order of an epoch, and whether its smaller last batches are left out; this and `accumulate` are for a
+                DataParallel, alike in all processes
     accumulate  batches of a step
 
-    With a DataParallel a sample is trained once an epoch, also when processes come and go: those of a step that had no end are trained
-    by others. Fewer samples than processes at the end of an epoch are left out. Train each batch once.
+    With a DataParallel each sample is trained once an epoch, those of a process that died by others; fewer than there are processes are
+    left out. Train each batch once.
     """
     batch, accumulate = _number(batch, "batch", 1, 2**62), _number(accumulate, "accumulate", 1, 2**31)
     if isinstance(source, DataParallel):
         return Epochs(len(dataset), source, batch, seed, shuffle, drop_last, accumulate)
-    return Shares(getattr(source, "trainer", source), batch)
+    return Shares(source, batch)
 
 
 class Shares(torch.utils.data.Sampler):
-    """The batches of the open share of a Trainer, of equal size where they can be."""
+    """The batches of the open share of a Trainer or DiLoCo, of equal size where they can be."""
 
-    def __init__(self, trainer, batch):
-        self._trainer, self._batch = trainer, batch
+    def __init__(self, source, batch):
+        self._source, self._batch = source, batch
 
     def _share(self):
-        if self._trainer._share is None:
-            raise CentroidError("failed_precondition", "no share is open: iterate over the Trainer, and for each share over the loader")
-        return self._trainer._share
+        share = self._source.share if isinstance(self._source, DiLoCo) else self._source._share
+        if share is None:
+            raise CentroidError("failed_precondition", "no share is open: for each share of the Trainer iterate over the loader, until the job is over")
+        return share
 
     def __iter__(self):
         indices, count = self._share().indices(), len(self)

@@ -1,9 +1,11 @@
-"""Centroid for scripts of PyTorch.
+"""Centroid for scripts of PyTorch: DataParallel needs no server, DiLoCo has one.
 
-    DataParallel, Optimizer  the mean gradient of all processes, and the program's own optimizer; no server
-    DiLoCo                   many steps of the program's own optimizer between two exchanges, through a server
-    sampler                  the samples of this process, for DataLoader
-    topk_hook, int8_hook, bf16_hook  compressed gradients for DistributedDataParallel on the backend "centroid"
+The hooks compress gradients of DistributedDataParallel on the backend "centroid", float32 on the CPU:
+
+    parallel.register_comm_hook(None, centroid.torch.topk_hook(0.01))
+
+The first argument is the process group. What a rank did not send is added to its next gradients (error feedback), in as much memory as
+they have. All ranks register the same hooks in the same order.
 """
 
 from ._data_parallel import DataParallel, Optimizer
