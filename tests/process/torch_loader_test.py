@@ -78,6 +78,8 @@ with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, 
             except centroid.CentroidError as error:
                 say("child", error)
             os._exit(0)
+        while rank == 0 and share.round == 8 and not os.path.exists(os.environ["GO"]):
+            threading.Event().wait(0.01)
         if trainer.finish().outcome == centroid.Outcome.COMMITTED:
             say("trained", *numbers)
     say("end", trainer.end, len(workers))
@@ -177,10 +179,12 @@ class Epochs(LoaderTest):
 
 class Shares(LoaderTest):
     def test_each_sample_of_a_job_is_trained_once_an_epoch(self):
-        server = self.server("--epochs", 2, "--min-workers", 2, "--exit-when-finished")
-        ranks = self.start(2, SHARES, SERVER=server.data)
+        server, go = self.server("--epochs", 2, "--min-workers", 2, "--exit-when-finished"), self.folder / "go"
+        ranks = self.start(2, SHARES, SERVER=server.data, GO=str(go))
         self.assertEqual(ranks[1].exit_status(), -signal.SIGKILL)
-        ranks += self.start(1, SHARES, SERVER=server.data, RANK="2")
+        ranks += self.start(1, SHARES, SERVER=server.data, GO=str(go), RANK="2")
+        server.wait_worker("w2", "joining")
+        go.touch()
         ends = self.assert_ends(ranks[0], ranks[2])
         self.assertEqual(ends, [["finished", "2"]] * 2)
         self.assertEqual(set(self.trained(*ranks).values()), {2})

@@ -95,7 +95,7 @@ class DataParallel(nn.Module):
     When a process dies the others finish the step with their mean. One that comes later gets their state, between two steps. A process
     meets the others in its first `forward` in training mode. Without `address` and MASTER_ADDR it trains alone.
 
-    module   on the CPU or a GPU; gradients travel through the host as float32 or float64
+    module   on the CPU or a GPU; gradients travel through the host as float32 or float64, which needs memory for two copies of them
     address  HOST:PORT where the processes meet; default: as for `join`. Rank 0 starts a small process there, which ends with the last one
     rank, world  place and number of processes at the start; default: RANK, WORLD_SIZE
     host     as for `join`, or CENTROID_HOST

@@ -1,6 +1,6 @@
 """Where the processes of a `centroid.torch.DataParallel` meet: a program of its own, so that any of them may die.
 
-Usage: _meeting.py HOST PORT SECONDS
+Usage: _meeting.py HOST PORT SECONDS      and the token as standard input
 
 A member keeps its connection; when that ends, the member is gone. Messages are lines of JSON.
 
@@ -27,7 +27,7 @@ _LINE_BYTES = 1 << 16
 class _Member:
     def __init__(self, connection):
         self.socket, self.rest = connection, b""
-        self.hello = self.rank = self.meet = self.address = None  # rank: in the group; None: it wants to come in
+        self.hello = self.rank = self.meet = self.address = None  # hello: the rank that it wants; rank: in the group
         self.is_there = True
 
     def send(self, **message):
@@ -50,12 +50,12 @@ class _Member:
 
 
 class _Meeting:
-    def __init__(self, listener, seconds):
-        self.listener, self.seconds = listener, seconds
+    def __init__(self, listener, seconds, token):
+        self.listener, self.seconds, self.token = listener, seconds, token
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
         self.members, self.group = [], 0  # group: number of the newest
-        self.world = self.token = None  # as the first member says
+        self.world = None  # as the first member says
         self.forming = []  # members that connect with each other
         self.is_over = False
         self.since = time.monotonic()  # the first one waits, or nobody has come
@@ -83,20 +83,20 @@ class _Meeting:
 
     def take(self, member, message):
         if "world" in message:
-            self.token = message["token"] if self.token is None else self.token
-            self.world = self.world or message["world"]
-            if not hmac.compare_digest(str(self.token).encode(), str(message["token"]).encode()):
+            if not hmac.compare_digest(self.token, str(message["token"]).encode()):
                 member.send(refused="the token is another one")
                 member.is_there = False
-            member.hello = message
+                return
+            self.world = self.world or int(message["world"])
+            member.hello = int(message["rank"])
         elif member.hello is None:
             member.is_there = False
         elif "meet" in message:
-            member.meet = message
+            member.meet = {"meet": int(message["meet"]), "open": bool(message["open"]), "group": message["group"]}
             if member.rank is None and self.group:
                 self.tell_news()
         elif message.get("group") == self.group and "address" in message:
-            member.address = message["address"]
+            member.address = str(message["address"])
         elif message.get("bye"):
             member.is_there = False
             if not any(other.rank is not None for other in self.members if other is not member and other.is_there):
@@ -122,7 +122,7 @@ class _Meeting:
             self.forming = []
             for member in ranked:
                 member.send(addresses=addresses)
-        if not self.members and self.group:
+        if self.group and not any(member.hello is not None for member in self.members):
             self.is_over = True
         if not self.forming and waiting:
             if ranked and all(member.meet is not None for member in ranked):
@@ -147,7 +147,7 @@ class _Meeting:
         """Make a group of the members that have ranks, and of the others if nobody is in the middle of a step."""
         ranked.sort(key=lambda member: member.rank)
         is_open = all(member.meet["open"] for member in ranked)
-        others.sort(key=lambda member: (member.hello["rank"] is None, member.hello["rank"]))
+        others.sort(key=lambda member: member.hello)
         group = ranked + others if is_open else ranked
         is_same = bool(ranked) and group == ranked and all(member.meet["group"] == self.group for member in ranked)
         is_same = is_same and [member.rank for member in ranked] == list(range(self.size))
@@ -183,7 +183,7 @@ class _Meeting:
 def main(host, port, seconds):
     is_loopback = socket.gethostbyname(host).startswith("127.")
     with socket.create_server(("127.0.0.1" if is_loopback else "", int(port)), backlog=1024) as listener:
-        _Meeting(listener, float(seconds)).run()
+        _Meeting(listener, float(seconds), sys.stdin.buffer.read()).run()
 
 
 if __name__ == "__main__":

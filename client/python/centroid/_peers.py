@@ -48,7 +48,7 @@ class Peers:
         self.wanted_rank, self.wanted_world, self.host, self.token, self.timeout = rank, world, host, token, timeout
         self.socket, self.rest, self.lines = None, b"", []
         self.group = self.number = None
-        self.rank, self.world, self.has_news = rank or 0, 1, False
+        self.rank, self.world, self.has_news = rank, world, False
         _all.add(self)
 
     def meet(self, version, is_open):
@@ -144,7 +144,9 @@ class Peers:
         """In a session of its own: what ends this process does not end the meeting of the others."""
         words = [sys.executable, pathlib.Path(__file__).with_name("_meeting.py"), self.host_name, self.port, str(self.timeout)]
         null = subprocess.DEVNULL
-        _started.append(subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True))
+        _started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True))
+        with _started[-1].stdin as pipe:  # others can read its command line
+            pipe.write((self.token or "").encode())
 
     def _send(self, **message):
         try:
