@@ -277,6 +277,23 @@ class Membership(ParallelTest):
             ranks[victim] = self.start(1, COMERS, **place, RANK=str(victim), IS_LATE="1")[0]
             self.assert_same(ranks)
 
+    def test_who_does_not_come_in_is_told_why(self):
+        said = self.ranks(
+            2,
+            """
+            model = centroid.torch.DataParallel(model_of(), token="ab"[rank], timeout=5)
+            for run in (lambda: loss_of(model.module, part(0, 0)).backward(), lambda: loss_of(model, part(0, 0)), lambda: centroid.torch.Optimizer(optimizer_of(model_of()))):
+                try:
+                    run()
+                except centroid.CentroidError as error:
+                    say(error.message)
+            """,
+        )
+        for lines, text in zip(said, ("1 of 2 processes have come within 5 s", "the token is another one")):
+            self.assertIn("backward before a forward pass", lines[0])
+            self.assertIn(text, lines[1])
+            self.assertIn("no parameter of a DataParallel", lines[2])
+
     def assert_same(self, ranks):
         for rank in ranks:
             self.assertEqual(rank.exit_status(), 0, rank.text())
