@@ -17,8 +17,9 @@ FOLDER = pathlib.Path("client/python/centroid")
 PAGE = pathlib.Path("docs/reference/python.md")
 HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run it. -->\n\n# Python API"
 ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
-MODULES = ["torch", "torch_backend", "trace"]  # their docstrings and functions
+MODULES = {"torch": ["_data_parallel", "_sampler", "_diloco", "_hooks"], "torch_backend": ["torch_backend"], "trace": ["trace"]}  # the files that have what is in `__all__`
 BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
+SHORT = ["DataParallel", "Optimizer", "DiLoCo", "sampler"]  # neither methods nor arguments
 ITEM = re.compile(r"(\w+(?:, \w+)*)  +(\S.*)")
 
 
@@ -68,6 +69,9 @@ def fields(node, lines):
 
 def entry(node, lines, prefix, level="##"):
     """A class or function as blocks."""
+    if node.name in SHORT:
+        blocks = [block for block in blocks_of(node) if not block.startswith("- ")]
+        return [f"{level} `{prefix}{node.name}`", *blocks, "More: `help()`."]
     if isinstance(node, ast.FunctionDef):
         return [f"{level} {call(prefix + node.name, node)}", *blocks_of(node)]
     functions = [child for child in node.body if isinstance(child, ast.FunctionDef)]
@@ -87,22 +91,28 @@ def public(tree):
     return {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_")}
 
 
+def all_of(tree):
+    """What `__all__` of a module names."""
+    return set(ast.literal_eval(next(node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")))
+
+
 def page(root):
     main, arrays, group = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "group.py"))
     tree = ast.parse(main)
     nodes = {**public(tree), **public(ast.parse(arrays)), **public(ast.parse(group))}
-    exported = next(node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
-    if set(ORDER) != set(ast.literal_eval(exported)):
+    if set(ORDER) != all_of(tree):
         raise SystemExit("client/python/reference.py: ORDER names other things than __all__ of the package")
     blocks = [HEAD, *blocks_of(tree)]
     for name in ORDER:
         blocks += entry(nodes[name], main.splitlines(), "centroid.")
-    for name in MODULES:
-        text = (root / FOLDER / f"{name}.py").read_text()
-        blocks += [f"## `centroid.{name}`", *blocks_of(ast.parse(text))]
-        for node in public(ast.parse(text)).values():
-            if isinstance(node, ast.FunctionDef):
-                blocks += entry(node, text.splitlines(), f"centroid.{name}.", "###")
+    for name, parts in MODULES.items():
+        module = ast.parse((root / FOLDER / f"{name}.py").read_text())
+        blocks += [f"## `centroid.{name}`", *blocks_of(module)]
+        for part in parts:
+            text = (root / FOLDER / f"{part}.py").read_text()
+            for node in public(ast.parse(text)).values():
+                if node.name in all_of(module) and (isinstance(node, ast.FunctionDef) or node.name in SHORT):
+                    blocks += entry(node, text.splitlines(), f"centroid.{name}.", "###")
     return "\n\n".join(blocks) + "\n"
 
 

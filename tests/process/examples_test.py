@@ -50,6 +50,13 @@ class Examples(GroupTest):
             output = self.run_workers(2, "digits_ddp.py", DIGITS, backend)
             self.assertGreater(self.numbers(output, r"([\d.]+) % of the held-out digits are right")[-1], 93, output)
 
+    def test_digits_with_processes_that_come_back(self):
+        output = self.run_workers(2, "digits_parallel.py", DIGITS)
+        ends = re.findall(r"([\d.]+) % of the held-out digits are right after (\d+) steps", output)
+        self.assertEqual(len(ends), 2, output)
+        self.assertEqual(ends[0], ends[1])
+        self.assertGreater(float(ends[0][0]), 93, output)
+
     def test_diloco(self):
         output = self.run_workers(2, "--local-steps=5", "--rounds=20", "text_diloco.py", ROOT / "ARCHITECTURE.md")
         self.assertLess(self.numbers(output, r"round 20: loss ([\d.]+)")[-1], 3.5, output)  # of one who knows nothing: 5.5

@@ -201,13 +201,13 @@ def _is_buffer(name):
 class Trainer:
     """A worker of a cluster. Iterate over it for shares, and call `finish` for each.
 
-    Use it from one thread, but for `stop`, and never in a forked child process. A process may have several.
+    Use it from one thread, but for `stop`. A process may have several.
 
     server   HOST:PORT; several servers are separated by commas. None: what `centroid run` has set (CENTROID_SERVER, CENTROID_NAME and so on)
     tensors  a PyTorch module, or a dict of names and arrays. They are changed in place, and are the cluster's parameters in each round.
              The first worker's values are the initial ones, unless there is a checkpoint. A name whose last part begins with running_ is
-             a buffer, as in batch normalisation: it is averaged and needs no gradient. A PyTorch parameter that does not require a
-             gradient, beside others that do, is frozen: it stays as it is, and must be the same in all workers
+             a buffer: it is averaged and needs no gradient. A PyTorch parameter that requires no gradient, beside others that do, is
+             frozen: it must be the same in all workers
     samples  samples of the whole training data, the same for all workers
     batch    samples of one step of this worker
     token    the workers' token
@@ -394,6 +394,8 @@ class Trainer:
     def _open(self):
         if not self._handle:
             raise CentroidError("failed_precondition", "this trainer is closed")
+        if self._process != os.getpid():  # which has no threads of the library
+            raise CentroidError("failed_precondition", "a forked child cannot use the trainer of its parent")
         return self._handle
 
     def _wait(self, function, *arguments):

@@ -9,27 +9,25 @@ import sys
 
 import torch
 from text_model import TextModel, read
+from torch.utils.data import DataLoader
 
-import centroid
+import centroid.torch
 
 BATCH = 16
 windows = read(sys.argv[1])
 torch.manual_seed(1)
 model = TextModel()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 
-with centroid.Trainer(None, model, samples=len(windows), batch=BATCH) as trainer:
-    for share in trainer:
-        if not share.is_local:
-            sys.exit("start the server with --local-steps=20")
-        indices, loss_sum = torch.tensor(share.indices(), dtype=torch.long), 0.0
-        for part in indices.split(BATCH):
-            loss = model.loss(windows[part])
+with centroid.torch.DiLoCo(model, torch.optim.AdamW(model.parameters(), lr=0.003), samples=len(windows), batch=BATCH) as optimizer:
+    loader = DataLoader(windows, batch_sampler=centroid.torch.sampler(windows, optimizer, batch=BATCH))
+    while not optimizer.end:
+        round, losses = optimizer.share.round, []
+        for batch in loader:
+            loss = model.loss(batch)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
-            loss_sum += loss.item() * len(part)
-        trainer.finish(loss_sum=loss_sum)
-        if share.round % 10 == 0 and len(indices) > 0:
-            print(f"round {share.round}: loss {loss_sum / len(indices):.3f}", flush=True)
-    print(f"{trainer.end.name.lower()}: {trainer.end_reason}")
+            optimizer.step(loss=loss)  # the last one of a round exchanges
+            losses.append(loss.item())
+        if round % 10 == 0:
+            print(f"round {round}: loss {sum(losses) / len(losses):.3f}", flush=True)
+    print(f"{optimizer.end}: {optimizer.trainer.end_reason}")

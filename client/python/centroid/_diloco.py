@@ -1,0 +1,125 @@
+"""Local steps with a program's own optimizer; the server combines what they changed."""
+
+import os
+import pathlib
+
+import torch
+
+import centroid
+
+from ._arrays import CentroidError, _bad
+from ._optimizer import Wrapped
+
+
+class DiLoCo(Wrapped):
+    """An optimizer that exchanges every so many steps, through a server with `--local-steps`.
+
+        optimizer = centroid.torch.DiLoCo(model, torch.optim.AdamW(model.parameters()), every=20, samples=len(data), batch=16)
+        loader = DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=16))
+        while not optimizer.end:
+            for batch in loader:
+                ...
+                optimizer.step(loss=loss)
+
+    The last step of a round exchanges, and the model gets the cluster's parameters. With data of your own each batch counts as one of the
+    share.
+
+    every    steps of a round, to be checked; default: as the server says
+    server, samples, batch, more  as for Trainer
+    folder   for the state of the optimizer, and of what `keep` names, at each checkpoint of the server: a job that continues takes the one
+             that belongs to its checkpoint, a new worker the newest. Not for fragments or overlap
+
+    `trainer` is the Trainer: where `share.evaluate` is true, evaluate and call `trainer.report`.
+    """
+
+    def __init__(self, model, optimizer, *, samples, batch, every=None, server=None, folder=None, **more):
+        super().__init__(optimizer)
+        self.every, self._share, self._end = every, None, None
+        self._batch, self._samples, self._last = batch, samples, None  # last: number of the last round of this process
+        self._folder = pathlib.Path(folder) / (more.get("name") or os.environ.get("CENTROID_NAME", "worker")) if folder else None
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            more["on_keep"] = self._save
+        self.trainer = centroid.Trainer(server, model, samples=samples, batch=batch, **more)
+        self._open_share()
+
+    @property
+    def share(self):
+        """the open Share, for which it waits; None after the end"""
+        if self._share is None and self._end is None:
+            self._open_share()
+        return self._share
+
+    @property
+    def end(self):
+        """the End of the job; until then None. Waits as `share`"""
+        return None if self.share is not None else self._end
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.trainer.__exit__(*error)
+
+    def close(self):
+        self.trainer.close()
+
+    def step(self, closure=None, *, loss=None):
+        """Make a step. `loss` is the mean of the batch, for the job's curves; default: what the closure returns."""
+        if self.end:
+            raise CentroidError("failed_precondition", f"the job is over ({self.trainer.end_reason}): end the loop when `end` is set")
+        if self._folder and self._made == 0:
+            self._resume()
+        result = self.optimizer.step(closure)
+        loss = result if loss is None else loss
+        self._made += 1
+        self._loss_sum += float(loss or 0) * self._share.count / self._steps
+        left = self._steps - self._made
+        if left == 0:
+            self.trainer.finish(**self._statistics())
+            self._last, self._share = self._share.round, None
+        elif left == self._share.overlap:
+            self.trainer.contribute(**self._statistics())
+        return result
+
+    def _statistics(self):
+        """Of the steps since this was called last."""
+        samples = self._share.count * self._made // self._steps - self._told
+        loss_sum, self._loss_sum, self._told = self._loss_sum, 0.0, self._told + samples
+        return {"samples": samples, "loss_sum": loss_sum}
+
+    def _open_share(self):
+        """Wait for a share with samples, or the end."""
+        while True:
+            self._share = next(self.trainer, None)
+            if self._share is None:
+                self._end = self.trainer.end
+                if self._folder and self._last is not None:
+                    self._save(self._last)
+                return
+            self._made = self._told = 0
+            self._loss_sum, self._steps = 0.0, -(-self._share.count // self._batch)
+            self._check()
+            if self._steps:
+                return
+            self.trainer.finish()
+
+    def _check(self):
+        share = self._share
+        if not share.is_local:
+            raise CentroidError("failed_precondition", f"the server wants a gradient a round: start it with --local-steps={self.every or 'H'}")
+        is_tail = share.begin + share.count * share.world >= self._samples  # where an epoch ends shares are shorter
+        if self.every and (self._steps > self.every or (self._steps < self.every and not is_tail)):
+            raise _bad(f"every={self.every}, but a share of this server has {self._steps} steps: start it with --local-steps={self.every}")
+
+    def _save(self, number):
+        torch.save([one.state_dict() for one in self._kept], self._folder / f"{number:09}.pt")
+
+    def _resume(self):
+        """Before the first step of a round: load the state that belongs to the round before, or in a new process the newest."""
+        number, file = self._share.round - 1, self._folder / f"{self._share.round - 1:09}.pt"
+        if self._last is None and not file.exists():
+            file = max(self._folder.glob("*.pt"), default=file)
+        if self._last != number and file.exists():
+            for one, state in zip(self._kept, torch.load(file, map_location="cpu", weights_only=False)):
+                one.load_state_dict(state)

@@ -1,0 +1,226 @@
+"""centroid.torch: samplers for DataLoader, and DiLoCo. torch_loader_test.py BIN_DIR
+
+Another Python may have another PyTorch: CENTROID_TEST_PYTHON names it.
+"""
+
+import collections
+import pathlib
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import free_port, main, wait_for
+from harness.groups import TorchTest
+
+DATA = """
+import torch, centroid.torch
+from torch import nn
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+class Data:
+    def __len__(self):
+        return 400
+    def __getitem__(self, number):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(number))
+        return x, number, os.getpid()
+def model_of():
+    torch.manual_seed(0)
+    return nn.Linear(4, 1)
+def loss_of(model, x):
+    return (model(x)[:, 0] - x.sum(1)).square().mean()
+data, workers = Data(), set()
+"""
+# DataParallel: the loop of the docs. A victim dies with a batch that it has not trained.
+PARALLEL = """
+model = centroid.torch.DataParallel(model_of(), timeout=60)
+optimizer = centroid.torch.Optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+sampler = centroid.torch.sampler(data, model, batch=8, accumulate=ACCUMULATE)
+loader = DataLoader(data, batch_sampler=sampler, num_workers=2, persistent_workers=True)
+batches = 0
+while sampler.epoch < 3:
+    for x, numbers, pids in loader:
+        workers |= set(pids.tolist())
+        batches += 1
+        if "VICTIM" in os.environ and os.environ["VICTIM"] == str(rank) and batches == 11:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if batches % ACCUMULATE:
+            with model.no_sync():
+                loss_of(model, x).backward()
+        else:
+            loss_of(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        say("trained", *numbers.tolist())
+        while model.world == 2 and "NEWCOMER" in os.environ and model.steps == 10 and not model._peers.has_news:
+            model._peers.look_for_news()  # the other one is on its way
+            threading.Event().wait(0.01)
+say("end", sampler.epoch, len(workers), model.steps, model.world, model.module.weight.tolist())
+"""
+# Trainer: shares as batches. The victim dies before its contribution of round 5, which others make.
+SHARES = """
+model = model_of()
+with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, name=f"w{rank}") as trainer:
+    sampler = centroid.torch.sampler(data, trainer, batch=8)
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=2, persistent_workers=True)
+    for share in trainer:
+        numbers = []
+        model.zero_grad()
+        for x, chosen, pids in loader:
+            workers |= set(pids.tolist())
+            numbers += chosen.tolist()
+            (loss_of(model, x) * len(x) / len(share)).backward()
+        assert len(numbers) == len(share)
+        if rank == 1 and share.round == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0 and share.round == 3 and not os.fork():
+            try:
+                trainer.finish()
+            except centroid.CentroidError as error:
+                say("child", error)
+            os._exit(0)
+        while rank == 0 and share.round == 8 and not os.path.exists(os.environ["GO"]):
+            threading.Event().wait(0.01)
+        if trainer.finish().outcome == centroid.Outcome.COMMITTED:
+            say("trained", *numbers)
+    say("end", trainer.end, len(workers))
+"""
+DILOCO = """
+model = model_of()
+inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+with centroid.torch.DiLoCo(model, inner, every=5, samples=len(data), batch=8, server=os.environ["SERVER"], name=f"w{rank}", folder=os.environ.get("FOLDER")) as optimizer:
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
+    optimizer.keep(schedule)
+    loader = DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=8), num_workers=2, persistent_workers=True)
+    while not optimizer.end:
+        for x, *_ in loader:
+            loss = loss_of(model, x)
+            optimizer.zero_grad()
+            loss.backward()
+            if "SERVER_PID" in os.environ and optimizer.share.round == 5:
+                os.kill(int(os.environ["SERVER_PID"]), signal.SIGKILL)
+                os._exit(0)
+            optimizer.step(loss=loss)
+            schedule.step()
+    say("end", optimizer.end, repr(model.weight.tolist()))
+"""
+BY_HAND = """
+model = model_of()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
+with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=8, name=f"w{rank}") as trainer:
+    for share in trainer:
+        numbers, loss_sum = share.indices(), 0.0
+        steps = -(-len(numbers) // 8)
+        for step in range(steps):
+            loss = loss_of(model, torch.stack([data[number][0] for number in numbers[step::steps]]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        trainer.finish()
+    say("end", trainer.end, repr(model.weight.tolist()))
+"""
+
+
+class LoaderTest(TorchTest):
+    def start(self, world, body, python=None, join=DATA, **environment):
+        return super().start(world, body, python, join, **environment)
+
+    def words(self, rank, head):
+        return [line.split()[1:] for line in rank.text().splitlines() if line.startswith(head)]
+
+    def trained(self, *ranks):
+        """How often each sample was."""
+        return collections.Counter(int(number) for rank in ranks for words in self.words(rank, "trained") for number in words)
+
+    def assert_ends(self, *ranks):
+        for rank in ranks:
+            self.assertEqual(rank.exit_status(), 0, rank.text())
+        return [self.words(rank, "end")[0] for rank in ranks]
+
+
+class Epochs(LoaderTest):
+    def test_each_sample_is_trained_once_an_epoch(self):
+        for accumulate, steps in ((1, 75), (2, 36)):  # 25 batches of each process an epoch; one is no step of two
+            ranks = self.start(2, PARALLEL.replace("ACCUMULATE", str(accumulate)))
+            ends = self.assert_ends(*ranks)
+            self.assertEqual(ends[0], ends[1])
+            self.assertEqual(ends[0][:4], ["3", "2", str(steps), "2"])
+            counts = self.trained(*ranks)
+            if accumulate == 1:
+                self.assertEqual(set(counts.values()), {3}, counts)
+            self.assertEqual(len(counts), 400)
+
+    def test_the_samples_of_a_rank_that_died_are_trained_by_others(self):
+        for victim in (0, 2):
+            ranks = self.start(3, PARALLEL.replace("ACCUMULATE", "1"), VICTIM=str(victim))
+            left = [rank for number, rank in enumerate(ranks) if number != victim]
+            ends = self.assert_ends(*left)
+            self.assertEqual(ranks[victim].exit_status(), -signal.SIGKILL)
+            self.assertEqual(ends[0], ends[1])
+            self.assert_once(self.trained(*ranks), 3)
+
+    def test_a_rank_that_comes_has_its_part_of_the_samples(self):
+        place = {"MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        ranks = self.start(2, PARALLEL.replace("ACCUMULATE", "1"), **place, NEWCOMER="1")
+        ranks += self.start(1, PARALLEL.replace("ACCUMULATE", "1"), **place, RANK="2")
+        ends = self.assert_ends(*ranks)
+        self.assertEqual(ends[0], ends[1])
+        self.assertEqual(ends[0], ends[2])
+        self.assertEqual(ends[0][3], "3")
+        self.assertGreater(len(self.words(ranks[2], "trained")), 20)
+        self.assert_once(self.trained(*ranks), 3)
+
+    def assert_once(self, counts, epochs):
+        """Where the number of processes does not divide what is left, fewer samples than there are processes are left out of an epoch."""
+        self.assertEqual(max(counts.values()), epochs)
+        self.assertGreaterEqual(sum(counts.values()), epochs * (400 - 2))
+
+
+class Shares(LoaderTest):
+    def test_each_sample_of_a_job_is_trained_once_an_epoch(self):
+        server, go = self.server("--epochs", 2, "--min-workers", 2, "--exit-when-finished"), self.folder / "go"
+        ranks = self.start(2, SHARES, SERVER=server.data, GO=str(go))
+        self.assertEqual(ranks[1].exit_status(), -signal.SIGKILL)
+        ranks += self.start(1, SHARES, SERVER=server.data, GO=str(go), RANK="2")
+        wait_for(lambda: server.workers("w2"), "the worker that comes late")
+        go.touch()
+        ends = self.assert_ends(ranks[0], ranks[2])
+        self.assertEqual(ends, [["finished", "2"]] * 2)
+        self.assertEqual(set(self.trained(*ranks).values()), {2})
+        self.assertEqual(len(self.trained(*ranks)), 400)
+        self.assertIn("child failed_precondition: a forked child cannot use the trainer of its parent", ranks[0].text())
+
+
+class DiLoCo(LoaderTest):
+    STEPS = ["--local-steps", 5, "--outer", "average", "--exit-when-finished"]
+
+    def weights(self, body, *settings, ranks=1, run="run", **environment):
+        server = self.launch_server(*self.STEPS, "--min-workers", ranks, *settings, name=f"server-{len(self.processes)}", run=run).wait_ready()
+        ended = self.start(ranks, body, SERVER=server.data, **{name: str(server.pid) if name == "SERVER_PID" else value for name, value in environment.items()})
+        for rank in ended:
+            self.assertEqual(rank.exit_status(), 0, rank.text())
+        return [line for rank in ended for line in self.words(rank, "end")]
+
+    def test_it_trains_as_a_loop_by_hand(self):
+        ours, by_hand = (self.weights(body, "--rounds", 12, ranks=2, run=str(number)) for number, body in enumerate((DILOCO, BY_HAND)))
+        self.assertEqual(ours, by_hand)
+        self.assertEqual(ours[0][0], "finished")
+
+    def test_the_optimizer_continues_with_the_checkpoint(self):
+        settings = ["--rounds", 8, "--checkpoint.every-rounds", 3]
+        whole = self.weights(DILOCO, *settings, run="whole", FOLDER=str(self.folder / "whole-states"))
+        kept = {"FOLDER": str(self.folder / "states")}
+        self.assertEqual(self.weights(DILOCO, *settings, run="broken", SERVER_PID="", **kept), [])
+        self.assertEqual([file.name for file in (self.folder / "states" / "w0").iterdir()], ["000000003.pt"])
+        self.assertEqual(self.weights(DILOCO, *settings, "--resume", run="broken", **kept), whole)
+
+    def test_another_number_of_steps_is_refused(self):
+        server = self.launch_server("--rounds", 3, "--min-workers", 1, "--local-steps", 4, "--outer", "average").wait_ready()
+        [rank] = self.start(1, DILOCO, SERVER=server.data)
+        self.assertEqual(rank.exit_status(), 1)
+        self.assertIn("every=5, but a share of this server has 4 steps: start it with --local-steps=5", rank.text())
+
+
+if __name__ == "__main__":
+    main()
