@@ -314,7 +314,7 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
 void Contributions::exclude(const WorkerSession& worker, const proto::PushEnd& end) {
   ++open_.excluded;
   const std::string tensor = transport::shortened(end.nonfinite_tensor, 64);
-  if (const auto why = excluded_lines_.take("tensor " + tensor + " is not finite", clock_.now()))
+  if (const auto why = context_.strangers.member_line("tensor " + tensor + " is not finite"))
     log::warn("contribution.excluded",
               {{"worker", worker.join.name}, {"round", end.round.value}, {"why", *why}});
 }
