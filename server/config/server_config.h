@@ -15,7 +15,7 @@ namespace centroid::server {
 /// --help).
 struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
-  std::string token;
+  std::string token, servers_token;
   struct Api {
     std::string listen = "127.0.0.1:8080", token, viewer_token;
     std::uint64_t max_connections = 8192, max_streams = 64, rate = 1000;

@@ -14,6 +14,8 @@ void register_servers(config::Schema& s, ServerConfig& c) {
           {.text = "shard server: exit when there is no leader for this long",
            .unit = "ms",
            .min = 100});
+  s.field("servers_token", &c.servers_token,
+          {.text = "secret that shard servers must send in place of token", .secret = true});
   s.field("metrics.listen", &c.metrics.listen,
           {.text = "shard server: address of GET /metrics, /v1/trace, /livez and /readyz, "
                    "HOST:PORT, without a token; port 0 takes a free port; empty: none. A server "

@@ -302,8 +302,10 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
     job_.aggregator->absent(*rank);
     if (is_awaited_elsewhere) round_servers_.tell_opened();
   }
-  Contribution contribution{
-      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  Contribution contribution{.weight = end.weight,
+                            .nonfinite = end.nonfinite,
+                            .nonfinite_tensor = end.nonfinite_tensor,
+                            .norm = config_.is_peer_to_peer() ? end.norm : -1};
   if (is_excluded) contribution = {};
   CENTROID_ASSIGN(auto decision, open_.machine.contribute(worker.id, std::move(contribution)));
   control_.decide(std::move(decision));
@@ -314,7 +316,7 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
 void Contributions::exclude(const WorkerSession& worker, const proto::PushEnd& end) {
   ++open_.excluded;
   const std::string tensor = transport::shortened(end.nonfinite_tensor, 64);
-  if (const auto why = excluded_lines_.take("tensor " + tensor + " is not finite", clock_.now()))
+  if (const auto why = context_.strangers.member_line("tensor " + tensor + " is not finite"))
     log::warn("contribution.excluded",
               {{"worker", worker.join.name}, {"round", end.round.value}, {"why", *why}});
 }

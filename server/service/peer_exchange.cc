@@ -236,12 +236,13 @@ void PeerExchange::exchange_failed(WorkerSession& worker, const proto::ExchangeF
     probe_.stale_frame();
     return;
   }
-  log::warn("exchange.failed", {{"worker", worker.join.name},
-                                {"round", failed.round.value},
-                                {"attempt", failed.attempt},
-                                {"why", failed.reason}});
-  if (!open_.failed.contains(worker.id) && failed.has_culprit &&
-      failed.culprit.value < open_.attempt->members.size())
+  if (open_.failed.contains(worker.id)) return;
+  if (const auto why = context_.strangers.member_line(failed.reason))
+    log::warn("exchange.failed", {{"worker", worker.join.name},
+                                  {"round", failed.round.value},
+                                  {"attempt", failed.attempt},
+                                  {"why", *why}});
+  if (failed.has_culprit && failed.culprit.value < open_.attempt->members.size())
     ++open_.blamed[open_.attempt->members[failed.culprit.value]];
   open_.failed.insert(worker.id);
   const std::string why = "worker '" + worker.join.name + "': " + failed.reason;

@@ -98,6 +98,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   if (job_.shard->encodes()) local_.begin_results(open_.attempt->generation);
   open_.complete_chunks = 0;
   open_.overflow.reset();
+  open_.has_large_sum = false;
   open_.excluded = 0;
   open_.failed.clear();
   open_.tally = {};

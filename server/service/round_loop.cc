@@ -155,10 +155,7 @@ Task<Status> RoundLoop::one_round() {
       case RoundAction::kSkip:
         co_return co_await skip_round(std::move(decision));
       case RoundAction::kHalt: {
-        const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
-        Error halt(ErrorCode::kFailedPrecondition,
-                   "JIDOKA HALT: worker " + (rank ? std::to_string(*rank) + " " : std::string()) +
-                       "(" + members_.name_of(decision.culprit) + "): " + decision.text);
+        const Error halt = halt_of(decision);
         attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
         co_return halt;
       }
@@ -184,6 +181,15 @@ Task<Result<bool>> RoundLoop::open_again(const RoundDecision& decision) {
   const auto waits = round_journal_.begin_wait();
   co_await journal_.begin_attempt(round_journal_.base());
   co_return attempts_.retry(decision);
+}
+
+Error RoundLoop::halt_of(const RoundDecision& decision) const {
+  const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
+  std::string who;                                             // of a sum it may be unknown
+  if (decision.culprit != MemberId())
+    who = "worker " + (rank ? std::to_string(*rank) + " " : std::string()) + "(" +
+          members_.name_of(decision.culprit) + "): ";
+  return {ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + who + decision.text};
 }
 
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,

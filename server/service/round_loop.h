@@ -44,6 +44,7 @@ class RoundLoop : private JobPart {
   Task<Status> merge_round(RoundDecision decision);
   Task<Status> skip_round(RoundDecision decision);
   Task<Status> refuse_overflow(RoundDecision decision);
+  Error halt_of(const RoundDecision& decision) const;
   Task<bool> wait_for_members();
   void dismiss_drained();
   Task<void> apply_changes();

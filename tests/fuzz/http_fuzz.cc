@@ -60,14 +60,11 @@ Task<void> read_all(std::string_view bytes, std::size_t piece, std::vector<std::
     const bool is_here = co_await wait_for_request(stream, limits);
     if (!is_here) break;
     const HttpIncoming incoming = co_await read_request(stream, limits, service);
-    goes_on = incoming.request.has_value() && incoming.keep_alive;
-    std::string text = std::to_string(incoming.refused);
-    if (incoming.request) {
-      text += incoming.request->method + "\n" + incoming.request->target + "\n";
-      for (const auto& [name, value] : incoming.request->fields) text += name + ":" + value + "\n";
-      text += "\n" + incoming.request->body;
-    }
-    out->push_back(std::move(text));
+    goes_on = incoming.keep_alive;
+    if (!incoming.request) break;
+    std::string text = incoming.request->method + "\n" + incoming.request->target + "\n";
+    for (const auto& [name, value] : incoming.request->fields) text += name + ":" + value + "\n";
+    out->push_back(text + "\n" + incoming.request->body);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "worker/exchange/peer_contribution.h"
 
-#include <limits>
 #include <utility>
 
 #include <boost/asio/post.hpp>
@@ -144,7 +143,8 @@ Task<Status> PeerContribution::add(Session& leader, proto::RoundOpen open) {
   if (is_over()) co_return Status();
   round_.set_nonfinite(outcome->nonfinite_tensor);
   if (outcome->status.ok()) {
-    auto head = round_.push_end(open, std::numeric_limits<double>::infinity());
+    const double squares = outcome->norm < 0 ? kNoNorm : outcome->norm * outcome->norm;
+    auto head = round_.push_end(open, squares);
     co_return co_await LinkContext::send(leader, Kind::kPushEnd, std::move(head));
   }
   co_return co_await fail(leader, open, *outcome);

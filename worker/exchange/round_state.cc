@@ -232,8 +232,7 @@ std::vector<std::byte> RoundState::push_end(const proto::RoundOpen& open, double
   end.fingerprint = before_.fingerprint;
   end.nonfinite = is_nonfinite();
   end.nonfinite_tensor = nonfinite_tensor_;
-  if (link_.model.checks_nonfinite() && !end.nonfinite && std::isfinite(squares))
-    end.norm = std::sqrt(squares);
+  if (link_.model.checks_nonfinite() && std::isfinite(squares)) end.norm = std::sqrt(squares);
   link_.counters.fill(end);
   set_sent();
   return proto::encode(end);

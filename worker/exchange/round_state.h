@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "worker/exchange/link_context.h"
 
 namespace centroid::worker {
+
+/// In place of a contribution's squares: its norm is not said.
+inline constexpr double kNoNorm = std::numeric_limits<double>::infinity();
 
 /// The round in progress: what the server said of it, what the loop has computed, what was sent and
 /// which results came. Tells the loop what happens, in order. No I/O.
@@ -66,6 +70,7 @@ class RoundState {
   void set_sent() { is_sent_ = true; }
   /// The contribution is sent: the head of its PushEnd. `squares`: of its numbers; not finite: not
   /// known
+  /// `squares`: of the contribution; kNoNorm: none is said.
   std::vector<std::byte> push_end(const proto::RoundOpen& open, double squares);
 
   // results
