@@ -305,7 +305,7 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
   Contribution contribution{.weight = end.weight,
                             .nonfinite = end.nonfinite,
                             .nonfinite_tensor = end.nonfinite_tensor,
-                            .norm = config_.is_peer_to_peer() ? end.norm : -1};
+                            .norm = open_.among_peers ? end.norm : -1};
   if (is_excluded) contribution = {};
   CENTROID_ASSIGN(auto decision, open_.machine.contribute(worker.id, std::move(contribution)));
   control_.decide(std::move(decision));

@@ -134,7 +134,7 @@ Status PeerSession::on_word(const InFrame& frame) {
       return {};
     }
     case Kind::kExchangeFailed: {
-      if (!ctx_.config.is_peer_to_peer()) return unexpected;
+      if (!ctx_.config.may_meet_peers()) return unexpected;
       CENTROID_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
       parts_.exchange.exchange_failed(*worker_, failed);
       return {};
