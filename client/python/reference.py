@@ -19,7 +19,7 @@ HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run
 ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
 MODULES = {"torch": ["_data_parallel", "_sampler", "_diloco", "_hooks"], "torch_backend": ["torch_backend"], "trace": ["trace"]}  # the files that have what is in `__all__`
 BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
-SHORT = ["DataParallel", "Optimizer", "DiLoCo", "sampler"]  # neither methods nor arguments
+SHORT = ["DataParallel", "Optimizer", "DiLoCo", "sampler"]  # neither methods, arguments nor code
 ITEM = re.compile(r"(\w+(?:, \w+)*)  +(\S.*)")
 
 
@@ -70,8 +70,8 @@ def fields(node, lines):
 def entry(node, lines, prefix, level="##"):
     """A class or function as blocks."""
     if node.name in SHORT:
-        blocks = [block for block in blocks_of(node) if not block.startswith("- ")]
-        return [f"{level} `{prefix}{node.name}`", *blocks, "More: `help()`."]
+        blocks = [block for block in blocks_of(node) if not block.startswith(("- ", "```"))]
+        return [f"{level} `{prefix}{node.name}`", *blocks]
     if isinstance(node, ast.FunctionDef):
         return [f"{level} {call(prefix + node.name, node)}", *blocks_of(node)]
     functions = [child for child in node.body if isinstance(child, ast.FunctionDef)]

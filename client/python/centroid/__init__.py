@@ -392,10 +392,8 @@ class Trainer:
             self.close()
 
     def _open(self):
-        if not self._handle:
-            raise CentroidError("failed_precondition", "this trainer is closed")
-        if self._process != os.getpid():  # which has no threads of the library
-            raise CentroidError("failed_precondition", "a forked child cannot use the trainer of its parent")
+        if not self._handle or self._process != os.getpid():
+            raise CentroidError("failed_precondition", "a forked child cannot use the trainer of its parent" if self._handle else "this trainer is closed")
         return self._handle
 
     def _wait(self, function, *arguments):
