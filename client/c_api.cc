@@ -85,6 +85,7 @@ Status open_trainer(const centroid_server& server, const centroid_training& trai
   options.model = text(training.model, "external");
   options.codec = text(training.codec, "f32");
   options.state_dir = text(training.state_dir);
+  options.exchange = text(training.exchange, "auto");
   options.samples = training.samples;
   options.batch = training.batch;
   options.data_fingerprint = training.data_fingerprint;

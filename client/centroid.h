@@ -84,6 +84,8 @@ typedef struct centroid_training {
    */
   void (*on_keep)(void* context, uint64_t round);
   void* on_keep_context;
+  const char*
+      exchange; /* "star": accept no connections of other workers; NULL: as the server says */
 } centroid_training;
 
 typedef struct centroid_tensor {

@@ -63,13 +63,15 @@ struct Lack {
   std::string what, advice;
 };
 
+bool has_secret(const Session& session, const std::string& setting) {
+  const auto config = get_json(session, "/v1/config");
+  return config.ok() && config->contains(setting) && !text_of((*config)[setting], "value").empty();
+}
+
 Lack lack_of(const Session& session, const Access& access) {
   if (!access.tls && has_tls(session))
     return {"it is TLS", "pass the authority of its certificate with --tls.authority"};
-  const auto config = get_json(session, "/v1/config");
-  const bool requires_token =
-      config.ok() && config->contains("token") && !text_of((*config)["token"], "value").empty();
-  if (access.token.empty() && requires_token)
+  if (access.token.empty() && has_secret(session, "token"))
     return {"workers show a token", "pass the workers' token with --worker-token-file"};
   return {};
 }
@@ -141,8 +143,12 @@ void check_servers(Report& report, const Session& session, const Json& servers,
   }
 }
 
-/// Tokens that expire soon.
-void check_tokens(Report& report, const Session& session) {
+/// Tokens that expire soon, and one that too many have.
+void check_tokens(Report& report, const Session& session, bool has_shards) {
+  if (has_shards && has_secret(session, "token") && !has_secret(session, "servers_token"))
+    report.add(Verdict::kWarning, "servers' token",
+               "none: any holder of the workers' token may join as a shard server",
+               "set servers_token_file on all servers");
   const auto tokens = get_list(session, "/v1/tokens", "tokens");
   if (!tokens.ok()) return;  // the caller's role may not list them
   const double now = static_cast<double>(std::time(nullptr));
@@ -354,7 +360,7 @@ int examine(const Session& session, const WorkerOptions& worker_options, bool le
     }
   const auto access = open_access(worker_options);
   if (!access.ok()) return complain(access.error());
-  check_tokens(report, session);
+  check_tokens(report, session, servers->size() > 1);
   const Lack lack = lack_of(session, *access);
   const double model_bytes = sizeof(float) * number_of(*cluster, "parameters");
   const auto where = data_endpoint(session, *cluster);

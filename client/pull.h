@@ -44,7 +44,7 @@ struct PulledTensors {
 /// thread  any; blocks
 /// fails   deadline_exceeded, unavailable (`timeout`), not_found (no such tensor), invalid_argument
 ///         (named twice), resource_exhausted (too many bytes for the server, or for `max_bytes`),
-///         failed_precondition (token; exchange ring: the workers have the values), as make_tls
+///         failed_precondition (token), as make_tls
 Result<PulledTensors> pull_tensors(const PullOptions& options,
                                    const std::vector<std::string>& names);
 

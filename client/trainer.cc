@@ -9,10 +9,12 @@
 #include <utility>
 
 #include "common/async/io_thread.h"
+#include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/tensor/buffer.h"
 #include "transport/server_list.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/open_peers.h"
 #include "worker/loop/rounds.h"
 
 namespace centroid::client {
@@ -66,6 +68,7 @@ struct Trainer::Impl {
   }
   Status connect();
   Result<worker::ClusterOptions> cluster_options() const;
+  Status accept_peers(worker::ClusterOptions& cluster) const;
   worker::ExchangeMemory exchange_memory();
   Status contribute(StepStats stats);
 
@@ -89,7 +92,7 @@ Result<worker::ClusterOptions> Trainer::Impl::cluster_options() const {
   cluster.stall_timeout = options.stall_timeout;
   cluster.state_dir = options.state_dir;
   cluster.join.name = options.name;
-  cluster.join.exchange = "star";
+  cluster.join.exchange = options.exchange;
   cluster.join.node = transport::this_node();
   cluster.join.codec = options.codec;
   cluster.join.batch = options.batch;
@@ -124,6 +127,20 @@ worker::ExchangeMemory Trainer::Impl::exchange_memory() {
   return memory;
 }
 
+Status Trainer::Impl::accept_peers(worker::ClusterOptions& cluster) const {
+  worker::PeerSettings peers;
+  if (options.tls && options.tls->certificate.empty()) {
+    log::info("peers.none", {{"why", "TLS among workers needs a certificate and a key"}});
+    return {};
+  }
+  if (options.tls) {
+    transport::TlsOptions among_workers = *options.tls;
+    among_workers.is_server = among_workers.any_name = true;
+    CENTROID_ASSIGN(peers.layer, transport::make_tls(std::move(among_workers)));
+  }
+  return worker::open_peers(peers, cluster);
+}
+
 Status Trainer::Impl::connect() {
   CENTROID_ASSIGN(auto cluster, cluster_options());
   transport::TransportOptions wire;
@@ -132,6 +149,7 @@ Status Trainer::Impl::connect() {
   if (options.tls) {
     CENTROID_ASSIGN(wire.layer, transport::make_tls(*options.tls));
   }
+  if (options.exchange != "star") CENTROID_TRY(accept_peers(cluster));
   exchange =
       worker::make_cluster_exchange(io.executor(), options.make_transport(io.executor(), wire),
                                     std::move(cluster), exchange_memory(), registry);

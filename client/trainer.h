@@ -38,6 +38,8 @@ struct TrainerOptions {
   /// what the program keeps besides (its optimizer) belongs to it. Called within `next`; a job that
   /// goes on from that checkpoint begins with the round behind it.
   std::function<void(Round)> on_keep;
+  /// star: accept no connections of other workers; auto: as the server says.
+  std::string exchange = "star";
   std::optional<transport::TlsOptions> tls;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};
@@ -46,8 +48,7 @@ struct TrainerOptions {
 
 /// A training program of any kind as a worker of a cluster: it brings tensors with names, computes
 /// on the shares of data that it is given, and gives gradients, or, where the server wants local
-/// steps, parameters that it has trained (docs/how-to/pytorch.md). Exchange star; reconnects by
-/// itself.
+/// steps, parameters that it has trained (docs/how-to/pytorch.md). Reconnects by itself.
 ///
 /// loop     next, train, finish; the share of a round that is not finished cannot be skipped
 /// memory   parameters, gradients, initial values and what arrives; with local steps parameters,

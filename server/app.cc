@@ -287,6 +287,12 @@ void introduce_api(JobServer& server, ApiServer& api, const ServerConfig& config
                     });
 }
 
+void tell_who_joins(const ServerConfig& config) {
+  if (config.token.empty() || !config.servers_token.empty()) return;
+  log::info("servers.token_shared",
+            {{"action", "whoever has a token for workers may join as a shard server"}});
+}
+
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api.listen));
@@ -338,6 +344,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
                {"data", listener->endpoint().to_string()},
                {"api", (config.api.tls ? "https://" : "http://") + api->endpoint().to_string()},
                {"run_dir", config.run_dir}});
+    tell_who_joins(config);
     notify_manager("READY=1");
     std::unique_ptr<Candidacy> candidacy;
     if (config.has_election()) {
@@ -453,6 +460,7 @@ Status run_shard(const ServerConfig& config) {
   options.advertise = config.identity.advertise.empty() ? listener->endpoint().to_string()
                                                         : config.identity.advertise;
   options.token = config.token;
+  options.servers_token = config.servers_token;
   options.memory_limit = config.memory.limit;
   options.max_workers = config.workers.max;
   options.join_timeout = config.timeouts.join;
@@ -489,6 +497,7 @@ Status check_shard_settings(const ServerConfig& config, const std::string& effec
       "join_timeout",
       "listen",
       "token",
+      "servers_token",
       "endpoints_file",
       "log.level",
       "log.format",

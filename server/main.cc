@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
     return kExitDone;
   }
   server::ServerConfig config;
+  config.exchange = "auto";  // programs that use the classes name theirs
   config::Schema schema("centroid-server",
                         "Parameter server and coordinator of one training cluster. "
                         "`centroid-server --print-openapi` describes its REST API.");

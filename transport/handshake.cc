@@ -81,6 +81,11 @@ Status check_frame(const FrameHeader& header, std::string_view name, std::uint16
   return {};
 }
 
+bool is_known(const Greeting& ours, const Greeting& theirs) {
+  return ours.token.empty() || is_same_secret(ours.token, theirs.token) ||
+         (ours.also_accepts && ours.also_accepts(theirs.token));
+}
+
 Status check_role(const Greeting& ours, const Greeting& theirs, const std::string& refusal) {
   const std::vector<std::string>& roles = ours.accepts_roles;
   if (roles.empty() || std::ranges::find(roles, theirs.role) != roles.end()) return {};
@@ -274,12 +279,13 @@ Result<Welcome> judge_hello(const Greeting& ours, const Greeting& theirs,
                                                      ": run the same release on both sides")
         .with_refusal({VersionMismatch{{ours.min_version, ours.max_version},
                                        {theirs.min_version, theirs.max_version}}});
-  const bool is_known = ours.token.empty() || is_same_secret(ours.token, theirs.token) ||
-                        (ours.also_accepts && ours.also_accepts(theirs.token));
-  if (!is_known)
-    return Error(ErrorCode::kFailedPrecondition, "token refused by " + here + ": the one sent by " +
-                                                     peer + " is " +
-                                                     (theirs.token.empty() ? "empty" : "another"));
+  const bool is_keyed = !ours.keyed_token.empty() && theirs.role == ours.keyed_role;
+  if (!(is_keyed ? is_same_secret(ours.keyed_token, theirs.token) : is_known(ours, theirs)))
+    return Error(
+        ErrorCode::kFailedPrecondition,
+        "token refused by " + here + ": the one sent by " + peer + " is " +
+            (theirs.token.empty() ? "empty" : "another") +
+            (is_keyed ? ", and role \"" + ours.keyed_role + "\" has a token of its own" : ""));
   CENTROID_TRY(check_role(ours, theirs, here + " refuses " + peer));
   if (!ours.run_id.empty() && !theirs.run_id.empty() && ours.run_id != theirs.run_id)
     return Error(ErrorCode::kFailedPrecondition, "other run: " + here + " serves \"" + ours.run_id +

@@ -28,6 +28,8 @@ struct Greeting {
   std::string token;   ///< compared in constant time; empty if the server requires none
   /// Of a server: whether it accepts another token than `token`; compares in constant time.
   std::function<bool(std::string_view)> also_accepts = {};
+  /// Of a server: peers of this role must show this token, and no other opens; empty: as the rest.
+  std::string keyed_role = {}, keyed_token = {};
   /// centroid::manifest_hash of this side's model; 0: unknown. A server with one refuses another;
   /// to name the tensors that differ, it sends 0 and compares the manifests itself.
   std::uint64_t manifest_hash = 0;

@@ -21,7 +21,7 @@ Strangers::Strangers(std::size_t connections, metrics::Registry& r)
                            "Strangers closed for newer ones.")),
       guests_refused_(r.counter("centroid_server_guests_refused_total", "Guests refused.")),
       lines_left_out_(r.counter("centroid_server_log_lines_left_out_total",
-                                "Lines about strangers that were too many.")) {}
+                                "Lines about peers that were too many.")) {}
 
 void Strangers::set_connections(std::size_t most) {
   most_ = most;
@@ -52,7 +52,15 @@ void Strangers::displace(Place& place) {
 }
 
 std::optional<std::string> Strangers::line(const Error& why) {
-  auto text = lines_.take(why.to_string(), centroid::now());
+  return take_line(lines_, why.to_string());
+}
+
+std::optional<std::string> Strangers::member_line(std::string_view why) {
+  return take_line(member_lines_, why);
+}
+
+std::optional<std::string> Strangers::take_line(LineBudget& from, std::string_view why) {
+  auto text = from.take(why, centroid::now());
   if (!text) lines_left_out_.add();
   return text;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/metrics.h"
 #include "transport/stranger_budget.h"
@@ -61,6 +62,8 @@ class Strangers {
   const std::shared_ptr<ByteBudget>& bytes() const { return bytes_; }
   /// Text of a line of the log about a stranger; nothing: the line is left out.
   std::optional<std::string> line(const Error& why);
+  /// The same about what members send, who have a budget of their own.
+  std::optional<std::string> member_line(std::string_view why);
   /// For a scrape.
   void show() const;
 
@@ -71,7 +74,8 @@ class Strangers {
   StrangerPlaces places_;
   std::map<StrangerPlaces::Id, Place*> by_id_;
   const std::shared_ptr<ByteBudget> bytes_ = std::make_shared<ByteBudget>(kMessageBytes);
-  LineBudget lines_;
+  std::optional<std::string> take_line(LineBudget& from, std::string_view why);
+  LineBudget lines_, member_lines_;
   std::size_t guests_ = 0;
   const metrics::Gauge strangers_gauge_, guests_gauge_, bytes_gauge_;
   const metrics::Counter displaced_, guests_refused_, lines_left_out_;

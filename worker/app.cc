@@ -26,7 +26,7 @@
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
-#include "worker/exchange/peer_reducer.h"
+#include "worker/exchange/open_peers.h"
 #include "worker/gpu_metrics.h"
 #include "worker/loop/rounds.h"
 #include "worker/model/adapters.h"
@@ -59,40 +59,21 @@ Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& co
 }
 
 /// This worker's connections with the other workers.
-Result<std::shared_ptr<PeerReducer>> open_peers(const WorkerConfig& config, ClusterOptions& options,
-                                                const Manifest& manifest,
-                                                metrics::Counter connections) {
-  transport::Endpoint listen;
-  if (config.peer.listen.empty()) {
-    CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.servers.front()));
-  } else {
-    CENTROID_ASSIGN(listen, transport::Endpoint::parse(config.peer.listen));
+Status accept_peers(const WorkerConfig& config, ClusterOptions& options,
+                    metrics::Counter connections) {
+  if (config.exchange == "star") return {};
+  PeerSettings peers;
+  peers.listen = config.peer.listen;
+  peers.advertise = config.peer.advertise;
+  peers.shared_memory = config.peer.shared_memory;
+  peers.congestion_control = config.congestion_control;
+  peers.connections = connections;
+  if (!config.tls.authority.empty() && config.tls.certificate.empty()) {  // exchange auto
+    log::info("peers.none", {{"why", "TLS among workers needs tls.certificate and tls.key"}});
+    return {};
   }
-  if (!listen.is_loopback() && config.token.empty())
-    return Error(ErrorCode::kInvalidArgument,
-                 "--peer.listen " + listen.to_string() +
-                     " is reachable from other machines: set --token-file FILE");
-  transport::TransportOptions transport_options;
-  transport_options.congestion_control = config.congestion_control;
-  CENTROID_ASSIGN(transport_options.layer, tls_layer(config, true));
-  collective::MeshOptions mesh;
-  mesh.token = config.token;
-  mesh.manifest_hash = manifest_hash(manifest);
-  mesh.thread_name = "peers";
-  mesh.shared_memory = config.peer.shared_memory;
-  mesh.connections = connections;
-  auto opened = PeerReducer::open(collective::tcp_factory(transport_options), listen, mesh);
-  if (!opened.ok()) return std::move(opened).error().with_context("--peer.listen");
-  const std::shared_ptr<PeerReducer> peers = std::move(opened).value();
-  transport::Endpoint advertised = peers->endpoint();
-  if (advertised.host == "0.0.0.0" ||
-      advertised.host == "::") {  // other workers cannot connect to that address
-    CENTROID_ASSIGN(advertised.host, transport::local_address_towards(options.servers.front()));
-  }
-  options.join.peer_endpoint =
-      config.peer.advertise.empty() ? advertised.to_string() : config.peer.advertise;
-  CENTROID_TRY(transport::Endpoint::parse(options.join.peer_endpoint));
-  return peers;
+  CENTROID_ASSIGN(peers.layer, tls_layer(config, true));
+  return open_peers(peers, options);
 }
 
 /// `is_member` is true while this worker is a member of the cluster.
@@ -135,9 +116,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const WorkerConfig& config, cons
   if (data.train.vocabulary > 0) options.join.sample_tokens = data.train.targets();
   options.join.model = model.spec();
   options.join.manifest = model.manifest();
-  if (config.exchange != "star") {
-    CENTROID_ASSIGN(options.peers, open_peers(config, options, options.join.manifest, connections));
-  }
+  CENTROID_TRY(accept_peers(config, options, connections));
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;
   transport_options.limits.max_payload_bytes = 256u << 20;

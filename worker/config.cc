@@ -47,12 +47,12 @@ void register_work(config::Schema& s, WorkerConfig& c) {
 /// Membership.
 void register_membership(config::Schema& s, WorkerConfig& c) {
   s.section("Membership");
-  s.field(
-      "exchange", &c.exchange,
-      {.text = "as on the server: star, ring or hierarchical; without a server local, or sharded: "
-               "a model divided among workers",
-       .choices = {"star", "ring", "hierarchical", "local", "sharded"},
-       .basic = true});
+  s.field("exchange", &c.exchange,
+          {.text = "auto: as the server says; star: accept no connections of other workers; ring, "
+                   "hierarchical: as on the server; without a server local, or sharded: a model "
+                   "divided among workers",
+           .choices = {"auto", "star", "ring", "hierarchical", "local", "sharded"},
+           .basic = true});
   s.field("codec", &c.codec,
           {.text = "codec of the contributions: f32, bf16, f16, int8, sign, topk:RATIO, each with "
                    "options, such as topk:0.01,values=int8",
@@ -342,8 +342,8 @@ Status finish(WorkerConfig& c) {
         ErrorCode::kInvalidArgument,
         "tls.certificate and tls.server_name are for TLS, which tls.authority switches on");
   if (c.exchange == "sharded") CENTROID_TRY(check_sharded(c));
-  if (!c.tls.authority.empty() && c.tls.certificate.empty() && c.exchange != "star" &&
-      c.exchange != "local")
+  if (!c.tls.authority.empty() && c.tls.certificate.empty() && c.exchange != "auto" &&
+      c.exchange != "star" && c.exchange != "local")
     return Error(ErrorCode::kInvalidArgument,
                  "exchange " + c.exchange +
                      " with TLS: the other workers connect to this one, set tls.certificate and "

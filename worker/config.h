@@ -12,7 +12,7 @@ namespace centroid::worker {
 /// Settings of one worker; every field documents itself in `register_fields` (centroid-worker
 /// --help).
 struct WorkerConfig {
-  std::string exchange = "star";
+  std::string exchange = "auto";
   std::string server = "127.0.0.1:7070";
   std::string name;
   std::string token;

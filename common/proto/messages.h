@@ -64,7 +64,7 @@ double wire_loss(double loss_sum);
 
 struct Join {
   std::string name;      ///< unique in the cluster; ranks follow the order of names
-  std::string exchange;  ///< "star", "ring" or "hierarchical": the server's
+  std::string exchange;  ///< "auto", or the server's: "star", "ring" or "hierarchical"
   std::string codec;     ///< of the contributions, e.g. "f32"
   std::uint32_t devices = 1;
   std::uint64_t batch = 0;  ///< samples this worker takes a round
@@ -72,7 +72,7 @@ struct Join {
   std::uint64_t data_fingerprint = 0;
   std::uint64_t sample_tokens = 0;  ///< that a sample has at most; 0: it has none
   std::string model;                ///< spec, for humans
-  std::string peer_endpoint;        ///< HOST:PORT where other workers reach this one; "" with star
+  std::string peer_endpoint;  ///< HOST:PORT where other workers reach this one; "": they cannot
   std::string node;   ///< the same on one machine; "": unknown. Its sender accepts payloads without
                       ///< a checksum from a server that has the same
   Manifest manifest;  ///< travels as the payload: encode_manifest
@@ -110,8 +110,9 @@ struct JoinReply {
   OptimizerConfig optimizer;     ///< used with apply_on_worker
   // peer-to-peer exchanges: the same on every worker
   std::uint8_t algorithm = 0;  ///< Algorithm of docs/explanation/rounds.md#all-reduce-algorithms
-  std::uint64_t bucket_bytes = 0;       ///< least gradient bytes of one operation
-  std::uint32_t peer_timeout_ms = 0;    ///< an operation without progress for this long has failed
+  std::uint64_t bucket_bytes = 0;  ///< least gradient bytes of one operation
+  /// An operation without progress for this long has failed. 0: exchange star, no peers are named.
+  std::uint32_t peer_timeout_ms = 0;
   bool ring_by_bandwidth = false;       ///< rings follow the measured network's bandwidth
   std::string codec_down = "f32";       ///< of the results, with exchange star
   std::uint64_t checkpoint_rounds = 0;  ///< the server saves after this number of rounds; 0: not

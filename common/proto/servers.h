@@ -255,12 +255,14 @@ struct Merge {
   Status check() const;
 };
 
+/// Also of Step, without squares.
 struct MergeReply {
   /// By chunk of the round on this server: sum of squares of the mean that the workers receive.
   std::vector<double> squares;
+  std::uint32_t overflow = 0;  ///< 1 + a chunk whose sum or result is not finite; 0: none
   template <class F>
   void fields(F& f) {
-    f(squares);
+    f(squares), f.tail(overflow, std::uint32_t{0});
   }
 };
 

@@ -10,23 +10,27 @@ namespace centroid {
 
 namespace {
 
-struct HasNonFinite {
-  CENTROID_KERNEL void run(const float* values, std::size_t n, bool* found) {
-    constexpr std::uint32_t kExponent = 0x7F800000u;
+/// Whether the bits of a magnitude are `limit` or more.
+struct Reaches {
+  CENTROID_KERNEL void run(const float* values, std::size_t n, std::uint32_t limit, bool* found) {
     std::uint32_t bad = 0;
     for (std::size_t i = 0; i < n; ++i)
-      bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & kExponent) ==
-                                        kExponent);
+      bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(values[i]) & 0x7FFFFFFFu) >=
+                                        limit);
     *found = bad != 0;
   }
 };
 
+bool is_below(std::span<const float> values, std::uint32_t limit) {
+  bool reaches = false;
+  run_multiversioned<Reaches>(values.data(), values.size(), limit, &reaches);
+  return !reaches;
+}
+
 }  // namespace
 
-bool is_finite(std::span<const float> values) {
-  bool has_bad = false;
-  run_multiversioned<HasNonFinite>(values.data(), values.size(), &has_bad);
-  return !has_bad;
-}
+bool is_finite(std::span<const float> values) { return is_below(values, 0x7F800000u); }
+
+bool is_moderate(std::span<const float> values) { return is_below(values, 0x4F800000u); }
 
 }  // namespace centroid

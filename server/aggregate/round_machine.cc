@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <utility>
 
 namespace centroid::server {
@@ -51,7 +52,7 @@ void RoundMachine::set_done(Seat& seat, Contribution contribution) {
   ++done_;
   if (!seat.present) ++possible_;
   if (seat.contribution.weight > 0) ++weighed_;
-  if (seat.contribution.nonfinite) ++nonfinite_;
+  if (seat.contribution.nonfinite && !seat.contribution.has_sum()) ++nonfinite_;
 }
 
 void RoundMachine::set_absent(Seat& seat) {
@@ -220,7 +221,9 @@ RoundDecision RoundMachine::decide(TimePoint now) {
   const Seat* nonfinite = nullptr;
   for (const Seat& s : seats_) {
     if (!s.done) continue;
-    if (s.contribution.nonfinite && nonfinite == nullptr) nonfinite = &s;
+    const bool is_own = s.contribution.nonfinite && !s.contribution.has_sum();
+    if (is_own && (nonfinite == nullptr || nonfinite->contribution.has_sum())) nonfinite = &s;
+    if (s.contribution.has_sum() && nonfinite == nullptr) nonfinite = &s;
     if (s.contribution.weight > 0) {
       decision.contributors.push_back(s.member);
       decision.total_weight += s.contribution.weight;
@@ -229,7 +232,7 @@ RoundDecision RoundMachine::decide(TimePoint now) {
   const std::size_t late = late_now();
   for (std::size_t i = 0; i < late; ++i) decision.total_weight += late_[i].share;
   const bool refuses = nonfinite != nullptr && policy_.nonfinite != NonFinitePolicy::kPropagate;
-  if (refuses && policy_.nonfinite == NonFinitePolicy::kHalt) {
+  if (refuses && policy_.nonfinite == NonFinitePolicy::kHalt && (halts || is_complete)) {
     decision.action = RoundAction::kHalt;
   } else if (!is_complete) {
     decision = {};
@@ -240,7 +243,12 @@ RoundDecision RoundMachine::decide(TimePoint now) {
     decision.action = RoundAction::kMerge;
     decision.late.assign(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(late));
   }
-  if (refuses && decision.action != RoundAction::kWait) {
+  if (refuses && decision.action != RoundAction::kWait && nonfinite->contribution.has_sum()) {
+    blame_largest(decision);
+    decision.text = "the sum or result of tensor " + nonfinite->contribution.nonfinite_tensor +
+                    " is not finite in round " + to_string(round_) +
+                    ", though every contribution is" + decision.text;
+  } else if (refuses && decision.action != RoundAction::kWait) {
     decision.culprit = nonfinite->member;
     decision.text = "the gradient of tensor " + nonfinite->contribution.nonfinite_tensor +
                     " is not finite in round " + to_string(round_);
@@ -254,6 +262,22 @@ RoundDecision RoundMachine::decide(TimePoint now) {
   }
   if (decision.action != RoundAction::kWait) close(decision.late.size());
   return decision;
+}
+
+/// The largest contribution to a sum that is not finite, if every norm is known.
+void RoundMachine::blame_largest(RoundDecision& decision) const {
+  decision.text.clear();
+  const Seat* largest = nullptr;
+  for (const Seat& s : seats_) {
+    if (!s.done || s.contribution.weight <= 0) continue;
+    if (s.contribution.norm < 0) return;
+    if (largest == nullptr || s.contribution.norm > largest->contribution.norm) largest = &s;
+  }
+  if (largest == nullptr) return;
+  char norm[32];
+  std::snprintf(norm, sizeof norm, "%.3g", largest->contribution.norm);
+  decision.culprit = largest->member;
+  decision.text = "; the largest has norm " + std::string(norm);
 }
 
 /// `late`: number of waiting late contributions that it counts; after a skip they wait for the next

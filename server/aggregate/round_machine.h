@@ -19,6 +19,10 @@ struct Contribution {
   double weight = 0;
   bool nonfinite = false;
   std::string nonfinite_tensor;
+  /// Of workers that sum among themselves, with `nonfinite`: theirs is finite, with this norm, and
+  /// the sum is not. -1: theirs is not.
+  double norm = -1;
+  bool has_sum() const { return nonfinite && norm >= 0; }
 };
 
 /// How much of a member's contribution had been summed when it left.
@@ -48,7 +52,9 @@ struct RoundDecision {
   std::vector<MemberId> contributors;  ///< in rank order
   std::vector<LateContribution> late;  ///< in the order of arrival
   std::string text;
-  MemberId culprit;  ///< of a halt or a skip: the first whose contribution is not finite
+  /// Of a halt or a skip: the first whose contribution is not finite, or the largest in a sum that
+  /// is not; none: unknown.
+  MemberId culprit;
 };
 
 /// When and how a round closes. Pure: time comes with the events; all policies are settings of it.
@@ -157,6 +163,7 @@ class RoundMachine {
   std::size_t possible() const;
   bool closes(TimePoint now) const;
   void close(std::size_t late);
+  void blame_largest(RoundDecision& decision) const;
   RoundDecision retry(std::string why);
   void add_member(MemberId member);
   std::size_t late_now() const;
@@ -179,7 +186,7 @@ class RoundMachine {
   std::size_t possible_ = 0;  // present or done
   std::size_t done_ = 0;
   std::size_t weighed_ = 0;    // done, with a weight above 0
-  std::size_t nonfinite_ = 0;  // done, with a number that is not finite
+  std::size_t nonfinite_ = 0;  // done, with a number of their own that is not finite
   std::vector<MemberId> others_;
   std::size_t present_ = 0;  // when the round opened
   TimePoint opened_;

@@ -31,7 +31,7 @@ ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
   refused_unknown_token = registry.counter(refused, refused_help, {{"reason", "unknown_token"}});
   refused_role = registry.counter(refused, refused_help, {{"reason", "role"}});
   lines_left_out = registry.counter("centroid_server_log_lines_left_out_total",
-                                    "Lines about strangers that were too many.");
+                                    "Lines about peers that were too many.");
   dropped_handshakes = registry.counter(dropped, dropped_help, {{"reason", "handshakes"}});
   http.dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
 }

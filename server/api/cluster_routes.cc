@@ -93,6 +93,8 @@ View<ClusterView> describe(const ClusterView*) {
        {"api_endpoint", at(&V::endpoints, &V::Endpoints::api), "host:port of this interface."},
        {"policy", at(&V::terms, &V::Terms::policy), "When a round closes."},
        {"exchange", at(&V::terms, &V::Terms::exchange), "How contributions travel."},
+       {"exchange_why", at(&V::terms, &V::Terms::exchange_why),
+        "Exchange auto: why it is this one now. Empty if the exchange is a setting."},
        {"codec", at(&V::terms, &V::Terms::codec), "How numbers become bytes."},
        {"apply", at(&V::terms, &V::Terms::apply), "What a committed round does to the parameters."},
        {"optimizer", at(&V::terms, &V::Terms::optimizer),

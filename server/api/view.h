@@ -77,7 +77,7 @@ struct ClusterView {
 
   /// What is agreed with the workers.
   struct Terms {
-    std::string policy, exchange, codec, apply, optimizer;
+    std::string policy, exchange, exchange_why, codec, apply, optimizer;
   };
   Terms terms;
 

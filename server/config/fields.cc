@@ -138,11 +138,13 @@ void register_membership(config::Schema& s, ServerConfig& c) {
 /// Transfer and sum of gradients.
 void register_gradients(config::Schema& s, ServerConfig& c) {
   s.section("Exchange of gradients");
-  s.field("exchange", &c.exchange,
-          {.text = "path of the gradients: star = through this server; ring = among the workers; "
-                   "hierarchical = ring over machines, after a sum within each machine",
-           .choices = {"star", "ring", "hierarchical"},
-           .basic = true});
+  s.field(
+      "exchange", &c.exchange,
+      {.text = "path of the gradients: star = through this server; ring = among the workers; "
+               "hierarchical = ring over machines, after a sum within each machine; auto = ring "
+               "where the workers reach each other, else star",
+       .choices = {"auto", "star", "ring", "hierarchical"},
+       .basic = true});
   s.field("apply", &c.apply,
           {.text = "where the optimizer runs: server (workers receive parameters) or worker "
                    "(workers receive mean gradients); auto: server with exchange star and "

@@ -155,6 +155,36 @@ Status check_cadence(const ServerConfig& c) {
   return {};
 }
 
+/// The setting with which all rounds go through the server; empty: none does.
+std::string setting_for_star(const ServerConfig& c, const RoundPolicy& policy) {
+  if (policy.is_elastic()) return "policy " + c.policy;
+  if (c.timeouts.round.count() > 0) return "round_timeout";
+  if (c.transfer.codec_down != "f32") return "codec_down " + c.transfer.codec_down;
+  if (c.aggregate != "mean") return "aggregate " + c.aggregate;
+  if (c.local.weight_by == "tokens") return "weight_by tokens";
+  if (c.local.count > 1) return "local_steps " + std::to_string(c.local.count);
+  if (c.servers > 1) return "servers " + std::to_string(c.servers);
+  if (c.writes_journal()) return "journal.mode on";
+  if (c.has_election()) return "etcd.endpoints";
+  return c.apply == "server" ? "apply server" : "";
+}
+
+/// Of exchange auto: once, for workers keep what they agreed on.
+Status resolve_exchange(ServerConfig& c, const RoundPolicy& policy) {
+  if (!c.chooses_exchange()) return {};
+  std::string setting = setting_for_star(c, policy);
+  if (c.is_resolved && !setting.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 setting +
+                     " is for exchange star: this job was started with exchange auto, and "
+                     "its workers apply the optimizer. Start it with exchange star");
+  c.is_resolved = true;
+  if (setting.empty()) return {};
+  c.exchange = "star";
+  c.star_for = std::move(setting);
+  return {};
+}
+
 }  // namespace
 
 Coordinator::Options ServerConfig::coordination() const {
@@ -178,6 +208,7 @@ Status finish(ServerConfig& c) {
   CENTROID_TRY(check_election(c));
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
+  CENTROID_TRY(resolve_exchange(c, policy));
   if (policy.is_elastic() && c.is_peer_to_peer())
     return Error(ErrorCode::kInvalidArgument,
                  "policy " + c.policy + ": with exchange " + c.exchange +
@@ -223,7 +254,7 @@ Status finish(ServerConfig& c) {
   if (c.is_peer_to_peer() && c.reduce.algorithm != "auto" && c.exchange == "hierarchical")
     return Error(ErrorCode::kInvalidArgument,
                  "exchange hierarchical has an algorithm of its own: leave reduce.algorithm auto");
-  if (c.reduce.ring_order != "rank" && c.exchange != "ring")
+  if (c.reduce.ring_order != "rank" && c.exchange != "ring" && !c.chooses_exchange())
     return Error(ErrorCode::kInvalidArgument, "reduce.ring_order " + c.reduce.ring_order +
                                                   " is for exchange ring, not " + c.exchange);
   if (c.writes_journal() && c.is_peer_to_peer())

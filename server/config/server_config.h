@@ -15,7 +15,7 @@ namespace centroid::server {
 /// --help).
 struct ServerConfig {
   std::string listen = "127.0.0.1:7070";
-  std::string token;
+  std::string token, servers_token;
   struct Api {
     std::string listen = "127.0.0.1:8080", token, viewer_token;
     std::uint64_t max_connections = 8192, max_streams = 64, rate = 1000;
@@ -69,6 +69,8 @@ struct ServerConfig {
     std::uint64_t max_steps = 200, max_lead = 1'000'000, overshoot = 1'000'000;
   } cadence;
   std::string exchange = "star";
+  std::string star_for;      ///< exchange auto has become star: the setting that needs it
+  bool is_resolved = false;  ///< `finish` has looked at exchange auto
   std::string apply = "auto";
   std::string aggregate = "mean";
   std::string nonfinite = "halt";
@@ -122,7 +124,10 @@ struct ServerConfig {
   /// Among the servers of a model.
   std::string leader_name() const { return identity.name.empty() ? "leader" : identity.name; }
   /// The workers sum among themselves; the server coordinates.
-  bool is_peer_to_peer() const { return exchange != "star"; }
+  bool is_peer_to_peer() const { return exchange == "ring" || exchange == "hierarchical"; }
+  /// Each round among the workers where they can, else through this server.
+  bool chooses_exchange() const { return exchange == "auto"; }
+  bool may_meet_peers() const { return exchange != "star"; }
   /// Local steps of a worker in one round.
   std::uint64_t steps_per_round() const { return local.count / local.fragments; }
   Coordinator::Options coordination() const;
@@ -130,7 +135,7 @@ struct ServerConfig {
   /// Results pass through a codec, so they are mean gradients.
   bool compresses_results() const { return transfer.codec_down != "f32"; }
   bool applies_on_worker() const {
-    return is_peer_to_peer() || apply == "worker" || (apply == "auto" && compresses_results());
+    return may_meet_peers() || apply == "worker" || (apply == "auto" && compresses_results());
   }
 };
 

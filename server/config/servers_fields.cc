@@ -14,6 +14,8 @@ void register_servers(config::Schema& s, ServerConfig& c) {
           {.text = "shard server: exit when there is no leader for this long",
            .unit = "ms",
            .min = 100});
+  s.field("servers_token", &c.servers_token,
+          {.text = "secret that shard servers must send in place of token", .secret = true});
   s.field("metrics.listen", &c.metrics.listen,
           {.text = "shard server: address of GET /metrics, /v1/trace, /livez and /readyz, "
                    "HOST:PORT, without a token; port 0 takes a free port; empty: none. A server "
@@ -33,7 +35,7 @@ void register_servers(config::Schema& s, ServerConfig& c) {
 }
 
 std::string why_one_server(const ServerConfig& c) {
-  if (c.is_peer_to_peer())
+  if (c.may_meet_peers())
     return "with exchange " + c.exchange +
            " no parameters lie on a server: take exchange star for several servers";
   const auto down = CodecSpec::parse(c.transfer.codec_down);

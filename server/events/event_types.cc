@@ -89,6 +89,11 @@ std::vector<EventType> of_members_and_rounds() {
 
 std::vector<EventType> of_the_job() {
   return {
+      {"exchange.chosen",
+       "With exchange auto: where the gradients are added from this round on.",
+       {{"exchange", kText, "ring or star."},
+        {"round", kCount, "The round."},
+        {"why", kText, "Why."}}},
       {"model.evaluated",
        "A worker evaluated the parameters on held-out data.",
        {{"worker", kText, "Which."},

@@ -124,7 +124,8 @@ proto::JoinReply Admission::terms_for(Session& session, const WorkerSession& wor
   reply.scale_ratio = config_.optimizer_scale_ratio;
   reply.algorithm = algorithm_of(config_);
   reply.bucket_bytes = config_.reduce.bucket_bytes;
-  reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce.timeout.count());
+  if (config_.may_meet_peers())
+    reply.peer_timeout_ms = static_cast<std::uint32_t>(config_.reduce.timeout.count());
   reply.ring_by_bandwidth = config_.reduce.ring_order == "bandwidth";
   reply.codec_down = config_.transfer.codec_down;
   reply.checkpoint_rounds = config_.checkpoint.every_rounds;
@@ -213,7 +214,8 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
   if (window < config_.transfer.chunk_bytes)
     return refuse("its credit of " + std::to_string(window) + " bytes does not hold a chunk of " +
                   std::to_string(config_.transfer.chunk_bytes) + " (chunk_bytes)");
-  if (join.exchange != config_.exchange)
+  const bool is_free = join.exchange == "auto" || config_.chooses_exchange();
+  if (!is_free && join.exchange != config_.exchange)
     return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
                   "' (exchange)");
   CENTROID_ASSIGN(const CodecSpec codec, CodecSpec::parse(join.codec));
@@ -234,6 +236,12 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
       return refuse("its codec is '" + codec.to_string() + "', the other workers' is '" +
                     theirs.to_string() + "'; with exchange " + config_.exchange +
                     " they decode each other's: give all the same (--codec)");
+    if (join.peer_endpoint.empty())
+      return refuse("with exchange " + config_.exchange +
+                    " other workers connect to it, and it accepts no connections (its log says "
+                    "why: peers.none)");
+  }
+  if (!join.peer_endpoint.empty()) {
     const auto peer = transport::Endpoint::parse(join.peer_endpoint);
     if (!peer.ok()) return refuse("its peer_endpoint: " + peer.error().message());
   }

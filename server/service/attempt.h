@@ -34,7 +34,8 @@ struct Attempt {
   Round round;
   std::uint32_t number = 0;
   bool resend = false;
-  Version version;  ///< before the round
+  bool among_peers = false;  ///< the workers add the gradients; else this server does
+  Version version;           ///< before the round
   std::uint64_t optimizer_step = 0;
   OptimizerConfig optimizer;                          ///< that makes the step
   std::vector<MemberId> members;                      ///< in rank order

@@ -9,6 +9,7 @@
 #include "common/checkpoint/journal_reader.h"
 #include "common/checkpoint/rows_journal.h"
 #include "common/storage/file.h"
+#include "common/tensor/finite.h"
 #include "server/service/replay.h"
 #include "server/service/room.h"
 #include "server/shard/placement.h"
@@ -20,6 +21,22 @@ using proto::ServersKind;
 namespace {
 /// Between two checkpoints that the tables' journal calls for.
 constexpr std::chrono::seconds kRowsPause{10};
+
+/// A state with numbers that are not finite becomes no checkpoint, and so displaces none.
+PlaneReader finite_only(PlaneReader read, Manifest manifest) {
+  return [read = std::move(read), manifest = std::move(manifest)](
+             std::size_t plane, std::uint64_t offset, std::span<float> into) -> Status {
+    CENTROID_TRY(read(plane, offset, into));
+    if (is_finite(into)) return {};
+    std::size_t tensor = 0;
+    for (std::uint64_t end = 0; tensor + 1 < manifest.size(); ++tensor)
+      if (end += manifest[tensor].elements(); offset < end) break;
+    return Error(ErrorCode::kFailedPrecondition,
+                 (plane == 0 ? "tensor " : "the optimizer's state of tensor ") +
+                     manifest[tensor].name + " is not finite: the checkpoints before it stay");
+  };
+}
+
 }  // namespace
 
 /// The state is in no checkpoint.
@@ -61,6 +78,11 @@ void Checkpointer::checkpoint_behind_round() {
 Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
                                                             bool is_beside_rounds) {
   CENTROID_CO_TRY(co_await await_state());
+  if (open_.is_spoilt)
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "the state has part of round " + to_string(job_.round) +
+                        ", whose numbers are not finite: the newest checkpoint is the state to "
+                        "return to");
   Writing one;
   one.is_beside_rounds = is_beside_rounds;
   CENTROID_CO_ASSIGN(const bool is_new, co_await await_turn(may_announce, one));
@@ -227,6 +249,8 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
       return read(plane, offset, into);
     };
   }
+  if (one.has_model && policy_.nonfinite != NonFinitePolicy::kPropagate)
+    reader = finite_only(std::move(reader), manifest);
   std::vector<CheckpointPart> parts;
   if (one.rows) parts = table_servers_ ? table_servers_->parts(one.rows) : one.rows->parts();
   auto write =

@@ -105,15 +105,15 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
                                       proto::Push head, std::uint64_t bytes) {
   const auto attempt = open_.attempt;
   const auto rank = attempt ? attempt->rank_of(worker->id) : std::nullopt;
-  if (config_.is_peer_to_peer())
-    co_return Error(ErrorCode::kFailedPrecondition, "Push of " + worker->join.name +
-                                                        ": with exchange " + config_.exchange +
-                                                        " the workers add among themselves");
   const Attempt::Key key{head.generation, head.round, head.attempt};
   CENTROID_CO_TRY(check_not_ended(*worker, "Push of chunk " + to_string(head.chunk), key));
   const bool is_elastic = policy_.is_elastic();
   bool current = rank && key == attempt->key() && open_.machine.expects(worker->id);
   if (is_elastic) current = elastic_.stage_for(*worker, key) != nullptr;
+  if (config_.is_peer_to_peer() || (current && open_.among_peers))
+    co_return Error(ErrorCode::kFailedPrecondition, "Push of " + worker->join.name +
+                                                        ": with exchange " + config_.exchange +
+                                                        " the workers add among themselves");
   probe_.payload_received(bytes);
   if (!current) {
     CENTROID_CO_TRY(check_key(*worker, "Push", key));
@@ -281,7 +281,7 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
     probe_.stale_frame();
     return {};
   }
-  const std::uint64_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
+  const std::uint64_t chunks = open_.among_peers ? 0 : job_.shard->round_chunks().size();
   const std::uint64_t received = job_.aggregator->received(*rank);
   CENTROID_TRY(check_end(worker, end, received, job_.aggregator->weight(*rank), chunks));
   CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(worker, end));
@@ -297,13 +297,15 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
   const bool is_excluded = end.nonfinite && open_.missing() < aggregate_.tolerated(open_.members);
   if (is_excluded) exclude(worker, end);
   const bool is_absent = end.weight == 0 || received < chunks || round_servers_.is_short(end);
-  if (!config_.is_peer_to_peer() && is_absent) {
+  if (!open_.among_peers && is_absent) {
     const bool is_awaited_elsewhere = round_servers_.may_have_part(worker.id);
     job_.aggregator->absent(*rank);
     if (is_awaited_elsewhere) round_servers_.tell_opened();
   }
-  Contribution contribution{
-      .weight = end.weight, .nonfinite = end.nonfinite, .nonfinite_tensor = end.nonfinite_tensor};
+  Contribution contribution{.weight = end.weight,
+                            .nonfinite = end.nonfinite,
+                            .nonfinite_tensor = end.nonfinite_tensor,
+                            .norm = open_.among_peers ? end.norm : -1};
   if (is_excluded) contribution = {};
   CENTROID_ASSIGN(auto decision, open_.machine.contribute(worker.id, std::move(contribution)));
   control_.decide(std::move(decision));
@@ -314,7 +316,7 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
 void Contributions::exclude(const WorkerSession& worker, const proto::PushEnd& end) {
   ++open_.excluded;
   const std::string tensor = transport::shortened(end.nonfinite_tensor, 64);
-  if (const auto why = excluded_lines_.take("tensor " + tensor + " is not finite", clock_.now()))
+  if (const auto why = context_.strangers.member_line("tensor " + tensor + " is not finite"))
     log::warn("contribution.excluded",
               {{"worker", worker.join.name}, {"round", end.round.value}, {"why", *why}});
 }
@@ -372,7 +374,7 @@ void Contributions::tell_codecs(WorkerSession& worker, const proto::PushEnd& end
   const CodecProbe& up = probe_.up(worker.codec_kind);
   up.encoded(end.encode_seconds);
   up.chunks(end.chunks, end.dense_chunks);
-  if (config_.is_peer_to_peer()) up.moved(end.raw_bytes, end.encoded_bytes);
+  if (open_.among_peers) up.moved(end.raw_bytes, end.encoded_bytes);
   probe_.down(job_.shard->encodes() ? job_.shard->encoder().kind() : CodecSpec::Kind::kF32)
       .decoded(end.decode_seconds);
   worker.measured.residual_norm = end.residual_norm;

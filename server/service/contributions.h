@@ -54,7 +54,6 @@ class Contributions : private JobPart {
   ElasticRound& elastic_;
   RoundControl& control_;
   KnownScalars known_scalars_;
-  transport::LineBudget excluded_lines_;
 };
 
 }  // namespace centroid::server

@@ -65,6 +65,7 @@ class Control final : public ControlPlane, private JobPart {
   EventLog& events() override { return events_; }
 
  private:
+  ClusterView::Terms terms() const;
   using Copy = OperatorCommands::Copy;
   using PartsElsewhere = std::vector<std::optional<StatisticsPart>>;  ///< by chunk
   Task<void> save_for(std::shared_ptr<const Copy> kept,

@@ -365,6 +365,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
        clock_.now() - job_.measured_at < kMeasuredAge))
     co_return *job_.measured;
   use_.is_measured = true;
+  std::optional<WantsState> wants(std::in_place, use_);
   const auto over = std::shared_ptr<void>(nullptr, [this](void*) {
     use_.is_measured = false;
     changed_.notify_all();
@@ -405,6 +406,7 @@ Task<Result<ParametersView>> Control::measure_parameters() {
     if (!goes_on && clock_.now() >= give_up) co_return held_up_by(why, shards_, clock_.now());
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }
+  wants.reset();
   held = "the thread of files, which reads them behind whatever else it does";
   view.measured_unix_seconds = clock_.unix_seconds();
   auto work = [view = std::move(view), plan = std::move(plan), elsewhere = std::move(elsewhere),

@@ -32,6 +32,23 @@ std::vector<ChunkShare> chunk_shares(const ChunkPlan& plan, const Spread& spread
 
 }  // namespace
 
+ClusterView::Terms Control::terms() const {
+  ClusterView::Terms terms;
+  terms.policy = config_.policy;
+  terms.apply = config_.applies_on_worker() ? "worker" : "server";
+  terms.optimizer = config_.optimizer.name;
+  if (!job_.agreed) return terms;
+  terms.codec = job_.agreed->codec;
+  terms.exchange = config_.exchange;
+  if (config_.chooses_exchange()) {
+    terms.exchange = open_.among_peers ? "ring" : "star";
+    terms.exchange_why = open_.exchange_why;
+  } else if (!config_.star_for.empty()) {
+    terms.exchange_why = config_.star_for + " needs it";
+  }
+  return terms;
+}
+
 Task<ClusterView> Control::cluster() {
   auto read = [this] {
     ClusterView view;
@@ -70,14 +87,8 @@ Task<ClusterView> Control::cluster() {
     view.uptime_seconds = seconds(clock_.now() - server_.started());
     view.endpoints.data = data_endpoint_;
     view.endpoints.api = api_endpoint_;
-    view.terms.policy = config_.policy;
-    view.terms.apply = config_.applies_on_worker() ? "worker" : "server";
-    view.terms.optimizer = config_.optimizer.name;
-    if (job_.agreed) {
-      view.terms.exchange = job_.agreed->exchange;
-      view.terms.codec = job_.agreed->codec;
-      view.model.spec = job_.agreed->model;
-    }
+    view.terms = terms();
+    if (job_.agreed) view.model.spec = job_.agreed->model;
     if (job_.shard) {
       view.version = job_.store().version().value;
       view.model.parameters = job_.store().plan().total_elements();

@@ -110,7 +110,7 @@ Task<Status> Control::allow(std::string name) {
 ScaleView Control::scale_view(double efficiency) const {
   ScaleQuestion question;
   question.efficiency = efficiency;
-  question.adds_at_server = !config_.is_peer_to_peer();
+  question.adds_at_server = !open_.among_peers;
   question.max_workers = config_.workers.max;
   for (const auto& [id, worker] : members_.present)
     if (worker->measured.sums.rounds > 0)
@@ -228,13 +228,14 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
     if (!worker) co_return nobody(id);
     const auto there = other ? self->members_.find(MemberId(*other)) : nullptr;
     if (other && !there) co_return nobody(MemberId(*other));
-    if (other && (there == worker || there->join.peer_endpoint.empty()))
+    const bool meets_others = self->open_.among_peers;
+    if (other && (there == worker || !meets_others || there->join.peer_endpoint.empty()))
       co_return Error(ErrorCode::kFailedPrecondition,
-                      there == worker
-                          ? "worker '" + worker->join.name + "' is no way from itself"
-                          : "worker '" + there->join.name +
-                                "' listens to no others: with exchange " + there->join.exchange +
-                                " nothing goes between workers. Leave `to` away");
+                      there == worker ? "worker '" + worker->join.name + "' is no way from itself"
+                                      : "worker '" + there->join.name +
+                                            "' listens to no others: with exchange " +
+                                            (meets_others ? there->join.exchange : "star") +
+                                            " nothing goes between workers. Leave `to` away");
     if (self->is_measuring_network_)
       co_return Error(ErrorCode::kAborted, "another worker's network is being measured: repeat");
     self->is_measuring_network_ = true;

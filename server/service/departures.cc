@@ -39,7 +39,7 @@ void Departures::member_gone(MemberId id, std::optional<Error> tell) {
     const Progress progress = has_part ? Progress::kPart : Progress::kNothing;
     ++totals_.lost_contributions;
     probe_.contribution_lost();
-    if (!has_part && !config_.is_peer_to_peer()) job_.aggregator->absent(rank);
+    if (!has_part && !open_.among_peers) job_.aggregator->absent(rank);
     if (!has_part && is_awaited_elsewhere) round_servers_.tell_opened();
     attempts_.decide(open_.machine.gone(id, progress));
   } else if (open_.attempt) {

@@ -45,6 +45,8 @@ transport::Greeting JobServer::greeting() const {
     if (!is_known) ctx_.probe.token_refused();
     return is_known;
   };
+  greeting.keyed_role = "server";
+  greeting.keyed_token = ctx_.config.servers_token;
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = max_payload_bytes(ctx_.config.transfer.chunk_bytes);
   greeting.credit_bytes = ctx_.config.transfer.credit_bytes;

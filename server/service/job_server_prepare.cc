@@ -24,7 +24,7 @@ void warn_if_not_durable(const ServerConfig& config) {
                                config.checkpoint.interval.count() > 0;
   if (config.writes_journal() || has_checkpoints) return;
   const std::string rows = config.tables.empty() ? "" : " and all pushes to tables of sparse rows";
-  const std::string journal = config.is_peer_to_peer() ? "" : ", or journal.mode on";
+  const std::string journal = config.may_meet_peers() ? "" : ", or journal.mode on";
   log::warn("job.durability_reduced",
             {{"why", "checkpoints are written at the end only, and there is no journal"},
              {"lost_with_the_server", "all rounds" + rows + " since the start"},
@@ -32,6 +32,12 @@ void warn_if_not_durable(const ServerConfig& config) {
               "set checkpoint.every_rounds, checkpoint.every_epochs or "
               "checkpoint.interval" +
                   journal}});
+}
+
+void tell_exchange(const ServerConfig& config) {
+  if (config.star_for.empty()) return;
+  log::info("exchange.chosen",
+            {{"exchange", config.exchange}, {"why", config.star_for + " needs it"}});
 }
 
 /// A job that begins anew may not lie over an earlier one.
@@ -123,6 +129,7 @@ Task<Status> JobServer::prepare() {
   ctx_.gate.set_prepared();
   ctx_.changed.notify_all();  // workers wait for it
   warn_if_not_durable(ctx_.config);
+  tell_exchange(ctx_.config);
   if (!ctx_.commands.is_saved()) {  // a setting was changed meanwhile
     co_await ctx_.commands.save_now();
   }

@@ -39,7 +39,8 @@ struct StagedPart {
   std::unique_ptr<StagedContribution> staged;
   proto::WeighedContribution counts;  ///< which one, and with what weight
   ReportedShare told;                 ///< of a late one: it is of the round that counts it
-  DataPart share;  ///< of a late one, until it is committed: what is lost with it
+  DataPart share;      ///< of a late one, until it is committed: what is lost with it
+  double squares = 0;  ///< of its numbers on this server, when they have been summed
 };
 
 /// Names of the numbers that training programs record: as many as one worker may have, the first

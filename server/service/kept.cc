@@ -18,11 +18,13 @@ void keep_reported(EventLog& events, WorkerSession& worker, Round round) {
   if (worker.own_state.tells_kept) worker.own_state.keeping = round;
 }
 
-void keep_answered(EventLog& events, WorkerSession& worker, const proto::Kept& kept) {
+void keep_answered(JobContext& context, WorkerSession& worker, const proto::Kept& kept) {
   worker.own_state.tells_kept = true;
   if (kept.state == proto::SavedState::kWillReport) return;
   if (worker.own_state.keeping == kept.round) worker.own_state.keeping.reset();
-  if (kept.state == proto::SavedState::kNotSaved) not_kept(events, worker, kept.round, kept.why);
+  if (kept.state != proto::SavedState::kNotSaved) return;
+  if (const auto why = context.strangers.member_line(kept.why))
+    not_kept(context.events, worker, kept.round, *why);
 }
 
 void keep_unanswered(EventLog& events, WorkerSession& worker, const std::string& why) {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "common/proto/about.h"
-#include "server/events/event_log.h"
+#include "server/service/job_context.h"
 #include "server/service/worker_session.h"
 
 namespace centroid::server {
@@ -14,7 +14,7 @@ namespace centroid::server {
 
 /// It is told to keep its state after this round.
 void keep_reported(EventLog& events, WorkerSession& worker, Round round);
-void keep_answered(EventLog& events, WorkerSession& worker, const proto::Kept& kept);
+void keep_answered(JobContext& context, WorkerSession& worker, const proto::Kept& kept);
 /// No answer will come any more.
 void keep_unanswered(EventLog& events, WorkerSession& worker, const std::string& why);
 

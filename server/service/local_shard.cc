@@ -51,16 +51,31 @@ Task<void> LocalShard::clip(double total_weight) {
   clip_measured();
 }
 
+void LocalShard::look_at_sum(const Chunk& chunk) const {
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate || open_.overflow) return;
+  using Size = ModelShard::Size;
+  const Size size = job_.shard->size_of_sum(chunk);
+  // The mean of small weights is larger than the sum.
+  open_.has_large_sum = open_.has_large_sum || size != Size::kModerate || open_.chunk_weight < 1;
+  if (size == Size::kInfinite) open_.overflow = chunk.id;
+}
+
+void LocalShard::look_at_result(const Chunk& chunk) const {
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate || open_.overflow) return;
+  if (!job_.shard->is_result_finite(chunk, open_.has_large_sum)) open_.overflow = chunk.id;
+}
+
 Task<Status> LocalShard::follow(std::shared_ptr<const Attempt> results) {
   const bool encodes = job_.shard->encodes();
   const std::vector<Chunk>& chunks = job_.shard->round_chunks();
   for (std::size_t turn = 0; turn < chunks.size(); ++turn) {
-    if (encodes) {
-      const Attempt::Piece& piece = results->pieces[turn];
-      CENTROID_CO_TRY(job_.shard->apply(job_.shard->plan().chunk(piece.chunk), piece.values));
-    } else {
-      job_.shard->apply(chunks[turn]);
-    }
+    const Chunk& chunk =
+        encodes ? job_.shard->plan().chunk(results->pieces[turn].chunk) : chunks[turn];
+    if (encodes)
+      CENTROID_CO_TRY(job_.shard->apply(chunk, results->pieces[turn].values));
+    else
+      job_.shard->apply(chunk);
+    look_at_result(chunk);
     if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
   }
   job_.shard->commit();

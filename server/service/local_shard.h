@@ -22,6 +22,11 @@ class LocalShard : private JobPart {
   /// Measure and clip, where the setting says so.
   Task<void> clip(double total_weight);
 
+  /// Note in OpenRound::overflow a chunk whose sum, or what the step made of it, is not finite.
+  /// While it is in the cache.
+  void look_at_sum(const Chunk& chunk) const;
+  void look_at_result(const Chunk& chunk) const;
+
   /// Make the workers' step with their mean, and commit it. `results`: of a codec, else unused
   Task<Status> follow(std::shared_ptr<const Attempt> results);
 

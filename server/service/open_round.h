@@ -29,6 +29,8 @@ struct OpenRound {
   std::set<MemberId> absent;  ///< left out or lost before the attempt, in this round
   std::size_t members = 0;    ///< of the round, with absent ones
   std::optional<ChunkId> overflow;  ///< a chunk whose sum, or result, is not finite
+  bool has_large_sum = false;       ///< or one of which that is not known
+  bool is_spoilt = false;           ///< for good: the state has part of a round with one
   double chunk_weight = 0;
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
   std::uint64_t samples = 0;    ///< that its shares have
@@ -47,6 +49,8 @@ struct OpenRound {
   std::size_t missing() const { return excluded + absent.size() + machine.lost(); }
 
   // peer-to-peer exchange
+  bool among_peers = false;  ///< the attempt, and the next one until it is chosen anew
+  std::string exchange_why;  ///< exchange auto: of that choice
   std::uint64_t exchange_failures = 0;
   std::map<MemberId, std::uint64_t> blamed;  ///< by members that failed, in this round
   std::set<MemberId> failed;                 ///< who could not complete this attempt

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "server/coordinate/exchange_choice.h"
 #include "server/service/initial_values.h"
 
 namespace centroid::server {
@@ -11,7 +12,57 @@ namespace centroid::server {
 namespace {
 constexpr std::uint64_t kFailuresBeforeBlame = 3, kFailuresBeforeHalt = 6;
 constexpr std::chrono::seconds kHearing{1};
+/// With exchange auto the state is copied from a worker so often, and at most for a fiftieth of the
+/// time: what is lost with all workers at once.
+constexpr std::chrono::seconds kCopyEvery{10};
+constexpr int kCopyShare = 50;
+/// As long as a worker that leaves waits for its answer.
+constexpr std::chrono::seconds kTakingOver{10};
 }  // namespace
+
+ExchangeChoice PeerExchange::choice() const {
+  ExchangeFacts facts;
+  facts.model_bytes = job_.store().plan().total_elements() * sizeof(float);
+  for (const auto& [id, worker] : members_.present)
+    if (!worker->finish)
+      facts.workers.push_back({.name = worker->join.name,
+                               .codec = worker->join.codec,
+                               .is_reachable = !worker->join.peer_endpoint.empty()});
+  const bool is_as_it_was = std::ranges::all_of(
+      failure_.members, [this](MemberId id) { return members_.find(id) != nullptr; });
+  if (is_as_it_was) facts.failure = failure_.why;
+  return choose_exchange(facts);
+}
+
+bool PeerExchange::choose() {
+  const auto set = [this](bool among_peers) {
+    open_.among_peers = policy_.is_joint = among_peers;
+    open_.machine.set_policy(policy_);
+  };
+  if (!config_.chooses_exchange()) {
+    set(config_.is_peer_to_peer());
+    return true;
+  }
+  if (const Attempt* last = open_.attempt.get();
+      last != nullptr && last->among_peers && last->closed &&
+      last->closed->outcome == proto::Outcome::kCommitted)
+    met_ = {last->members.begin(), last->members.end()};
+  ExchangeChoice now = choice();
+  if (!now.among_peers && !job_.store().is_current()) return false;
+  if (now.among_peers && job_.store().is_current()) job_.held = job_.position();
+  if (now.among_peers && !open_.among_peers) copy_due_ = clock_.now() + kCopyEvery;
+  set(now.among_peers);
+  open_.exchange_why = now.why;
+  const auto before = std::exchange(chosen_, now.among_peers);
+  if (before == chosen_) return true;
+  // In a generation whose peers they know the workers add among themselves.
+  if (before.value_or(false)) members_.roster.renew();
+  tell(events_, log::Level::kInfo, "exchange.chosen",
+       {{"exchange", now.among_peers ? "ring" : "star"},
+        {"round", job_.round.value},
+        {"why", now.why}});
+  return true;
+}
 
 /// Holds the newest version, or will when its outbox has told it how the last round ended.
 bool PeerExchange::holds_newest(const WorkerSession& worker) const {
@@ -26,6 +77,10 @@ bool PeerExchange::holds_newest(const WorkerSession& worker) const {
 
 bool PeerExchange::state_is_wanted() const {
   if (!job_.shard || job_.store().is_current()) return false;
+  if (!members_.present.empty() && use_.readers > 0) return true;
+  if (!members_.present.empty() && config_.chooses_exchange() &&
+      (clock_.now() >= copy_due_ || !choice().among_peers))
+    return true;
   if (stopping_.is_requested || data_.goal_reached() || checkpointer_.awaits_state()) return true;
   return std::any_of(members_.present.begin(), members_.present.end(), [this](const auto& entry) {
     return !holds_newest(*entry.second) ||  // a newcomer, or one that leaves and may be the last
@@ -34,6 +89,7 @@ bool PeerExchange::state_is_wanted() const {
 }
 
 Task<Status> PeerExchange::fetch_state() {
+  const TimePoint begin = clock_.now();
   while (!job_.store().is_current()) {
     if (use_.is_writing) {  // reads the values that this would replace
       BlockedOn on{WaitCause::kCheckpoint, "state", "checkpoint",
@@ -75,8 +131,35 @@ Task<Status> PeerExchange::fetch_state() {
     }
     upload_.reset();
   }
+  const TimePoint end = clock_.now();
+  copy_due_ = end + std::max<Duration>(kCopyEvery, (end - begin) * kCopyShare);
   changed_.notify_all();
   co_return Status();
+}
+
+bool PeerExchange::is_last_holder(const WorkerSession& worker) const {
+  if (!job_.shard || job_.store().is_current() || !holds_newest(worker)) return false;
+  return std::ranges::none_of(members_.present, [&](const auto& entry) {
+    return entry.first != worker.id && holds_newest(*entry.second) &&
+           members_.roster.find(entry.first)->state != MemberState::kDraining;
+  });
+}
+
+Task<void> PeerExchange::take_over(std::shared_ptr<WorkerSession> worker) {
+  members_.roster.drain(worker->id);  // so the state is wanted (`state_is_wanted`)
+  if (open_.attempt && !open_.attempt->closed && open_.machine.is_open() && !open_.decision) {
+    RoundDecision deserted;
+    deserted.action = RoundAction::kDeserted;
+    deserted.text = "its last worker leaves";
+    control_.decide(std::move(deserted));
+  }
+  changed_.notify_all();
+  BlockedOn on{WaitCause::kState, "worker " + worker->join.name, "its connection",
+               [] { return "it leaves, and no other worker has the newest state"; }};
+  const auto is_over = [this, worker] {
+    return worker->is_gone || !job_.shard || job_.store().is_current();
+  };
+  (void)co_await until(is_over, std::move(on), clock_.now() + kTakingOver);
 }
 
 /// No worker holds the newest state any more: the job goes on from the newest one that is left.
@@ -153,12 +236,13 @@ void PeerExchange::exchange_failed(WorkerSession& worker, const proto::ExchangeF
     probe_.stale_frame();
     return;
   }
-  log::warn("exchange.failed", {{"worker", worker.join.name},
-                                {"round", failed.round.value},
-                                {"attempt", failed.attempt},
-                                {"why", failed.reason}});
-  if (!open_.failed.contains(worker.id) && failed.has_culprit &&
-      failed.culprit.value < open_.attempt->members.size())
+  if (open_.failed.contains(worker.id)) return;
+  if (const auto why = context_.strangers.member_line(failed.reason))
+    log::warn("exchange.failed", {{"worker", worker.join.name},
+                                  {"round", failed.round.value},
+                                  {"attempt", failed.attempt},
+                                  {"why", *why}});
+  if (failed.has_culprit && failed.culprit.value < open_.attempt->members.size())
     ++open_.blamed[open_.attempt->members[failed.culprit.value]];
   open_.failed.insert(worker.id);
   const std::string why = "worker '" + worker.join.name + "': " + failed.reason;
@@ -186,9 +270,32 @@ void PeerExchange::give_up_attempt(MemberId reporter, const std::string& why) {
   control_.decide(std::move(decision));
 }
 
+/// Workers that have never met may be unable to; others may have been cut off for a moment.
+void PeerExchange::note_failure() {
+  const auto& members = open_.attempt->members;
+  const bool have_met =
+      std::ranges::all_of(members, [this](MemberId id) { return met_.contains(id); });
+  if (open_.exchange_failures < (have_met ? kFailuresBeforeBlame : 1)) return;
+  failure_ = {.members = {members.begin(), members.end()},
+              .why = "the workers could not reach each other (exchange.failed in the log)"};
+  std::uint64_t votes = 0;
+  for (const auto& [id, count] : open_.blamed) {
+    const auto worker = members_.find(id);
+    if (!worker || count <= votes) continue;
+    votes = count;
+    failure_ = {.members = {id},
+                .why = "the others could not exchange with worker '" + worker->join.name + "' at " +
+                       worker->join.peer_endpoint};
+  }
+}
+
 /// Attempts that fail again and again although everybody is here: somebody cannot be reached by the
 /// others. The one most of them name goes, so that the rest can go on.
 Status PeerExchange::evict_unreachable() {
+  if (config_.chooses_exchange()) {
+    if (open_.among_peers) note_failure();
+    return {};
+  }
   if (open_.exchange_failures < kFailuresBeforeBlame) return {};
   MemberId culprit;
   std::uint64_t votes = 0;

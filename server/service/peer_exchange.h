@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "server/service/checkpointer.h"
@@ -9,9 +10,12 @@
 
 namespace centroid::server {
 
+struct ExchangeChoice;
+
 /// Exchanges ring and hierarchical: the newest parameters and optimizer slots are with the workers,
 /// all of which hold the same bits. The server fetches them between rounds, when a checkpoint, a
-/// newcomer or the end needs them. Also what happens when workers cannot exchange. Of one thread.
+/// newcomer or the end needs them. Also what happens when workers cannot exchange. With exchange
+/// auto it chooses for each round who adds the gradients. Of one thread.
 class PeerExchange : private JobPart {
  public:
   PeerExchange(JobContext& context, const DataShares& data, const Checkpointer& checkpointer,
@@ -22,10 +26,18 @@ class PeerExchange : private JobPart {
         loader_(loader),
         control_(control) {}
 
+  /// Before an attempt: whether the workers add its gradients (`OpenRound::among_peers`). False:
+  /// the server is to add them, and the newest state must be fetched first.
+  bool choose();
+
   bool holds_newest(const WorkerSession& worker) const;
   bool state_is_wanted() const;
   /// Until the newest state is here, or the job has gone back to one that is.
   Task<Status> fetch_state();
+  /// Who leaves may be the last that holds it.
+  bool is_last_holder(const WorkerSession& worker) const;
+  /// Until its state is here, but not long: the round that it leaves is aborted.
+  Task<void> take_over(std::shared_ptr<WorkerSession> worker);
   const std::optional<Upload>& upload() const { return upload_; }
   Task<Status> take_state_chunk(transport::Session& session, std::shared_ptr<WorkerSession> worker,
                                 proto::StateChunk head, std::uint64_t bytes);
@@ -36,6 +48,8 @@ class PeerExchange : private JobPart {
 
  private:
   Task<Status> go_back();
+  ExchangeChoice choice() const;
+  void note_failure();
   Task<void> await_other_reports(std::weak_ptr<const Attempt> of, MemberId first, std::string why);
   void give_up_attempt(MemberId reporter, const std::string& why);
 
@@ -44,6 +58,14 @@ class PeerExchange : private JobPart {
   StateLoader& loader_;
   RoundControl& control_;
   std::optional<Upload> upload_;  ///< on its way from one worker
+  // exchange auto
+  TimePoint copy_due_;  ///< the next copy of the state, so that little is lost with all workers
+  std::optional<bool> chosen_;  ///< among peers; none: not yet
+  std::set<MemberId> met_;      ///< who have added gradients among themselves
+  struct Failure {
+    std::set<MemberId> members;  ///< as long as all of them are here
+    std::string why;
+  } failure_;
 };
 
 }  // namespace centroid::server

@@ -36,14 +36,14 @@ Task<Status> PeerSession::on_frame(Session& session, InFrame frame) {
   const auto kind = static_cast<Kind>(frame.header.kind);
   const bool is_request = (frame.header.flags & transport::kFlagRequest) != 0;
   // Whoever passed the handshake may measure the way here; without Join it ends after 10 s.
-  if (!worker_ && !rows_ && frame.header.kind == transport::kEcho)
+  if (!is_known() && frame.header.kind == transport::kEcho)
     co_return co_await transport::answer_echo(session, frame);
   const Status is_legal = proto::check_frame(frame.header.kind, is_request, frame.head.size(),
                                              frame.header.payload_bytes);
   // Who is to come again when the server is ready is answered; others are sent away.
   const bool is_join = kind == Kind::kJoin || frame.header.kind == kServerJoin;
   if (!worker_ && !(is_join && ctx_.gate.is_beginning())) CENTROID_CO_TRY(ctx_.gate.check_lead());
-  if (shard_ || (!worker_ && frame.header.kind == kServerJoin)) {
+  if (shard_ || (!is_known() && frame.header.kind == kServerJoin)) {
     CENTROID_CO_TRY(is_legal);
     co_return co_await on_shard_frame(session, std::move(frame));
   }
@@ -106,9 +106,12 @@ Task<Status> PeerSession::on_values(Session& session, InFrame frame) {
 Status PeerSession::on_word(const InFrame& frame) {
   if (frame.header.kind == kKept) {
     CENTROID_ASSIGN(const auto kept, proto::decode<proto::Kept>(frame.head));
-    keep_answered(ctx_.events, *worker_, kept);
+    keep_answered(ctx_, *worker_, kept);
     return {};
   }
+  const Error unexpected(ErrorCode::kInvalidArgument,
+                         "unexpected message kind " + std::to_string(frame.header.kind) +
+                             " (docs/reference/wire.md lists what a worker may send)");
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kPushEnd: {
       CENTROID_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
@@ -131,6 +134,7 @@ Status PeerSession::on_word(const InFrame& frame) {
       return {};
     }
     case Kind::kExchangeFailed: {
+      if (!ctx_.config.may_meet_peers()) return unexpected;
       CENTROID_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
       parts_.exchange.exchange_failed(*worker_, failed);
       return {};
@@ -140,9 +144,7 @@ Status PeerSession::on_word(const InFrame& frame) {
       return parts_.contributions.take_report(*worker_, report);
     }
     default:
-      return Error(ErrorCode::kInvalidArgument,
-                   "unexpected message kind " + std::to_string(frame.header.kind) +
-                       " (docs/reference/wire.md lists what a worker may send)");
+      return unexpected;
   }
 }
 
@@ -162,19 +164,38 @@ Task<Status> PeerSession::on_heartbeat(Session& session, InFrame frame) {
 }
 
 Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
-  CENTROID_CO_ASSIGN(const auto leave, proto::decode<proto::Leave>(frame.head));
-  if (ctx_.members.roster.leave(worker_->id, leave.reason)) {
+  CENTROID_CO_ASSIGN(auto leave, proto::decode<proto::Leave>(frame.head));
+  if (!parts_.exchange.is_last_holder(*worker_))
+    co_return co_await let_go(session, frame.header, leave.reason);
+  // Its state comes by this session, which goes on meanwhile.
+  auto later = [](PeerSession* self, Session* from, transport::FrameHeader asked,
+                  std::string why) -> Task<void> {
+    co_await self->parts_.exchange.take_over(self->worker_);
+    (void)co_await self->let_go(*from, asked, why);
+  };
+  tasks_.spawn(later(this, &session, frame.header, std::move(leave.reason)));
+  co_return Status();
+}
+
+Task<Status> PeerSession::let_go(Session& session, transport::FrameHeader asked,
+                                 std::string reason) {
+  if (ctx_.members.roster.leave(worker_->id, reason)) {
     tell(ctx_.events, log::Level::kInfo, "member.left",
-         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", leave.reason}});
+         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", reason}});
     ctx_.probe.member_left();
     worker_->own_state.keeping.reset();  // who leaves keeps its part as it goes
     parts_.member_gone(worker_->id, std::nullopt);
   }
-  co_return co_await session.respond(frame.header, Bytes());
+  co_return co_await session.respond(asked, Bytes());
 }
 
 Task<Status> PeerSession::on_shard_frame(Session& session, InFrame frame) {
   if (shard_) co_return co_await parts_.shards.on_frame(session, std::move(frame), shard_);
+  // The handshake checks the token by the role.
+  if (session.peer().role != "server")
+    co_return Error(ErrorCode::kFailedPrecondition,
+                    "ServerJoin needs the role \"server\" in Hello, not \"" +
+                        transport::shortened(session.peer().role, kShownName) + "\"");
   CENTROID_CO_ASSIGN(const auto join, proto::decode<proto::ServerJoin>(frame.head));
   CENTROID_CO_TRY(place_.admit_guest());
   std::shared_ptr<ShardSession> admitted;

@@ -36,6 +36,8 @@ class PeerSession final : public transport::FrameSink {
   Task<Status> on_values(transport::Session& session, transport::InFrame frame);
   Status on_word(const transport::InFrame& frame);
   Task<Status> on_heartbeat(transport::Session& session, transport::InFrame frame);
+  Task<Status> let_go(transport::Session& session, transport::FrameHeader asked,
+                      std::string reason);
   Task<Status> on_leave(transport::Session& session, transport::InFrame frame);
 
   JobContext& ctx_;

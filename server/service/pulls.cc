@@ -84,11 +84,6 @@ Status Pulls::may_copy() const {
 Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::TensorName>& names) {
   CENTROID_TRY(may_copy());
   const ParameterStore* const store = &job_.store();
-  if (!store->is_current())
-    return Error(ErrorCode::kFailedPrecondition,
-                 "with exchange " + config_.exchange +
-                     " the newest tensors are with the workers: take them from a checkpoint "
-                     "(`centroidctl checkpoints make`, POST /v1/checkpoints)");
   auto copy = std::make_shared<Copy>();
   const Manifest& manifest = store->plan().manifest();
   std::unordered_map<std::string_view, std::size_t> wanted;
@@ -180,13 +175,17 @@ Task<void> Pulls::tell(Session& session, std::shared_ptr<const bool> is_over, st
 /// commit.
 Task<Status> Pulls::fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string waiter) {
   const TimePoint limit = clock_.now() + config_.timeouts.stall;
+  const WantsState wants(use_);
+  const auto is_here = [this] { return !job_.shard || job_.store().is_current(); };
   for (;;) {
-    BlockedOn on{WaitCause::kState, waiter, kStateCopy, [] { return "another one is made"; }};
-    const auto is_free = [this] { return !images_.is_copying(); };
+    BlockedOn on{WaitCause::kState, waiter, kStateCopy, [is_here] {
+                   return is_here() ? "another one is made" : "a worker is to send the newest one";
+                 }};
+    const auto is_free = [this, is_here] { return !images_.is_copying() && is_here(); };
     bool goes_on = co_await until(is_free, std::move(on), limit);
     if (!goes_on && clock_.now() >= limit)
       co_return Error(ErrorCode::kUnavailable,
-                      "another copy of the state was being made for all of stall_timeout: try "
+                      "no copy of the state could be made for all of stall_timeout: try "
                       "again, `centroidctl waits` (GET /v1/waits) says what it waits for");
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
     const auto waits =

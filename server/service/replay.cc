@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/storage/file.h"
+#include "common/tensor/finite.h"
 #include "server/store/turns.h"
 
 /// How a server takes the rounds of the journal up again: the same steps on the same bits as in
@@ -262,6 +263,20 @@ void Replay::cut(const std::string& server) {
               {"why", "an operator goes on without its part of the rounds behind"}});
 }
 
+/// With `apply worker` a round is committed before the server makes its step.
+Status Replay::check_finite() const {
+  if (policy_.nonfinite == NonFinitePolicy::kPropagate) return {};
+  const ParameterStore& store = job_.store();
+  for (const Chunk& chunk : store.plan().chunks())
+    for (std::size_t plane = 0; store.is_here(chunk.id) && plane < store.planes(); ++plane)
+      if (!is_finite(store.values(plane, chunk)))
+        return Error(ErrorCode::kFailedPrecondition,
+                     "a round in the journal made tensor " +
+                         store.plan().manifest()[chunk.tensor.value].name +
+                         " not finite: move the journal away to go on from the newest checkpoint");
+  return {};
+}
+
 Task<Status> Replay::finish() {
   const journal::Reader& reader = past_.reader();
   if (past_.is_at_gap() && !is_cut_) {
@@ -285,6 +300,7 @@ Task<Status> Replay::finish() {
     CENTROID_CO_TRY(*is_cut);
   }
   fault::point("journal.replayed");
+  CENTROID_CO_TRY(check_finite());
   const double elapsed = std::chrono::duration<double>(clock_.now() - begin_).count();
   job_.held = job_.position();
   const PastRound::Rate wanted = rate_of(config_.optimizer);

@@ -46,6 +46,7 @@ class Replay : private JobPart {
   Task<Status> recall(proto::Recall head, std::shared_ptr<ShardSession> shard, Chunk chunk);
   void cut(const std::string& server);
   Task<Status> finish();
+  Status check_finite() const;
 
   ShardGroup& shards_;
   LocalShard& local_;

@@ -50,6 +50,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   open_.attempt->round = job_.round;
   open_.attempt->number = job_.attempts++;
   open_.attempt->resend = resend;
+  open_.attempt->among_peers = open_.among_peers;
   open_.attempt->version = job_.store().version();
   open_.attempt->optimizer_step = job_.store().optimizer_step();
   open_.attempt->optimizer = job_.store().optimizer().config();
@@ -97,6 +98,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   if (job_.shard->encodes()) local_.begin_results(open_.attempt->generation);
   open_.complete_chunks = 0;
   open_.overflow.reset();
+  open_.has_large_sum = false;
   open_.excluded = 0;
   open_.failed.clear();
   open_.tally = {};
@@ -176,7 +178,7 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
       {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
   const auto old = open_.attempt;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
-  if (config_.is_peer_to_peer()) members_.roster.renew();
+  if (open_.among_peers) members_.roster.renew();
   members_.roster.form(false);
   std::vector<MemberId> members;
   std::vector<proto::RoundOpen> shares;

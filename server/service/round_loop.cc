@@ -102,6 +102,7 @@ Task<Status> RoundLoop::one_round() {
     const auto waits = round_journal_.begin_wait();
     co_await journal_.begin_attempt(round_journal_.base());
   }
+  if (!exchange_.choose()) co_return Status();  // the newest state is fetched first
   members_.roster.form(true);
   data_.end_epochs();  // a late share may have been dropped while no round was open
   auto members = elastic_.seated(members_.roster.ranked());
@@ -154,26 +155,41 @@ Task<Status> RoundLoop::one_round() {
       case RoundAction::kSkip:
         co_return co_await skip_round(std::move(decision));
       case RoundAction::kHalt: {
-        const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
-        Error halt(ErrorCode::kFailedPrecondition,
-                   "JIDOKA HALT: worker " + (rank ? std::to_string(*rank) + " " : std::string()) +
-                       "(" + members_.name_of(decision.culprit) + "): " + decision.text);
+        const Error halt = halt_of(decision);
         attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
         co_return halt;
       }
-      case RoundAction::kRetry:
-        CENTROID_CO_TRY(exchange_.evict_unreachable());
-        {
-          const auto waits = round_journal_.begin_wait();
-          co_await journal_.begin_attempt(round_journal_.base());
-        }
-        if (attempts_.retry(decision)) break;
+      case RoundAction::kRetry: {
+        CENTROID_CO_ASSIGN(const bool is_open, co_await open_again(decision));
+        if (is_open) break;
         co_return Status();
+      }
       case RoundAction::kDeserted:
         attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
         co_return Status();
     }
   }
+}
+
+/// False: nobody is left, or the round begins anew.
+Task<Result<bool>> RoundLoop::open_again(const RoundDecision& decision) {
+  CENTROID_CO_TRY(exchange_.evict_unreachable());
+  if (!exchange_.choose()) {
+    attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
+    co_return false;
+  }
+  const auto waits = round_journal_.begin_wait();
+  co_await journal_.begin_attempt(round_journal_.base());
+  co_return attempts_.retry(decision);
+}
+
+Error RoundLoop::halt_of(const RoundDecision& decision) const {
+  const auto rank = open_.attempt->rank_of(decision.culprit);  // none: it came late
+  std::string who;                                             // of a sum it may be unknown
+  if (decision.culprit != MemberId())
+    who = "worker " + (rank ? std::to_string(*rank) + " " : std::string()) + "(" +
+          members_.name_of(decision.culprit) + "): ";
+  return {ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + who + decision.text};
 }
 
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
@@ -305,7 +321,7 @@ Status RoundLoop::compare_replicas() {
   std::ranges::sort(open_.replicas, {}, [this](const ReplicaPrint& one) {
     return open_.attempt->rank_of(one.member).value_or(0);
   });
-  const Drift drift = find_drift(open_.replicas, !config_.is_peer_to_peer());
+  const Drift drift = find_drift(open_.replicas, !open_.among_peers);
   if (drift.members.empty()) return {};
   const bool halts = config_.replicas.on_drift == "halt";
   std::string names;

@@ -39,10 +39,12 @@ class RoundLoop : private JobPart {
   JobFacts facts() const;
   Task<Result<bool>> make(JobStep step);
   Task<Status> one_round();
+  Task<Result<bool>> open_again(const RoundDecision& decision);
   Status compare_replicas();
   Task<Status> merge_round(RoundDecision decision);
   Task<Status> skip_round(RoundDecision decision);
   Task<Status> refuse_overflow(RoundDecision decision);
+  Error halt_of(const RoundDecision& decision) const;
   Task<bool> wait_for_members();
   void dismiss_drained();
   Task<void> apply_changes();

@@ -10,7 +10,6 @@
 #include "common/base/trace_events.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
-#include "common/tensor/finite.h"
 #include "server/store/turns.h"
 
 /// The end of a round: from its sums to the next version.
@@ -60,14 +59,16 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
     auto named = std::make_shared<const RoundDecision>(round.decision);
     round.elsewhere.spawn(round_servers_.prepare_elsewhere(std::move(named), &round.prepared));
   }
-  if (config_.is_peer_to_peer()) {
+  if (open_.among_peers) {
     close(round);
     job_.store().commit_elsewhere();
   } else if (config_.applies_on_worker()) {
     CENTROID_CO_ASSIGN(const bool is_prepared, co_await step_as_workers(round));
+    if (!is_prepared && open_.overflow) co_return false;
     if (!is_prepared) co_return give_up(round.prepared.error());
   } else {
     CENTROID_CO_ASSIGN(const bool is_prepared, co_await step_here(round));
+    if (!is_prepared && open_.overflow) co_return false;
     if (!is_prepared) co_return give_up(round.prepared.error());
   }
   if (round.is_spread) fault::point("servers.committed");
@@ -84,7 +85,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
 
 /// Until all chunks of this server are summed.
 Task<Status> RoundMerge::await_chunks() {
-  const std::size_t chunks = config_.is_peer_to_peer() ? 0 : job_.shard->round_chunks().size();
+  const std::size_t chunks = open_.among_peers ? 0 : job_.shard->round_chunks().size();
   if (open_.complete_chunks >= chunks) co_return Status();
   const auto missing = [this, chunks] {
     return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
@@ -107,10 +108,12 @@ void RoundMerge::close(const Merging& round) {
 }
 
 /// The workers apply the mean themselves: the round is committed first, then the server takes the
-/// same step. False: another server could not prepare it.
+/// same step. False: another server could not prepare it, or a mean is not finite.
 Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   co_await round.elsewhere.join();
+  if (open_.overflow && clips) co_return false;  // nobody has made the step
+  if (open_.overflow) co_return halt_on_overflow(round);
   if (round.is_spread && round.prepared.ok() && clips) {
     if (job_.shard->encodes())
       CENTROID_CO_TRY(co_await local_.measure(open_.attempt));
@@ -119,6 +122,7 @@ Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
     round.prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
   }
   if (!round.prepared.ok()) co_return false;
+  if (open_.overflow) co_return halt_on_overflow(round);
   if (round.is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
   close(round);
   if (job_.shard->encodes() && clips && !round.is_spread) {
@@ -128,11 +132,20 @@ Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
     co_await local_.clip(0);
   }
   CENTROID_CO_TRY(co_await local_.follow(open_.attempt));
+  if (open_.overflow) co_return halt_on_overflow(round);
   if (job_.shard->encodes()) local_.count_results();
   co_return true;
 }
 
-/// The server applies the mean, and sends parameters. False: another server could not prepare it.
+/// Part of the round is in the state already, which cannot be undone.
+Error RoundMerge::halt_on_overflow(Merging& round) {
+  open_.is_spoilt = true;
+  explain_overflow(round.decision);
+  return {ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + round.decision.text};
+}
+
+/// The server applies the mean, and sends parameters. False: another server could not prepare it,
+/// or a number is not finite and no state has changed.
 Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   const double weight = round.decision.total_weight;
@@ -140,7 +153,7 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   if (clips) {
     co_await local_.measure(weight);
     co_await round.elsewhere.join();
-    if (!round.prepared.ok()) co_return false;
+    if (!round.prepared.ok() || open_.overflow) co_return false;
     const float factor = local_.clip_measured();
     if (round.is_spread)
       round.elsewhere.spawn(round_servers_.prepare_elsewhere(factor, &round.prepared));
@@ -150,16 +163,14 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
     if (job_.shard->is_early()) break;  // applied and sent when it was complete
     if (!clips) job_.store().scale(chunk, weight);
     job_.shard->apply(chunk);
-    look_at(chunk);
+    local_.look_at_result(chunk);
     emit(chunk);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
   co_await round.elsewhere.join();
   if (!round.prepared.ok()) co_return false;
-  if (open_.overflow) {  // the optimizer's state has changed: it cannot be skipped
-    explain_overflow(round.decision);
-    co_return Error(ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + round.decision.text);
-  }
+  if (open_.overflow && job_.store().optimizer().slots() == 0) co_return false;
+  if (open_.overflow) co_return halt_on_overflow(round);
   if (round.is_spread)
     CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
   else
@@ -228,20 +239,18 @@ void RoundMerge::add_to_curves(const Merging& round, double elapsed) {
   job_.curves.add(point);
 }
 
-/// While the chunk's sum or result is in the cache.
-void RoundMerge::look_at(const Chunk& chunk) {
-  if (policy_.nonfinite == NonFinitePolicy::kPropagate || open_.overflow) return;
-  if (!is_finite(std::as_const(job_.store()).spare(chunk))) open_.overflow = chunk.id;
-}
-
 void RoundMerge::explain_overflow(RoundDecision& decision) const {
   double largest = -1;
-  if (!policy_.is_elastic())
-    for (const MemberId member : decision.contributors) {
-      const auto rank = open_.attempt->rank_of(member);
-      const double squares = rank ? job_.aggregator->squares(*rank) : -1;
-      if (squares > largest) largest = squares, decision.culprit = member;
-    }
+  const auto weigh = [&](const proto::ContributionKey& key, double squares_here) {
+    const double squares = squares_here + round_servers_.squares_elsewhere(key);
+    if (squares > largest) largest = squares, decision.culprit = key.member;
+  };
+  const Attempt& attempt = *open_.attempt;
+  for (const StagedPart& part : open_.parts) weigh(part.counts.key, part.squares);
+  for (const MemberId member : decision.contributors)
+    if (const auto rank = attempt.rank_of(member); rank && !policy_.is_elastic())
+      weigh({member, attempt.generation, attempt.round, attempt.number},
+            job_.aggregator->squares(*rank));
   const ChunkPlan& plan = job_.store().plan();
   const TensorId tensor = plan.chunk(*open_.overflow).tensor;
   decision.text = "the sum or result of tensor " + plan.manifest()[tensor.value].name +
@@ -257,7 +266,7 @@ void RoundMerge::explain_overflow(RoundDecision& decision) const {
 void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
   const Chunk& chunk = job_.store().plan().chunk(id);
   open_.chunk_weight = total_weight;
-  look_at(chunk);
+  local_.look_at_sum(chunk);
   const bool is_early = job_.shard->is_early(), encodes = job_.shard->encodes();
   const bool applies = is_early && !config_.applies_on_worker();
   if ((encodes || applies) && spread_.moving.contains(id)) {
@@ -266,7 +275,7 @@ void RoundMerge::chunk_complete(ChunkId id, double total_weight) {
   }
   if (encodes || is_early) job_.store().scale(chunk, total_weight);
   if (applies) job_.shard->apply(chunk);
-  if (applies) look_at(chunk);
+  if (applies) local_.look_at_result(chunk);
   if (encodes && open_.overflow) {  // nothing is made of it, and no residual is spoilt
     if (++open_.complete_chunks == job_.shard->round_chunks().size()) changed_.notify_all();
     return;
@@ -332,6 +341,7 @@ Task<void> RoundMerge::sum_parts(double total_weight) {
     chunk_complete(chunk.id, total_weight);
     if (++turn % kChunksPerTurn == 0) co_await yield(executor_);
   }
+  for (StagedPart& part : open_.parts) part.squares = part.staged ? part.staged->squares() : 0;
   for (StagedPart& part : open_.parts)
     part.staged.reset();  // what counts is still to be told to other servers
 }

@@ -55,7 +55,7 @@ class RoundMerge : private JobPart {
   void count_round(const Merging& round);
   void add_to_curves(const Merging& round, double elapsed);
   bool give_up(const Error& why);
-  void look_at(const Chunk& chunk);
+  Error halt_on_overflow(Merging& round);
   void emit(const Chunk& chunk);
   void encode_reply(ChunkId chunk);
   Task<void> sum_parts(double total_weight);

@@ -105,12 +105,8 @@ Status RoundServers::check_norm(const WorkerSession& worker, const proto::PushEn
                                 double squares_here) const {
   if (end.norm < 0 || end.weight == 0 || is_short(end)) return {};
   if (policy_.nonfinite == NonFinitePolicy::kPropagate) return {};  // nothing was looked at
-  double squares = squares_here;
-  if (spread_.has_others()) {
-    const proto::ContributionKey key{worker.id, end.generation, end.round, end.attempt};
-    for (const ShardSession* holder : spread_.holders[job_.shard->turn()])
-      squares += spread_.whole.at({key, holder}).squares;
-  }
+  const double squares =
+      squares_here + squares_elsewhere({worker.id, end.generation, end.round, end.attempt});
   // Numbers that are not finite are checked one by one where they may not be.
   if (!std::isfinite(squares) || is_norm_of(end.norm, squares)) return {};
   return Error(ErrorCode::kInvalidArgument, "PushEnd of " + worker.join.name + " in round " +
@@ -162,9 +158,10 @@ Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> 
   auto head = proto::encode(merge);
   auto answers = co_await shards_.ask_all(present, ServersKind::kMerge, std::move(head));
   if (!answers.ok()) co_return std::move(answers).error();
-  if (!merge.needs_norm) co_return Status();
   for (std::size_t i = 0; i < present.size(); ++i) {
     CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>((*answers)[i].head));
+    note_overflow(reply);
+    if (!merge.needs_norm) continue;
     std::size_t next = 0;
     for (const Chunk& chunk : job_.shard->fragment().chunks) {
       if (spread_.present[spread_.route.owners[chunk.id.value]] != present[i]) continue;
@@ -184,7 +181,27 @@ Task<Status> RoundServers::step_elsewhere(float factor) {
   auto head = proto::encode(step);
   const auto done = co_await shards_.ask_all(spread_.others(), ServersKind::kStep, std::move(head));
   if (!done.ok()) co_return done.error();
+  for (const transport::Reply& answer : *done) {
+    if (answer.head.empty()) continue;  // of a release that does not look
+    CENTROID_CO_ASSIGN(const auto reply, proto::decode<proto::MergeReply>(answer.head));
+    note_overflow(reply);
+  }
   co_return Status();
+}
+
+void RoundServers::note_overflow(const proto::MergeReply& reply) const {
+  const bool is_known = reply.overflow > 0 && reply.overflow <= job_.store().plan().chunks().size();
+  if (is_known && !open_.overflow) open_.overflow = ChunkId(reply.overflow - 1);
+}
+
+/// Sum over the chunks of a contribution that lie elsewhere.
+double RoundServers::squares_elsewhere(const proto::ContributionKey& key) const {
+  double squares = 0;
+  if (!spread_.has_others()) return squares;
+  for (const ShardSession* holder : spread_.holders[job_.shard->turn()])
+    if (const auto found = spread_.whole.find({key, holder}); found != spread_.whole.end())
+      squares += found->second.squares;
+  return squares;
 }
 
 Task<void> RoundServers::prepare_elsewhere(std::shared_ptr<const RoundDecision> decision,

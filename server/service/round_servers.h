@@ -30,6 +30,7 @@ class RoundServers : private JobPart {
   Status check_norm(const WorkerSession& worker, const proto::PushEnd& end,
                     double squares_here) const;
   double weight_elsewhere(const proto::ContributionKey& key) const;
+  double squares_elsewhere(const proto::ContributionKey& key) const;
 
   /// The first phase, into `done`.
   Task<void> prepare_elsewhere(std::shared_ptr<const RoundDecision> decision, Status* done);
@@ -41,6 +42,7 @@ class RoundServers : private JobPart {
 
  private:
   Task<Status> merge_elsewhere(std::shared_ptr<const RoundDecision> decision);
+  void note_overflow(const proto::MergeReply& reply) const;
   bool is_summed(std::uint32_t rank) const;
 
   ShardGroup& shards_;

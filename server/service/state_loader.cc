@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/tensor/finite.h"
 #include "server/service/buffers.h"
 #include "server/service/room.h"
 #include "server/shard/placement.h"
@@ -249,9 +250,14 @@ Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const Checkp
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "checkpoint", what.c_str());
   const bool takes_residual = state.store().stores_residual();
   auto read = [&directory = *checkpoints_, store = &state.store(), entry, planes = slots.size(),
-               takes_residual] {
+               takes_residual, looks = policy_.nonfinite != NonFinitePolicy::kPropagate] {
     const auto load = [&](std::size_t plane, std::uint64_t offset,
                           std::span<const float> from) -> Status {
+      if (looks && !is_finite(from))
+        return Error(ErrorCode::kFailedPrecondition,
+                     "checkpoint " + entry->path.string() +
+                         " has numbers that are not finite: move it away to go on from an older "
+                         "one, or set nonfinite propagate");
       if (plane > planes && !takes_residual) return {};
       return store->load(plane, offset, from);
     };

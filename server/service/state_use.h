@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "common/async/task.h"
@@ -14,6 +15,19 @@ struct StateUse {
   bool is_loop_writing = false;  ///< the round loop itself waits for it
   bool is_measured = false;      ///< for statistics
   bool is_merging = false;       ///< a round is committed, on one server after the other
+  std::size_t readers = 0;       ///< wait for the newest state, which may be with the workers
+};
+
+/// While it lives somebody waits for the newest state.
+class WantsState {
+ public:
+  explicit WantsState(StateUse& use) : use_(use) { ++use_.readers; }
+  ~WantsState() { --use_.readers; }
+  WantsState(const WantsState&) = delete;
+  WantsState& operator=(const WantsState&) = delete;
+
+ private:
+  StateUse& use_;
 };
 
 /// The thread of files. A checkpoint that it writes beside rounds takes rests.

@@ -24,7 +24,7 @@ Task<void> send_wait(std::shared_ptr<WorkerSession> worker, std::vector<std::byt
 /// What of a member's contribution waits here in the order of the sum, where that has taken its
 /// credit: it can send nothing more until others have sent theirs, or there is memory.
 std::optional<Aggregator::Queued> WaitReport::held_up(const WorkerSession& worker) const {
-  if (policy_.is_elastic() || config_.is_peer_to_peer() || !job_.shard) return std::nullopt;
+  if (policy_.is_elastic() || open_.among_peers || !job_.shard) return std::nullopt;
   const auto rank = open_.attempt ? open_.attempt->rank_of(worker.id) : std::nullopt;
   if (!rank || !open_.machine.is_missing(worker.id)) return std::nullopt;
   auto queued = job_.aggregator->queued(*rank);
@@ -100,8 +100,8 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
       add(member, "its chunks on server" + round_servers_.names_of_missing_holders(*worker));
       continue;
     }
-    const bool adds = worker && config_.is_peer_to_peer() &&
-                      worker->contribution.computed == open_.attempt->key();
+    const bool adds =
+        worker && open_.among_peers && worker->contribution.computed == open_.attempt->key();
     std::string what = adds ? "addition with its peers" : "contribution";
     if (is_behind) what += ", which other servers add behind that of " + members_.name_of(*first);
     add(member, std::move(what));
@@ -287,8 +287,8 @@ std::array<std::size_t, kWaitCauses.size()> WaitReport::count_waits() const {
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open())
     for (const MemberId member : open_.machine.missing()) {
       const auto worker = members_.find(member);
-      const bool adds = worker && config_.is_peer_to_peer() &&
-                        worker->contribution.computed == open_.attempt->key();
+      const bool adds =
+          worker && open_.among_peers && worker->contribution.computed == open_.attempt->key();
       count(adds                         ? WaitCause::kAddition
             : worker && held_up(*worker) ? WaitCause::kCredit
                                          : WaitCause::kContribution);

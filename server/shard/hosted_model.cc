@@ -138,9 +138,16 @@ Result<std::vector<float>> HostedModel::read_chunk(const proto::ServerChunk& hea
   return std::vector<float>(values.begin(), values.end());
 }
 
+/// The leader has refused a round whose sums are not finite. Where nothing of it is in the state,
+/// the next one follows.
+void HostedModel::drop_refused() {
+  if (round_ && !round_->has_changed_state()) drop_round();
+}
+
 Task<Status> HostedModel::freeze(proto::ServerState state) {
   frozen_.reset();
   room_.notify_all();
+  if (state.version != Version()) drop_refused();
   if (state.version == Version()) {
     if (state.round != Round()) co_await journal_.checkpointed(state.round);
     co_return Status();
@@ -174,6 +181,7 @@ Result<ShardRound::Contributions> HostedModel::contributions_of(const proto::Mer
 
 Task<Result<proto::MergeReply>> HostedModel::merge(proto::Merge merge) {
   const std::string what = "Merge of round " + to_string(merge.round);
+  if (round_ && round_->is_before(merge.round)) drop_refused();
   if (!chunks_.has_model() || round_) co_return out_of_order(what + ": another round is merged");
   const Version present = chunks_.store().version();
   if (merge.version != present)
@@ -191,7 +199,7 @@ Task<Result<proto::MergeReply>> HostedModel::merge(proto::Merge merge) {
   co_return co_await round->merge(std::move(contributions));
 }
 
-Task<Status> HostedModel::step(proto::Step step) {
+Task<Result<proto::MergeReply>> HostedModel::step(proto::Step step) {
   const auto round = round_;
   if (!round || !round->is_attempt(step.round, step.attempt))
     co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");

@@ -65,7 +65,7 @@ class HostedModel {
   /// given, a checkpoint has it.
   Task<Status> freeze(proto::ServerState state);
   Task<Result<proto::MergeReply>> merge(proto::Merge merge);
-  Task<Status> step(proto::Step step);
+  Task<Result<proto::MergeReply>> step(proto::Step step);
   Status commit(const proto::ServerState& state);
   Task<Result<journal::Parts::Numbers>> recall(proto::Recall wanted) {
     return journal_.recall(wanted);
@@ -86,6 +86,7 @@ class HostedModel {
                                                      const std::string& what) const;
   Task<Result<std::vector<StatisticsPart>>> read_statistics(Snapshot& snapshot) const;
   void drop_round();
+  void drop_refused();
 
   ShardContext& context_;
   const Send send_;

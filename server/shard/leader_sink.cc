@@ -211,8 +211,13 @@ Task<void> LeaderSink::run_merge(Session& session, transport::FrameHeader reques
 
 Task<void> LeaderSink::run_step(Session& session, transport::FrameHeader request,
                                 proto::Step step) {
-  const Status stepped = co_await model_.step(step);
-  (void)co_await done(session, request, stepped);
+  const auto reply = co_await model_.step(step);
+  if (!reply.ok()) {
+    (void)co_await session.respond_error(request, reply.error());
+    co_return;
+  }
+  const auto head = proto::encode(reply.value());
+  (void)co_await session.respond(request, head);
 }
 
 Task<void> LeaderSink::run_statistics(Session& session, transport::FrameHeader request,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/optim/norm.h"
+#include "common/tensor/finite.h"
 
 namespace centroid::server {
 
@@ -85,6 +86,21 @@ void ModelShard::apply(const Chunk& chunk) {
     store_.shadow_apply(chunk);
   else
     store_.apply(chunk);
+}
+
+ModelShard::Size ModelShard::size_of_sum(const Chunk& chunk) const {
+  const std::span<const float> sum = store_.spare(chunk);
+  if (is_moderate(sum)) return Size::kModerate;  // the usual case: one pass
+  return is_finite(sum) ? Size::kLarge : Size::kInfinite;
+}
+
+bool ModelShard::is_result_finite(const Chunk& chunk, bool is_large) const {
+  const auto result = terms_.apply_on_worker ? store_.params(chunk) : store_.spare(chunk);
+  if (!is_large && is_moderate(result)) return true;
+  if (!is_finite(result)) return false;
+  for (std::size_t k = 0; k < store_.optimizer().slots(); ++k)
+    if (!is_finite(store_.slot(k, chunk))) return false;
+  return true;
 }
 
 void ModelShard::clear_residual() {

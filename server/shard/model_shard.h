@@ -73,6 +73,11 @@ class ModelShard {
   double squares(const Chunk& chunk) const;
   /// Make the step with the mean in the spare plane, by the server's rule or the workers'.
   void apply(const Chunk& chunk);
+  /// Of the sum or mean in the spare plane, and of what the step made. While they are in the cache.
+  enum class Size : std::uint8_t { kModerate, kLarge, kInfinite };
+  Size size_of_sum(const Chunk& chunk) const;
+  /// Parameters and slots. `is_large`: a sum of the round was; else slots cannot have overflowed.
+  bool is_result_finite(const Chunk& chunk, bool is_large) const;
 
   // encoded results
   bool encodes() const { return encoder_ != nullptr; }

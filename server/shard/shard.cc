@@ -113,7 +113,8 @@ transport::Greeting Shard::greeting() const {
   transport::Greeting greeting;
   greeting.role = "server";
   greeting.name = context_.options.name;
-  greeting.token = context_.options.token;
+  const std::string& own = context_.options.servers_token;
+  greeting.token = own.empty() ? context_.options.token : own;
   greeting.limits.max_head_bytes = transport::kMaxHeadBytes;
   greeting.limits.max_payload_bytes = context_.options.max_payload_bytes;
   return greeting;
@@ -262,6 +263,7 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
   }
   transport::Greeting ours = greeting();
   ours.accepts_roles = {"worker", "client"};
+  ours.token = context_.options.token;
   ours.run_id = context_.leader.terms().run_id;
   ours.also_accepts = [this](std::string_view secret) { return workers_.accepts(secret); };
   ours.credit_bytes = context_.leader.terms().credit_bytes;

@@ -13,8 +13,9 @@ struct ShardOptions {
   std::string name;  ///< unique among the servers
   /// Servers to join: the leader, or several of which one leads and the others know the leader.
   std::vector<transport::Endpoint> leaders;
-  std::string advertise;  ///< HOST:PORT where workers reach this server
-  std::string token;
+  std::string advertise;           ///< HOST:PORT where workers reach this server
+  std::string token;               ///< of workers
+  std::string servers_token;       ///< for the leader; empty: `token`
   std::uint64_t memory_limit = 0;  ///< bytes; 0: the cgroup's or the machine's
   std::string journal_dir;         ///< used if the leader writes a journal
   std::uint64_t max_workers = 256;

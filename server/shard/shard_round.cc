@@ -67,6 +67,7 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   if (keeps_sums) CENTROID_CO_TRY(co_await journal_sums());
   proto::MergeReply reply;
   CENTROID_CO_TRY(co_await make_means(keeps_sums, reply.squares));
+  if (overflow_) co_return refusal();
   if (has_codec() && merge_.needs_norm) CENTROID_CO_TRY(co_await measure(reply.squares));
   for (double& squares : reply.squares)
     if (!std::isfinite(squares)) squares = HUGE_VAL;  // NaN cannot be encoded
@@ -78,10 +79,23 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
     all.round = merge_.round;
     all.attempt = merge_.attempt;
     time_ = {};
-    CENTROID_CO_TRY(co_await step(all));
+    CENTROID_CO_TRY(co_await make_step(all));
   }
   time_ = context_.clock.now() - begin;  // with the step, unless that waits for the norm
+  if (overflow_) co_return refusal();
   co_return reply;
+}
+
+proto::MergeReply ShardRound::refusal() const {
+  proto::MergeReply reply;
+  reply.overflow = overflow_->value + 1;
+  return reply;
+}
+
+Task<Result<proto::MergeReply>> ShardRound::step(proto::Step step) {
+  CENTROID_CO_TRY(co_await make_step(step));
+  if (overflow_) co_return refusal();
+  co_return proto::MergeReply();
 }
 
 /// A checkpoint that is being read makes copies; if they exceed its budget, the round waits for it.
@@ -135,6 +149,13 @@ Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares)
   for (const Chunk& chunk : chunks_.round_chunks()) {
     if (!has_sums) add_up(chunk);
     chunks_.store().scale(chunk, merge_.total_weight);
+    using Size = ModelShard::Size;
+    const Size size = refuses_nonfinite() ? shard().size_of_sum(chunk) : Size::kModerate;
+    has_large_mean_ = has_large_mean_ || size != Size::kModerate;
+    if (size == Size::kInfinite) {
+      overflow_ = chunk.id;  // nothing is made of it, and no residual is spoilt
+      co_return Status();
+    }
     const std::span<const float> mean = std::as_const(chunks_.store()).spare(chunk);
     journal_mean(chunk.id, std::as_bytes(mean));
     if (has_codec()) {
@@ -161,10 +182,11 @@ void ShardRound::journal_mean(ChunkId chunk, Bytes mean) {
     journal_.writer().chunk(chunk, journal::Form::kMean, mean);
 }
 
-Task<Status> ShardRound::step(proto::Step step) {
+Task<Status> ShardRound::make_step(proto::Step step) {
   what_ = "Step of round " + to_string(step.round);
   const ShardProgress::Activity steps(context_.progress, what_, false);
   chunks_.store().set_gradient_factor(static_cast<float>(step.factor));
+  has_stepped_ = true;
   const TimePoint begin = context_.clock.now();
   turn_ = 0;
   for (const Chunk& chunk : chunks_.round_chunks()) {
@@ -172,6 +194,10 @@ Task<Status> ShardRound::step(proto::Step step) {
       CENTROID_CO_TRY(shard().apply(chunk, *encoded_.at(chunk.id)));
     else
       apply(chunk);
+    if (refuses_nonfinite() && !shard().is_result_finite(chunk, has_large_mean_)) {
+      overflow_ = chunk.id;
+      co_return Status();
+    }
     if (ends_turn()) CENTROID_CO_TRY(co_await yield());
   }
   const ShardProgress::Activity waits(context_.progress, what_ + ": waits for its journal's disk",

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,15 @@ class ShardRound {
   /// Compute sums and means, and make the step unless it waits for the norm. `contributions`: those
   /// that the Merge names, if they are stored
   Task<Result<proto::MergeReply>> merge(Contributions contributions);
-  Task<Status> step(proto::Step step);
+  Task<Result<proto::MergeReply>> step(proto::Step step);
   /// The leader continues without this round, or it is committed.
   void drop() { is_dropped_ = true; }
+  bool is_before(Round round) const { return merge_.round < round; }
+  /// Part of it is in the parameters or slots already.
+  bool has_changed_state() const {
+    return has_stepped_ &&
+           (chunks_.model().apply_on_worker || chunks_.store().optimizer().slots() > 0);
+  }
   bool is_attempt(Round round, std::uint32_t attempt) const {
     return merge_.round == round && merge_.attempt == attempt;
   }
@@ -71,6 +78,9 @@ class ShardRound {
   Task<Status> drain_journal();
   Task<Status> end_journal();
   void add_up(const Chunk& chunk);
+  bool refuses_nonfinite() const { return chunks_.model().refuses_nonfinite; }
+  Task<Status> make_step(proto::Step step);
+  proto::MergeReply refusal() const;
   Task<Status> journal_sums();
   Task<Status> make_means(bool has_sums, std::vector<double>& squares);
   void journal_mean(ChunkId chunk, Bytes mean);
@@ -92,8 +102,9 @@ class ShardRound {
   Contributions contributions_;     ///< in the order of merge_.parts; only if they are stored
   std::vector<WeighedPart> parts_;  ///< the same, with their weights
   std::string what_;                ///< the present activity
-  bool is_dropped_ = false;
-  std::size_t turn_ = 0;  ///< chunks since the step or the merge began
+  bool is_dropped_ = false, has_stepped_ = false, has_large_mean_ = false;
+  std::optional<ChunkId> overflow_;  ///< its sum or result is not finite
+  std::size_t turn_ = 0;             ///< chunks since the step or the merge began
   Duration time_{};
   using Payload = std::shared_ptr<const std::vector<std::byte>>;
   std::map<ChunkId, Payload> encoded_;  ///< with codec_down

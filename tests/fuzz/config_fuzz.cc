@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   config::Schema schema("centroid-server", "fuzzed");
   server::register_fields(schema, config);
   const std::string before = schema.effective_json();
-  const auto check = [&config] {
+  const auto check = [&config](const std::vector<config::Schema::Change>&) {
     server::ServerConfig trial = config;
     return finish(trial);
   };

@@ -68,8 +68,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string& body = call.request.body;
     const Schema& known = call.route->body;
     if (!body.empty() && known.json.contains("properties"))
-      for (const auto& [field, schema] : known.json["properties"].items())
-        (void)check_value(field, Json::parse(body).value(field, Json()), schema);
+      for (const auto& [name, schema] : known.json["properties"].items())
+        (void)check_value(name, Json::parse(body).value(name, Json()), schema);
     for (const auto& [name, value] : call.query) (void)argument(call, name);
   }
 

@@ -345,7 +345,9 @@ class ClusterTest(unittest.TestCase):
         return process
 
     def launch_server(self, *arguments, name="server", environment=None, listen="127.0.0.1:0", api="127.0.0.1:0", run="run"):
-        """A server that may fail to start."""
+        """A server that may fail to start. Its exchange is star, unless told otherwise: auto would be another one at times."""
+        if not {"--exchange", "--join"} & set(arguments):
+            arguments = ["--exchange", "star", *arguments]
         endpoints = self.folder / f"{name}.{len(self.processes)}.json"
         places = ["--listen", listen, "--api.listen", api, "--run-dir", self.folder / run, "--endpoints-file", endpoints]
         return self._start(Server, "centroid-server", name, [*places, *arguments], environment, endpoints)

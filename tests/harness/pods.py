@@ -43,7 +43,7 @@ class Pods(unittest.TestCase):
         self.addCleanup(podman, "network", "rm", "-f", MARK, check=False)
         self.addCleanup(self.remove_pods)
         self.volume("tokens", 0o755)
-        for name, text in (("token", TOKEN), ("api-token", TOKEN), ("viewer-token", TOKEN + "-to-look")):
+        for name, text in (("token", TOKEN), ("servers-token", TOKEN + "-of-servers"), ("api-token", TOKEN), ("viewer-token", TOKEN + "-to-look")):
             (self.folder / "tokens" / name).write_text(text)
 
     def remove_pods(self):

@@ -349,6 +349,36 @@ class Torch(ClientTest):
         for name, tensor in trained.state_dict().items():
             self.assertEqual(torch.equal(tensor, before[name]), name.startswith("0."), name)
 
+    def test_gradients_of_a_module_leave_during_backward(self):
+        import torch
+
+        def train(name, spoils=False, **settings):
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            model.unused = torch.nn.Parameter(torch.ones(3))
+            server = self.server("--rounds", 4, "--min-workers", 1, "--lr", "0.1", name=name, run=name)
+            sent = []
+            with self.trainer(server, "t", model, **settings) as trainer:
+                send = trainer._send
+                trainer._send = lambda at, gradient: (sent.append(trainer._names[at]), send(at, gradient))
+                for share in trainer:
+                    model.zero_grad()
+                    loss = model(torch.full((len(share), 4), float(share.round))).pow(2).mean()
+                    loss.backward(retain_graph=True)
+                    self.assertEqual(len(sent), 4 * share.round if "overlap" not in settings else 0)
+                    if spoils:
+                        with self.assertRaisesRegex(centroid.CentroidError, "a second backward in one round: the gradient of .* has left. Give Trainer overlap=False"):
+                            loss.backward()
+                        with self.assertRaisesRegex(centroid.CentroidError, "changed after backward, but they have left: give Trainer overlap=False"):
+                            trainer.finish()
+                        break
+                    trainer.finish()
+            return model.state_dict()
+
+        early, late = train("early"), train("late", overlap=False)
+        self.assertTrue(all(torch.equal(early[name], late[name]) for name in early))
+        train("spoilt", spoils=True)
+
     def test_the_tensors_of_a_state_dict_are_not_frozen(self):
         import torch
 

@@ -5,7 +5,7 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, HALTED, USAGE, ClusterTest, free_port, main, wait_for
+from harness.cluster import DONE, FAILED, HALTED, USAGE, ClusterTest, free_port, main, wait_for
 from harness.wire import Link
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB
@@ -199,12 +199,12 @@ class Coordination(RingTest):
 
     def test_worker_of_another_exchange_is_refused(self):
         server = self.server("--exchange", "ring")
-        self.assert_status(self.worker(server, "w0"), USAGE, "its exchange is 'star', the server's is 'ring'")
+        self.assert_status(self.worker(server, "w0", "--exchange", "star"), USAGE, "its exchange is 'star', the server's is 'ring'")
 
     def test_worker_open_to_other_machines_needs_a_token(self):
         server = self.server("--exchange", "ring")
         open_one = self.peer(server, "w0", "--peer.listen", "0.0.0.0:0")
-        self.assert_status(open_one, USAGE, "--peer.listen 0.0.0.0:0 is reachable from other machines")
+        self.assert_status(open_one, USAGE, "--peer.listen: 0.0.0.0:0 is reachable from other machines")
 
     def test_worker_that_listens_everywhere_tells_an_address(self):
         server = self.server("--exchange", "ring", "--min-workers", 2, "--token", "secret")
@@ -293,8 +293,10 @@ class Codecs(RingTest):
         server = self.server("--exchange", "ring", *skips, name="skips", run="skips")
         workers = [self.peer(server, f"s{i}", "--codec", "topk:0.05") for i in range(2)]
         wait_for(lambda: server.cluster()["skipped_rounds"] > 3, "skipped rounds")
-        self.stop_in_order(server, *workers)
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers)
         self.assert_same_fingerprint("s0", "s1")
+        self.assert_status(server, FAILED, "is not finite: the checkpoints before it stay")  # a step of the workers was not
 
     def test_workers_must_have_one_codec(self):
         server = self.server("--exchange", "ring", "--min-workers", 2)

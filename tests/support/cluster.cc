@@ -231,7 +231,8 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
     collective::MeshOptions mesh;
     mesh.token = spec.token;
     options.peers = worker::PeerReducer::open(spec.peers, transport::Endpoint{}, mesh).value();
-    options.join.peer_endpoint = options.peers->endpoint().to_string();
+    options.join.peer_endpoint =
+        spec.peer_endpoint.empty() ? options.peers->endpoint().to_string() : spec.peer_endpoint;
   }
   const auto exchange = worker::make_cluster_exchange(io.executor(), make_transport(io.executor()),
                                                       options, memory, registry);

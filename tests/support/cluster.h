@@ -95,6 +95,7 @@ struct WorkerSpec {
   std::string model = "mlp:8-16-4";
   std::string codec = "f32", devices = "cpu:0", token, exchange = "star";
   TestServer::TransportFactory peers{};  ///< exchange ring, hierarchical: transport among workers
+  std::string peer_endpoint{};           ///< told to others instead of the real one
   std::uint64_t batch = 8;
   OptimizerConfig inner{};  ///< of local steps
   bool schedules_by_cluster = false;

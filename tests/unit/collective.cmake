@@ -11,5 +11,5 @@ centroid_test(collective_large_test LABEL slow
   DEPS centroid::collective)
 include(bench/collectives.cmake)
 centroid_test(coded_mean_test LABEL conformance
-  SOURCES conformance/coded_mean_test.cc
+  SOURCES conformance/coded_mean_test.cc conformance/peer_reducer_test.cc
   DEPS centroid::exchange)

@@ -55,6 +55,10 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   beat.takes = BeatReply::kAcceptsSaved;
   beat.set_compare_rounds(BeatReply::kMaxCompareRounds);
   EXPECT_EQ(decode<BeatReply>(encode(beat)).value().compare_rounds(), BeatReply::kMaxCompareRounds);
+  MergeReply merged;
+  EXPECT_EQ(encode(merged).size(), 4u);
+  merged.overflow = 3;
+  EXPECT_EQ(decode<MergeReply>(encode(merged)).value().overflow, 3u);
   Merge merge;
   merge.total_weight = 1;
   EXPECT_EQ(decode<Merge>(encode(merge)).value().rate_factor, 1);

@@ -303,7 +303,7 @@ TEST(Messages, TheExamplesOfTheContractAreWhatTheCodeWrites) {
   EXPECT_EQ(reply.optimizer.ftrl_beta, 1);
   EXPECT_EQ(reply.optimizer.schedule, "constant");
   EXPECT_EQ(reply.optimizer.clip_norm, 1.5);
-  EXPECT_EQ(reply.peer_timeout_ms, 60'000u);
+  EXPECT_EQ(reply.peer_timeout_ms, 0u);
   EXPECT_TRUE(reply.ring_by_bandwidth);
   EXPECT_EQ(reply.codec_down, "topk:0.01");
   EXPECT_EQ(reply.checkpoint_rounds, 50u);

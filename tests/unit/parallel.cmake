@@ -5,3 +5,4 @@ centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_
   DEPS centroid::parallel TIMEOUT 300)
 centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc DEPS centroid::group TIMEOUT 300)
 centroid_test(regroup_test LABEL component SOURCES component/regroup_test.cc DEPS centroid::parallel TIMEOUT 300)
+centroid_test(pipeline_test LABEL component SOURCES component/pipeline_test.cc DEPS centroid::parallel)

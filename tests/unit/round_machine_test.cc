@@ -111,6 +111,44 @@ TEST(RoundMachine, NonFiniteHaltsAtOnceOrSkipsForAllOrGoesIn) {
   EXPECT_EQ(act(through.contribute(kB, bad)), RoundAction::kMerge);
 }
 
+Contribution in_bad_sum(double norm) {
+  return {.weight = 1, .nonfinite = true, .nonfinite_tensor = "w", .norm = norm};
+}
+
+TEST(RoundMachine, ASumThatIsNotFiniteIsDecidedByAllAndNamesTheLargest) {
+  for (const auto policy : {NonFinitePolicy::kHalt, NonFinitePolicy::kSkip}) {
+    RoundMachine machine = opened(policy);
+    EXPECT_EQ(act(machine.contribute(kA, in_bad_sum(1))), RoundAction::kWait);
+    EXPECT_EQ(act(machine.contribute(kC, in_bad_sum(3e38))), RoundAction::kWait);
+    const RoundDecision decision = machine.contribute(kB, in_bad_sum(2)).value();
+    EXPECT_EQ(decision.action,
+              policy == NonFinitePolicy::kHalt ? RoundAction::kHalt : RoundAction::kSkip);
+    EXPECT_EQ(decision.culprit, kC);
+    EXPECT_NE(decision.text.find("tensor w is not finite in round 7, though every contribution "
+                                 "is; the largest has norm 3e+38"),
+              std::string::npos)
+        << decision.text;
+  }
+}
+
+TEST(RoundMachine, WhoseOwnIsNotFiniteIsNamedBeforeASum) {
+  RoundMachine machine = opened();
+  EXPECT_EQ(act(machine.contribute(kA, in_bad_sum(5))), RoundAction::kWait);
+  const Contribution own{.weight = 1, .nonfinite = true, .nonfinite_tensor = "w"};
+  const RoundDecision halted = machine.contribute(kB, own).value();
+  EXPECT_EQ(halted.action, RoundAction::kHalt);
+  EXPECT_EQ(halted.culprit, kB);
+}
+
+TEST(RoundMachine, WithoutEveryNormNobodyIsBlamedForASum) {
+  RoundMachine machine = opened();
+  ASSERT_TRUE(machine.contribute(kA, in_bad_sum(5)).ok());
+  ASSERT_TRUE(machine.contribute(kB, of(1)).ok());
+  const RoundDecision halted = machine.contribute(kC, in_bad_sum(1)).value();
+  EXPECT_EQ(halted.action, RoundAction::kHalt);
+  EXPECT_EQ(halted.culprit, MemberId());
+}
+
 /// Every sequence of events of three members, to its end: exactly one decision, and it counts whole
 /// contributions once.
 RoundMachine opened_joint() {

@@ -137,6 +137,13 @@ TEST(Finite, OneBadNumberAnywhereIsFound) {
       }
 }
 
+TEST(Finite, ModerateIsBelowTwoToThe32) {
+  const float limit = 4294967296.0F, below = std::nextafter(limit, 0.0F);
+  EXPECT_TRUE(is_moderate(std::vector<float>{below, -below, 0, -0.0F}));
+  for (const float large : {limit, -limit, kInf, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_FALSE(is_moderate(std::vector<float>{1, large, 1})) << large;
+}
+
 TEST(DTypes, BothSpellingsParseAndOthersAreRefusedByName) {
   for (std::uint8_t n = 1; n <= 7; ++n) {
     const DType dtype = *dtype_from_wire(n);

@@ -109,19 +109,35 @@ Task<std::optional<Result<transport::EchoReport>>> measure_there(std::shared_ptr
   co_return std::make_optional(std::move(report));
 }
 
+Task<std::optional<Status>> reach_there(std::shared_ptr<Station> station, Endpoint endpoint,
+                                        TimePoint limit) {
+  const auto connection = co_await station->transport->connect(std::move(endpoint), limit);
+  co_return connection.ok() ? Status() : Status(connection.error());
+}
+
+/// On the driver's executor. No slot, as in run_on: it ends by its own deadlines.
+template <class T>
+Task<T> run_there(Station& station, Task<std::optional<T>> work) {
+  const Driver::Work awake(*station.driver);  // otherwise its thread may sleep
+  auto token = boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
+                                                   boost::asio::use_awaitable);
+  auto outcome =
+      co_await boost::asio::co_spawn(station.driver->executor(), std::move(work), std::move(token));
+  co_return std::move(*outcome);
+}
+
 }  // namespace
+
+Task<Status> Mesh::reach(Endpoint endpoint, std::chrono::milliseconds time) {
+  auto there = reach_there(impl_->station, std::move(endpoint), centroid::now() + time);
+  co_return co_await run_there(*impl_->station, std::move(there));
+}
 
 Task<Result<transport::EchoReport>> Mesh::measure(Endpoint endpoint, std::string run_id,
                                                   std::chrono::milliseconds time,
                                                   std::uint32_t bytes) {
-  const Driver::Work work(*impl_->station->driver);  // otherwise its thread may sleep
   auto there = measure_there(impl_->station, endpoint, run_id, time, bytes);
-  // No slot, as in run_on: it ends by its own deadlines.
-  auto token = boost::asio::bind_cancellation_slot(boost::asio::cancellation_slot(),
-                                                   boost::asio::use_awaitable);
-  auto outcome = co_await boost::asio::co_spawn(impl_->station->driver->executor(),
-                                                std::move(there), std::move(token));
-  co_return std::move(*outcome);
+  co_return co_await run_there(*impl_->station, std::move(there));
 }
 
 Mesh::TransportFactory tcp_factory(transport::TransportOptions options) {

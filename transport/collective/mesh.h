@@ -75,6 +75,11 @@ class Mesh {
   ///         refused), aborted (it is in a later generation)
   Result<Group> join(const Roster& roster);
 
+  /// Whether a peer's `endpoint` accepts a connection, in a generation or not. Awaited on any
+  /// executor.
+  /// fails  as Transport::connect
+  Task<Status> reach(transport::Endpoint endpoint, std::chrono::milliseconds time);
+
   /// Measure the path to a peer's `endpoint`, while operations continue. Awaited on any executor.
   /// The peer answers as soon as it is in a generation.
   ///

@@ -130,7 +130,8 @@ class ClusterExchange final : public Exchange {
                              : RoundReport::Outcome::kSkipped;
         if (closed->outcome == proto::Outcome::kCommitted) {
           const TimePoint came = centroid::now();
-          CENTROID_TRY(load(closed->contributors));
+          CENTROID_TRY(load(closed->contributors, event->among_peers));
+          post([this, serial = serial_] { link_.applied(serial); });
           before_.apply = apply_.ended(lane_, came, centroid::now(), round_);
         }
         return report;
@@ -207,7 +208,7 @@ class ClusterExchange final : public Exchange {
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
   /// mean gradient of so many workers. (Of models with buffers no result is encoded: the server
   /// refuses their workers otherwise.)
-  Status load(std::uint32_t contributors) {
+  Status load(std::uint32_t contributors, bool among_peers) {
     const std::span<float> params = link_.model().params(), results = link_.model().results();
     if (!link_.model().terms().apply_on_worker) {
       if (link_.model().fragments().count() > 1) {
@@ -227,7 +228,8 @@ class ClusterExchange final : public Exchange {
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.model().slots()) slots.emplace_back(slot);
     if (link_.model().results_are_encoded()) return step_encoded(params, slots);
-    if (const SparseMean* mean = link_.sparse_mean()) return step_listed(*mean, params, results);
+    const SparseMean* const mean = among_peers ? link_.sparse_mean() : nullptr;
+    if (mean != nullptr) return step_listed(*mean, params, results);
     // With one fragment that is all tensors, end to end.
     std::vector<Range> runs{{0, params.size()}}, buffers;
     if (link_.model().fragments().count() > 1 || link_.model().plan().has_buffers()) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -37,8 +38,15 @@ struct LinkContext {
   transport::Session* leader =
       nullptr;                 ///< the session with the server that leads, if there is one
   TaskGroup* tasks = nullptr;  ///< that end with it
+  /// Whose peers the server has named last: a round of it is added among the workers.
+  std::optional<Generation> peers_of;
   /// The server compares replicas every so many versions; 0: never. The loop reads it.
   std::atomic<std::uint32_t> compare_rounds{0};
+
+  /// nullptr: all rounds go through the server.
+  PeerReducer* peers() const {
+    return model.terms().peer_timeout_ms > 0 ? options.peers.get() : nullptr;
+  }
 
   transport::Greeting greeting() const {
     transport::Greeting out;

@@ -7,11 +7,14 @@ namespace centroid::worker {
 Status LinkFeedback::open(const proto::JoinReply& terms, const CodecSpec& spec,
                           const ChunkPlan& plan) {
   if (!spec.feedback.enabled) return {};
-  if (!options_.peers) {
-    CENTROID_ASSIGN(own_, ErrorFeedback::make(options_.join.codec, plan));
-    const bool passes = terms.nonfinite == static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
-    own_->pass_nonfinite(passes);
-    if (memory_.device_residual && terms.local_steps <= 1 && !passes) {
+  is_wanted_ = true;
+  passes_nonfinite_ = terms.nonfinite == static_cast<std::uint8_t>(proto::NonFinite::kPropagate);
+  plan_ = plan;
+  if (terms.peer_timeout_ms > 0) peers_ = options_.peers.get();
+  among_peers_ = peers_ != nullptr;
+  if (!among_peers_) {
+    CENTROID_TRY(make_own());
+    if (memory_.device_residual && terms.local_steps <= 1 && !passes_nonfinite_) {
       auto residual = memory_.device_residual(options_.join.codec, plan);
       if (residual.ok())
         own_->use_device(std::move(residual).value());
@@ -29,19 +32,30 @@ Status LinkFeedback::open(const proto::JoinReply& terms, const CodecSpec& spec,
   return {};
 }
 
-void LinkFeedback::round_opened(const proto::RoundOpen& open, bool again) {
+/// Of contributions to the server.
+Status LinkFeedback::make_own() {
+  CENTROID_ASSIGN(own_, ErrorFeedback::make(options_.join.codec, *plan_));
+  own_->pass_nonfinite(passes_nonfinite_);
+  return {};
+}
+
+Status LinkFeedback::round_opened(const proto::RoundOpen& open, bool again, bool among_peers) {
+  if (again && among_peers != among_peers_) end(RoundEnd::kUndone);
+  among_peers_ = among_peers;
+  if (is_wanted_ && !among_peers && !own_) CENTROID_TRY(make_own());
   if (keeper_ && !again && !keeper_->is_before(open.round)) {
     if (ErrorFeedback* feedback = at_rest()) keeper_->resume(open.round, *feedback);
   }
-  if (own_ && generation_ != open.generation) {
+  if (own_ && !among_peers && generation_ != open.generation) {
     generation_ = open.generation;
     own_->begin_generation(open.world);
   }
+  return {};
 }
 
 void LinkFeedback::round_over(RoundEnd how, Round round) {
   end(how);
-  if (own_ && how == RoundEnd::kPromised) promised_ = round;
+  if (own_ && !among_peers_ && how == RoundEnd::kPromised) promised_ = round;
 }
 
 void LinkFeedback::keep_closed(RoundEnd how, Round round) {
@@ -50,7 +64,10 @@ void LinkFeedback::keep_closed(RoundEnd how, Round round) {
 }
 
 void LinkFeedback::end(RoundEnd how) {
-  if (options_.peers) options_.peers->round_over(how);
+  if (among_peers_) {
+    if (peers_ != nullptr) peers_->round_over(how);
+    return;
+  }
   if (!own_) return;
   if (how == RoundEnd::kCommitted) {
     own_->commit();
@@ -77,7 +94,7 @@ void LinkFeedback::resolve_broken(Round counted) {
   const Round round = *std::exchange(unsettled_, std::nullopt);
   const bool is_counted = round == counted;
   end(is_counted ? RoundEnd::kPromised : RoundEnd::kUndone);
-  if (own_ && is_counted) promised_ = round;
+  if (own_ && !among_peers_ && is_counted) promised_ = round;
   log::info("contribution.resolved", {{"round", round.value}, {"counted", is_counted}});
   if (keeper_ && is_counted && keeper_->closed(round)) (void)save();
 }
@@ -95,7 +112,7 @@ void LinkFeedback::resolve_promised(Round counted) {
 
 /// Error feedback between rounds; nullptr while the peers' thread has it.
 ErrorFeedback* LinkFeedback::at_rest() {
-  return options_.peers ? options_.peers->feedback_at_rest() : own_.get();
+  return among_peers_ && peers_ != nullptr ? peers_->feedback_at_rest() : own_.get();
 }
 
 void LinkFeedback::measure_residual() {

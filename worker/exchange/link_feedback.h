@@ -31,10 +31,11 @@ class LinkFeedback {
   ErrorFeedback* own() const { return own_.get(); }
   /// nullptr: nothing is kept on the disk.
   FeedbackKeeper* keeper() const { return keeper_.get(); }
-  bool is_any() const { return own_ || (options_.peers && options_.peers->has_feedback()); }
+  bool is_any() const { return own_ || (peers_ != nullptr && peers_->has_feedback()); }
 
   /// A round is to be computed, `again` where it was open already.
-  void round_opened(const proto::RoundOpen& open, bool again);
+  /// fails  as open
+  Status round_opened(const proto::RoundOpen& open, bool again, bool among_peers);
   void round_over(RoundEnd how, Round round);
   /// When the round is over: write the state after it where that is wanted.
   void keep_closed(RoundEnd how, Round round);
@@ -51,6 +52,7 @@ class LinkFeedback {
   void leave();
 
  private:
+  Status make_own();
   ErrorFeedback* at_rest();
   void end(RoundEnd how);
   void resolve_broken(Round counted);
@@ -59,6 +61,10 @@ class LinkFeedback {
   const ClusterOptions& options_;
   const ExchangeMemory& memory_;
   ExchangeCounters& counters_;
+  PeerReducer* peers_ = nullptr;  // that rounds may be added among
+  bool among_peers_ = false;      // the open round, or the last one
+  bool is_wanted_ = false, passes_nonfinite_ = false;
+  std::optional<ChunkPlan> plan_;
   std::unique_ptr<ErrorFeedback> own_;      // what the codec leaves out, when it is to be kept
   std::unique_ptr<FeedbackKeeper> keeper_;  // with state_dir
   Generation generation_;

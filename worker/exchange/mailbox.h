@@ -16,7 +16,8 @@ struct LinkEvent {
     Error cause;
   };
   std::variant<proto::RoundOpen, proto::RoundClosed, proto::Keep, proto::Finish, Lost, Error>
-      what;  ///< Error: final
+      what;                  ///< Error: final
+  bool among_peers = false;  ///< RoundClosed: the workers have added the gradients
 };
 
 /// What the loop's thread did beside computing, in the round before.

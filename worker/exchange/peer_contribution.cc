@@ -1,6 +1,5 @@
 #include "worker/exchange/peer_contribution.h"
 
-#include <limits>
 #include <utility>
 
 #include <boost/asio/post.hpp>
@@ -14,9 +13,18 @@ namespace centroid::worker {
 using proto::Kind;
 using transport::Session;
 
+namespace {
+
+constexpr std::chrono::seconds kReachTime{5};
+/// Of many peers some: each one is tried by others, too.
+constexpr std::size_t kMostReached = 64;
+
+}  // namespace
+
 Result<bool> PeerContribution::configure(std::string codec) {
   const proto::JoinReply& terms = link_.model.terms();
   peers_.reset();
+  link_.peers_of.reset();
   ReduceTerms reduce;
   reduce.run_id = terms.run_id;
   reduce.algorithm = static_cast<collective::Algorithm>(terms.algorithm);
@@ -29,14 +37,15 @@ Result<bool> PeerContribution::configure(std::string codec) {
   reduce.fragments = terms.fragments;
   reduce.may_list = link_.model.slots().empty() && terms.optimizer.weight_decay == 0 &&
                     terms.optimizer.clip_norm == 0;
-  return link_.options.peers->configure(link_.model.plan(), std::move(reduce));
+  return link_.peers()->configure(link_.model.plan(), std::move(reduce));
 }
 
 Status PeerContribution::set_peers(proto::Peers peers) {
-  if (!link_.options.peers)
+  if (link_.peers() == nullptr)
     return Error(ErrorCode::kFailedPrecondition,
                  "the server names peers, but this worker's exchange is '" +
                      link_.options.join.exchange + "'");
+  link_.peers_of = peers.generation;
   peers_ = std::move(peers);
   return {};
 }
@@ -66,6 +75,26 @@ Result<PeerReducer::Job> PeerContribution::job_of(const proto::RoundOpen& open) 
   return job;
 }
 
+/// Peers that it has not reached before: an unreachable one is found now, not when the sum has
+/// made no progress for long.
+Task<std::optional<PeerReducer::Outcome>> PeerContribution::reach(
+    const collective::Roster& roster) {
+  for (std::uint32_t rank = 0; rank < roster.endpoints.size(); ++rank) {
+    const transport::Endpoint& there = roster.endpoints[rank];
+    if (rank == roster.rank || reached_.contains(there.to_string())) continue;
+    if (reached_.size() >= kMostReached) break;
+    const Status is_there = co_await link_.peers()->reach(there, kReachTime);
+    if (!is_there.ok()) {
+      PeerReducer::Outcome unreachable;
+      unreachable.status = is_there;
+      unreachable.culprit = rank;
+      co_return unreachable;
+    }
+    reached_.insert(there.to_string());
+  }
+  co_return std::nullopt;
+}
+
 Task<Status> PeerContribution::add(Session& leader, proto::RoundOpen open) {
   // The reducer uses the gradients until it says so: whatever happens here, that is waited for.
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
@@ -77,7 +106,9 @@ Task<Status> PeerContribution::add(Session& leader, proto::RoundOpen open) {
   if (is_over()) co_return Status();
   auto job = job_of(open);
   if (!job.ok()) co_return std::move(job).error();
-  std::optional<PeerReducer::Outcome> outcome;
+  std::optional<PeerReducer::Outcome> outcome = co_await reach(job->roster);
+  if (is_over()) co_return Status();
+  if (outcome) co_return co_await fail(leader, open, *outcome);
   const TimePoint begin = now();
   const auto take = [&](PeerReducer::Outcome ended) {
     auto post = [&, ended = std::move(ended)]() mutable {
@@ -86,15 +117,14 @@ Task<Status> PeerContribution::add(Session& leader, proto::RoundOpen open) {
     };
     boost::asio::post(link_.executor, std::move(post));
   };
-  link_.options.peers->start(std::move(job).value(), take);
+  link_.peers()->start(std::move(job).value(), take);
   std::size_t told = 0;
   bool said_computed = false;
   while (!outcome) {
-    if (is_over())
-      link_.options.peers->abort(Error(ErrorCode::kAborted, "the server ended the attempt"));
+    if (is_over()) link_.peers()->abort(Error(ErrorCode::kAborted, "the server ended the attempt"));
     const std::vector<TensorId>& ready = round_.ready_tensors();
     for (; round_.is_current(open) && told < ready.size(); ++told)
-      link_.options.peers->ready(ready[told]);
+      link_.peers()->ready(ready[told]);
     if (round_.is_current(open) && round_.stats() && !said_computed) {
       said_computed = true;
       proto::Computed computed;
@@ -113,17 +143,23 @@ Task<Status> PeerContribution::add(Session& leader, proto::RoundOpen open) {
   if (is_over()) co_return Status();
   round_.set_nonfinite(outcome->nonfinite_tensor);
   if (outcome->status.ok()) {
-    auto head = round_.push_end(open, std::numeric_limits<double>::infinity());
+    const double squares = outcome->norm < 0 ? kNoNorm : outcome->norm * outcome->norm;
+    auto head = round_.push_end(open, squares);
     co_return co_await LinkContext::send(leader, Kind::kPushEnd, std::move(head));
   }
-  log::warn("peers.failed", {{"round", open.round.value}, {"why", outcome->status.error()}});
+  co_return co_await fail(leader, open, *outcome);
+}
+
+Task<Status> PeerContribution::fail(Session& leader, const proto::RoundOpen& open,
+                                    const PeerReducer::Outcome& outcome) {
+  log::warn("peers.failed", {{"round", open.round.value}, {"why", outcome.status.error()}});
   proto::ExchangeFailed failed;
   failed.generation = open.generation;
   failed.round = open.round;
   failed.attempt = open.attempt;
-  failed.has_culprit = outcome->culprit.has_value();
-  failed.culprit = Rank(outcome->culprit.value_or(0));
-  failed.reason = outcome->status.error().message();
+  failed.has_culprit = outcome.culprit.has_value();
+  failed.culprit = Rank(outcome.culprit.value_or(0));
+  failed.reason = outcome.status.error().message();
   round_.set_sent();
   auto head = proto::encode(failed);
   co_return co_await LinkContext::send(leader, Kind::kExchangeFailed, std::move(head));

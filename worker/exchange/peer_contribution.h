@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "common/proto/about.h"
@@ -29,6 +30,9 @@ class PeerContribution {
   Status measure(const transport::InFrame& frame);
 
  private:
+  Task<std::optional<PeerReducer::Outcome>> reach(const collective::Roster& roster);
+  Task<Status> fail(transport::Session& leader, const proto::RoundOpen& open,
+                    const PeerReducer::Outcome& outcome);
   using Measurement = std::pair<transport::FrameHeader, proto::Measure>;
   Result<PeerReducer::Job> job_of(const proto::RoundOpen& open) const;
   void count(const CodedStats& stats, TimePoint begin, Round round);
@@ -38,6 +42,7 @@ class PeerContribution {
   LinkContext& link_;
   RoundState& round_;
   std::optional<proto::Peers> peers_;  // of the generation that was named last
+  std::set<std::string> reached_;      // addresses of peers
   bool is_measuring_ = false;
 };
 

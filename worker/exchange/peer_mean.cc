@@ -457,6 +457,10 @@ Status CodedMean::add(Run& run, Flight& flight) {
     }
     // Where nothing is sent others have 0: so that we have not -0 there, 0 is added.
     for (float& x : sum) x = x * factor + 0.0f;
+    if (!terms_.passes_nonfinite && !is_finite(sum)) {  // no codec takes it
+      run.outcome.nonfinite_mean = plan_.manifest()[chunk.tensor.value].name;
+      std::ranges::fill(sum, 0.0f);
+    }
     CENTROID_TRY(encode_mean(run, flight, chunk, out));
   }
   count_mean(run, owned, flight.result.size());

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/tensor/finite.h"
+#include "common/tensor/squares.h"
 #include "transport/collective/ring_order.h"
 #include "transport/collective/schedule.h"
 
@@ -132,7 +133,8 @@ PeerReducer::Outcome PeerReducer::run(const Job& job) {
   if (outcome.status.ok() && coded_)
     outcome = reduce_coded(job);
   else if (outcome.status.ok())
-    outcome.status = reduce(job, outcome.nonfinite_tensor);
+    outcome = reduce(job);
+  if (outcome.status.ok() && !coded_) look_at_mean(job, outcome);  // who encodes it has looked
   if (!outcome.status.ok() && !outcome.culprit && groups_) outcome.culprit = groups_->all.culprit();
   return outcome;
 }
@@ -247,12 +249,39 @@ PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
   outcome.status = std::move(ended.status);
   outcome.culprit = ended.culprit;
   outcome.nonfinite_tensor = std::move(ended.nonfinite_tensor);
+  if (outcome.nonfinite_tensor.empty() && !ended.nonfinite_mean.empty())
+    refuse_mean(job, ended.nonfinite_mean, outcome);
   outcome.stats = ended.stats;
   if (auto cause = aborted()) outcome.status = *std::move(cause);
   return outcome;
 }
 
-Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
+/// Finite gradients may have a sum that is not. Every rank has the same mean, so every rank says
+/// so, with the norm of what it gave.
+void PeerReducer::look_at_mean(const Job& job, Outcome& outcome) const {
+  if (!terms_.refuses_nonfinite || !outcome.nonfinite_tensor.empty()) return;
+  for (const Bucket& bucket : buckets_[job.fragment]) {
+    if (is_finite(job.mean.subspan(bucket.begin, bucket.end - bucket.begin))) continue;
+    for (const TensorId tensor : bucket.tensors) {
+      const TensorInfo& info = plan_.manifest()[tensor.value];
+      if (!is_finite(job.mean.subspan(plan_.position_of(tensor), info.elements())))
+        return refuse_mean(job, info.name, outcome);
+    }
+  }
+}
+
+void PeerReducer::refuse_mean(const Job& job, const std::string& tensor, Outcome& outcome) const {
+  double squares = 0;
+  for (const Bucket& bucket : buckets_[job.fragment])
+    if (job.weight > 0)
+      squares += squares_of(job.gradients.subspan(bucket.begin, bucket.end - bucket.begin));
+  outcome.nonfinite_tensor = tensor;
+  outcome.norm = std::sqrt(squares);
+}
+
+PeerReducer::Outcome PeerReducer::reduce(const Job& job) {
+  Outcome outcome;
+  std::string& nonfinite_tensor = outcome.nonfinite_tensor;
   collective::CallOptions options;
   options.reduction = collective::Reduction::kWeightedMean;
   options.weight = job.weight;
@@ -277,13 +306,12 @@ Status PeerReducer::reduce(const Job& job, std::string& nonfinite_tensor) {
     under_way.push_back(collective::all_reduce_async(
         groups_->all, job.gradients.subspan(bucket.begin, elements), mean, options));
   }
-  Status status;
   for (collective::Handle& handle : under_way) {
     Status ended = handle.wait();
-    if (status.ok()) status = std::move(ended);
+    if (outcome.status.ok()) outcome.status = std::move(ended);
   }
-  if (auto cause = aborted()) return *std::move(cause);
-  return status;
+  if (auto cause = aborted()) outcome.status = *std::move(cause);
+  return outcome;
 }
 
 void PeerReducer::count_traffic() {

@@ -69,8 +69,10 @@ class PeerReducer {
   struct Outcome {
     Status status;
     std::optional<std::uint32_t> culprit;  ///< the rank that was lost or silent
-    std::string nonfinite_tensor;          ///< of our own gradients; the job went on all the same
-    CodedStats stats;                      ///< all 0 with codec f32
+    /// Of our own gradients, or of the mean with `norm`; the job went on all the same.
+    std::string nonfinite_tensor;
+    double norm = -1;  ///< of our own gradients, where only the mean is not finite; -1: unknown
+    CodedStats stats;  ///< all 0 with codec f32
   };
   /// One job at a time. `done` is called from the worker thread, exactly once.
   void start(Job job, std::function<void(Outcome)> done);
@@ -87,6 +89,10 @@ class PeerReducer {
   /// and where there is none. Until the next job.
   ErrorFeedback* feedback_at_rest();
   transport::TrafficCounters traffic() const;
+  /// As collective::Mesh::reach.
+  Task<Status> reach(transport::Endpoint endpoint, std::chrono::milliseconds time) {
+    return mesh_->reach(std::move(endpoint), time);
+  }
   /// As collective::Mesh::measure, beside a job.
   Task<Result<transport::EchoReport>> measure(transport::Endpoint endpoint, std::string run_id,
                                               std::chrono::milliseconds time, std::uint32_t bytes) {
@@ -99,7 +105,9 @@ class PeerReducer {
   void work();
   Outcome run(const Job& job);
   Status enter(const Job& job);
-  Status reduce(const Job& job, std::string& nonfinite_tensor);
+  Outcome reduce(const Job& job);
+  void look_at_mean(const Job& job, Outcome& outcome) const;
+  void refuse_mean(const Job& job, const std::string& tensor, Outcome& outcome) const;
   Outcome reduce_coded(const Job& job);
   void settle();
   bool wait_for(const Bucket& bucket);

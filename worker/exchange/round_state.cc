@@ -53,7 +53,8 @@ Status RoundState::open_now(proto::RoundOpen open) {
   received_count_ = 0;
   report_lost_rounds(open);
   version_ = open.version;
-  link_.feedback.round_opened(open, again);
+  among_peers_ = link_.peers() != nullptr && link_.peers_of == open.generation;
+  CENTROID_TRY(link_.feedback.round_opened(open, again, among_peers_));
   if (!again) {
     ++serial_;
     order_.clear();
@@ -84,7 +85,7 @@ Status RoundState::close(proto::RoundClosed closed) {
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was closed, which is not the open one");
   if (is_committed) version_ = closed.version;
-  if (is_committed && !link_.options.peers && missing_results() > 0)
+  if (is_committed && !among_peers_ && missing_results() > 0)
     return Error(ErrorCode::kInvalidArgument,
                  "round " + to_string(closed.round) + " was committed, but only " +
                      std::to_string(received_count_) + " of " +
@@ -121,7 +122,7 @@ Status RoundState::deliver_closed() {
     open_.reset();
   }
   if (undelivered_->outcome == proto::Outcome::kCommitted) committed_serial_ = serial_;
-  link_.mailbox.push({*std::exchange(undelivered_, std::nullopt)});
+  link_.mailbox.push({*std::exchange(undelivered_, std::nullopt), among_peers_});
   if (!opened_meanwhile_) return {};
   return open_now(*std::exchange(opened_meanwhile_, std::nullopt));
 }
@@ -149,6 +150,11 @@ void RoundState::end() {
 
 void RoundState::loop_waits(std::uint64_t serial) {
   waits_serial_ = serial;
+  changed_.notify_all();
+}
+
+void RoundState::applied(std::uint64_t serial) {
+  applied_serial_ = serial;
   changed_.notify_all();
 }
 
@@ -226,8 +232,7 @@ std::vector<std::byte> RoundState::push_end(const proto::RoundOpen& open, double
   end.fingerprint = before_.fingerprint;
   end.nonfinite = is_nonfinite();
   end.nonfinite_tensor = nonfinite_tensor_;
-  if (link_.model.checks_nonfinite() && !end.nonfinite && std::isfinite(squares))
-    end.norm = std::sqrt(squares);
+  if (link_.model.checks_nonfinite() && std::isfinite(squares)) end.norm = std::sqrt(squares);
   link_.counters.fill(end);
   set_sent();
   return proto::encode(end);

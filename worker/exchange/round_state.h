@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -7,6 +9,9 @@
 #include "worker/exchange/link_context.h"
 
 namespace centroid::worker {
+
+/// In place of a contribution's squares: its norm is not said.
+inline constexpr double kNoNorm = std::numeric_limits<double>::infinity();
 
 /// The round in progress: what the server said of it, what the loop has computed, what was sent and
 /// which results came. Tells the loop what happens, in order. No I/O.
@@ -28,6 +33,8 @@ class RoundState {
   // from the loop; `serial` counts the rounds that it got, late calls are ignored
   /// It is in `next`, behind that many rounds: its memory is ours until it gets another.
   void loop_waits(std::uint64_t serial);
+  /// Results of that many rounds have become its parameters.
+  void applied(std::uint64_t serial);
   void ready(std::uint64_t serial, TensorId tensor);
   void finish(std::uint64_t serial, StepStats stats, LoopSeconds before);
 
@@ -37,13 +44,17 @@ class RoundState {
   /// Wait until the loop is in `next`, or `end`. False: cancelled.
   Task<bool> loop_in_next();
   /// The loop has made the results of every committed round its parameters.
-  bool is_applied() const { return waits_serial_.value_or(0) >= committed_serial_; }
+  bool is_applied() const {
+    return std::max(applied_serial_, waits_serial_.value_or(0)) >= committed_serial_;
+  }
   /// Of the parameters, as far as the link knows.
   Version version() const { return version_; }
   /// A round closed without us, and the parameters may be written: the keys of Ready, once.
   std::optional<proto::Computed> take_computed();
 
   // for the sender
+  /// The workers add the gradients of the open round.
+  bool is_among_peers() const { return among_peers_; }
   /// The attempt whose contribution is to be sent.
   std::optional<proto::RoundOpen> begin_sending();
   /// fails  as open
@@ -59,6 +70,7 @@ class RoundState {
   void set_sent() { is_sent_ = true; }
   /// The contribution is sent: the head of its PushEnd. `squares`: of its numbers; not finite: not
   /// known
+  /// `squares`: of the contribution; kNoNorm: none is said.
   std::vector<std::byte> push_end(const proto::RoundOpen& open, double squares);
 
   // results
@@ -86,11 +98,13 @@ class RoundState {
 
   std::uint64_t serial_ = 0;                   // counts rounds handed to the loop
   std::optional<std::uint64_t> waits_serial_;  // the loop is in `next` behind it
+  std::uint64_t applied_serial_ = 0;           // behind that many rounds they are its parameters
   std::uint64_t committed_serial_ = 0;         // of the last committed round
   Version version_;
   std::optional<Version> left_with_;  // of the server that was lost; until the next round
 
   std::optional<proto::RoundOpen> open_;
+  bool among_peers_ = false;     // of the open round
   std::vector<TensorId> order_;  // tensors in the order they became ready
   std::optional<StepStats> stats_;
   LoopSeconds before_;  // of the round before

@@ -17,6 +17,8 @@ using transport::Session;
 namespace {
 
 constexpr std::chrono::seconds kJoin{30}, kLeave{2};
+/// The last worker that holds the newest state gives it to the server.
+constexpr std::chrono::seconds kLeaveWithState{12};
 
 std::vector<std::byte> beat_now() {
   proto::Beat beat;
@@ -145,7 +147,7 @@ Status ServerLink::accept_terms(proto::JoinReply terms) {
   link_.feedback.settle(link_.model.terms().counted);
   round_.joined();
   routes_.clear();
-  if (!link_.options.peers) return {};
+  if (link_.peers() == nullptr) return {};
   CENTROID_ASSIGN(const bool is_kept, peers_.configure(star_.codec()));
   if (FeedbackKeeper* const keeper = link_.feedback.keeper(); keeper != nullptr && !is_kept)
     keeper->broken();
@@ -189,7 +191,7 @@ Task<void> ServerLink::send_contributions(Session& session) {
       continue;
     }
     Status sent;
-    if (link_.options.peers)
+    if (round_.is_among_peers())
       sent = co_await peers_.add(session, *open);
     else
       sent = co_await star_.send(session, *open);
@@ -308,7 +310,8 @@ Task<void> ServerLink::leave(Session& session, std::string reason) {
   leave.reason = reason;
   const auto head = proto::encode(leave);
   const auto kind = static_cast<std::uint16_t>(Kind::kLeave);
-  (void)co_await session.request(kind, head, Bytes(), now() + kLeave);
+  const auto patience = link_.peers() != nullptr ? kLeaveWithState : kLeave;
+  (void)co_await session.request(kind, head, Bytes(), now() + patience);
   session.close(Error(ErrorCode::kCancelled, reason));
 }
 

@@ -25,6 +25,7 @@ class ServerLink final : public transport::FrameSink {
   // From the loop, posted to the executor; `serial` as in RoundState.
   void end(std::string reason);  ///< say goodbye; then `run` ends
   void loop_waits(std::uint64_t serial);
+  void applied(std::uint64_t serial) { round_.applied(serial); }
   void ready(std::uint64_t serial, TensorId tensor) { round_.ready(serial, tensor); }
   void finish(std::uint64_t serial, StepStats stats, LoopSeconds before) {
     round_.finish(serial, std::move(stats), before);
@@ -39,10 +40,10 @@ class ServerLink final : public transport::FrameSink {
   ExchangeCounters& counters() { return link_.counters; }
   CodecTotals codecs() const { return link_.counters.codecs(); }
   transport::TrafficCounters traffic() const;
-  /// Results that were added among the workers, where they are sparse: nullptr when the plane of
-  /// results holds all.
+  /// Results of the last round that was added among the workers, where they are sparse: nullptr
+  /// when the plane of results holds all.
   const SparseMean* sparse_mean() const {
-    return link_.options.peers ? link_.options.peers->sparse_mean() : nullptr;
+    return link_.peers() != nullptr ? link_.peers()->sparse_mean() : nullptr;
   }
   /// When `run` has ended: error feedback to disk.
   void save_feedback();

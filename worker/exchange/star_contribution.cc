@@ -62,7 +62,7 @@ Task<Status> StarContribution::send(Session& leader, proto::RoundOpen open) {
       }
       ++next;
     } else if (round_.stats() && is_done) {
-      auto head = round_.push_end(open, squares_);
+      auto head = round_.push_end(open, round_.is_nonfinite() ? kNoNorm : squares_);
       co_return co_await LinkContext::send(leader, Kind::kPushEnd, std::move(head));
     } else if (!co_await round_.changed()) {
       co_return Status();

@@ -9,7 +9,6 @@ with a writable buffer of float32.
             trainer.finish(gradients, loss_sum=loss_sum)
 """
 
-import concurrent.futures
 import ctypes
 import dataclasses
 import enum
@@ -21,6 +20,8 @@ import weakref
 
 from ._abi import _ABI, _CODES, _PROTOTYPES, _Call, _GroupOptions, _Pulled, _Round, _Server, _Share, _Step, _Tensor, _Training, _keep, _memory, _text, _u64
 from ._arrays import CentroidError, _bad, _check_writable, _checksum, _frozen_of, _number, _read, _shape, _size, _tensors_of, _write
+from ._blocking import Blocking
+from ._overlap import Overlap
 from .group import Group, Work, join
 
 __all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "Work", "join", "load", "log_level", "pull", "version"]
@@ -126,24 +127,6 @@ def log_level(level):
     _call("log_level", level.encode())
 
 
-class _Worker:
-    """Run blocking calls on a thread of their own, so that Ctrl-C works meanwhile."""
-
-    def __init__(self):
-        self.pool = concurrent.futures.ThreadPoolExecutor(1, "centroid")
-
-    def call(self, stop, function, *arguments):
-        waiting = self.pool.submit(_call, function, *arguments)
-        try:
-            return waiting.result()
-        except CentroidError:
-            raise
-        except BaseException:  # Ctrl-C, or an exception of a signal handler
-            stop()
-            concurrent.futures.wait([waiting], 30)
-            raise
-
-
 def _server(server, token, name, timeout, tls):
     if server is None:
         given = os.environ.get
@@ -237,13 +220,17 @@ class Trainer:
     on_keep  with local steps called with a round's number, when the server saves the state after that round: save your optimizer
     timeout  seconds after which a worker without a server gives up; default: 60
     tls      dict of file names: `authority` (or "system"), and where needed `certificate`, `key`, `server_name`
+    exchange  "star": accept no connections of other workers; default: as the server says
+    overlap   of a module each gradient leaves as soon as backward has made it. False: when `finish` is called, for programs with
+              several calls of backward in a round, or that change gradients after it
 
     After the loop `end` is an `End` and `end_reason` its text. Where `final_evaluation` is true, call `report` before `close`.
     """
 
-    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None):
-        self._handle = None
+    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None, exchange=None, overlap=True):
+        self._handle = self._overlap = None
         _library or load()
+        is_module = hasattr(tensors, "named_parameters")
         self.tensors = _tensors_of(tensors, _is_buffer)
         self._buffers = {name_ for name_ in self.tensors if _is_buffer(name_)}
         self._frozen = _frozen_of({name_: self.tensors[name_] for name_ in self.tensors.keys() - self._buffers})
@@ -261,16 +248,18 @@ class Trainer:
             dimensions = (_u64 * max(len(shape), 1))(*shape)
             keep.append((memory, dimensions))
             struct.name, struct.shape, struct.rank, struct.initial = name_.encode(), dimensions, len(shape), address
-        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1), sample_tokens=_number(sample_tokens, "sample_tokens", 0, 2**32), on_keep=self._keeper(on_keep))
+        training = _Training(model=_bytes(model), codec=_bytes(codec), state_dir=_bytes(state_dir), samples=_number(samples, "samples", 1, 2**62), batch=_number(batch, "batch", 1, 2**62), data_fingerprint=_number(data_fingerprint, "data_fingerprint", 0, 2**64 - 1), sample_tokens=_number(sample_tokens, "sample_tokens", 0, 2**32), on_keep=self._keeper(on_keep), exchange=_bytes(exchange))
         if server is None and name is None:
             name = os.environ.get("CENTROID_NAME")
         where = _server(server, token, name, timeout, tls)
         handle = _memory()
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
-        self._handle, self._worker, self._share, self._is_contributed, self._began = handle, _Worker(), None, False, 0.0
+        self._handle, self._worker, self._share, self._is_contributed, self._began = handle, Blocking(), None, False, 0.0
         self._version, self._process, self._closing = 0, os.getpid(), threading.Lock()
         self.end = self.end_reason = None  # after the last share: an End and its text
         self.final_evaluation = False  # call report before close
+        if is_module and overlap:
+            self._overlap = Overlap(self, {at: self.tensors[name_] for at, name_ in enumerate(self._names) if name_ not in self._buffers})
 
     def __enter__(self):
         return self
@@ -312,6 +301,8 @@ class Trainer:
             raise StopIteration
         self._share = Share(out.round, out.version, out.epoch, out.rank, out.world, out.begin, out.count, bool(out.is_local), out.overlap, bool(out.evaluate), weakref.ref(self))
         self._is_contributed = False
+        if self._overlap:
+            self._overlap.begin()
         self._take()
         self._versions = self._versions_now()
         self._began = time.monotonic()
@@ -391,6 +382,8 @@ class Trainer:
             self.stop(why or "the program stops")
         with self._closing:
             handle, self._handle = self._handle, None
+        if self._overlap:
+            self._overlap.close()
         self._worker.pool.shutdown()
         _library.centroid_trainer_close(handle, _bytes(why))
 
@@ -404,7 +397,7 @@ class Trainer:
         return self._handle
 
     def _wait(self, function, *arguments):
-        return self._worker.call(self.stop, function, *arguments)
+        return self._worker.call(self.stop, _call, function, *arguments)
 
     def _step(self, samples, loss_sum, correct):
         count = samples if samples is not None else 0 if self._is_contributed or self._share is None else self._share.count
@@ -438,11 +431,14 @@ class Trainer:
             odd = [name for name in self._names if name not in given] + [name for name in given if name not in self.tensors]
             if odd:
                 raise CentroidError("invalid_argument", f"gradients and tensors differ: {', '.join(odd)}")
+        left = {self._names[at] for at in self._overlap.take([given.get(name) for name in self._names])} if self._overlap else set()
         # Check all arrays before anything is sent.
-        read = {name: _read(given[name], name, shape) for name, shape in zip(self._names, self._shapes) if given.get(name) is not None}
+        read = {name: _read(given[name], name, shape) for name, shape in zip(self._names, self._shapes) if given.get(name) is not None and name not in left}
         memory = _library.centroid_trainer_parameters if share.is_local else _library.centroid_trainer_gradient
         for at in reversed(range(len(self._names))):
             name, size = self._names[at], 4 * _size(self._shapes[at])
+            if name in left:
+                continue
             if name in given and size > 0:
                 if name in changed:  # a buffer: what it was less what it is
                     before, now, out = (
@@ -456,6 +452,14 @@ class Trainer:
                     ctypes.memset(memory(self._handle, at), 0, size)
             if name in given and not share.is_local:
                 _call("trainer_ready", self._handle, at)
+
+    def _send(self, at, gradient):
+        """Have one gradient leave."""
+        address, memory = _read(gradient, self._names[at], self._shapes[at])  # which keeps the copy alive
+        if _size(self._shapes[at]) > 0:
+            ctypes.memmove(_library.centroid_trainer_gradient(self._handle, at), address, 4 * _size(self._shapes[at]))
+        del memory
+        _call("trainer_ready", self._handle, at)
 
     def _versions_now(self):
         """How often PyTorch has changed each tensor in place; buffers change in a forward pass."""

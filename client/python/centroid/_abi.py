@@ -28,6 +28,7 @@ class _Server(_Struct):
 
 class _Training(_Struct):
     _fields_ = [("size", _u64), ("model", _text), ("codec", _text), ("state_dir", _text), ("samples", _u64), ("batch", _u64), ("data_fingerprint", _u64), ("sample_tokens", _u64), ("on_keep", _keep), ("on_keep_context", _memory)]
+    _fields_ += [("exchange", _text)]
 
 
 # The size of each struct in the first library, which has no centroid_struct_size.

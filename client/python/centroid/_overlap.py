@@ -1,0 +1,56 @@
+"""Gradients that leave while PyTorch's backward computes the others."""
+
+import os
+import weakref
+
+from ._arrays import CentroidError
+
+
+class Overlap:
+    """Have a trainer send each gradient as soon as backward has made it.
+
+    parameters  PyTorch parameters by their place in the trainer
+    """
+
+    def __init__(self, trainer, parameters):
+        self._trainer = weakref.ref(trainer)
+        self._left = {}  # in this round, by place: the gradient and how often it had been changed
+        self._handles = []
+        for at, parameter in parameters.items():
+            self._watch(at, parameter)
+
+    def _watch(self, at, parameter):
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):  # PyTorch 2.1 and newer
+            self._handles.append(parameter.register_post_accumulate_grad_hook(lambda made: self._made(at, made.grad)))
+            return
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # adds to `grad`; lives as long as somebody holds it
+        handle = node.register_hook(lambda *_: self._made(at, parameter.grad))
+        handle.node = node
+        self._handles.append(handle)
+
+    def _made(self, at, gradient):
+        trainer = self._trainer()
+        share = trainer._share if trainer and trainer._handle and trainer._process == os.getpid() else None
+        if share is None or share.count == 0 or share.is_local or trainer._is_contributed:
+            return
+        if at in self._left:
+            raise CentroidError("failed_precondition", f"a second backward in one round: the gradient of {trainer._names[at]} has left. Give Trainer overlap=False")
+        self._left[at] = None  # while it is sent
+        trainer._send(at, gradient)
+        self._left[at] = gradient, gradient._version
+
+    def begin(self):
+        """A round begins."""
+        self._left = {}
+
+    def take(self, gradients):
+        """Return the places whose gradients have left in this round, which ends. `gradients`: what they are now, by place."""
+        left, self._left = self._left, {}
+        for at, sent in left.items():
+            if sent is None or gradients[at] is not sent[0] or sent[0]._version != sent[1]:
+                raise CentroidError("failed_precondition", "gradients were changed after backward, but they have left: give Trainer overlap=False")
+        return left.keys()
+
+    def close(self):
+        for handle in self._handles:
+            handle.remove()

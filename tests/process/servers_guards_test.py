@@ -1,0 +1,98 @@
+"""What guards a model on several servers: no number that is not finite is committed, no stranger has a part of it. servers_guards_test.py BIN_DIR"""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, main, wait_for
+from harness.servers import ServersTest
+from harness.wire import ERROR, REQUEST, connect, header, hello, read_error, read_frame, text
+from servers_refusals_test import SIZES, Peer
+
+
+class Guards(ServersTest):
+    def contribute(self, peer):
+        for chunk, count in enumerate(SIZES):
+            peer.push(chunk, [1.0] * count)
+        peer.end()
+
+    def test_sums_and_results_that_are_not_finite_are_committed_on_no_server(self):
+        cases = {  # by settings: where it is found, and what is pushed there
+            ("--apply", "server", "--optimizer", "sgd"): ("skip", 3e38),
+            ("--apply", "server", "--optimizer", "sgd", "--policy", "ssp:2"): ("skip", 3e38),
+            ("--apply", "server", "--optimizer", "adam", "--clip-norm", 1): ("skip", 3e38),
+            ("--apply", "worker", "--optimizer", "momentum", "--clip-norm", 1): ("skip", 3e38),
+            ("--apply", "server", "--optimizer", "adam"): ("halt", 3e38),
+            ("--apply", "server", "--optimizer", "adam", "--lr", 0.1): ("halt", 1e22),
+            ("--apply", "worker", "--optimizer", "momentum"): ("halt", 3e38),
+            ("--apply", "worker", "--optimizer", "adam"): ("halt", 1e22),
+            ("--apply", "worker", "--optimizer", "sgd", "--codec-down", "bf16"): ("halt", 3e38),
+        }
+        for number, (flags, (outcome, value)) in enumerate(cases.items()):
+            for policy in ("halt", "skip"):
+                with self.subTest(flags=flags, nonfinite=policy):
+                    self.check_overflow(f"{number}-{policy}", [*flags, "--nonfinite", policy], outcome == "skip" == policy, value)
+
+    def check_overflow(self, tag, flags, is_skipped, value):
+        leader = self.launch_server("--servers", 3, "--min-workers", 1, "--lease", "60s", *flags, run=tag, name=f"leader-{tag}").wait_ready()
+        shards = [self.shard(leader, f"{name}-{tag}") for name in ("b", "c")]
+        giant = Peer(leader.data, "giant").join().until_round()
+        self.assertEqual(sorted(giant.owners), [0, 1, 2])
+        self.contribute(giant)
+        giant.until_round()
+        for chunk, count in enumerate(SIZES):
+            giant.push(chunk, [value if giant.owners[chunk] == 1 else 1.0] * count)
+        giant.end()
+        found = leader.wait_event("round.skipped" if is_skipped else "job.halted")
+        said = found["why" if is_skipped else "error"]
+        self.assertIn("is not finite in round 2, though every contribution is", said)
+        self.assertIn("is of giant", said)
+        if is_skipped:
+            self.assertEqual(leader.cluster()["version"], 2)
+            giant.until_round()
+            self.contribute(giant)
+            wait_for(lambda: leader.cluster()["version"] == 3, "the round behind it")
+            self.assertEqual([], leader.events("servers.chunks_lost"))
+        else:
+            wait_for(lambda: leader.cluster()["state"] == "halted", "the end of the job")
+            self.assertEqual(leader.cluster()["version"], 2)
+        giant.close()
+        for process in (leader, *shards):
+            process.kill()
+
+    def test_with_a_key_of_their_own_no_workers_token_lets_a_server_in(self):
+        leader = self.launch_server("--servers", 2, "--min-workers", 1, "--token", "of-workers", "--servers-token", "of-servers").wait_ready()
+        keys = ["--token", "of-workers", "--servers-token"]
+        self.assert_status(self.shard(leader, "thief", "--token", "of-workers"), USAGE, "token refused")
+        self.assert_status(self.shard(leader, "guess", *keys, "another"), USAGE, "token refused")
+        join = text("b") + text("127.0.0.1:9") + text("")
+        for token, role, refusal in (("of-workers", "worker", "ServerJoin needs the role"), ("of-workers", "server", "token refused"), ("of-servers", "worker", "token refused")):
+            with self.subTest(token=token, role=role), connect(leader.data) as peer:
+                peer.sendall(hello(token=token, name="b", role=role))
+                _, flags, head = read_frame(peer)
+                if not flags & ERROR:
+                    peer.sendall(header(112, REQUEST, join, identity=1) + join)
+                    _, flags, head = read_frame(peer)
+                self.assertIn(refusal, read_error(head)[1])
+        self.assertEqual([], leader.events("server.joined"))
+        self.shard(leader, "b", *keys, "of-servers")
+        leader.wait_event("server.joined", server="b")
+        worker = self.worker(leader, "w", "--token", "of-workers")
+        leader.wait_round(3)
+        worker.send(signal.SIGTERM)
+        self.assert_exit(DONE, worker)
+        self.assertEqual([], leader.events("servers.token_shared"))
+
+    def test_without_one_the_log_says_so_once(self):
+        leader = self.launch_server("--servers", 2, "--min-workers", 1, "--token", "of-workers").wait_ready()
+        self.shard(leader, "b", "--token", "of-workers")
+        leader.wait_event("server.joined", server="b")
+        self.assertEqual(1, len(leader.events("servers.token_shared")))
+        doctor = [pathlib.Path(self.programs) / "centroidctl", "--server", leader.api, "doctor"]
+        self.assertIn("any holder of the workers' token may join as a shard server", subprocess.run(doctor, capture_output=True, text=True, check=False).stdout)
+
+
+if __name__ == "__main__":
+    main()
