@@ -272,6 +272,12 @@ Result<ApiOptions> rest_options(const ServerConfig& config, const transport::End
   return options;
 }
 
+void tell_who_joins(const ServerConfig& config) {
+  if (config.token.empty() || !config.servers_token.empty()) return;
+  log::info("servers.token_shared",
+            {{"action", "whoever has a token for workers may join as a shard server"}});
+}
+
 /// The job's server learns of REST's limits and of the tokens it gave out.
 void introduce_api(JobServer& server, ApiServer& api, const ServerConfig& config,
                    std::uint64_t connections) {
@@ -285,12 +291,7 @@ void introduce_api(JobServer& server, ApiServer& api, const ServerConfig& config
                                                std::move(token.hash), token.expires_unix_seconds});
                       return told;
                     });
-}
-
-void tell_who_joins(const ServerConfig& config) {
-  if (config.token.empty() || !config.servers_token.empty()) return;
-  log::info("servers.token_shared",
-            {{"action", "whoever has a token for workers may join as a shard server"}});
+  tell_who_joins(config);
 }
 
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
@@ -344,7 +345,6 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
                {"data", listener->endpoint().to_string()},
                {"api", (config.api.tls ? "https://" : "http://") + api->endpoint().to_string()},
                {"run_dir", config.run_dir}});
-    tell_who_joins(config);
     notify_manager("READY=1");
     std::unique_ptr<Candidacy> candidacy;
     if (config.has_election()) {

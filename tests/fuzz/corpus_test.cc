@@ -9,11 +9,13 @@
 
 /// Every fuzzer with the files of its corpus, and with a few changes of each: without libFuzzer, so
 /// that each run of the tests has them.
-#define CENTROID_FUZZERS(F)                                                                    \
-  F(checkpoint_manifest)                                                                       \
-  F(codec)                                                                                     \
-  F(codec_spec) F(config) F(digits) F(frame) F(greeting) F(http) F(idx) F(journal) F(messages) \
-      F(operator_files) F(rest) F(rows_journal) F(safetensors) F(trace)
+// clang-format off
+#define CENTROID_FUZZERS(F) \
+  F(checkpoint_manifest) F(codec) F(codec_spec) F(config) F(digits) \
+  F(frame) F(greeting) F(http) F(idx) F(journal) \
+  F(messages) F(operator_files) F(rest) F(rows_journal) F(safetensors) \
+  F(trace)
+// clang-format on
 
 #define CENTROID_DECLARE(name) \
   extern "C" int fuzz_##name(const std::uint8_t* data, std::size_t size);

@@ -8,8 +8,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import DONE, USAGE, main, wait_for
 from harness.servers import ServersTest
+from harness.servers_peer import SIZES, Peer
 from harness.wire import ERROR, REQUEST, connect, header, hello, read_error, read_frame, text
-from servers_refusals_test import SIZES, Peer
 
 
 class Guards(ServersTest):
