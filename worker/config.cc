@@ -170,6 +170,14 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
       "shard_replicas", &c.sharded.replicas,
       {.text = "copies of a shard, for the loss of a rank: 0, 1, or auto: 1 with more than 2 ranks",
        .choices = {"auto", "0", "1"}});
+  s.field("parallel", &c.sharded.parallel,
+          {.text = "ranks on each axis, as dp=2,pp=3: stages of layers (pp), ranks with other "
+                   "samples (dp); empty: all dp"});
+  s.field("micro_batches", &c.sharded.micro_batches,
+          {.text = "parts of a batch that pass the stages; 0: 4 for each stage", .max = 4096});
+  s.field(
+      "schedule", &c.sharded.schedule,
+      {.text = "order of a stage's work; gpipe needs more memory", .choices = {"1f1b", "gpipe"}});
   s.field("rank", &c.sharded.rank, {.text = "number of this worker, from 0 to world - 1"});
   s.field("world", &c.sharded.world, {.text = "number of workers", .max = 4096});
   s.field("rendezvous", &c.sharded.rendezvous,
@@ -290,6 +298,31 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   register_resources(s, c);
 }
 
+/// Settings of a pipeline.
+Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
+  const auto refuse = [](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, "parallel: " + why);
+  };
+  if (mesh.size(parallel::Axis::kTensor) > 1)
+    return refuse("tensor parallelism (tp) does not exist yet: use dp and pp");
+  const std::uint32_t stages = mesh.size(parallel::Axis::kPipeline);
+  const std::uint64_t given = c.sharded.micro_batches;
+  if (stages == 1)
+    return given == 0 ? Status() : refuse("micro_batches are for stages: set pp to 2 or more");
+  const std::uint64_t parts = given == 0 ? 4 * stages : given;
+  if (parts < stages)
+    return refuse(std::to_string(parts) + " micro_batches for " + std::to_string(stages) +
+                  " stages: use at least as many as stages");
+  if (c.batch < parts)
+    return refuse("a batch of " + std::to_string(c.batch) + " samples for " +
+                  std::to_string(parts) + " micro_batches: raise batch or lower micro_batches");
+  if (!c.checkpoint.dir.empty())
+    return refuse("stages write no checkpoints yet: leave checkpoint.dir empty");
+  if (c.sharded.replicas == "1")
+    return refuse("stages have no copies: leave shard_replicas at auto");
+  return {};
+}
+
 /// Settings of exchange sharded, and those that it has no use for.
 Status check_sharded(const WorkerConfig& c) {
   const auto refuse = [](const std::string& why) {
@@ -303,8 +336,11 @@ Status check_sharded(const WorkerConfig& c) {
                   std::to_string(c.sharded.world) + ": ranks are 0 to world - 1");
   if (c.sharded.rendezvous.empty())
     return refuse("set --rendezvous HOST:PORT, the same on all ranks: rank 0 listens there");
-  CENTROID_TRY(
-      parallel::Sharding::parse(c.sharded.sharding, static_cast<std::uint32_t>(c.sharded.world)));
+  CENTROID_ASSIGN(
+      const auto mesh,
+      parallel::Mesh::parse(c.sharded.parallel, static_cast<std::uint32_t>(c.sharded.world)));
+  CENTROID_TRY(parallel::Sharding::parse(c.sharded.sharding, mesh.size(parallel::Axis::kData)));
+  CENTROID_TRY(check_pipeline(c, mesh));
   if (c.epochs == 0 && c.rounds == 0) return refuse("needs a goal: --epochs N or --rounds N");
   if (c.checkpoint.dir.empty() && (c.resume || c.checkpoint.every_rounds > 0))
     return refuse("resume and checkpoint.every_rounds need --checkpoint.dir DIR");

@@ -84,7 +84,8 @@ struct WorkerConfig {
   bool resume = false;
   struct Sharded {  // exchange sharded
     std::string sharding = "full", replicas = "auto", rendezvous, save;
-    std::uint64_t rank = 0, world = 0;
+    std::string parallel, schedule = "1f1b";
+    std::uint64_t rank = 0, world = 0, micro_batches = 0;
   };
   Sharded sharded;
 };

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/base/random.h"
+#include "worker/node/sharded_replica.h"
 #include "worker/parallel/agreement.h"
 
 namespace centroid::worker {

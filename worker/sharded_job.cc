@@ -19,15 +19,6 @@ using transport::Endpoint;
 
 namespace {
 
-Result<std::unique_ptr<client::PeerGroup>> join(const WorkerConfig& config) {
-  client::PeerOptions options;
-  options.rank = static_cast<std::uint32_t>(config.sharded.rank);
-  options.world = static_cast<std::uint32_t>(config.sharded.world);
-  options.token = config.token;
-  options.timeout = config.join_timeout;
-  return client::PeerGroup::join(options, config.sharded.rendezvous);
-}
-
 /// Whether an operation ended because of another rank.
 bool is_loss(const Error& error) {
   return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kDeadlineExceeded ||
@@ -35,6 +26,15 @@ bool is_loss(const Error& error) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config) {
+  client::PeerOptions options;
+  options.rank = static_cast<std::uint32_t>(config.sharded.rank);
+  options.world = static_cast<std::uint32_t>(config.sharded.world);
+  options.token = config.token;
+  options.timeout = config.join_timeout;
+  return client::PeerGroup::join(options, config.sharded.rendezvous);
+}
 
 Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world) {
   ShardedOptions options;
@@ -53,10 +53,14 @@ Result<ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Mod
                                            std::uint32_t world) {
   CENTROID_ASSIGN(const ShardedMemory planes, sharded_memory(model, options, world));
   const GroupMemory none = memory_of(model, 1, config.batch, data, false);
+  CENTROID_TRY(check_limit(config, planes, none.data + none.batch + none.per_device));
+  return planes;
+}
+
+Status check_limit(const WorkerConfig& config, const ShardedMemory& planes, std::uint64_t other) {
   const MemoryLimit limit = memory_limit(config.memory_limit);
-  const std::uint64_t other = none.data + none.batch + none.per_device;
   const std::uint64_t divided = planes.parameters + planes.gradients + planes.state;
-  if (divided + other <= limit.bytes) return planes;
+  if (divided + other <= limit.bytes) return {};
   const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
   return Error(ErrorCode::kFailedPrecondition,
                "this rank needs " + text(divided + other) + " bytes, " + limit.source + " allows " +
@@ -75,7 +79,7 @@ Status ShardedJob::begin() {
   training_.seed = config_.seed;
   training_.epochs = config_.epochs;
   training_.steps = config_.rounds;
-  CENTROID_ASSIGN(peers_, join(config_));
+  CENTROID_ASSIGN(peers_, join_ranks(config_));
   CENTROID_TRY(open_meeting());
   CENTROID_TRY(open_checkpoints({}));
   if (config_.resume && !checkpoints_->is_empty()) return restore();

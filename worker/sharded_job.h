@@ -21,6 +21,17 @@ namespace centroid::worker {
 /// The settings as the library takes them, of a group of `world` ranks.
 Result<parallel::ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world);
 
+/// Meet the other ranks.
+///
+/// fails  as PeerGroup::join
+Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config);
+
+/// Refuse a job that needs this memory, and `other` bytes for data, batch and activations.
+///
+/// fails  failed_precondition: the memory is too small, with the numbers
+Status check_limit(const WorkerConfig& config, const parallel::ShardedMemory& planes,
+                   std::uint64_t other);
+
 /// Refuse before anything is allocated; else the memory of the divided planes.
 ///
 /// fails  failed_precondition: the memory is too small, with the numbers

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -10,6 +11,8 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/checkpoint/safetensors.h"
+#include "worker/node/group_memory.h"
+#include "worker/node/pipeline_replica.h"
 #include "worker/sharded_job.h"
 #include "worker/stop_signals.h"
 
@@ -17,8 +20,8 @@ namespace centroid::worker {
 
 namespace {
 
-/// Write the parameters unit by unit: rank 0 writes, the others send their shards.
-Status save(ShardedReplica& replica, const std::string& path, bool is_writer) {
+/// Rank 0 writes, the others send their parts.
+Status save(DividedReplica& replica, const std::string& path, bool is_writer) {
   std::optional<SafetensorsWriter> file;
   if (is_writer) {
     const std::map<std::string, std::string> metadata = {{"model", replica.model().spec()}};
@@ -35,25 +38,33 @@ Status save(ShardedReplica& replica, const std::string& path, bool is_writer) {
   return {};
 }
 
-Status write_summary(const WorkerConfig& config, const ShardedJob& job, const Status& result) {
-  const ShardedSummary& s = job.summary();
-  const parallel::ShardedMemory memory = job.most_memory();
-  const transport::TrafficCounters bytes = job.group().traffic();
-  const nlohmann::json summary = {
+/// What a summary says of a job.
+struct Outcome {
+  const collective::Group& group;
+  const ShardedSummary& summary;
+  std::string sharding;
+  parallel::ShardedMemory memory;
+  nlohmann::json pipeline{};  ///< null: there are no stages
+};
+
+Status write_summary(const WorkerConfig& config, const Outcome& job, const Status& result) {
+  const ShardedSummary& s = job.summary;
+  const transport::TrafficCounters bytes = job.group.traffic();
+  nlohmann::json summary = {
       {"name", config.name},
       {"exchange", config.exchange},
-      {"sharding", job.options().sharding.text()},
-      {"rank", job.group().rank()},
-      {"world", job.group().world()},
+      {"sharding", job.sharding},
+      {"rank", job.group.rank()},
+      {"world", job.group.world()},
       {"rounds", s.steps},
       {"samples", s.samples},
       {"seconds", s.seconds},
       {"step_seconds", s.steps > 0 ? s.seconds / static_cast<double>(s.steps) : 0},
       {"bytes_in", bytes.bytes_in},
       {"bytes_out", bytes.bytes_out},
-      {"parameter_bytes", memory.parameters},
-      {"gradient_bytes", memory.gradients},
-      {"optimizer_bytes", memory.state},
+      {"parameter_bytes", job.memory.parameters},
+      {"gradient_bytes", job.memory.gradients},
+      {"optimizer_bytes", job.memory.state},
       {"peak_bytes", peak_memory()},
       {"loss", s.loss},
       {"accuracy", s.accuracy},
@@ -62,6 +73,7 @@ Status write_summary(const WorkerConfig& config, const ShardedJob& job, const St
       {"test_accuracy", s.test_accuracy},
       {"end", s.end},
       {"error", result.ok() ? "" : result.error().to_string()}};
+  if (!job.pipeline.is_null()) summary["pipeline"] = job.pipeline;
   std::ofstream out(config.summary_file);  // lint-ok: for the caller, no state; may be a pipe
   out << summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   out.close();
@@ -82,10 +94,109 @@ void log_epoch(const ShardedSummary& now) {
         {epoch, round, loss, {"test_accuracy", now.test_accuracy}, {"test_loss", now.test_loss}});
 }
 
+/// Train until the goal, a signal or an error.
+Status train_watched(const ShardedSummary& before, bool& is_signalled,
+                     const std::function<Status(const ShardedObserver&)>& train) {
+  IoThread io("io");
+  std::atomic<bool> stops = false;
+  const StopSignals signals(io, [&stops](const std::string&) { stops = true; });
+  std::uint64_t epochs = before.epochs;
+  ShardedObserver observer;
+  observer.is_stopping = [&stops] { return stops.load(); };
+  observer.stepped = [&epochs](const ShardedSummary& now) {
+    if (now.epochs > epochs) log_epoch(now);
+    epochs = now.epochs;
+  };
+  Status result = train(observer);
+  is_signalled = stops;
+  return result;
+}
+
+void report(const ShardedSummary& own, TrainingSummary& summary) {
+  summary.rounds = own.steps;
+  summary.samples = own.samples;
+  summary.test_accuracy = own.test_accuracy;
+  summary.end = own.end;
+  summary.is_halted = own.is_halted;
+}
+
+Result<PipelineOptions> pipeline_options(const WorkerConfig& config, const parallel::Mesh& mesh) {
+  PipelineOptions out;
+  out.mesh = mesh;
+  const std::uint32_t stages = mesh.size(parallel::Axis::kPipeline);
+  const auto given = static_cast<std::uint32_t>(config.sharded.micro_batches);
+  out.micro_batches = given == 0 ? 4 * stages : given;
+  CENTROID_ASSIGN(out.schedule, parallel::parse_schedule(config.sharded.schedule));
+  CENTROID_ASSIGN(out.sharded, sharded_options(config, mesh.size(parallel::Axis::kData)));
+  out.sharded.replicas = 0;
+  return out;
+}
+
+/// A lost rank ends the job: a stage has no copy.
+Status explain(const collective::Group& group, const parallel::Mesh& mesh, const Status& result) {
+  if (result.ok() || !group.culprit()) return result;
+  const parallel::Place place = mesh.place_of(*group.culprit());
+  return result.error().with_context("rank " + std::to_string(*group.culprit()) + ", data rank " +
+                                     std::to_string(place.data) + " of stage " +
+                                     std::to_string(place.pipeline) +
+                                     ", was lost; start all ranks again, from the beginning");
+}
+
+Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSplit& data,
+                    const parallel::Mesh& mesh, TrainingSummary& summary, bool& is_signalled) {
+  const auto rank = static_cast<std::uint32_t>(config.sharded.rank);
+  CENTROID_ASSIGN(const PipelineOptions options, pipeline_options(config, mesh));
+  CENTROID_ASSIGN(const PipelineMemory need, pipeline_memory(model, options, rank, config.batch));
+  const GroupMemory none = memory_of(model, 1, config.batch, data, false);
+  CENTROID_TRY(check_limit(config, need.planes, none.data + none.batch + need.activations));
+  CENTROID_ASSIGN(const auto peers, join_ranks(config));
+  const collective::Group& group = peers->group();
+  CENTROID_ASSIGN(const auto replica, PipelineReplica::make(group, model, config.seed, options));
+  const parallel::Place place = mesh.place_of(rank);
+  log::info("pipeline.started", {{"rank", rank},
+                                 {"mesh", mesh.text()},
+                                 {"stage", place.pipeline},
+                                 {"first_layer", replica->layers().begin},
+                                 {"layers", replica->layers().count},
+                                 {"schedule", parallel::to_string(options.schedule)},
+                                 {"micro_batches", options.micro_batches},
+                                 {"sharding", options.sharded.sharding.text()},
+                                 {"model", model.spec()}});
+  ShardedTrainingOptions training;
+  training.batch = config.batch;
+  training.seed = config.seed;
+  training.epochs = config.epochs;
+  training.steps = config.rounds;
+  ShardedSummary own;
+  Status result = train_watched(own, is_signalled, [&](const ShardedObserver& observer) {
+    return train_sharded(*replica, group, data, training, own, observer);
+  });
+  report(own, summary);
+  if (result.ok() && !config.sharded.save.empty())
+    result = save(*replica, config.sharded.save, rank == 0);
+  result = explain(group, mesh, result);
+  if (config.summary_file.empty()) return result;
+  const parallel::Bubble bubble = replica->report().bubble();
+  Outcome out{group, own, options.sharded.sharding.text(), replica->most_memory()};
+  out.pipeline = {{"mesh", mesh.text()},
+                  {"stage", place.pipeline},
+                  {"first_layer", replica->layers().begin},
+                  {"layers", replica->layers().count},
+                  {"bubble_of_useful", bubble.of_useful},
+                  {"bubble_of_total", bubble.of_total}};
+  CENTROID_TRY(write_summary(config, out, result));
+  return result;
+}
+
 }  // namespace
 
 Status run_sharded(const WorkerConfig& config, const Model& model, const DataSplit& data,
                    TrainingSummary& summary, bool& is_signalled) {
+  CENTROID_ASSIGN(const auto mesh,
+                  parallel::Mesh::parse(config.sharded.parallel,
+                                        static_cast<std::uint32_t>(config.sharded.world)));
+  if (mesh.size(parallel::Axis::kPipeline) > 1)
+    return run_pipeline(config, model, data, mesh, summary, is_signalled);
   ShardedJob job(config, model, data);
   CENTROID_TRY(job.begin());
   const parallel::ShardedMemory& need = job.planned();
@@ -99,27 +210,15 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
                                 {"units", layout.units().size()},
                                 {"planned_bytes", need.parameters + need.gradients + need.state},
                                 {"step", job.summary().steps}});
-  IoThread io("io");
-  std::atomic<bool> stops = false;
-  const StopSignals signals(io, [&stops](const std::string&) { stops = true; });
-  std::uint64_t epochs = job.summary().epochs;
-  ShardedObserver observer;
-  observer.is_stopping = [&stops] { return stops.load(); };
-  observer.stepped = [&epochs](const ShardedSummary& now) {
-    if (now.epochs > epochs) log_epoch(now);
-    epochs = now.epochs;
-  };
-  Status result = job.train(observer);
-  const ShardedSummary& own = job.summary();
-  is_signalled = stops;
-  summary.rounds = own.steps;
-  summary.samples = own.samples;
-  summary.test_accuracy = own.test_accuracy;
-  summary.end = own.end;
-  summary.is_halted = own.is_halted;
+  Status result = train_watched(job.summary(), is_signalled, [&](const ShardedObserver& observer) {
+    return job.train(observer);
+  });
+  report(job.summary(), summary);
   if (result.ok() && !config.sharded.save.empty())
     result = save(job.replica(), config.sharded.save, job.group().rank() == 0);
-  if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config, job, result));
+  if (config.summary_file.empty()) return result;
+  const Outcome out{job.group(), job.summary(), job.options().sharding.text(), job.most_memory()};
+  CENTROID_TRY(write_summary(config, out, result));
   return result;
 }
 

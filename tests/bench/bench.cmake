@@ -15,7 +15,7 @@ if(CENTROID_BENCH)
   target_link_libraries(centroid_bench_cluster PUBLIC centroid_bench_run centroid::exchange centroid::optim)
 endif()
 centroid_bench(centroid-bench-sharded
-  SOURCES bench/sharded_bench.cc bench/sharded_costs.cc bench/sharded_equality.cc bench/forked_ranks.cc
+  SOURCES bench/sharded_bench.cc bench/sharded_costs.cc bench/sharded_equality.cc bench/sharded_pipeline.cc bench/forked_ranks.cc
   DEPS centroid::node)
 if(TARGET centroid-bench-sharded AND CENTROID_TESTS)
   add_test(NAME component.sharded_equality COMMAND centroid-bench-sharded --only equality --ranks 2,4 --steps 20)

@@ -43,7 +43,7 @@ std::vector<std::string> words_of(const std::string& text) {
 namespace {
 
 void add_fields(config::Schema& schema, ShardedSettings& settings) {
-  schema.field("only", &settings.only, {.text = "one part: equality, costs or layers"});
+  schema.field("only", &settings.only, {.text = "one part: equality, costs, pipeline or layers"});
   schema.field("ranks", &settings.ranks, {.text = "ranks in the equality part, with commas"});
   schema.field("steps", &settings.steps,
                {.text = "steps in the equality part", .min = 1, .max = 1000});
@@ -53,8 +53,9 @@ void add_fields(config::Schema& schema, ShardedSettings& settings) {
                {.text = "parameters of the model in the costs part", .min = 100'000});
   schema.field("batch", &settings.batch,
                {.text = "samples of a rank in the costs part", .min = 1, .max = 4096});
-  schema.field("repeats", &settings.repeats,
-               {.text = "timed steps in the costs and layers parts", .min = 1, .max = 100});
+  schema.field(
+      "repeats", &settings.repeats,
+      {.text = "timed steps in the costs, pipeline and layers parts", .min = 1, .max = 100});
 }
 
 int run(const ShardedSettings& settings) {
@@ -64,6 +65,7 @@ int run(const ShardedSettings& settings) {
   int missed = 0;
   if (is_wanted("equality")) missed += bench_equality(settings);
   if (is_wanted("costs")) missed += bench_costs(settings);
+  if (is_wanted("pipeline")) missed += bench_pipeline(settings);
   if (is_wanted("layers")) bench_layers(settings);
   return missed > 0 ? 1 : 0;
 }

@@ -263,6 +263,49 @@ class Losses(Sharded):
         self.assertEqual(self.summary("r1")["rounds"], 40)
 
 
+class Pipeline(Sharded):
+    TEXT = "transformer:layers=2,width=16,heads=2,context=16"
+    GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--seed", 3, "--rounds", 30)
+
+    def texts(self):
+        folder = self.folder / "texts"
+        folder.mkdir()
+        (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+        return f"text:{folder}"
+
+    def test_two_by_two_ranks_train_on_text_as_one_worker_does(self):
+        data, folder = self.texts(), self.folder / "local"
+        alone = self.worker(
+            "127.0.0.1:1", "alone", "--exchange", "local", "--data", data, "--checkpoint.dir", folder, *self.GOAL, model=self.TEXT, batch=24
+        )
+        self.assert_exit(DONE, alone)
+        should, expected = self.summary("alone"), self.values(next(folder.glob("checkpoint-*/model.safetensors")))
+        for mesh, world, batch, flags in (
+            ("dp=2,pp=2", 4, 12, ["--micro-batches", 4]),
+            ("dp=2,pp=2", 4, 12, ["--schedule", "gpipe"]),
+            ("pp=3", 3, 24, []),
+        ):
+            with self.subTest(mesh=mesh, flags=flags):
+                run = f"-{len(self.processes)}"
+                arguments = ["--parallel", mesh, *flags, *self.GOAL]
+                summaries, file = self.train(world, "none", *arguments, run=run, batch=batch, model=self.TEXT, data=data)
+                for is_ in summaries:
+                    self.assertEqual(is_["rounds"], should["rounds"])
+                    for key in ("loss", "test_loss"):
+                        self.assertAlmostEqual(is_[key], should[key], delta=1e-4 * should[key])
+                    self.assertGreater(is_["pipeline"]["bubble_of_useful"], is_["pipeline"]["bubble_of_total"])
+                self.assertEqual(sorted({is_["pipeline"]["stage"] for is_ in summaries}), list(range(world // (2 if "dp" in mesh else 1))))
+                self.assert_near(self.values(file), expected, 1e-4)
+
+    def test_a_killed_stage_ends_the_job_with_its_place_and_what_to_do(self):
+        workers = self.ranks(4, "--parallel", "dp=2,pp=2", "--data", self.texts(), "--epochs", 1_000_000, model=self.TEXT, batch=8)
+        for worker in workers:
+            worker.wait_event("epoch.ended")
+        workers[3].kill()
+        for rank in (0, 1, 2):
+            self.assert_status(workers[rank], FAILED, "rank 3, data rank 1 of stage 1", "start all ranks again")
+
+
 class Refusals(Sharded):
     def test_bad_settings_are_refused_with_what_to_change(self):
         goal = ["--rounds", 1]
@@ -274,6 +317,13 @@ class Refusals(Sharded):
             ([*goal, "--world", 2], "--rendezvous"),
             ([*place, "--world", 2], "--rounds"),
             ([*goal, *place, "--world", 4, "--sharding", "hybrid:3"], "hybrid:3"),
+            ([*goal, *place, "--world", 4, "--parallel", "dp=2,pp=3"], "2 x 3 x 1 must be 4"),
+            ([*goal, *place, "--world", 4, "--parallel", "pp=2,tp=2"], "tp"),
+            ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--micro-batches", 2], "2 micro_batches for 3 stages"),
+            ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--model", "mlp:64-16-10"], "3 stages for 2 layers"),
+            ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--batch", 4], "8 micro_batches"),
+            ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--checkpoint.dir", self.folder], "checkpoint.dir"),
+            ([*goal, *place, "--world", 2, "--micro-batches", 2], "pp"),
             ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
             ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),
             ([*goal, *place, "--world", 2, "--codec", "bf16"], "codec"),

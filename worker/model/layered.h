@@ -32,6 +32,8 @@ struct TensorPlaces {
 /// step in order give the bits of Model::queue_step.
 ///
 /// gradient  the first pass that writes a layer overwrites its tensors' gradients, later ones add
+/// order     of a step with n passes, pass i computes layer i forward, and pass n - 1 - i backward;
+///           one pass may do both for the last layer
 /// thread    as the model
 class Layered {
  public:
@@ -47,6 +49,19 @@ class Layered {
   /// its entries may change between passes.
   virtual void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) = 0;
   virtual void run(std::size_t pass) = 0;
+
+  /// Divide the model into stages of a pipeline: compute only the layers [begin, end). Work space
+  /// is that of these layers; no passes of others run.
+  virtual void set_stage(std::uint32_t begin, std::uint32_t end) = 0;
+  /// Numbers of a sample that layer `layer` receives from the layer before it; layer > 0.
+  virtual std::uint64_t border(std::uint32_t layer) const = 0;
+  /// Of a stage, after `begin` of a step: where its input must be before its first pass, and where
+  /// its output is after its last layer's forward. [samples, border]
+  virtual float* stage_input() = 0;
+  virtual const float* stage_output() = 0;
+  /// Where the gradient of the output must be before the last layer's backward; after the first
+  /// layer's backward the gradient of the input is there.
+  virtual float* stage_gradient() = 0;
 };
 
 }  // namespace centroid::worker

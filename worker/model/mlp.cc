@@ -13,7 +13,8 @@ Mlp::Mlp(std::vector<std::uint64_t> widths, Activation activation, bool has_norm
     : widths_(std::move(widths)),
       activation_(activation),
       has_norm_(has_norm),
-      backend_(std::move(backend)) {
+      backend_(std::move(backend)),
+      end_(widths_.size() - 1) {
   CENTROID_CHECK(widths_.size() >= 2);
   std::size_t position = 0;
   const auto add = [&](std::string name, Shape shape) {
@@ -57,7 +58,11 @@ std::size_t Mlp::assign_memory(std::size_t samples, bool with_gradient, float* m
     used += (count + kLine - 1) / kLine * kLine;
     return at;
   };
-  for (std::size_t i = 0; i < count(); ++i) {
+  if (first_ > 0) {
+    widest = widths_[first_];
+    output_[first_ - 1] = take(samples * widths_[first_]);
+  }
+  for (std::size_t i = first_; i < end_; ++i) {
     widest = std::max(widest, static_cast<std::size_t>(widths_[i + 1]));
     output_[i] = take(samples * widths_[i + 1]);
     const bool has_slope = with_gradient && needs_slope() && i + 1 < count();
@@ -73,6 +78,8 @@ std::size_t Mlp::assign_memory(std::size_t samples, bool with_gradient, float* m
 
 std::uint64_t Mlp::work_bytes(std::uint64_t samples, bool with_gradient) const {
   Mlp counted(widths_, activation_, has_norm_, nullptr);
+  counted.first_ = first_;
+  counted.end_ = end_;
   return counted.assign_memory(samples, with_gradient, nullptr) * sizeof(float);
 }
 
@@ -151,6 +158,20 @@ void Mlp::run(std::size_t pass) {
     backward_layer(2 * count() - 1 - pass);
 }
 
+void Mlp::set_stage(std::uint32_t begin, std::uint32_t end) {
+  CENTROID_CHECK(begin < end && end <= count());
+  first_ = begin;
+  end_ = end;
+}
+
+std::uint64_t Mlp::border(std::uint32_t layer) const { return widths_[layer]; }
+
+float* Mlp::stage_input() { return output_[first_ - 1]; }
+
+const float* Mlp::stage_output() { return output_[end_ - 1]; }
+
+float* Mlp::stage_gradient() { return gradient_; }
+
 void Mlp::forward_layer(std::size_t layer) {
   const std::size_t in = widths_[layer], out = widths_[layer + 1];
   const Layer& of = tensors_[layer];
@@ -179,6 +200,8 @@ void Mlp::backward_layer(std::size_t layer) {
   const bool is_last = layer + 1 == count();
   const float* above = is_last ? output_.back() : gradient_;
   const Layer& of = tensors_[layer];
+  if (layer + 1 == end_ && !is_last)  // the next stage does not have the slope
+    backend_->scale_by_slope(activation_, rows_ * out, output_[layer], slope_[layer], gradient_);
   if (is_normal(layer)) {
     backend_->batch_norm_back(norm_of(layer), gradient_, gradient(of.scale), gradient(of.bias));
   } else {
@@ -192,8 +215,9 @@ void Mlp::backward_layer(std::size_t layer) {
   if (layer == 0) return;
   backend_->gemm(false, false, rows_, in, out, 1.0F, above, out, param(of.weight), in, 0.0F,
                  next_gradient_, in);
-  backend_->scale_by_slope(activation_, rows_ * in, output_[layer - 1], slope_[layer - 1],
-                           next_gradient_);
+  if (layer > first_)
+    backend_->scale_by_slope(activation_, rows_ * in, output_[layer - 1], slope_[layer - 1],
+                             next_gradient_);
   std::swap(gradient_, next_gradient_);
 }
 

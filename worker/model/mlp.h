@@ -73,6 +73,11 @@ class Mlp final : public Model, private Layered {
   void initialize_tensor(std::uint64_t seed, TensorId tensor, std::span<float> out) const override;
   void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) override;
   void run(std::size_t pass) override;
+  void set_stage(std::uint32_t begin, std::uint32_t end) override;
+  std::uint64_t border(std::uint32_t layer) const override;
+  float* stage_input() override;
+  const float* stage_output() override;
+  float* stage_gradient() override;
 
   std::vector<std::uint64_t> widths_;
   Activation activation_;
@@ -81,7 +86,8 @@ class Mlp final : public Model, private Layered {
   std::vector<Layer> tensors_;
   std::vector<std::size_t> positions_;  // first element of each tensor, plus the end
   std::unique_ptr<Backend> backend_;
-  TensorPlaces flat_;  // of whole steps
+  std::size_t first_ = 0, end_ = 0;  // layers of the stage
+  TensorPlaces flat_;                // of whole steps
   // Of the present step:
   Inputs in_;
   std::size_t rows_ = 0;

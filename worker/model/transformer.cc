@@ -73,6 +73,7 @@ Transformer::Transformer(TransformerConfig config, Base base, std::unique_ptr<Ba
     tensors_.push_back(tensor);
   }
   parameters_ = position;
+  end_ = blocks_.size() + 2;
   CENTROID_CHECK(id == manifest_.size() && parameters_ == elements_of(manifest_));
 }
 
@@ -194,11 +195,19 @@ std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient
   const std::size_t rows = samples * config_.context, d = config_.width, h = config_.hidden;
   const std::size_t out_rows = config_.is_language() ? rows : samples;
   space.blocks.resize(config_.layers);
-  for (BlockSpace& block : space.blocks) {
-    if (!with_gradient && &block != space.blocks.data()) {
-      block = space.blocks.front();  // without a backward pass blocks share memory
+  const BlockSpace* shared = nullptr;
+  for (std::size_t b = 0; b < space.blocks.size(); ++b) {
+    BlockSpace& block = space.blocks[b];
+    if (!has_block(b)) {
+      block = {};
+      if (b == 0 && first_ == 0) block.x = take(rows * d);  // output of the embedding
       continue;
     }
+    if (shared != nullptr) {
+      block = *shared;
+      continue;
+    }
+    if (!with_gradient) shared = &block;  // without a backward pass blocks share memory
     block.x = take(rows * d);
     block.stats1 = take(2 * rows);
     block.n1 = take(rows * d);
@@ -216,7 +225,8 @@ std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient
   space.picked = take(config_.is_language() ? 0 : out_rows * d);
   space.stats = take(2 * out_rows);
   space.normed = take(out_rows * d);
-  space.logits = take(std::min(out_rows, backend_->head_rows()) * config_.outputs());
+  const bool has_head = end_ == config_.layers + 2;
+  space.logits = take(has_head ? std::min(out_rows, backend_->head_rows()) * config_.outputs() : 0);
   space.branch = take(rows * d);
   space.scratch = take(backend_->attention_scratch(samples, config_.context, config_.heads));
   space.dropped = take(config_.lora.dropout > 0 ? rows * std::max(d, h) : 0);
@@ -286,6 +296,16 @@ void Transformer::run(std::size_t pass) {
     backward_block(2 * blocks + 1 - pass);
   else
     embed_back();
+}
+
+float* Transformer::stage_input() {
+  return first_ > blocks_.size() ? space_.x : space_.blocks[first_ - 1].x;
+}
+
+const float* Transformer::stage_output() {
+  if (end_ == 1) return space_.blocks.front().x;
+  end_blocks();
+  return space_.x;
 }
 
 void Transformer::begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) {
@@ -387,7 +407,8 @@ void Transformer::embed() {
                   space_.blocks.front().x);
 }
 
-/// Computes `branch` from the block's x and, except for the first, the previous block's branch.
+/// Computes `branch` from the block's x and, except for the first one of the model or stage, the
+/// previous block's branch.
 void Transformer::forward_block(std::size_t b) {
   BlockSpace& s = space_.blocks[b];
   const std::size_t d = config_.width;
@@ -396,7 +417,7 @@ void Transformer::forward_block(std::size_t b) {
     for (std::size_t t = p.first; t < p.first + p.count; ++t)
       if (tensors_[t].adapter != kNone) low += rows_ * config_.lora.rank;
   };
-  if (b == 0)
+  if (b == 0 || b + 1 == first_)
     backend_->add_norm(norm(blocks_[b].norm1), {}, rows_, d, s.x, nullptr, s.x, s.n1, s.stats1);
   else
     backend_->add_norm(norm(blocks_[b].norm1), dropout(config_.dropout, (b - 1) * kSites + kMlp),
@@ -482,14 +503,19 @@ void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bo
   if (own != nullptr && !config_.tied) ready(head_);
 }
 
+/// Output of the last block of the model or stage, in space_.x.
+void Transformer::end_blocks() {
+  const std::size_t last = std::min(end_ - 1, blocks_.size()) - 1;
+  const auto drops = dropout(config_.dropout, last * kSites + kMlp);
+  backend_->copy(rows_ * config_.width, space_.blocks[last].middle, space_.x);
+  backend_->add(drops, rows_, config_.width, space_.branch, space_.x);
+}
+
 /// After the last block: normalisation, head and loss, and the gradient of the residual path.
 void Transformer::finish(bool with_gradient) {
   const std::size_t d = config_.width;
-  const auto drops = dropout(config_.dropout, (config_.layers - 1) * kSites + kMlp);
-  // The sum is computed in space_.x; a classifier uses only the last token of each sample.
-  float* x = space_.x;
-  backend_->copy(rows_ * d, space_.blocks.back().middle, space_.x);
-  backend_->add(drops, rows_, d, space_.branch, space_.x);
+  if (has_block(blocks_.size() - 1)) end_blocks();
+  float* x = space_.x;  // a classifier uses only the last token of each sample
   std::size_t rows = rows_;
   if (!config_.is_language()) {
     rows = batch_.samples;

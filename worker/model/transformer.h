@@ -105,6 +105,7 @@ class Transformer final : public Model, private Layered {
     std::uint64_t site = 0;                             ///< of the adapters' dropout
   };
 
+  bool has_block(std::size_t block) const { return first_ <= block + 1 && block + 1 < end_; }
   const float* weight(std::size_t tensor) const;
   float* gradient(std::size_t tensor) const;  ///< null: not trained
   void ready(std::size_t tensor) const;
@@ -125,6 +126,14 @@ class Transformer final : public Model, private Layered {
   void initialize_tensor(std::uint64_t seed, TensorId tensor, std::span<float> out) const override;
   void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) override;
   void run(std::size_t pass) override;
+  void set_stage(std::uint32_t begin, std::uint32_t end) override {
+    first_ = begin;
+    end_ = end;
+  }
+  std::uint64_t border(std::uint32_t) const override { return config_.context * config_.width; }
+  float* stage_input() override;
+  const float* stage_output() override;
+  float* stage_gradient() override { return space_.residual; }
   void check(const Batch& batch) const;
   void project(const Projection& p, const float* in, float* low, float* out);
   void project_back(const Projection& p, const float* in, const float* low, const float* dout,
@@ -135,6 +144,7 @@ class Transformer final : public Model, private Layered {
   void norm_back(std::size_t tensor, std::size_t rows, const float* x, const float* stats,
                  const float* dy, float* into);
   Attention attention(const BlockSpace& block) const;
+  void end_blocks();
   void finish(bool with_gradient);
   void head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient);
   void embed_back();
@@ -147,6 +157,7 @@ class Transformer final : public Model, private Layered {
   std::vector<BlockTensors> blocks_;
   std::size_t last_norm_ = 0, head_ = 0;  // head_ is 0, the token embedding, when tied
   std::size_t parameters_ = 0;
+  std::size_t first_ = 0, end_ = 0;  // layers of the stage
 
   std::unique_ptr<Backend> backend_;
   const float* frozen_ = nullptr;  // the base weights in the backend's memory

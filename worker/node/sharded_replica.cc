@@ -118,6 +118,7 @@ ShardedReplica::ShardedReplica(const collective::Group& group, const Model& mode
                                std::unique_ptr<ShardedParameters> parameters)
     : model_(model.clone()),
       layered_(*model_->layered()),
+      rank_(group.rank()),
       world_(group.world()),
       parameters_(std::move(parameters)),
       training_(plan_passes(layered_.passes(true), layered_.layers(), parameters_->layout())),

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "common/base/result.h"
 #include "transport/collective/group.h"
 #include "worker/model/model.h"
+#include "worker/node/divided_replica.h"
 #include "worker/parallel/sharded_parameters.h"
 
 namespace centroid::worker {
@@ -39,12 +39,6 @@ Result<parallel::ShardedMemory> sharded_memory(const Model& model,
                                                const parallel::ShardedOptions& options,
                                                std::uint32_t world);
 
-/// What a step was on this rank.
-struct ShardedStep {
-  StepResult result;  ///< of this rank's samples
-  parallel::StepReport report;
-};
-
 /// Training of a built-in model on the CPU, with its parameters divided among the ranks of a group.
 ///
 /// memory  a unit is gathered before the first pass that reads it and freed after the last one that
@@ -53,7 +47,7 @@ struct ShardedStep {
 /// order   every rank calls the same, with the same number of batches. Batches may be empty
 /// fails   as ShardedParameters: a lost rank ends the training on all
 /// thread  one at a time
-class ShardedReplica {
+class ShardedReplica final : public DividedReplica {
  public:
   /// Rank 0 draws the initial values from `seed`, tensor by tensor.
   ///
@@ -65,18 +59,14 @@ class ShardedReplica {
   ShardedReplica(const collective::Group& group, const Model& model,
                  std::unique_ptr<parallel::ShardedParameters> parameters);
 
-  /// A step of `all_samples` samples, which all ranks have together; ours in one or more batches
-  /// after each other. The gradient is that of the mean loss of all. With several batches it
-  /// adds up on each rank and is reduced once.
-  Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples);
-  /// Of this rank's samples.
-  Result<StepResult> evaluate(const Batch& batch);
-
+  Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples) override;
+  Result<StepResult> evaluate(const Batch& batch) override;
   /// Gather each unit in turn and visit its tensors, on every rank.
-  using Visit = std::function<Status(TensorId tensor, std::span<const float> values)>;
-  Status visit(const Visit& visit);
+  Status visit(const Visit& visit) override;
 
-  const Model& model() const { return *model_; }
+  const Model& model() const override { return *model_; }
+  std::uint32_t data_rank() const override { return rank_; }
+  std::uint32_t data_world() const override { return world_; }
   parallel::ShardedParameters& parameters() { return *parameters_; }
   /// The most bytes that this rank had at once, without those of activations (Model::work_bytes).
   parallel::ShardedMemory most_memory() const { return most_; }
@@ -91,7 +81,7 @@ class ShardedReplica {
 
   const std::unique_ptr<Model> model_;
   Layered& layered_;
-  const std::uint32_t world_;
+  const std::uint32_t rank_, world_;
   const std::unique_ptr<parallel::ShardedParameters> parameters_;
   std::vector<ShardedPass> training_, evaluation_;
   TensorPlaces places_;

@@ -21,7 +21,7 @@ namespace {
 
 class ShardedTraining {
  public:
-  ShardedTraining(ShardedReplica& replica, const collective::Group& group, const DataSplit& data,
+  ShardedTraining(DividedReplica& replica, const collective::Group& group, const DataSplit& data,
                   const ShardedTrainingOptions& options, ShardedSummary& summary)
       : replica_(replica), group_(group), data_(data), options_(options), summary_(summary) {}
 
@@ -46,12 +46,13 @@ class ShardedTraining {
   }
   /// This rank's part of some samples.
   std::span<const std::uint64_t> own(std::span<const std::uint64_t> samples) const {
-    const parallel::Range part = parallel::shard_of(samples.size(), group_.world(), group_.rank());
+    const parallel::Range part =
+        parallel::shard_of(samples.size(), replica_.data_world(), replica_.data_rank());
     return samples.subspan(part.begin, part.count);
   }
   Batch load(const Dataset& data, std::span<const std::uint64_t> samples);
 
-  ShardedReplica& replica_;
+  DividedReplica& replica_;
   const collective::Group& group_;
   const DataSplit& data_;
   const ShardedTrainingOptions& options_;
@@ -71,7 +72,7 @@ Result<bool> ShardedTraining::step(bool is_stopping) {
   const std::uint64_t samples = data_.train.samples;
   if (order_.empty() || summary_.offset == 0)
     order_ = permutation(samples, options_.seed, summary_.epochs);
-  const std::uint64_t count = next_samples(summary_, options_, samples, group_.world());
+  const std::uint64_t count = next_samples(summary_, options_, samples, replica_.data_world());
   const Batch batch = load(data_.train, own(std::span(order_).subspan(summary_.offset, count)));
   CENTROID_ASSIGN(const ShardedStep done, replica_.step({&batch, 1}, count));
   fault::point("sharded.stepped");
@@ -95,7 +96,7 @@ Result<bool> ShardedTraining::step(bool is_stopping) {
 Status ShardedTraining::evaluate() {
   const Dataset& test = data_.test;
   if (test.samples == 0) return {};
-  const std::uint64_t most = evaluate_samples(replica_.model()) * group_.world();
+  const std::uint64_t most = evaluate_samples(replica_.model()) * replica_.data_world();
   Totals sum{};
   std::vector<std::uint64_t> samples;
   for (std::uint64_t at = 0; at < test.samples; at += most) {
@@ -127,7 +128,7 @@ void count_step(ShardedSummary& summary, std::uint64_t samples, std::uint64_t tr
   summary.epochs += 1;
 }
 
-Status train_sharded(ShardedReplica& replica, const collective::Group& group, const DataSplit& data,
+Status train_sharded(DividedReplica& replica, const collective::Group& group, const DataSplit& data,
                      const ShardedTrainingOptions& options, ShardedSummary& summary,
                      const ShardedObserver& observer) {
   CENTROID_TRY(check_fits(replica.model(), data.train));

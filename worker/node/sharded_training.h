@@ -6,7 +6,7 @@
 
 #include "transport/collective/group.h"
 #include "worker/data/data_source.h"
-#include "worker/node/sharded_replica.h"
+#include "worker/node/divided_replica.h"
 
 namespace centroid::worker {
 
@@ -34,7 +34,7 @@ struct ShardedObserver {
   std::function<bool()> is_stopping{};
 };
 
-/// The samples of the next step of `world` ranks.
+/// The samples of the next step of `world` data parallel ranks.
 std::uint64_t next_samples(const ShardedSummary& summary, const ShardedTrainingOptions& options,
                            std::uint64_t train_samples, std::uint32_t world);
 /// Count a step with these samples.
@@ -45,9 +45,9 @@ void count_step(ShardedSummary& summary, std::uint64_t samples, std::uint64_t tr
 /// evaluated after each epoch.
 ///
 /// order  every rank of the group calls it, with the same data and options
-/// fails  failed_precondition: the loss is not finite, on all ranks; as ShardedReplica. The summary
+/// fails  failed_precondition: the loss is not finite, on all ranks; as the replica. The summary
 ///        is valid also then
-Status train_sharded(ShardedReplica& replica, const collective::Group& group, const DataSplit& data,
+Status train_sharded(DividedReplica& replica, const collective::Group& group, const DataSplit& data,
                      const ShardedTrainingOptions& options, ShardedSummary& summary,
                      const ShardedObserver& observer = {});
 

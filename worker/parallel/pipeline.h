@@ -32,8 +32,9 @@ struct PipelineReport {
   Bubble bubble() const;  ///< of this stage
 };
 
-/// Run a schedule on this rank, stage `group.rank()` of `schedule`. Activations go to the next rank,
-/// gradients to the one before, while the stage computes. Without backwards it is an evaluation.
+/// Run a schedule on this rank, stage `group.rank()` of `schedule`. Activations go to the next
+/// rank, gradients to the one before, while the stage computes. Without backwards it is an
+/// evaluation.
 ///
 /// memory  the inputs of micro-batches that are here or on their way: at most as many as the stage
 ///         before may have in flight (most_activations); two gradients that come; outputs until

@@ -1,0 +1,237 @@
+#include "worker/node/pipeline_replica.h"
+
+#include <cmath>
+
+#include "tests/conformance/collective_fixture.h"
+#include "tests/support/whole_training.h"
+
+namespace centroid::worker {
+namespace {
+
+using namespace std::chrono_literals;
+using collective::Group;
+using collective::testing::Carrier;
+using collective::testing::Floats;
+using collective::testing::Job;
+using collective::testing::succeeds;
+using parallel::Axis;
+using parallel::Schedule;
+using test::Samples;
+using test::WholeTraining;
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kSeed = 5, kSamples = 24;
+constexpr std::uint64_t kSteps = 50;
+constexpr const char* kTransformer =
+    "transformer:layers=2,width=16,heads=2,context=8,vocabulary=11";
+constexpr const char* kClassifier =
+    "transformer:layers=2,width=16,heads=2,context=8,vocabulary=11,classes=5";
+
+std::unique_ptr<Model> model_of(const std::string& spec) {
+  return std::move(make_model(spec)).value();
+}
+
+PipelineOptions options_of(const char* mesh, std::uint32_t world, std::uint32_t micro_batches,
+                           Schedule schedule = Schedule::kOneForwardOneBack,
+                           const char* sharding = "none", const char* rule = "sgd") {
+  PipelineOptions options;
+  options.mesh = std::move(parallel::Mesh::parse(mesh, world)).value();
+  options.schedule = schedule;
+  options.micro_batches = micro_batches;
+  const std::uint32_t ranks = options.mesh.size(Axis::kData);
+  options.sharded.sharding = std::move(parallel::Sharding::parse(sharding, ranks)).value();
+  options.sharded.optimizer.name = rule;
+  options.sharded.optimizer.learning_rate = 0.1;
+  options.sharded.least_elements = 1;
+  options.sharded.timeout = 30s;
+  return options;
+}
+
+struct Outcome {
+  std::vector<double> losses;  ///< by step, of all ranks
+  Floats values;               ///< all parameters, on rank 0
+  double evaluated = 0;
+  std::vector<std::uint64_t> parameter_bytes;  ///< by rank
+};
+
+Outcome train(const std::string& spec, const PipelineOptions& options, std::uint64_t steps) {
+  const auto model = model_of(spec);
+  Job job(Carrier::kInProcess, options.mesh.world());
+  Outcome out;
+  out.parameter_bytes.resize(job.world());
+  std::vector<std::vector<double>> losses(job.world(), std::vector<double>(steps));
+  std::vector<double> evaluated(job.world());
+  job.run([&](Group& group) {
+    const std::uint32_t rank = group.rank();
+    auto made = PipelineReplica::make(group, *model, kSeed, options);
+    ASSERT_TRUE(made.ok()) << made.error().to_string();
+    PipelineReplica& replica = **made;
+    const parallel::Range own =
+        parallel::shard_of(kSamples, replica.data_world(), replica.data_rank());
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      const Samples samples(*model, kSamples, step + 1);
+      const Batch batch = samples.part(own.begin, own.count);
+      const auto done = replica.step({&batch, 1}, kSamples);
+      ASSERT_TRUE(done.ok()) << done.error().to_string();
+      losses[rank][step] = done->result.loss_sum;
+    }
+    const Samples samples(*model, kSamples, 0);
+    const auto result = replica.evaluate(samples.part(own.begin, own.count));
+    ASSERT_TRUE(result.ok()) << result.error().to_string();
+    evaluated[rank] = result->loss_sum;
+    out.parameter_bytes[rank] = replica.most_memory().parameters;
+    EXPECT_TRUE(succeeds(replica.visit([&](TensorId, std::span<const float> of) -> Status {
+      if (rank == 0) out.values.insert(out.values.end(), of.begin(), of.end());
+      return {};
+    })));
+  });
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    out.losses.push_back(0);
+    for (const auto& of_rank : losses) out.losses.back() += of_rank[step];
+  }
+  for (const double loss : evaluated) out.evaluated += loss;
+  return out;
+}
+
+void expect_as_whole(const Outcome& is, const std::string& spec, const PipelineOptions& options) {
+  const auto model = model_of(spec);
+  WholeTraining whole(*model, kSeed, options.sharded.optimizer);
+  for (std::size_t step = 0; step < is.losses.size(); ++step) {
+    const double should =
+        whole.step(Samples(*model, kSamples, step + 1).part(0, kSamples)).loss_sum;
+    ASSERT_NEAR(is.losses[step], should, 1e-5 * should) << "step " << step;
+  }
+  ASSERT_EQ(is.values.size(), whole.params().size());
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < is.values.size(); ++i) {
+    difference += std::pow(double{is.values[i]} - whole.params()[i], 2);
+    norm += std::pow(double{whole.params()[i]}, 2);
+  }
+  EXPECT_LE(std::sqrt(difference), 1e-5 * std::sqrt(norm));
+  const double should = whole.evaluate(Samples(*model, kSamples, 0).part(0, kSamples)).loss_sum;
+  EXPECT_NEAR(is.evaluated, should, 1e-5 * should);
+}
+
+TEST(PipelineReplica, StagesTrainAsOneProcess) {
+  const char* const models[] = {
+      kTransformer,
+      "transformer:layers=2,width=16,heads=4,context=8,vocabulary=11,mlp=swiglu,norm=layer,"
+      "dropout=0.1",
+      kClassifier, "mlp:12-9-7-4", "mlp:12-9-8-4,gelu"};
+  const std::pair<const char*, std::uint32_t> meshes[] = {
+      {"pp=1", 1}, {"pp=2", 2}, {"pp=3", 3}, {"dp=2,pp=2", 4}};
+  for (const char* spec : models)
+    for (const auto& [mesh, world] : meshes)
+      for (const Schedule schedule : {Schedule::kGPipe, Schedule::kOneForwardOneBack}) {
+        SCOPED_TRACE(std::string(spec) + ", " + mesh + ", " + std::string(to_string(schedule)));
+        const PipelineOptions options = options_of(mesh, world, 4, schedule);
+        expect_as_whole(train(spec, options, 8), spec, options);
+      }
+}
+
+// The small models above amplify rounding within 20 steps, however a batch is split.
+TEST(PipelineReplica, LossesAreThoseOfOneProcessAfterFiftySteps) {
+  const char* const spec =
+      "transformer:layers=4,width=64,heads=4,context=32,vocabulary=64,mlp=swiglu";
+  const std::pair<const char*, std::uint32_t> meshes[] = {
+      {"pp=2", 2}, {"pp=3", 3}, {"dp=2,pp=2", 4}};
+  for (const auto& [mesh, world] : meshes) {
+    SCOPED_TRACE(mesh);
+    PipelineOptions options = options_of(mesh, world, 4);
+    options.sharded.optimizer.learning_rate = 0.02;  // 0.1 amplifies rounding to 3e-5
+    expect_as_whole(train(spec, options, kSteps), spec, options);
+  }
+}
+
+TEST(PipelineReplica, AStageIsDividedAmongItsDataParallelRanks) {
+  for (const char* sharding : {"none", "grad", "full", "hybrid:2"})
+    for (const char* rule : {"sgd", "adam"}) {
+      SCOPED_TRACE(std::string(sharding) + ", " + rule);
+      PipelineOptions options =
+          options_of("dp=2,pp=2", 4, 3, Schedule::kOneForwardOneBack, sharding, rule);
+      if (options.sharded.optimizer.name == "adam") options.sharded.optimizer.learning_rate = 0.003;
+      expect_as_whole(train(kTransformer, options, 10), kTransformer, options);
+    }
+}
+
+TEST(PipelineReplica, MoreMicroBatchesThanSamplesTrainAsOneProcess) {
+  const PipelineOptions options = options_of("dp=2,pp=2", 4, 9);
+  expect_as_whole(train(kTransformer, options, 10), kTransformer, options);
+}
+
+TEST(PipelineReplica, StagesHaveTheBitsOfOneStageWithTheSameMicroBatches) {
+  for (const char* spec : {kTransformer, kClassifier, "mlp:12-9-8-4,gelu"}) {
+    const Outcome one = train(spec, options_of("pp=1", 1, 4), kSteps);
+    for (const std::uint32_t stages : {2U, 3U}) {
+      SCOPED_TRACE(std::string(spec) + ", " + std::to_string(stages));
+      const Outcome is =
+          train(spec, options_of(("pp=" + std::to_string(stages)).c_str(), stages, 4), kSteps);
+      EXPECT_EQ(is.losses, one.losses);
+      EXPECT_EQ(is.values, one.values);
+    }
+  }
+}
+
+TEST(PipelineReplica, EveryRunHasTheSameBits) {
+  const PipelineOptions options = options_of("dp=2,pp=2", 4, 4);
+  const Outcome one = train(kTransformer, options, 10), other = train(kTransformer, options, 10);
+  EXPECT_EQ(one.losses, other.losses);
+  EXPECT_EQ(one.values, other.values);
+}
+
+TEST(PipelineReplica, ARankHasOnlyItsStage) {
+  const std::string spec = "mlp:16-16-16-16-16";
+  const PipelineOptions options = options_of("pp=4", 4, 4);
+  const Outcome out = train(spec, options, 1);
+  for (const std::uint64_t bytes : out.parameter_bytes)
+    EXPECT_EQ(bytes, (16 * 16 + 16) * sizeof(float));
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    const auto need = pipeline_memory(*model_of(spec), options, rank, 16);
+    ASSERT_TRUE(need.ok()) << need.error().to_string();
+    EXPECT_EQ(need->planes.parameters, out.parameter_bytes[rank]);
+  }
+  const auto first = pipeline_memory(*model_of(spec), options, 0, 16);
+  const auto last = pipeline_memory(*model_of(spec), options, 3, 16);
+  EXPECT_GT(first->activations, last->activations);  // four micro-batches in flight, not one
+}
+
+TEST(PipelineReplica, BadInputIsRefusedBeforeMemoryIsTaken) {
+  const auto refused = [](const char* spec, const PipelineOptions& options) {
+    const auto need = pipeline_memory(*model_of(spec), options, 0, 16);
+    return need.ok() ? std::string("not refused") : need.error().to_string();
+  };
+  EXPECT_THAT(refused("mlp:12-9-4", options_of("pp=3", 3, 4)), HasSubstr("3 stages for 2 layers"));
+  EXPECT_THAT(refused(kTransformer, options_of("pp=3", 3, 2)),
+              HasSubstr("2 micro-batches for 3 stages"));
+  EXPECT_THAT(refused(kTransformer, options_of("pp=2,tp=2", 4, 4)), HasSubstr("tp"));
+  EXPECT_THAT(refused("mlp:12-9-4,norm=batch", options_of("pp=2", 2, 4)), HasSubstr("norm"));
+  EXPECT_THAT(refused("transformer:layers=1,width=16,heads=2,context=8,vocabulary=11,tied=yes",
+                      options_of("pp=2", 2, 4)),
+              HasSubstr("tied"));
+  PipelineOptions clipped = options_of("pp=2", 2, 4);
+  clipped.sharded.optimizer.clip_norm = 1;
+  EXPECT_THAT(refused(kTransformer, clipped), HasSubstr("clip_norm"));
+}
+
+TEST(PipelineReplica, ALostStageIsNamed) {
+  const auto model = model_of(kTransformer);
+  Job job(Carrier::kTcp, 3);
+  const PipelineOptions options = options_of("pp=3", 3, 4);
+  job.run([&](Group& group) {
+    auto made = PipelineReplica::make(group, *model, kSeed, options);
+    ASSERT_TRUE(made.ok()) << made.error().to_string();
+    const Samples samples(*model, kSamples, 1);
+    const Batch batch = samples.part(0, kSamples);
+    ASSERT_TRUE((*made)->step({&batch, 1}, kSamples).ok());
+    if (group.rank() == 1) {
+      made->reset();
+      return job.leave(1);
+    }
+    const auto done = (*made)->step({&batch, 1}, kSamples);
+    ASSERT_FALSE(done.ok());
+    EXPECT_THAT(done.error().to_string(), HasSubstr("rank 1"));
+  });
+}
+
+}  // namespace
+}  // namespace centroid::worker

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/collective/group.h"
+#include "worker/node/divided_replica.h"
+#include "worker/parallel/mesh.h"
+#include "worker/parallel/pipeline.h"
+
+namespace centroid::worker {
+
+struct PipelineOptions {
+  parallel::Mesh mesh;
+  parallel::Schedule schedule = parallel::Schedule::kOneForwardOneBack;
+  std::uint32_t micro_batches = 1;   ///< of a step; at least as many as stages
+  parallel::ShardedOptions sharded;  ///< of a stage, among its data parallel ranks
+};
+
+/// The layers of each stage, by the elements of their matrices, which a sample is multiplied with.
+///
+/// fails  invalid_argument: more stages than layers, fewer micro-batches than stages, a model
+///        without passes or whose layers share tensors, clip_norm; unimplemented: tensor parallel
+Result<std::vector<parallel::Range>> stage_layers(const Model& model,
+                                                  const PipelineOptions& options);
+
+/// Bytes of a rank.
+struct PipelineMemory {
+  parallel::ShardedMemory planes;
+  std::uint64_t activations = 0;
+};
+/// The most that a rank has at once, of `samples` samples of a data rank in a step.
+///
+/// fails  as stage_layers
+Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions& options,
+                                       std::uint32_t rank, std::uint64_t samples);
+
+/// Training of a built-in model on the CPU whose layers are divided among the stages of a pipeline.
+/// The ranks of a stage are data parallel, and may divide its parameters, gradients and state.
+///
+/// memory  the stage's layers alone; of activations those of its micro-batches in flight. With
+///         `full` the stage is gathered for a step
+/// order   every rank of the group calls the same
+/// fails   as run_pipeline and ShardedParameters: a lost rank ends the training on all
+class PipelineReplica final : public DividedReplica, private parallel::Stage {
+ public:
+  /// Initial values are those of one process with this seed.
+  ///
+  /// fails  before memory is taken, as stage_layers; as ShardedParameters::make
+  static Result<std::unique_ptr<PipelineReplica>> make(const collective::Group& group,
+                                                       const Model& model, std::uint64_t seed,
+                                                       const PipelineOptions& options);
+
+  /// `batches`: one, which is divided into micro-batches.
+  Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples) override;
+  Result<StepResult> evaluate(const Batch& batch) override;
+  const Model& model() const override { return *model_; }
+  std::uint32_t data_rank() const override { return data_.rank(); }
+  std::uint32_t data_world() const override { return data_.world(); }
+  /// Rank 0 visits the tensors of all stages; the others send theirs.
+  Status visit(const Visit& visit) override;
+
+  parallel::Range layers() const { return layers_; }  ///< of this stage
+  parallel::ShardedParameters& parameters() { return *parameters_; }
+  parallel::ShardedMemory most_memory() const { return most_; }
+  /// Of all steps so far, in sum.
+  const parallel::PipelineReport& report() const { return report_; }
+
+ private:
+  /// A copy of the stage with the activations of one micro-batch.
+  struct Seat {
+    std::unique_ptr<Model> model;
+    bool is_taken = false;
+    std::uint32_t micro_batch = 0;
+  };
+  PipelineReplica(const collective::Group& group, collective::Group line, collective::Group data,
+                  const Model& model, const PipelineOptions& options, parallel::Range layers,
+                  parallel::Range tensors, std::unique_ptr<parallel::ShardedParameters> parameters);
+  void divide(const Batch& batch, std::uint32_t parts);
+  Status gather();
+  Status release();
+  Seat& take_seat(std::uint32_t micro_batch);
+  Status run_pass(Seat& seat, std::uint32_t layer, bool is_backward);
+  Status accumulate(std::uint32_t layer, std::uint64_t samples);
+  Result<parallel::PipelineReport> run(std::span<const parallel::Actions> schedule);
+  Status send_stage(const Visit& visit);
+  Status receive_stage(std::uint32_t stage, const Visit& visit);
+
+  std::size_t input_elements(std::uint32_t micro_batch) const override;
+  std::size_t output_elements(std::uint32_t micro_batch) const override;
+  Status forward(std::uint32_t micro_batch, std::span<const float> input,
+                 std::span<float> output) override;
+  Status backward(std::uint32_t micro_batch, std::span<const float> output_gradient,
+                  std::span<float> input_gradient) override;
+
+  const collective::Group group_, line_, data_;  ///< all ranks; the stages; ranks of this stage
+  const std::unique_ptr<Model> model_;
+  const PipelineOptions options_;
+  const std::vector<std::uint32_t> layer_of_;  ///< by tensor of the model
+  const parallel::Range layers_, tensors_;     ///< of this stage
+  const std::uint32_t passes_;                 ///< of a step of the model
+  const std::unique_ptr<parallel::ShardedParameters> parameters_;
+  const std::vector<parallel::Actions> schedule_;
+  std::vector<Seat> seats_;
+  TensorPlaces places_;
+  std::vector<float> scratch_;  ///< gradient of a layer and a micro-batch
+  parallel::ShardedMemory most_;
+  parallel::PipelineReport report_;
+  // Of the present step:
+  std::vector<Batch> micro_batches_;
+  std::uint64_t all_samples_ = 0;
+  bool is_training_ = false;
+  StepResult result_;
+};
+
+}  // namespace centroid::worker
