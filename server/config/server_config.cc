@@ -173,15 +173,15 @@ std::string setting_for_star(const ServerConfig& c, const RoundPolicy& policy) {
 Status resolve_exchange(ServerConfig& c, const RoundPolicy& policy) {
   if (!c.chooses_exchange()) return {};
   std::string setting = setting_for_star(c, policy);
-  if (c.is_resolved && !setting.empty())
+  if (c.automatic.is_resolved && !setting.empty())
     return Error(ErrorCode::kInvalidArgument,
                  setting +
                      " is for exchange star: this job was started with exchange auto, and "
                      "its workers apply the optimizer. Start it with exchange star");
-  c.is_resolved = true;
+  c.automatic.is_resolved = true;
   if (setting.empty()) return {};
   c.exchange = "star";
-  c.star_for = std::move(setting);
+  c.automatic.star_for = std::move(setting);
   return {};
 }
 

@@ -69,8 +69,10 @@ struct ServerConfig {
     std::uint64_t max_steps = 200, max_lead = 1'000'000, overshoot = 1'000'000;
   } cadence;
   std::string exchange = "star";
-  std::string star_for;      ///< exchange auto has become star: the setting that needs it
-  bool is_resolved = false;  ///< `finish` has looked at exchange auto
+  struct Auto {
+    std::string star_for;      ///< exchange auto has become star: the setting that needs it
+    bool is_resolved = false;  ///< `finish` has looked at it
+  } automatic;
   std::string apply = "auto";
   std::string aggregate = "mean";
   std::string nonfinite = "halt";

@@ -43,8 +43,8 @@ ClusterView::Terms Control::terms() const {
   if (config_.chooses_exchange()) {
     terms.exchange = open_.among_peers ? "ring" : "star";
     terms.exchange_why = open_.exchange_why;
-  } else if (!config_.star_for.empty()) {
-    terms.exchange_why = config_.star_for + " needs it";
+  } else if (!config_.automatic.star_for.empty()) {
+    terms.exchange_why = config_.automatic.star_for + " needs it";
   }
   return terms;
 }

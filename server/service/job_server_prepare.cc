@@ -35,9 +35,9 @@ void warn_if_not_durable(const ServerConfig& config) {
 }
 
 void tell_exchange(const ServerConfig& config) {
-  if (config.star_for.empty()) return;
+  if (config.automatic.star_for.empty()) return;
   log::info("exchange.chosen",
-            {{"exchange", config.exchange}, {"why", config.star_for + " needs it"}});
+            {{"exchange", config.exchange}, {"why", config.automatic.star_for + " needs it"}});
 }
 
 /// A job that begins anew may not lie over an earlier one.

@@ -41,6 +41,15 @@ proto::RoundRates RoundAttempts::round_rates() const {
   return rates;
 }
 
+/// The members of the attempt, for each other.
+void RoundAttempts::tell_peers() {
+  open_.attempt->peers.generation = open_.attempt->generation;
+  for (const MemberId member : open_.attempt->members) {
+    const proto::Join& join = members_.find(member)->join;
+    open_.attempt->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
+  }
+}
+
 void RoundAttempts::open_attempt(std::vector<MemberId> members,
                                  std::vector<proto::RoundOpen> shares, bool resend) {
   open_.looked_at = clock_.now();
@@ -61,11 +70,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
     changed_.notify_all();  // the round loop tries what waited for this memory
   };
   open_.attempt->opens = std::move(shares);
-  open_.attempt->peers.generation = open_.attempt->generation;
-  for (const MemberId member : open_.attempt->members) {
-    const proto::Join& join = members_.find(member)->join;
-    open_.attempt->peers.ranks.push_back({.endpoint = join.peer_endpoint, .node = join.node});
-  }
+  tell_peers();
   // Who begins at another time, with a policy that lets them, is one of the workers all the same.
   const std::size_t seats = open_.attempt->members.size(),
                     world = policy_.is_elastic() ? std::max(members_.roster.ranked().size(), seats)

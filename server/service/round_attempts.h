@@ -43,6 +43,7 @@ class RoundAttempts : private JobPart {
   std::uint64_t workers_here() const;
 
  private:
+  void tell_peers();
   void announce_generation();
   void begin_round();
   std::size_t missing_tolerated() const;

@@ -174,7 +174,7 @@ TEST_F(AutoTest, SettingsThatNeedTheServerMakeItStarAndSayWhich) {
     const Status done = server::finish(c);
     EXPECT_TRUE(done.ok()) << done.error().message();
     EXPECT_EQ(c.exchange, "star");
-    return c.star_for;
+    return c.automatic.star_for;
   };
   using C = ServerConfig;
   EXPECT_EQ(resolved([](C& c) { c.policy = "asp"; }), "policy asp");
