@@ -60,7 +60,7 @@ Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& 
     worker->local.begin(attempt->round, job_.shard->fragments().turn(attempt->optimizer_step));
   worker->results.sent = 0;
   worker->results.attempt = attempt;
-  if (attempt->among_peers && worker->told != attempt->generation) {
+  if (attempt && attempt->among_peers && worker->told != attempt->generation) {
     worker->told = attempt->generation;
     const proto::Peers peers = attempt->peers;
     CENTROID_CO_TRY(co_await send(session, Kind::kPeers, peers));

@@ -59,7 +59,7 @@ say("end", sampler.epoch, len(workers), model.steps, model.world, model.module.w
 # Trainer: shares as batches. The victim dies before its contribution of round 5, which others make.
 SHARES = """
 model = model_of()
-with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, name=f"w{rank}") as trainer:
+with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, name=f"w{rank}", overlap=False) as trainer:
     sampler = centroid.torch.sampler(data, trainer, batch=8)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=2, persistent_workers=True)
     for share in trainer:
