@@ -39,18 +39,6 @@ class AutoTest(ClusterTest):
         self.assertEqual([name for name, _ in self.exchanges(server)], ["ring", "star", "ring", "star"])
         self.assertEqual(server.events("state.lost"), [])
 
-    def test_an_orderly_end_of_all_workers_loses_nothing(self):
-        server, workers = self.job()
-        self.wait_exchange(server, "ring")
-        for worker in workers:
-            worker.child.terminate()
-        self.assert_exit(DONE, *workers)
-        wait_for(lambda: len(server.events("member.left")) == 2, "both have left")
-        trained = max(self.summary(f"w{i}")["version"] for i in range(2))
-        parameters = server.get("/v1/parameters")
-        self.assertEqual((parameters["version"], parameters["is_current"]), (trained, True))
-        self.assertEqual(server.events("state.lost"), [])
-
     def test_the_server_has_a_copy_when_all_workers_are_killed(self):
         server, workers = self.job()
         self.wait_exchange(server, "ring")

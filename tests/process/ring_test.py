@@ -197,6 +197,15 @@ class Coordination(RingTest):
         self.stop_in_order(server, *workers)
         self.assert_same_fingerprint("w0", "w1")
 
+    def test_who_leaves_last_gives_its_state(self):
+        server, (worker,) = self.ring("w0")
+        worker.send(signal.SIGTERM)
+        self.assert_exit(DONE, worker)
+        wait_for(lambda: server.events("member.left"), "it has left")
+        parameters = server.get("/v1/parameters")
+        self.assertEqual((parameters["version"], parameters["is_current"]), (self.summary("w0")["version"], True))
+        self.assertEqual(server.events("state.lost"), [])
+
     def test_worker_of_another_exchange_is_refused(self):
         server = self.server("--exchange", "ring")
         self.assert_status(self.worker(server, "w0", "--exchange", "star"), USAGE, "its exchange is 'star', the server's is 'ring'")
