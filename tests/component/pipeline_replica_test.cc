@@ -1,5 +1,6 @@
 #include "worker/node/pipeline_replica.h"
 
+#include <barrier>
 #include <cmath>
 
 #include "tests/conformance/collective_fixture.h"
@@ -212,12 +213,15 @@ TEST(PipelineReplica, ALostStageIsNamed) {
   const auto model = model_of(kTransformer);
   Job job(Carrier::kTcp, 3);
   const PipelineOptions options = options_of("pp=3", 3, 4);
+  std::barrier first_step_is_done(3);  // the failure of the next one ends all calls
   job.run([&](Group& group) {
     auto made = PipelineReplica::make(group, *model, kSeed, options);
     ASSERT_TRUE(made.ok()) << made.error().to_string();
     const Samples samples(*model, kSamples, 1);
     const Batch batch = samples.part(0, kSamples);
-    ASSERT_TRUE((*made)->step({&batch, 1}, kSamples).ok());
+    const bool has_stepped = (*made)->step({&batch, 1}, kSamples).ok();
+    first_step_is_done.arrive_and_wait();
+    ASSERT_TRUE(has_stepped);
     if (group.rank() == 1) {
       made->reset();
       return job.leave(1);

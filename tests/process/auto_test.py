@@ -39,6 +39,13 @@ class AutoTest(ClusterTest):
         self.assertEqual([name for name, _ in self.exchanges(server)], ["ring", "star", "ring", "star"])
         self.assertEqual(server.events("state.lost"), [])
 
+    def test_a_worker_waits_until_a_servers_name_is_known(self):
+        worker = self.worker("nowhere.invalid:7070", "early", "--join-timeout", "1s")
+        self.assertNotEqual(worker.exit_status(), DONE)
+        self.assertEqual(len(worker.events("peers.waiting")), 1)
+        (failed,) = worker.events("worker.failed")
+        self.assertIn("nowhere.invalid:7070", failed["error"])
+
     def test_the_server_has_a_copy_when_all_workers_are_killed(self):
         server, workers = self.job()
         self.wait_exchange(server, "ring")

@@ -1,5 +1,8 @@
 #include "worker/exchange/open_peers.h"
 
+#include <chrono>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "common/base/log.h"
@@ -9,11 +12,30 @@ namespace centroid::worker {
 
 namespace {
 
-Status listen_to_peers(const PeerSettings& settings, ClusterOptions& options) {
+using namespace std::chrono_literals;
+
+/// This machine's address on the way to a server. The name of a server that is yet to start may be
+/// unknown so far.
+Result<std::string> address_towards_a_server(const ClusterOptions& options) {
+  const auto deadline = std::chrono::steady_clock::now() + options.join_timeout;
+  for (bool is_told = false;; std::this_thread::sleep_for(200ms)) {
+    std::optional<Error> why;
+    for (const transport::Endpoint& server : options.servers) {
+      Result<std::string> found = transport::local_address_towards(server);
+      if (found.ok()) return found;
+      why = found.error();
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return *std::move(why);
+    if (!is_told) log::warn("peers.waiting", {{"why", *why}});
+    is_told = true;
+  }
+}
+
+Status listen_to_peers(const PeerSettings& settings, const std::string& own_address,
+                       ClusterOptions& options) {
   transport::Endpoint listen;
-  if (settings.listen.empty()) {
-    CENTROID_ASSIGN(listen.host, transport::local_address_towards(options.servers.front()));
-  } else {
+  listen.host = own_address;
+  if (!settings.listen.empty()) {
     CENTROID_ASSIGN(listen, transport::Endpoint::parse(settings.listen));
   }
   if (!listen.is_loopback() && options.token.empty())
@@ -32,10 +54,8 @@ Status listen_to_peers(const PeerSettings& settings, ClusterOptions& options) {
   CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
                   PeerReducer::open(collective::tcp_factory(wire), listen, mesh));
   transport::Endpoint advertised = peers->endpoint();
-  if (advertised.host == "0.0.0.0" ||
-      advertised.host == "::") {  // other workers cannot connect to that address
-    CENTROID_ASSIGN(advertised.host, transport::local_address_towards(options.servers.front()));
-  }
+  if (advertised.host == "0.0.0.0" || advertised.host == "::")
+    advertised.host = own_address;  // other workers cannot connect to the other
   std::string endpoint = settings.advertise.empty() ? advertised.to_string() : settings.advertise;
   CENTROID_TRY(transport::Endpoint::parse(endpoint));
   options.join.peer_endpoint = std::move(endpoint);
@@ -46,7 +66,8 @@ Status listen_to_peers(const PeerSettings& settings, ClusterOptions& options) {
 }  // namespace
 
 Status open_peers(const PeerSettings& settings, ClusterOptions& options) {
-  const Status opened = listen_to_peers(settings, options);
+  CENTROID_ASSIGN(const std::string own_address, address_towards_a_server(options));
+  const Status opened = listen_to_peers(settings, own_address, options);
   if (opened.ok()) return {};
   const bool is_asked_for =
       options.join.exchange != "auto" || !settings.listen.empty() || !settings.advertise.empty();

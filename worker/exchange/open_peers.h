@@ -21,10 +21,10 @@ struct PeerSettings {
 
 /// Accept connections of other workers: sets `options.peers` and `options.join.peer_endpoint`.
 /// With `options.join.exchange` auto a worker that cannot is one that others do not reach, and the
-/// log says why.
+/// log says why. Waits up to `options.join_timeout` until a server's name is known.
 ///
 /// fails   invalid_argument: an address, or one that other machines reach without a token;
-///         as PeerReducer::open
+///         unavailable: no server's name was known in time; as PeerReducer::open
 Status open_peers(const PeerSettings& settings, ClusterOptions& options);
 
 }  // namespace centroid::worker
