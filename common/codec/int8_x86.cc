@@ -34,11 +34,16 @@ CENTROID_AVX2 inline __m256 dither8(__m256i number, Key key) {
 }
 
 CENTROID_AVX2 inline std::uint32_t largest_of(const float* x) {
-  __m256i largest = _mm256_setzero_si256();
-  for (std::size_t i = 0; i < kBlock; i += 8) {
-    const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + i));
-    largest = _mm256_max_epi32(largest, _mm256_and_si256(bits, _mm256_set1_epi32(kMagnitude)));
+  const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
+  __m256i most[4] = {};
+  for (std::size_t i = 0; i < kBlock; i += 32) {
+    for (std::size_t j = 0; j < 4; ++j) {
+      const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + i + 8 * j));
+      most[j] = _mm256_max_epi32(most[j], _mm256_and_si256(bits, magnitude));
+    }
   }
+  const __m256i largest =
+      _mm256_max_epi32(_mm256_max_epi32(most[0], most[1]), _mm256_max_epi32(most[2], most[3]));
   __m128i four =
       _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
