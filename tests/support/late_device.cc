@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,7 +38,8 @@ struct World {
   std::size_t pushed = 0;  // unfinished pushed work
   std::size_t pinned = 0, most_pinned = std::size_t{1} << 40;
   std::byte* arena = nullptr;
-  std::size_t used = 0;
+  std::size_t freed = 0, used = 0;  // of the arena; what lies between may be in use
+  std::size_t live = 0;             // allocations
 };
 constexpr std::size_t kArenaBytes = std::size_t{16} << 30;  // of addresses
 
@@ -59,7 +61,7 @@ std::byte* arena() {
 
 bool is_on_device(const std::byte* at) { return at >= arena() && at < arena() + kArenaBytes; }
 
-/// Makes the devices' memory accessible for its lifetime, while a task runs.
+/// Makes the devices' memory accessible for its lifetime, while tasks run.
 class Opened {
  public:
   Opened() { protect(PROT_READ | PROT_WRITE); }
@@ -69,7 +71,8 @@ class Opened {
 
  private:
   static void protect(int how) {
-    if (world().used > 0 && ::mprotect(arena(), world().used, how) != 0)
+    const World& w = world();
+    if (w.used > w.freed && ::mprotect(arena() + w.freed, w.used - w.freed, how) != 0)
       fail("mprotect refuses the devices' memory");
   }
 };
@@ -115,14 +118,14 @@ class LateStream final : public Stream, public Queue {
 };
 
 /// Run one task of some stream; false: none can run. Call with the mutex.
-bool progress() {
+bool progress(std::optional<Opened>& opened) {
   World& w = world();
   if (w.streams.empty()) return false;
   const std::size_t first = w.random.below(w.streams.size());
   for (std::size_t i = 0; i < w.streams.size(); ++i) {
     LateStream& stream = *w.streams[(first + i) % w.streams.size()];
     if (stream.tasks_.empty()) continue;
-    const Opened opened;
+    if (!opened) opened.emplace();
     if (!stream.tasks_.front()()) continue;
     stream.tasks_.pop_front();
     return true;
@@ -135,8 +138,9 @@ template <class Over>
 bool is_over(const Over& over) {
   constexpr std::uint64_t kMost = 12;
   const std::lock_guard lock(world().mutex);
-  for (std::uint64_t moves = world().random.below(kMost); moves > 0 && progress(); --moves) {
-  }
+  std::optional<Opened> opened;  // once for all these tasks: it is slow
+  for (std::uint64_t moves = world().random.below(kMost); moves > 0; --moves)
+    if (!progress(opened)) break;
   return over();
 }
 
@@ -202,7 +206,14 @@ class LateMemory final : public DeviceMemory {
       : data_(data), size_(size), used_(std::move(used)) {
     *used_ += size_;
   }
-  ~LateMemory() override { *used_ -= size_; }
+  ~LateMemory() override {
+    const std::lock_guard lock(world().mutex);
+    *used_ -= size_;
+    World& w = world();
+    if (--w.live > 0) return;
+    ::madvise(arena() + w.freed, w.used - w.freed, MADV_DONTNEED);
+    w.freed = w.used;
+  }
   LateMemory(const LateMemory&) = delete;
   LateMemory& operator=(const LateMemory&) = delete;
   std::byte* data() const override { return data_; }
@@ -251,6 +262,7 @@ class LateDevice final : public Device {
     note_allocation();
     std::byte* const at = arena() + w.used;
     w.used += taken;
+    ++w.live;
     return std::unique_ptr<DeviceMemory>(new LateMemory(at, bytes, used_));
   }
   Result<std::unique_ptr<DeviceMemory>> allocate_pinned(std::size_t bytes) override {
