@@ -28,8 +28,10 @@ const rows = (page, id) => page.$$eval(`#${id} tr`, (all) => all.map((row) => [.
 const isIn = (page, word) => page.waitForFunction((state) => document.querySelector('#state').textContent.includes(state), word)
 
 // Notes what goes wrong in a page, but for messages that the caller expects, and what it asks of others.
+// Chromium ends requests when another program adds a network interface; the page asks again.
 function watch(page, isExpected = () => false) {
-  page.on('console', (message) => message.type() === 'error' && !seen.isStopped && !isExpected(message) && seen.errors.push(message.text()))
+  const isIgnored = (message) => seen.isStopped || message.text().includes('ERR_NETWORK_CHANGED') || isExpected(message)
+  page.on('console', (message) => message.type() === 'error' && !isIgnored(message) && seen.errors.push(message.text()))
   page.on('pageerror', (error) => seen.errors.push(String(error)))
   page.on('request', (request) => new URL(request.url()).origin === new URL(url).origin || request.url().startsWith('data:') || seen.foreign.push(request.url()))
 }
