@@ -27,8 +27,8 @@ bool is_present(MemberState state) { return state <= MemberState::kDraining; }
 Result<Roster::Joined> Roster::join(const std::string& name, const std::string& address,
                                     TimePoint now, double unix_seconds) {
   Joined joined;
-  for (auto& [id, member] : members_)
-    if (is_present(member.state) && member.name == name) joined.fenced = id;
+  if (const auto older = present_.find(name); older != present_.end())
+    joined.fenced = older->second;
   if (!joined.fenced && present() >= options_.max_members)
     return Error(
         ErrorCode::kResourceExhausted,
@@ -45,7 +45,7 @@ Result<Roster::Joined> Roster::join(const std::string& name, const std::string& 
   member.heard = now;
   member.joined_unix_seconds = unix_seconds;
   members_.emplace(joined.member, std::move(member));
-  ++present_;
+  present_.emplace(name, joined.member);
   changed_ = true;
   return joined;
 }
@@ -58,13 +58,13 @@ void Roster::heard(MemberId member, TimePoint when) {
 bool Roster::end(MemberId id, MemberState state, const std::string& reason) {
   const auto it = members_.find(id);
   if (it == members_.end() || !is_present(it->second.state)) return false;
-  --present_;
+  present_.erase(it->second.name);
   if (it->second.state == MemberState::kDraining) --draining_;
   it->second.state = state;
   it->second.rank.reset();
   it->second.reason = reason;
   changed_ = true;
-  std::size_t absent = members_.size() - present_;
+  std::size_t absent = members_.size() - present_.size();
   for (auto oldest = members_.begin(); absent > options_.max_absent && oldest != members_.end();) {
     if (!is_present(oldest->second.state) && oldest->first != id) {
       oldest = members_.erase(oldest);

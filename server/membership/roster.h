@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -89,7 +90,9 @@ class Roster {
   /// Active (and draining) members of the present generation in rank order.
   std::vector<MemberId> ranked() const;
   const Member* find(MemberId member) const;
-  std::size_t present() const { return present_; }
+  std::size_t present() const { return present_.size(); }
+  /// Present, and not about to leave.
+  std::size_t staying() const { return present_.size() - draining_; }
   /// At least one member leaves after the round.
   bool is_draining() const { return draining_ > 0; }
   const std::map<MemberId, Member>& members() const { return members_; }
@@ -100,7 +103,8 @@ class Roster {
   bool end(MemberId member, MemberState state, const std::string& reason);
   Options options_;
   std::map<MemberId, Member> members_;
-  std::size_t present_ = 0, draining_ = 0;  ///< of them
+  std::unordered_map<std::string, MemberId> present_;  ///< of them, by name
+  std::size_t draining_ = 0;                           ///< of those
   MemberId next_{1};
   Generation generation_;
   std::optional<TimePoint> last_tick_;

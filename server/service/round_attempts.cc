@@ -16,14 +16,6 @@ constexpr std::size_t kHistory = 4096, kLeastHistory = 256, kHistoryNames = 2621
 
 }  // namespace
 
-/// Those that are not about to leave, whatever they do at the moment.
-std::uint64_t RoundAttempts::workers_here() const {
-  return static_cast<std::uint64_t>(
-      std::ranges::count_if(members_.roster.members(), [](const auto& one) {
-        return is_present(one.second.state) && one.second.state != MemberState::kDraining;
-      }));
-}
-
 void RoundAttempts::announce_generation() {
   if (std::exchange(generation_sent_, open_.attempt->generation) == generation_sent_) return;
   events_.publish("generation.formed", {{"generation", generation_sent_.value},
@@ -152,7 +144,7 @@ void RoundAttempts::decide(RoundDecision decision) {
   // Of one that closes without some, or whose members are here but had no samples, that is not
   // said.
   const bool has_lost = !policy_.is_elastic() && contributors < config_.workers.min_continue &&
-                        workers_here() < config_.workers.min_continue;
+                        members_.roster.staying() < config_.workers.min_continue;
   if (decision.action == RoundAction::kMerge && (is_short || has_lost)) {
     decision.action = RoundAction::kDeserted;
     decision.text = std::to_string(contributors) + " contributions, ";
@@ -196,8 +188,8 @@ bool RoundAttempts::retry(const RoundDecision& decision) {
     members.push_back(old->members[rank]);
     shares.push_back(old->opens[rank]);
   }
-  const bool is_short =
-      std::max<std::uint64_t>(members.size(), workers_here()) < config_.workers.min_continue;
+  const bool is_short = std::max<std::uint64_t>(members.size(), members_.roster.staying()) <
+                        config_.workers.min_continue;
   if (members.empty() || is_short) return false;
   // The sum begins anew. A member that has gone cannot send its whole contribution again, so others
   // get its samples. Members with an incomplete contribution returned theirs when they left.

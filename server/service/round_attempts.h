@@ -39,8 +39,6 @@ class RoundAttempts : private JobPart {
   /// A server is gone with its chunks.
   void lose_server();
   void give_up_merge(const Error& why);
-  /// Those that are not about to leave, whatever they do at the moment.
-  std::uint64_t workers_here() const;
 
  private:
   void tell_peers();

@@ -194,20 +194,25 @@ Error RoundLoop::halt_of(const RoundDecision& decision) const {
 
 /// `min_workers` are waited for at the start; for a `lease` where a state was brought back,
 /// for a worker may have gone with what was lost. `keep_min_workers` always are.
+/// Those that stay, but have no seat until they are free again.
+std::uint64_t RoundLoop::count_away() const {
+  if (policy_.is_elastic()) return 0;
+  return static_cast<std::uint64_t>(
+      std::ranges::count_if(members_.present, [this](const auto& one) {
+        return one.second->pace.is_away &&
+               members_.roster.find(one.first)->state != MemberState::kDraining;
+      }));
+}
+
 Task<bool> RoundLoop::wait_for_members() {
   if (job_.trained_rounds == 0 && job_.was_restored && !job_.gather_until)
     job_.gather_until = clock_.now() + config_.timeouts.lease;
   const bool is_over = job_.gather_until && clock_.now() >= *job_.gather_until;
   const bool is_start = job_.trained_rounds == 0 && !is_over;
   const std::uint64_t needed = is_start ? config_.workers.min : aggregate_.least();
-  std::uint64_t present = 0, away = 0;
-  const bool drains = members_.roster.is_draining();
-  for (const auto& [id, worker] : members_.present) {
-    const bool stays = !drains || members_.roster.find(id)->state != MemberState::kDraining;
-    const bool is_away = worker->pace.is_away && !policy_.is_elastic();
-    if (stays) ++(is_away ? away : present);
-  }
-  const std::uint64_t here = attempts_.workers_here(), kept = config_.workers.min_continue;
+  const std::uint64_t here = members_.roster.staying(), kept = config_.workers.min_continue;
+  // Each that joins comes by here: as long as they are too few, nobody counts them one by one.
+  const std::uint64_t away = here < needed ? 0 : count_away(), present = here - away;
   // With a robust aggregate those that are left out are some of the F that may be false.
   const bool tolerates = !is_start && away <= aggregate_.tolerated(present + away);
   const bool has_begun = present + (tolerates ? away : 0) >= needed;

@@ -46,6 +46,7 @@ class RoundLoop : private JobPart {
   Task<Status> refuse_overflow(RoundDecision decision);
   Error halt_of(const RoundDecision& decision) const;
   Task<bool> wait_for_members();
+  std::uint64_t count_away() const;
   void dismiss_drained();
   Task<void> apply_changes();
   void round_over();
