@@ -169,6 +169,7 @@ std::size_t RoundMachine::needed() const {
   if (policy_.kind == PolicyKind::kBackup)
     requested = present_ > policy_.count ? present_ - policy_.count : 1;
   if (policy_.kind == PolicyKind::kQuorum) requested = policy_.count;
+  if (policy_.applies_each()) requested = 1;
   return std::min(requested, alive);
 }
 
@@ -180,7 +181,7 @@ bool RoundMachine::closes(TimePoint now) const {
   if (policy_.applies_each()) return weighed_ > 0 || refuses || !late_.empty();
   // Empty shares alone are no round: a member with samples is still working.
   if (!policy_.is_elastic() || done_ < needed() || weighed_ == 0) return false;
-  return policy_.kind == PolicyKind::kBackup || now >= grace_end();
+  return !policy_.has_grace() || now >= grace_end();
 }
 
 /// A quorum waits for members whose past contributions predict an early arrival, at most `grace` of
@@ -202,7 +203,7 @@ TimePoint RoundMachine::grace_end() const {
 }
 
 std::optional<TimePoint> RoundMachine::deadline() const {
-  if (!open_ || policy_.kind != PolicyKind::kQuorum || !quorum_at_) return std::nullopt;
+  if (!open_ || !policy_.has_grace() || !quorum_at_) return std::nullopt;
   const TimePoint end = grace_end();
   return closes(end) ? std::optional(end) : std::nullopt;
 }
@@ -291,7 +292,7 @@ void RoundMachine::close(std::size_t late) {
 }
 
 void RoundMachine::observe(MemberId member, Duration delay) {
-  if (policy_.kind != PolicyKind::kQuorum) return;
+  if (!policy_.has_grace()) return;
   // The smoothing of a round trip's time: RFC 6298.
   const double x = seconds(delay);
   const auto [it, is_new] = paces_.emplace(member, Pace{x, x / 2});

@@ -131,9 +131,9 @@ class RoundMachine {
   bool expects(MemberId member) const;
   /// It has a seat in the open round and has not contributed.
   bool is_missing(MemberId member) const;
-  /// It has contributed to the open or last round.
   /// Number of members of this attempt that are not awaited any more and have not contributed.
   std::size_t lost() const;
+  /// It has contributed to the open or last round.
   bool has_contributed(MemberId member) const {
     const Seat* const s = seat(member);
     return s != nullptr && s->done;
@@ -141,7 +141,7 @@ class RoundMachine {
   bool has_contributions() const { return done_ > 0; }
   std::vector<MemberId> missing() const;
   std::vector<MemberId> contributed() const;
-  /// Contributions with which the open round may close.
+  /// Contributions with which the open or last round may close.
   std::size_t needed() const;
 
  private:

@@ -106,8 +106,10 @@ Status parse_policy(std::string_view policy, std::string_view late, RoundPolicy&
     if (is_damped) out.power = fields[1].value;
     return {};
   }
-  if (!fields.empty()) out.count = static_cast<std::uint64_t>(fields[0].value);
-  if (fields.size() > 1) out.grace = fields[1].value;
+  for (const Field& field : fields) {
+    if (field.name.empty()) out.count = static_cast<std::uint64_t>(field.value);
+    if (field.name == "grace") out.grace = field.value;
+  }
 
   const std::string_view rule = late.substr(0, late.find(':'));
   std::vector<Field> more;

@@ -43,6 +43,8 @@ struct RoundPolicy {
 
   /// A round may close without some of its members.
   bool is_elastic() const { return kind != PolicyKind::kBsp; }
+  /// Others that are expected soon are awaited.
+  bool has_grace() const { return kind == PolicyKind::kQuorum; }
   /// Every contribution is applied separately.
   bool applies_each() const { return kind == PolicyKind::kAsp || kind == PolicyKind::kSsp; }
 };

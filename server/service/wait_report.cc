@@ -120,7 +120,7 @@ void WaitReport::round_waits(std::vector<WaitView>& views) const {
   if (deadline)
     views.push_back({.waiter = round,
                      .waits_for = "workers that are expected soon",
-                     .what = "the quorum is there; the round closes in " +
+                     .what = "enough have contributed; the round closes in " +
                              std::to_string(static_cast<int>(
                                  1000 * std::max(0.0, seconds(*deadline - clock_.now())))) +
                              " ms at the latest",

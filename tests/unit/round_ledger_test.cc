@@ -345,6 +345,9 @@ class Ledger {
       EXPECT_EQ(decision.action, RoundAction::kWait);
       return;
     }
+    if (machine_.is_open()) {
+      EXPECT_EQ(machine_.needed(), enough());
+    }
     if (done_.size() >= enough() && !done_.empty() && !enough_at_) enough_at_ = now_;
     const bool is_enough = done_.size() >= enough() && !done_.empty() && has_weight_;
     if (decision.action == RoundAction::kWait) {
