@@ -45,12 +45,12 @@ class RunTest(ClusterTest):
         self.command.write_text("import sys\nfrom centroid.__main__ import main\nsys.exit(main())\n")
         (self.folder / "train.py").write_text(PROGRAM)
 
-    def start(self, *words, **environment):
+    def start(self, *words, command=None, **environment):
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CENTROID_")}
         library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
         variables = {**inherited, "PYTHONPATH": str(PYTHON), "LIBCENTROID": str(library), **environment}
         log = self.folder / f"run-{len(self.processes)}.log"
-        process = Process("/usr/bin/env", ["-C", self.folder, sys.executable, self.command, *words], log, variables)
+        process = Process("/usr/bin/env", ["-C", self.folder, *(command or [sys.executable, self.command]), *words], log, variables)
         self.processes.append(process)
         return process
 
@@ -77,6 +77,19 @@ class RunTest(ClusterTest):
         for rank in range(2):
             self.assertEqual(self.line(process, f"[{rank}] finished"), f"[{rank}] finished 40 {rank} {rank} 2 2 127.0.0.1 worker-{rank}")
         self.assert_gone(*pids, server)
+
+    def test_programs_beside_the_command_are_found_however_it_is_called(self):
+        self.go()
+        self.command.write_text(f"#!{sys.executable}\n{self.command.read_text()}")
+        self.command.chmod(0o755)
+        (self.folder / "link").symlink_to("centroid")
+        (self.folder / "elsewhere").mkdir()
+        (self.folder / "elsewhere" / "centroid").symlink_to("../link")
+        for command in ("./centroid", "./link", "elsewhere/../centroid", "elsewhere/centroid"):
+            with self.subTest(command):
+                process = self.start("run", "--rounds=16", "train.py", command=[command], PATH="/usr/bin:/bin")
+                self.assert_status(process, 0, "[0] finished 16")
+                self.assert_status(self.start("server", "--version", command=[command], PATH="/usr/bin:/bin"), 0)
 
     def test_a_killed_worker_starts_again(self):
         process, pids, _ = self.train()

@@ -51,11 +51,11 @@ class Failure(Exception):
 
 
 def find(program):
-    """Path of one of the programs: beside this command, in a build folder of the source tree, or in PATH."""
-    here = pathlib.Path(sys.argv[0])
+    """Absolute path of one of the programs: beside this command, in a build folder of the source tree, beside Python, or in PATH."""
+    here = pathlib.Path(sys.argv[0]).absolute()
     root = pathlib.Path(__file__).resolve().parents[3]
     built = sorted(root.glob(f"build/*/bin/{program}"), key=lambda one: -one.stat().st_mtime)
-    for path in (here.parent / program, here.resolve().parent / program, *built):
+    for path in (here.parent / program, here.resolve().parent / program, *built, pathlib.Path(sys.executable).with_name(program)):
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     if found := shutil.which(program):
