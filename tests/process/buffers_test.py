@@ -1,27 +1,12 @@
 """Batch normalisation on real servers: a worker's model, and a training program's. buffers_test.py BIN_DIR"""
 
 import array
-import json
 import pathlib
-import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.client import ClientTest
+from harness.client import ClientTest, tensors_of
 from harness.cluster import DONE, USAGE, ClusterTest, main
-
-
-def tensors_of(folder):
-    """Name to numbers, of the parameters of a checkpoint."""
-    found = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        data = file.read_bytes()
-        (length,) = struct.unpack("<Q", data[:8])
-        for name, what in json.loads(data[8 : 8 + length]).items():
-            if name != "__metadata__":
-                begin, end = what["data_offsets"]
-                found[name] = array.array("f", data[8 + length + begin : 8 + length + end]).tolist()
-    return found
 
 
 class Worker(ClusterTest):
