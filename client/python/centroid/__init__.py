@@ -194,15 +194,20 @@ class Trainer:
     exchange  "star": accept no connections of other workers; default: as the server says
     overlap   of a module each gradient leaves as soon as backward has made it. False: when `finish` is called, for programs with
               several calls of backward in a round, or that change gradients after it
+    buffers   "own": they stay with each worker and out of checkpoints, as codecs, asp and ssp need
 
     After the loop `end` is an `End` and `end_reason` its text. Where `final_evaluation` is true, call `report` before `close`.
     """
 
-    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None, exchange=None, overlap=True):
+    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None, exchange=None, overlap=True, buffers="mean"):
         self._handle = self._overlap = None
         _library or load()
         is_module = hasattr(tensors, "named_parameters")
+        if buffers not in ("mean", "own"):
+            raise _bad(f"buffers is {buffers!r}, not mean or own")
         self.tensors = _tensors_of(tensors, _is_buffer)
+        if buffers == "own":
+            self.tensors = {name_: tensor for name_, tensor in self.tensors.items() if not _is_buffer(name_)}
         self._buffers = {name_ for name_ in self.tensors if _is_buffer(name_)}
         self._frozen = _frozen_of({name_: self.tensors[name_] for name_ in self.tensors.keys() - self._buffers})
         for name_ in self._frozen:
