@@ -57,7 +57,8 @@ CENTROID_API int centroid_log_level(const char* level);
 /* Where the cluster is, and who asks. */
 typedef struct centroid_server {
   uint64_t size;
-  const char* servers; /* HOST:PORT; several separated by commas, of which one leads */
+  const char* servers; /* HOST:PORT; several separated by commas, of which one leads. For a trainer
+                          also local:JSON, such as local:{"epochs":2}: alone, without a server */
   const char* token;
   const char* name;          /* unique in the cluster; NULL: host name and process id (rows: any) */
   const char* tls_authority; /* PEM file, or "system"; NULL: no TLS */

@@ -14,6 +14,7 @@
 #include "common/tensor/buffer.h"
 #include "transport/server_list.h"
 #include "worker/exchange/cluster_exchange.h"
+#include "worker/exchange/local_exchange.h"
 #include "worker/exchange/open_peers.h"
 #include "worker/loop/rounds.h"
 
@@ -26,6 +27,7 @@ using worker::StepStats;
 
 namespace {
 
+constexpr std::string_view kAlone = "local:";  // as the server
 constexpr std::uint64_t kMostSamples = std::uint64_t{1} << 62;
 
 std::string default_name() {
@@ -67,6 +69,7 @@ struct Trainer::Impl {
                          positions[tensor.value + 1] - positions[tensor.value]);
   }
   Status connect();
+  Status train_alone();
   Result<worker::ClusterOptions> cluster_options() const;
   Status accept_peers(worker::ClusterOptions& cluster) const;
   worker::ExchangeMemory exchange_memory();
@@ -141,7 +144,19 @@ Status Trainer::Impl::accept_peers(worker::ClusterOptions& cluster) const {
   return worker::open_peers(peers, cluster);
 }
 
+Status Trainer::Impl::train_alone() {
+  CENTROID_ASSIGN(auto alone, worker::parse_local_options(options.servers.substr(kAlone.size())));
+  alone.batch = options.batch;
+  alone.train_samples = options.samples;
+  alone.manifest = manifest;
+  alone.model = options.model;
+  CENTROID_ASSIGN(exchange, worker::make_local_exchange(std::move(alone), exchange_memory()));
+  rounds.connect(*exchange);
+  return {};
+}
+
 Status Trainer::Impl::connect() {
+  if (options.servers.starts_with(kAlone)) return train_alone();
   CENTROID_ASSIGN(auto cluster, cluster_options());
   transport::TransportOptions wire;
   wire.limits.max_head_bytes = transport::kMaxHeadBytes;

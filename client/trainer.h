@@ -20,7 +20,9 @@
 namespace centroid::client {
 
 struct TrainerOptions {
-  std::string servers = "127.0.0.1:7070";  ///< HOST:PORT; several separated by commas
+  /// HOST:PORT; several separated by commas. local:JSON: this program alone, without a server
+  /// (worker/exchange/local_exchange.h has the settings).
+  std::string servers = "127.0.0.1:7070";
   std::string token;
   /// Unique in the cluster, ranks follow it; "": host name, process id, and a number from the
   /// second trainer of a process on. With state_dir it must be given.

@@ -16,7 +16,7 @@ import sys
 FOLDER = pathlib.Path("client/python/centroid")
 PAGE = pathlib.Path("docs/reference/python.md")
 HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run it. -->\n\n# Python API"
-ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
+ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "local", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
 MODULES = {"torch": ["_data_parallel", "_sampler", "_diloco", "_hooks"], "torch_backend": ["torch_backend"], "trace": ["trace"]}  # the files that have what is in `__all__`
 BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
 SHORT = ["DataParallel", "Optimizer", "DiLoCo", "sampler"]  # neither methods, arguments nor code
@@ -97,9 +97,9 @@ def all_of(tree):
 
 
 def page(root):
-    main, arrays, group = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "group.py"))
+    main, *others = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "_servers.py", "group.py"))
     tree = ast.parse(main)
-    nodes = {**public(tree), **public(ast.parse(arrays)), **public(ast.parse(group))}
+    nodes = {name: node for text in (main, *others) for name, node in public(ast.parse(text)).items()}
     if set(ORDER) != all_of(tree):
         raise SystemExit("client/python/reference.py: ORDER names other things than __all__ of the package")
     blocks = [HEAD, *blocks_of(tree)]

@@ -2,8 +2,10 @@
 
 import array
 import concurrent.futures
+import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 
@@ -20,6 +22,19 @@ def python_with_numpy():
         if subprocess.run([place, "-c", "import numpy"], capture_output=True, check=False).returncode == 0:
             return place
     return None
+
+
+def tensors_of(folder):
+    """Name to numbers, of the parameters of a checkpoint."""
+    found = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        data = file.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        for name, what in json.loads(data[8 : 8 + length]).items():
+            if name != "__metadata__":
+                begin, end = what["data_offsets"]
+                found[name] = array.array("f", data[8 + length + begin : 8 + length + end]).tolist()
+    return found
 
 
 class ClientTest(ClusterTest):

@@ -1,27 +1,12 @@
 """Batch normalisation on real servers: a worker's model, and a training program's. buffers_test.py BIN_DIR"""
 
 import array
-import json
 import pathlib
-import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.client import ClientTest
+from harness.client import ClientTest, tensors_of
 from harness.cluster import DONE, USAGE, ClusterTest, main
-
-
-def tensors_of(folder):
-    """Name to numbers, of the parameters of a checkpoint."""
-    found = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        data = file.read_bytes()
-        (length,) = struct.unpack("<Q", data[:8])
-        for name, what in json.loads(data[8 : 8 + length]).items():
-            if name != "__metadata__":
-                begin, end = what["data_offsets"]
-                found[name] = array.array("f", data[8 + length + begin : 8 + length + end]).tolist()
-    return found
 
 
 class Worker(ClusterTest):
@@ -97,6 +82,28 @@ class Program(ClientTest):
             self.assertEqual(list(one["n.running_mean"]), [5.25, 2])
             self.assertEqual(list(one["n.running_var"]), [0.25])
         self.assertEqual(server.exit_status(), DONE)
+
+    def test_each_worker_may_have_its_own_beside_what_would_spoil_them(self):
+        for flags, codec in ((["--codec-down", "int8"], "int8"), (["--policy", "asp"], "topk:0.5")):
+            with self.subTest(flags=flags):
+                run = flags[1]
+                server = self.server("--rounds", 4, "--min-workers", 2, "--exit-when-finished", "--exchange", "star", *flags, run=run, name=run)
+                tensors = [{"w": array.array("f", [1, 2]), "n.running_mean": array.array("f", [0])} for _ in range(2)]
+
+                def work(i):
+                    with self.trainer(server, f"{run}{i}", tensors[i], buffers="own", codec=codec) as trainer:
+                        for share in trainer:
+                            tensors[i]["n.running_mean"][0] = share.round * (i + 1)
+                            trainer.finish({"w": array.array("f", [1, 1])})
+
+                self.at_once(work)
+                self.assertEqual(server.exit_status(), DONE)
+                self.assertEqual(sorted(tensors_of(self.checkpoints(run)[-1])), ["w"])
+                self.assertLess(tensors[0]["w"][0], 1)
+                for i in range(2):
+                    self.assertEqual(tensors[i]["n.running_mean"][0] % (i + 1), 0)
+                self.assertGreater(tensors[0]["n.running_mean"][0] + tensors[1]["n.running_mean"][0], 0)
+        self.assert_fails("invalid_argument", "not mean or own", self.trainer, server, "x", {"w": array.array("f", [1])}, buffers="none")
 
     def test_with_local_steps_they_are_trained_in_place(self):
         server = self.launch_server("--rounds", 1, "--min-workers", 2, "--local-steps", 2, "--exit-when-finished").wait_ready()

@@ -34,7 +34,9 @@ class Examples(GroupTest):
         return process.text()
 
     def run_workers(self, count, *words):
-        return self.run_example(self.command, "run", "--workers", count, f"--run-dir={self.folder / 'job'}", *words)
+        """What the workers write, without what the command says of the job."""
+        output = self.run_example(self.command, "run", "--workers", count, f"--run-dir={self.folder / 'job'}", *words)
+        return "\n".join(line for line in output.splitlines() if line.startswith("["))
 
     def numbers(self, output, pattern):
         found = [float(number) for number in re.findall(pattern, output)]

@@ -1,10 +1,17 @@
 """`centroid run`: a server and workers like torchrun's, restarts, and nothing left behind. run_test.py BIN_DIR"""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import pty
+import re
 import signal
+import struct
 import sys
+import termios
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import PYTHON
@@ -35,6 +42,34 @@ def is_alive(pid):
         return False
 
 
+class Screen:
+    """A terminal: what was written to it, and the lines that it shows."""
+
+    def __init__(self, rows, columns):
+        self.near, self.far = pty.openpty()
+        fcntl.ioctl(self.far, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.columns, self.written = columns, ""
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        with contextlib.suppress(OSError):  # the end of a terminal is an error
+            while piece := os.read(self.near, 65536):
+                self.written += piece.decode(errors="replace")
+        os.close(self.near)
+
+    def lines(self):
+        lines = [""]
+        for word in re.findall(r"\033\[\d*[A-Z]|\r\n|.", self.written):
+            if word == "\r\n":
+                lines.append("")
+            elif word.endswith("F") and len(word) > 1:  # up, and what is below goes with the \033[J that follows
+                lines = [*lines[: -int(word[2:-1]) - 1], ""]
+            elif len(word) == 1:
+                lines[-1] += word
+        return lines
+
+
 class RunTest(ClusterTest):
     """The command, with the programs beside it as they are installed."""
 
@@ -45,12 +80,15 @@ class RunTest(ClusterTest):
         self.command.write_text("import sys\nfrom centroid.__main__ import main\nsys.exit(main())\n")
         (self.folder / "train.py").write_text(PROGRAM)
 
-    def start(self, *words, **environment):
+    def start(self, *words, command=None, screen=None, **environment):
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CENTROID_")}
         library = pathlib.Path(self.programs).parent / "lib" / "libcentroid.so"
         variables = {**inherited, "PYTHONPATH": str(PYTHON), "LIBCENTROID": str(library), **environment}
         log = self.folder / f"run-{len(self.processes)}.log"
-        process = Process("/usr/bin/env", ["-C", self.folder, sys.executable, self.command, *words], log, variables)
+        words = [*(command or [sys.executable, self.command]), *words]
+        if screen:  # a shell, so that the test's log stays what it is
+            words = ["sh", "-c", f'exec "$@" > {os.ttyname(screen.far)} 2>&1', "sh", *words]
+        process = Process("/usr/bin/env", ["-C", self.folder, *words], log, variables)
         self.processes.append(process)
         return process
 
@@ -77,6 +115,50 @@ class RunTest(ClusterTest):
         for rank in range(2):
             self.assertEqual(self.line(process, f"[{rank}] finished"), f"[{rank}] finished 40 {rank} {rank} 2 2 127.0.0.1 worker-{rank}")
         self.assert_gone(*pids, server)
+
+    def test_changes_are_a_line_each(self):
+        process, _, _ = self.train()
+        wait_for(lambda: re.search(r"^centroid: round .*, training, 2 workers", process.text(), re.M), "what the job does")
+        self.go()
+        self.assert_status(process, 0, "centroid: round 40 of 40, finished")
+        self.assertNotIn("\033", process.text())
+        self.assertEqual(process.text().count("training, 2 workers"), 1)
+
+    def test_a_terminal_shows_a_table_below_the_output(self):
+        screen = Screen(24, 60)
+        process = self.start("run", "--workers", "2", ROUNDS, "--run-dir=job", "train.py", screen=screen, TERM="xterm")
+
+        def drawn():
+            lines = screen.lines()[-5:-1]
+            return lines if len(lines) == 4 and lines[0].startswith("round 15 of 40, training, 2 workers") else None
+
+        table = wait_for(lambda: drawn() or not process.is_running(), "the table")
+        self.assertNotEqual(table, True, screen.written)
+        self.assertRegex(table[1], r"^worker +state +rounds +samples/s +loss$")
+        self.assertRegex(table[2], r"^worker-0 +\w+ +14 +\d+ +-$")
+        self.assertLess(max(map(len, table)), screen.columns)
+        self.go()
+        self.assert_status(process, 0)
+        os.close(screen.far)
+        screen.reader.join()
+        lines = screen.lines()
+        self.assertEqual([line for line in lines if line.startswith("worker")], [])
+        self.assertEqual(sum(line.startswith(("[0] finished 40", "[1] finished 40")) for line in lines), 2)
+        self.assertEqual(sum("] pid " in line for line in lines), 2)
+        self.assertTrue(any(line.startswith("centroid: round 40 of 40, finished") for line in lines), lines)
+
+    def test_programs_beside_the_command_are_found_however_it_is_called(self):
+        self.go()
+        self.command.write_text(f"#!{sys.executable}\n{self.command.read_text()}")
+        self.command.chmod(0o755)
+        (self.folder / "link").symlink_to("centroid")
+        (self.folder / "elsewhere").mkdir()
+        (self.folder / "elsewhere" / "centroid").symlink_to("../link")
+        for command in ("./centroid", "./link", "elsewhere/../centroid", "elsewhere/centroid"):
+            with self.subTest(command):
+                process = self.start("run", "--rounds=16", "train.py", command=[command], PATH="/usr/bin:/bin")
+                self.assert_status(process, 0, "[0] finished 16")
+                self.assert_status(self.start("server", "--version", command=[command], PATH="/usr/bin:/bin"), 0)
 
     def test_a_killed_worker_starts_again(self):
         process, pids, _ = self.train()

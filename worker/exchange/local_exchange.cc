@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/base/config.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/optim/norm.h"
@@ -22,8 +23,15 @@ class LocalExchange final : public Exchange {
       : options_(std::move(options)),
         plan_(std::move(plan)),
         memory_(std::move(memory)),
-        optimizer_(std::move(optimizer)),
-        trained_(trained_elements(options_.manifest)) {
+        optimizer_(std::move(optimizer)) {
+    std::size_t at = 0;
+    for (const TensorInfo& tensor : options_.manifest) {
+      const auto size = static_cast<std::size_t>(tensor.elements());
+      if (parts_.empty() || parts_.back().is_buffer != is_buffer(tensor))
+        parts_.push_back({.begin = at, .size = 0, .is_buffer = is_buffer(tensor)});
+      parts_.back().size += size;
+      at += size;
+    }
     slots_.assign(optimizer_->slots(), std::vector<float>(memory_.params.size()));
     memory_.initialize(options_.seed);
   }
@@ -62,12 +70,7 @@ class LocalExchange final : public Exchange {
                    "JIDOKA HALT: worker 0 (local): the gradient of tensor " + bad +
                        " is not finite in round " + to_string(round_));
     if (bad.empty()) {
-      std::vector<std::span<float>> slots;
-      for (auto& slot : slots_) slots.push_back(std::span(slot).first(trained_));
-      const std::span<float> params = memory_.params.first(trained_),
-                             buffers = memory_.params.subspan(trained_);
-      optimizer_->step(++steps_, params, gradient(), slots, params);
-      step_buffer(buffers, memory_.gradients.subspan(trained_), buffers);
+      step();
       version_ = version_.next();
     } else {
       report.outcome = RoundReport::Outcome::kSkipped;
@@ -102,8 +105,29 @@ class LocalExchange final : public Exchange {
   }
 
  private:
-  /// The round's gradient of what is trained, clipped where that is asked for.
-  std::span<const float> gradient() {
+  /// Neighbouring tensors that are all trained, or all buffers.
+  struct Part {
+    std::size_t begin = 0, size = 0;
+    bool is_buffer = false;
+  };
+
+  void step() {
+    const std::span<const float> gradient = clipped_gradient();
+    ++steps_;
+    for (const Part& part : parts_) {
+      const std::span<float> params = memory_.params.subspan(part.begin, part.size);
+      if (part.is_buffer) {
+        step_buffer(params, memory_.gradients.subspan(part.begin, part.size), params);
+        continue;
+      }
+      std::vector<std::span<float>> slots;
+      for (auto& slot : slots_) slots.push_back(std::span(slot).subspan(part.begin, part.size));
+      optimizer_->step(steps_, params, gradient.subspan(part.begin, part.size), slots, params);
+    }
+  }
+
+  /// The round's gradient, clipped where that is asked for; of buffers it has no meaning.
+  std::span<const float> clipped_gradient() {
     PlaneNorm norm;
     const double bound = optimizer_->config().clip_norm;
     if (bound > 0)
@@ -113,7 +137,7 @@ class LocalExchange final : public Exchange {
         norm.end_chunk();
       }
     const float factor = clip_factor(norm.value(), bound);
-    const std::span<const float> gradient = memory_.gradients.first(trained_);
+    const std::span<const float> gradient = memory_.gradients;
     if (factor == 1) return gradient;
     clipped_.assign(gradient.begin(), gradient.end());
     for (float& g : clipped_) g *= factor;
@@ -159,7 +183,7 @@ class LocalExchange final : public Exchange {
   ChunkPlan plan_;  ///< when the norm may be clipped
   ExchangeMemory memory_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::size_t trained_ = 0;  ///< elements in front of the buffers
+  std::vector<Part> parts_;
   std::vector<std::vector<float>> slots_;
   std::vector<float> clipped_;
   Share share_;
@@ -172,9 +196,39 @@ class LocalExchange final : public Exchange {
 
 }  // namespace
 
+Result<LocalOptions> parse_local_options(const std::string& json) {
+  LocalOptions options;
+  OptimizerConfig& optimizer = options.optimizer;
+  std::string nonfinite = "halt";
+  config::Schema s("local", "Settings of a job without a server.");
+  s.field("optimizer", &optimizer.name, {.text = "update rule", .choices = optimizer_names()});
+  s.field("lr", &optimizer.learning_rate, {.text = "learning rate", .min = 0.0});
+  s.field("lr_schedule", &optimizer.schedule, {.text = "factor on the learning rate"});
+  s.field("clip_norm", &optimizer.clip_norm, {.text = "limit of the gradient's norm", .min = 0.0});
+  s.field("momentum", &optimizer.momentum, {.text = "momentum, nesterov", .min = 0.0});
+  s.field("beta1", &optimizer.beta1, {.text = "adam, adamw, yogi"});
+  s.field("beta2", &optimizer.beta2, {.text = "adam, adamw, yogi"});
+  s.field("epsilon", &optimizer.epsilon, {.text = "adam, adamw, yogi, adagrad"});
+  s.field("weight_decay", &optimizer.weight_decay, {.text = "as on the server"});
+  s.field("l1", &optimizer.l1, {.text = "ftrl"});
+  s.field("ftrl_beta", &optimizer.ftrl_beta, {.text = "ftrl"});
+  s.field("seed", &options.seed, {.text = "of the data order"});
+  s.field("epochs", &options.epochs, {.text = "the goal; 0: none"});
+  s.field("rounds", &options.rounds, {.text = "the goal; 0: none"});
+  s.field("checkpoint_dir", &options.checkpoint_dir, {.text = "for the final state"});
+  s.field("nonfinite", &nonfinite,
+          {.text = "numbers that are not finite", .choices = {"halt", "skip", "propagate"}});
+  options.epochs = 0;
+  CENTROID_TRY(s.load_text(json, "settings without a server"));
+  options.skip_nonfinite = nonfinite == "skip";
+  options.propagate_nonfinite = nonfinite == "propagate";
+  return options;
+}
+
 Result<std::unique_ptr<Exchange>> make_local_exchange(LocalOptions options, ExchangeMemory memory) {
   if (options.epochs == 0 && options.rounds == 0)
-    return Error(ErrorCode::kInvalidArgument, "exchange local needs a goal: --epochs or --rounds");
+    return Error(ErrorCode::kInvalidArgument,
+                 "without a server training needs a goal: epochs or rounds");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
   ChunkPlan plan;
   if (options.optimizer.clip_norm > 0) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "common/checkpoint/checkpoint.h"
 #include "common/optim/optimizer.h"
@@ -24,6 +25,11 @@ struct LocalOptions {
   std::uint64_t checkpoint_keep = 3;
   std::string model;
 };
+
+/// Settings of a job without a server, as a JSON object with the names of the server's settings.
+/// The rest of the options is the caller's.
+/// fails  invalid_argument, as config::Schema
+Result<LocalOptions> parse_local_options(const std::string& json);
 
 /// The same contract without a network: one worker is the cluster. The oracle of the distributed
 /// exchanges.

@@ -22,9 +22,10 @@ from ._abi import _ABI, _CODES, _PROTOTYPES, _Call, _GroupOptions, _Pulled, _Rou
 from ._arrays import CentroidError, _bad, _check_writable, _checksum, _frozen_of, _number, _read, _shape, _size, _tensors_of, _write
 from ._blocking import Blocking
 from ._overlap import Overlap
+from ._servers import _bytes, _server, local
 from .group import Group, Work, join
 
-__all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "Work", "join", "load", "log_level", "pull", "version"]
+__all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "Work", "join", "load", "local", "log_level", "pull", "version"]
 
 _library = None
 
@@ -112,10 +113,6 @@ def _call(function, *arguments):
     return text
 
 
-def _bytes(text):
-    return None if text is None else os.fsencode(text)
-
-
 def version():
     """Return the version of the library."""
     return (_library or load()).centroid_version().decode()
@@ -125,33 +122,6 @@ def log_level(level):
     """Set what the library logs to stderr: trace, debug, info, warn (the default), error or off."""
     _library or load()
     _call("log_level", level.encode())
-
-
-def _server(server, token, name, timeout, tls):
-    if server is None:
-        given = os.environ.get
-        if not given("CENTROID_SERVER"):
-            raise _bad("server is None and CENTROID_SERVER is not set: give HOST:PORT, or start the program with `centroid run`")
-        server = given("CENTROID_SERVER")
-        if token is None and given("CENTROID_TOKEN_FILE"):
-            token = pathlib.Path(given("CENTROID_TOKEN_FILE")).read_text().strip()
-        if tls is None and given("CENTROID_TLS_AUTHORITY"):
-            tls = {"authority": given("CENTROID_TLS_AUTHORITY")}
-    if timeout is not None and not 0 < timeout <= 10**8:
-        raise _bad(f"timeout {timeout} is not from 0 to 10^8 seconds")
-    if tls is not None and "authority" not in tls:
-        raise _bad("tls has no authority: whose certificates count?")
-    tls = tls or {}
-    unknown = set(tls) - {"authority", "certificate", "key", "server_name"}
-    if unknown:
-        raise CentroidError("invalid_argument", f"tls has authority, certificate, key and server_name, not {', '.join(sorted(unknown))}")
-    return _Server(
-        servers=_bytes(server),
-        token=_bytes(token),
-        name=_bytes(name),
-        timeout_ms=max(int(1000 * timeout), 1) if timeout else 0,
-        **{f"tls_{key}": _bytes(value) for key, value in tls.items()},
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +173,8 @@ class Trainer:
 
     Use it from one thread, but for `stop`. A process may have several.
 
-    server   HOST:PORT; several servers are separated by commas. None: what `centroid run` has set (CENTROID_SERVER, CENTROID_NAME and so on)
+    server   HOST:PORT; several servers are separated by commas. None: what `centroid run` has set (CENTROID_SERVER, CENTROID_NAME and so on).
+             Or `centroid.local()`
     tensors  a PyTorch module, or a dict of names and arrays. They are changed in place, and are the cluster's parameters in each round.
              The first worker's values are the initial ones, unless there is a checkpoint. A name whose last part begins with running_ is
              a buffer: it is averaged and needs no gradient. A PyTorch parameter that requires no gradient, beside others that do, is
@@ -223,15 +194,20 @@ class Trainer:
     exchange  "star": accept no connections of other workers; default: as the server says
     overlap   of a module each gradient leaves as soon as backward has made it. False: when `finish` is called, for programs with
               several calls of backward in a round, or that change gradients after it
+    buffers   "own": they stay with each worker and out of checkpoints, as codecs, asp and ssp need
 
     After the loop `end` is an `End` and `end_reason` its text. Where `final_evaluation` is true, call `report` before `close`.
     """
 
-    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None, exchange=None, overlap=True):
+    def __init__(self, server, tensors, *, samples, batch=1, token=None, name=None, model=None, codec=None, state_dir=None, data_fingerprint=0, sample_tokens=0, on_keep=None, timeout=None, tls=None, exchange=None, overlap=True, buffers="mean"):
         self._handle = self._overlap = None
         _library or load()
         is_module = hasattr(tensors, "named_parameters")
+        if buffers not in ("mean", "own"):
+            raise _bad(f"buffers is {buffers!r}, not mean or own")
         self.tensors = _tensors_of(tensors, _is_buffer)
+        if buffers == "own":
+            self.tensors = {name_: tensor for name_, tensor in self.tensors.items() if not _is_buffer(name_)}
         self._buffers = {name_ for name_ in self.tensors if _is_buffer(name_)}
         self._frozen = _frozen_of({name_: self.tensors[name_] for name_ in self.tensors.keys() - self._buffers})
         for name_ in self._frozen:

@@ -7,7 +7,8 @@
     centroid version                             version of the library
 
 `centroid run` starts N workers of PROGRAM (a file *.py, `-m MODULE`, or any program) on this machine and shows their output, each line
-behind the number of its worker. A worker that fails starts again. Ctrl-C ends all.
+behind the number of its worker, and what changes in the job; on a terminal also a table of the workers. A worker that fails starts
+again. Ctrl-C ends all.
 
   --workers N            workers on this machine; default: 1
   --restarts N           how often a worker or the server may start again; default: 3
@@ -36,6 +37,8 @@ import subprocess
 import sys
 import time
 
+from ._live import Live
+
 START_SECONDS = 60.0  # until the server listens
 STOP_SECONDS = 15.0  # for a clean end, before SIGKILL
 RESTART_SECONDS = 1.0  # before the first restart; before the next twice as long
@@ -51,11 +54,11 @@ class Failure(Exception):
 
 
 def find(program):
-    """Path of one of the programs: beside this command, in a build folder of the source tree, or in PATH."""
-    here = pathlib.Path(sys.argv[0])
+    """Absolute path of one of the programs: beside this command, in a build folder of the source tree, beside Python, or in PATH."""
+    here = pathlib.Path(sys.argv[0]).absolute()
     root = pathlib.Path(__file__).resolve().parents[3]
     built = sorted(root.glob(f"build/*/bin/{program}"), key=lambda one: -one.stat().st_mtime)
-    for path in (here.parent / program, here.resolve().parent / program, *built):
+    for path in (here.parent / program, here.resolve().parent / program, *built, pathlib.Path(sys.executable).with_name(program)):
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     if found := shutil.which(program):
@@ -201,7 +204,7 @@ class Run:
     def __init__(self, options, settings, words):
         self.options, self.settings, self.words = options, settings, words
         self.selector = selectors.DefaultSelector()
-        self.server, self.workers, self.endpoints = None, [], None
+        self.server, self.workers, self.endpoints, self.live = None, [], None, None
         self.status = 0
         self.interrupts, self.is_stopping, self.term_at, self.kill_at = 0, False, None, None
 
@@ -267,8 +270,11 @@ class Run:
 
     def read(self, seconds):
         """Show what the children write; return after this time, or when there was something or a signal."""
-        for key, _ in self.selector.select(max(seconds, 0)):
-            if key.data is None:  # a signal woke us
+        found = self.selector.select(max(seconds, 0))
+        if self.live and any(key.data for key, _ in found):
+            self.live.hide()
+        for key, _ in found:
+            if key.data is None:  # a signal woke us, or the live table
                 os.read(key.fd, LINE_BYTES)
                 continue
             data = os.read(key.fd, LINE_BYTES)
@@ -276,6 +282,15 @@ class Run:
             if not data:
                 self.selector.unregister(key.fileobj)
                 key.fileobj.close()
+        if self.live:
+            self.live.take()
+            if not self.live.shown:
+                self.live.show()
+
+    def say(self, text):
+        if self.live:
+            self.live.hide()
+        say(text)
 
     def take_end(self, child):
         code = child.take_end()
@@ -291,11 +306,11 @@ class Run:
             return
         child.again_at = time.monotonic() + RESTART_SECONDS * 2**child.restarts
         child.restarts += 1
-        say(f"{name} {how}; start {child.restarts} of at most {self.options['restarts']} more")
+        self.say(f"{name} {how}; start {child.restarts} of at most {self.options['restarts']} more")
 
     def stop(self, why):
         """End all: the workers first, which then say goodbye to the server."""
-        say(f"{why}: ending all")
+        self.say(f"{why}: ending all")
         self.is_stopping, self.kill_at = True, time.monotonic() + STOP_SECONDS
         for child in self.workers:
             child.again_at = None
@@ -321,6 +336,8 @@ class Run:
             self.stop("interrupted")
         if self.server and self.server.is_running() and self.term_at is None and self.is_over(self.workers):
             self.server.again_at = None
+            if self.live:
+                self.live.end()
             self.term_at = now  # until now it told late workers that the job is over
         if self.term_at and self.term_at <= now:
             self.server.send(signal.SIGTERM)
@@ -347,6 +364,10 @@ class Run:
                 self.add_server()
                 server, api = self.wait_for_server()
                 self.fix_ports(server, api)
+                if api:
+                    from .demo import Api  # which imports this module
+
+                    self.live = Live(Api(api), say, lambda: waker.send(b"\0"))
                 say(f"{self.options['workers']} workers of the server {server}; files in {self.endpoints.parent}; `centroid ctl --server http://{api} status --watch` shows it")
             if not self.interrupts:
                 self.add_workers(server)
@@ -359,6 +380,10 @@ class Run:
 
     def end_all(self):
         """Nothing is left behind, also after an error of ours; the last lines are shown."""
+        if self.live:
+            self.live.is_over.set()
+            self.live.hide()
+            self.live = None
         for child in [*self.workers, *([self.server] if self.server else [])]:
             child.send(signal.SIGKILL)
         deadline = time.monotonic() + 2
