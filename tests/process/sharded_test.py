@@ -265,7 +265,7 @@ class Losses(Sharded):
 
 class Pipeline(Sharded):
     TEXT = "transformer:layers=2,width=16,heads=2,context=16"
-    GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--seed", 3, "--rounds", 30)
+    GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--clip-norm", "0.5", "--seed", 3, "--rounds", 30)
 
     def texts(self):
         folder = self.folder / "texts"
@@ -291,6 +291,8 @@ class Pipeline(Sharded):
                 summaries, file = self.train(world, "none", *arguments, run=run, batch=batch, model=self.TEXT, data=data)
                 for is_ in summaries:
                     self.assertEqual(is_["rounds"], should["rounds"])
+                    self.assertEqual(is_["gradient_norm"], summaries[0]["gradient_norm"])
+                    self.assertGreater(is_["gradient_norm"], 0.5)
                     for key in ("loss", "test_loss"):
                         self.assertAlmostEqual(is_[key], should[key], delta=1e-4 * should[key])
                     self.assertGreater(is_["pipeline"]["bubble_of_useful"], is_["pipeline"]["bubble_of_total"])

@@ -87,8 +87,6 @@ Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOption
   for (const Pass& pass : own->layered()->passes(true))
     if (pass.reads.size() > 1 && stages > 1)
       return refusal("model '" + model.spec() + "' has layers that share a tensor; use tied=no");
-  if (options.sharded.optimizer.clip_norm > 0 && stages > 1)
-    return refusal("clip_norm needs the gradient of all stages: use it without pp");
   const auto schedule = parallel::make_schedule(options.schedule, stages, options.micro_batches);
   if (!schedule.ok()) return schedule.error();
   std::vector<double> costs(shapes.back().layer + 1);
@@ -152,8 +150,10 @@ Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective:
     own->layered()->initialize_tensor(seed, TensorId(tensor), out);
     return {};
   };
+  parallel::ShardedOptions sharded = options.sharded;
+  sharded.parts = line;
   CENTROID_ASSIGN(auto parameters,
-                  ShardedParameters::make(data, cut(shapes, tensors), options.sharded, initial));
+                  ShardedParameters::make(data, cut(shapes, tensors), sharded, initial));
   return std::unique_ptr<PipelineReplica>(
       new PipelineReplica(group, std::move(line), std::move(data), model, options, layers, tensors,
                           std::move(parameters)));

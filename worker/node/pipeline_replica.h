@@ -23,7 +23,7 @@ struct PipelineOptions {
 /// The layers of each stage, by the elements of their matrices, which a sample is multiplied with.
 ///
 /// fails  invalid_argument: more stages than layers, fewer micro-batches than stages, a model
-///        without passes or whose layers share tensors, clip_norm; unimplemented: tensor parallel
+///        without passes or whose layers share tensors; unimplemented: tensor parallel
 Result<std::vector<parallel::Range>> stage_layers(const Model& model,
                                                   const PipelineOptions& options);
 
