@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "worker/config.h"
@@ -18,17 +19,19 @@ namespace centroid::worker {
 /// fails   a checkpoint that cannot be written is logged, and training goes on
 class JobCheckpoints {
  public:
-  /// Opens config.checkpoint.dir. `run`: of the job that goes on; empty: it begins.
+  /// Opens config.checkpoint.dir. `run`: of the job that goes on; empty: it begins. `stage`: of a
+  /// pipeline, this rank's.
   ///
   /// fails  failed_precondition: checkpoints of another job are there and there is no `resume`; as
   ///        ShardedCheckpoints::open
-  static Result<std::unique_ptr<JobCheckpoints>> open(const WorkerConfig& config,
-                                                      const Model& model, const DataSplit& data,
-                                                      const collective::Group& group,
-                                                      const std::string& run = {});
+  static Result<std::unique_ptr<JobCheckpoints>> open(
+      const WorkerConfig& config, const Model& model, const DataSplit& data,
+      const collective::Group& group, const std::string& run = {},
+      const std::optional<parallel::CheckpointStage>& stage = std::nullopt);
   const std::string& run() const { return run_id_; }
 
-  bool is_empty() const { return is_empty_; }  ///< when it was opened
+  /// Whether to `restore`. Logs that there is none if config.resume wants one.
+  bool resumes() const;
   /// The newest sound one, and its position in `summary`.
   ///
   /// fails  before memory is taken. failed_precondition: it was made with another seed or other
@@ -50,6 +53,7 @@ class JobCheckpoints {
   const WorkerConfig& config_;
   const Model& model_;
   const std::uint64_t train_samples_;
+  parallel::Range own_tensors_;  ///< of the model: those of the stage
   std::string run_id_;
   bool is_empty_ = true;
   std::unique_ptr<parallel::ShardedCheckpoints> checkpoints_;

@@ -59,14 +59,16 @@ Result<ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Mod
 
 Status check_limit(const WorkerConfig& config, const ShardedMemory& planes, std::uint64_t other) {
   const MemoryLimit limit = memory_limit(config.memory_limit);
-  const std::uint64_t divided = planes.parameters + planes.gradients + planes.state;
+  const std::uint64_t snapshot = config.checkpoint.every_rounds > 0 ? planes.snapshot : 0;
+  const std::uint64_t divided = planes.parameters + planes.gradients + planes.state + snapshot;
   if (divided + other <= limit.bytes) return {};
   const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
   return Error(ErrorCode::kFailedPrecondition,
                "this rank needs " + text(divided + other) + " bytes, " + limit.source + " allows " +
                    text(limit.bytes) + ": " + text(planes.parameters) + " for parameters, " +
                    text(planes.gradients) + " for gradients, " + text(planes.state) +
-                   " for the optimizer, " + text(other) +
+                   " for the optimizer, " + text(snapshot) +
+                   " for the copy that a checkpoint is written from, " + text(other) +
                    " for data, batch and activations. Start more ranks, or lower --batch; "
                    "--sharding full with --shard-replicas 0 needs the least");
 }
@@ -82,10 +84,7 @@ Status ShardedJob::begin() {
   CENTROID_ASSIGN(peers_, join_ranks(config_));
   CENTROID_TRY(open_meeting());
   CENTROID_TRY(open_checkpoints({}));
-  if (config_.resume && !checkpoints_->is_empty()) return restore();
-  if (config_.resume)
-    log::warn("checkpoint.none_found",
-              {{"dir", config_.checkpoint.dir}, {"action", "starting afresh"}});
+  if (checkpoints_ && checkpoints_->resumes()) return restore();
   CENTROID_ASSIGN(replica_, ShardedReplica::make(group(), model_, config_.seed, options_));
   replica_world_ = group().world();
   return {};

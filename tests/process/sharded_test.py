@@ -9,6 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import DONE, FAILED, HALTED, USAGE, ClusterTest, Hold, free_port, main, wait_for
+from harness.ctl import CtlTest
 
 MODEL = "mlp:64-48-32-10"
 TOKENS = "transformer:layers=2,width=16,heads=2,context=64,vocabulary=17,classes=10"
@@ -263,7 +264,7 @@ class Losses(Sharded):
         self.assertEqual(self.summary("r1")["rounds"], 40)
 
 
-class Pipeline(Sharded):
+class Pipeline(Sharded, CtlTest):
     TEXT = "transformer:layers=2,width=16,heads=2,context=16"
     GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--clip-norm", "0.5", "--seed", 3, "--rounds", 30)
 
@@ -299,6 +300,39 @@ class Pipeline(Sharded):
                 self.assertEqual(sorted({is_["pipeline"]["stage"] for is_ in summaries}), list(range(world // (2 if "dp" in mesh else 1))))
                 self.assert_near(self.values(file), expected, 1e-4)
 
+    def test_a_killed_job_is_resumed_on_other_stages_and_without_stages(self):
+        place = self.folder / "checkpoints"
+        common = ["--data", self.texts(), "--optimizer", "adam", "--lr", "0.003", "--clip-norm", "0.5", "--seed", 3]
+        workers = self.ranks(
+            4, "--parallel", "dp=2,pp=2", *common, "--epochs", 1_000_000, "--checkpoint.dir", place, "--checkpoint.every-rounds", 5, model=self.TEXT, batch=12
+        )
+        wait_for(lambda: len(list(place.glob("checkpoint-*"))) >= 2, "two checkpoints")
+        workers[2].kill()
+        for rank in (0, 1, 3):
+            self.assert_status(workers[rank], FAILED, "rank 2, data rank 0 of stage 1", "--resume")
+        newest = sorted(place.glob("checkpoint-*"))[-1]
+        step = int(newest.name.split("-")[1]) - 1
+        goal = ["--rounds", step + 10]
+        undisturbed = ["--parallel", "dp=2,pp=2", *common, *goal]
+        summaries, file = self.train(4, "full", *undisturbed, run="-undisturbed", batch=12, model=self.TEXT, data=common[1])
+        should, expected = summaries[0], self.values(file)
+        exported = self.folder / "exported.safetensors"
+        self.ctl(None, "checkpoints", "export", place, "--to", exported)
+        self.assertEqual(self.values(exported).keys(), expected.keys())
+        for mesh, world, sharding, batch in (("dp=2,pp=2", 4, "full", 12), ("pp=2", 2, "none", 24), ("pp=3", 3, "none", 24), ("", 4, "full", 6), ("", 2, "none", 12)):
+            with self.subTest(mesh=mesh, sharding=sharding):
+                folder = self.folder / f"resumed{len(self.processes)}"
+                shutil.copytree(newest, folder / newest.name)
+                flags = [*common, *goal, "--parallel", mesh, "--checkpoint.dir", folder, "--resume"]
+                summaries, file = self.train(world, sharding, *flags, run=folder.name, batch=batch, model=self.TEXT, data=common[1])
+                for is_ in summaries:
+                    self.assertEqual((is_["rounds"], is_["samples"]), (should["rounds"], should["samples"]))
+                    for key in ("loss", "test_loss", "gradient_norm"):
+                        self.assertAlmostEqual(is_[key], should[key], delta=1e-3 * should[key])
+                self.assert_near(self.values(file), expected, 1e-3)
+                if mesh == "dp=2,pp=2":  # what wrote it goes on with the same bytes
+                    self.assertEqual({is_["loss"] for is_ in summaries}, {should["loss"]})
+
     def test_a_killed_stage_ends_the_job_with_its_place_and_what_to_do(self):
         workers = self.ranks(4, "--parallel", "dp=2,pp=2", "--data", self.texts(), "--epochs", 1_000_000, model=self.TEXT, batch=8)
         for worker in workers:
@@ -324,7 +358,6 @@ class Refusals(Sharded):
             ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--micro-batches", 2], "2 micro_batches for 3 stages"),
             ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--model", "mlp:64-16-10"], "3 stages for 2 layers"),
             ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--batch", 4], "8 micro_batches"),
-            ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--checkpoint.dir", self.folder], "checkpoint.dir"),
             ([*goal, *place, "--world", 2, "--micro-batches", 2], "pp"),
             ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
             ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),
