@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/base/memory_limit.h"
 #include "common/base/random.h"
 #include "worker/node/sharded_replica.h"
 #include "worker/parallel/agreement.h"
@@ -118,12 +119,21 @@ CheckpointInfo JobCheckpoints::info_of(const ShardedSummary& summary) const {
   return info;
 }
 
+/// Asked after a step, when the process has reserved what it needs besides.
+bool JobCheckpoints::has_room(const parallel::ShardedMemory& planned) const {
+  return planned.parameters + planned.gradients + planned.state + planned.snapshot +
+             planned.other <=
+         memory_limit(config_.memory_limit).bytes;
+}
+
 void JobCheckpoints::stepped(const parallel::ShardedParameters& parameters,
-                             const ShardedSummary& summary) {
+                             const ShardedSummary& summary,
+                             const parallel::ShardedMemory& planned) {
   const std::uint64_t every = config_.checkpoint.every_rounds;
   if (every == 0 || summary.steps % every != 0) return;
   log_failure(checkpoints_->wait(), last_);
-  const Status begun = checkpoints_->begin(parameters, info_of(summary));
+  const Status begun = has_room(planned) ? checkpoints_->begin(parameters, info_of(summary))
+                                         : checkpoints_->write(parameters, info_of(summary));
   log_failure(begun, summary.steps);
   if (begun.ok()) last_ = summary.steps;
 }

@@ -39,14 +39,17 @@ class JobCheckpoints {
   Result<std::unique_ptr<parallel::ShardedParameters>> restore(
       const parallel::ShardedOptions& options, ShardedSummary& summary);
 
-  /// Begin to write one if it is due after this step.
-  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
+  /// Write one if it is due after this step: from a copy while training goes on, if there is memory
+  /// for it beside the planned.
+  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
+               const parallel::ShardedMemory& planned);
   /// Write the last one, unless it is there, and wait for it.
   void finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
 
  private:
   JobCheckpoints(const WorkerConfig& config, const Model& model, std::uint64_t train_samples)
       : config_(config), model_(model), train_samples_(train_samples) {}
+  bool has_room(const parallel::ShardedMemory& planned) const;
   Status check_position(const CheckpointInfo& info) const;
   CheckpointInfo info_of(const ShardedSummary& summary) const;
 

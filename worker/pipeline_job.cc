@@ -32,12 +32,14 @@ Status PipelineJob::begin() {
   return explain(make_replica());
 }
 
-Status PipelineJob::check_memory() const {
+Status PipelineJob::check_memory() {
   const auto rank = static_cast<std::uint32_t>(config_.sharded.rank);
   CENTROID_ASSIGN(const PipelineMemory need,
                   pipeline_memory(model_, options_, rank, config_.batch));
   const GroupMemory none = memory_of(model_, 1, config_.batch, data_, false);
-  return check_limit(config_, need.planes, none.data + none.batch + need.activations);
+  planned_ = need.planes;
+  planned_.other = none.data + none.batch + need.activations;
+  return check_limit(config_, planned_);
 }
 
 Status PipelineJob::make_replica() {
@@ -66,7 +68,7 @@ Status PipelineJob::train(const ShardedObserver& observer) {
   ShardedObserver own = observer;
   own.stepped = [&](const ShardedSummary& now) {
     if (observer.stepped) observer.stepped(now);
-    if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now);
+    if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now, planned_);
   };
   CENTROID_TRY(explain(train_sharded(*replica_, group(), data_, training, summary_, own)));
   if (checkpoints_) checkpoints_->finish(replica_->parameters(), summary_);

@@ -40,7 +40,7 @@ class PipelineJob {
   const PipelineOptions& options() const { return options_; }
 
  private:
-  Status check_memory() const;
+  Status check_memory();
   Status make_replica();
 
   const WorkerConfig& config_;
@@ -48,6 +48,7 @@ class PipelineJob {
   const DataSplit& data_;
   const parallel::Mesh& mesh_;
   PipelineOptions options_;
+  parallel::ShardedMemory planned_;
   ShardedSummary summary_;
   std::unique_ptr<client::PeerGroup> peers_;
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written

@@ -1,5 +1,7 @@
 #include "worker/sharded_run.h"
 
+#include <malloc.h>
+
 #include <atomic>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
 #include <functional>
@@ -159,6 +161,9 @@ Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSp
 
 Status run_sharded(const WorkerConfig& config, const Model& model, const DataSplit& data,
                    TrainingSummary& summary, bool& is_signalled) {
+#ifdef M_ARENA_MAX
+  ::mallopt(M_ARENA_MAX, 1);  // each arena reserves 64 MiB, and keeps memory that others need
+#endif
   CENTROID_ASSIGN(const auto mesh,
                   parallel::Mesh::parse(config.sharded.parallel,
                                         static_cast<std::uint32_t>(config.sharded.world)));

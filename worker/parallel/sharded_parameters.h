@@ -35,7 +35,9 @@ struct ShardedMemory {
   std::uint64_t parameters = 0;  ///< own shards, copies, and units that are gathered
   std::uint64_t gradients = 0;   ///< of whole units, in operations, of own shards and copies
   std::uint64_t state = 0;       ///< of the optimizer, with that of copies
-  std::uint64_t snapshot = 0;    ///< what ShardedCheckpoints::begin copies; only of a plan
+  // Only of a plan:
+  std::uint64_t snapshot = 0;  ///< what ShardedCheckpoints::begin copies
+  std::uint64_t other = 0;     ///< data, batch and activations
 };
 
 /// What a step was.
