@@ -26,8 +26,8 @@ Result<parallel::ShardedOptions> sharded_options(const WorkerConfig& config, std
 /// fails  as PeerGroup::join
 Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config);
 
-/// Refuse a job that needs this memory. A snapshot is not counted: without memory for it checkpoints
-/// are written in place.
+/// Refuse a job that needs this memory. A snapshot is not counted: without memory for it,
+/// checkpoints are written in place.
 ///
 /// fails  failed_precondition: the memory is too small, with the numbers
 Status check_limit(const WorkerConfig& config, const parallel::ShardedMemory& need);

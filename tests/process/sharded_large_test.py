@@ -6,8 +6,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import DONE, USAGE, Hold, main
-
-from sharded_test import Sharded
+from harness.sharded import Sharded
 
 LAYERS, WIDTH = 59, 1024
 MODEL = "mlp:64" + LAYERS * f"-{WIDTH}" + "-10"
