@@ -5,6 +5,8 @@
 #include <cmath>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
 #include <memory>
+#include <new>
+#include <string>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -426,8 +428,11 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   if (config.exchange == "sharded") return run_sharded(config, *model, data, summary, is_signalled);
   CENTROID_ASSIGN(const auto adapters, read_adapters(config, *model));
   const bool on_gpus = config.devices.find("cpu") == std::string::npos;
-  const GroupMemory need =
-      memory_of(*model, count_devices(config.devices), config.batch, data, on_gpus);
+  GroupMemory need = memory_of(*model, count_devices(config.devices), config.batch, data, on_gpus);
+  if (config.exchange == "local") {
+    CENTROID_ASSIGN(const auto optimizer, make_optimizer(config.optimizer));
+    need.state = optimizer->slots() * (need.shared - model->frozen_bytes()) / 2;
+  }
   const MemoryLimit limit = memory_limit(config.memory_limit);
   CENTROID_TRY(check_memory(need, limit));
   const std::uint64_t ahead = load_depth({.free_bytes = available_memory(),
@@ -471,12 +476,24 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
   return result;
 }
 
+Status run_within_memory(const WorkerConfig& config, TrainingSummary& summary, bool& is_signalled) {
+  try {
+    return start_and_run(config, summary, is_signalled);
+  } catch (const std::bad_alloc&) {
+    const MemoryLimit limit = memory_limit(config.memory_limit);
+    return Error(ErrorCode::kResourceExhausted,
+                 "out of memory, although " + limit.source + " allows " +
+                     std::to_string(limit.bytes) +
+                     " bytes, and less was planned. Lower --batch, or start more workers");
+  }
+}
+
 }  // namespace
 
 int run_worker(const WorkerConfig& config) {
   TrainingSummary summary;
   bool is_signalled = false;
-  const Status result = start_and_run(config, summary, is_signalled);
+  const Status result = run_within_memory(config, summary, is_signalled);
   if (result.ok()) {
     if (const CodecTotals& c = summary.traffic.codecs; c.codec != "f32" || c.codec_down != "f32")
       describe<CompressedEvent>(c);

@@ -316,8 +316,6 @@ Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
   if (c.batch < parts)
     return refuse("a batch of " + std::to_string(c.batch) + " samples for " +
                   std::to_string(parts) + " micro_batches: raise batch or lower micro_batches");
-  if (!c.checkpoint.dir.empty())
-    return refuse("stages write no checkpoints yet: leave checkpoint.dir empty");
   if (c.sharded.replicas == "1")
     return refuse("stages have no copies: leave shard_replicas at auto");
   return {};

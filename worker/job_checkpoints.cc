@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/base/memory_limit.h"
 #include "common/base/random.h"
 #include "worker/node/sharded_replica.h"
 #include "worker/parallel/agreement.h"
@@ -38,15 +39,16 @@ void log_failure(const Status& status, std::uint64_t step) {
 
 }  // namespace
 
-Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(const WorkerConfig& config,
-                                                             const Model& model,
-                                                             const DataSplit& data,
-                                                             const collective::Group& group,
-                                                             const std::string& run) {
+Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(
+    const WorkerConfig& config, const Model& model, const DataSplit& data,
+    const collective::Group& group, const std::string& run,
+    const std::optional<parallel::CheckpointStage>& stage) {
   std::unique_ptr<JobCheckpoints> made(new JobCheckpoints(config, model, data.train.samples));
   parallel::ShardedCheckpointOptions options;
   options.folder = config.checkpoint.dir;
   options.keep = config.checkpoint.keep;
+  options.stage = stage;
+  made->own_tensors_ = stage ? stage->parameters : parallel::Range{0, model.manifest().size()};
   options.check = [job = made.get()](const CheckpointInfo& info) {
     return job->check_position(info);
   };
@@ -67,6 +69,13 @@ Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(const WorkerConfig&
   return made;
 }
 
+bool JobCheckpoints::resumes() const {
+  if (config_.resume && is_empty_)
+    log::warn("checkpoint.none_found",
+              {{"dir", config_.checkpoint.dir}, {"action", "starting afresh"}});
+  return config_.resume && !is_empty_;
+}
+
 Status JobCheckpoints::check_position(const CheckpointInfo& info) const {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kFailedPrecondition,
@@ -83,8 +92,8 @@ Status JobCheckpoints::check_position(const CheckpointInfo& info) const {
 
 Result<std::unique_ptr<parallel::ShardedParameters>> JobCheckpoints::restore(
     const parallel::ShardedOptions& options, ShardedSummary& summary) {
-  CENTROID_ASSIGN(auto shapes, parameter_shapes(model_));
-  CENTROID_ASSIGN(auto restored, checkpoints_->restore(std::move(shapes), options));
+  CENTROID_ASSIGN(const auto shapes, parameter_shapes(model_));
+  CENTROID_ASSIGN(auto restored, checkpoints_->restore(cut(shapes, own_tensors_), options));
   const CheckpointInfo& info = restored.info;
   run_id_ = info.run_id;
   summary.steps = last_ = restored.parameters->steps();
@@ -110,12 +119,21 @@ CheckpointInfo JobCheckpoints::info_of(const ShardedSummary& summary) const {
   return info;
 }
 
+/// Asked after a step, when the process has reserved what it needs besides.
+bool JobCheckpoints::has_room(const parallel::ShardedMemory& planned) const {
+  return planned.parameters + planned.gradients + planned.state + planned.snapshot +
+             planned.other <=
+         memory_limit(config_.memory_limit).bytes;
+}
+
 void JobCheckpoints::stepped(const parallel::ShardedParameters& parameters,
-                             const ShardedSummary& summary) {
+                             const ShardedSummary& summary,
+                             const parallel::ShardedMemory& planned) {
   const std::uint64_t every = config_.checkpoint.every_rounds;
   if (every == 0 || summary.steps % every != 0) return;
   log_failure(checkpoints_->wait(), last_);
-  const Status begun = checkpoints_->begin(parameters, info_of(summary));
+  const Status begun = has_room(planned) ? checkpoints_->begin(parameters, info_of(summary))
+                                         : checkpoints_->write(parameters, info_of(summary));
   log_failure(begun, summary.steps);
   if (begun.ok()) last_ = summary.steps;
 }

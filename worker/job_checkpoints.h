@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "worker/config.h"
@@ -18,17 +19,19 @@ namespace centroid::worker {
 /// fails   a checkpoint that cannot be written is logged, and training goes on
 class JobCheckpoints {
  public:
-  /// Opens config.checkpoint.dir. `run`: of the job that goes on; empty: it begins.
+  /// Opens config.checkpoint.dir. `run`: of the job that goes on; empty: it begins. `stage`: of a
+  /// pipeline, this rank's.
   ///
   /// fails  failed_precondition: checkpoints of another job are there and there is no `resume`; as
   ///        ShardedCheckpoints::open
-  static Result<std::unique_ptr<JobCheckpoints>> open(const WorkerConfig& config,
-                                                      const Model& model, const DataSplit& data,
-                                                      const collective::Group& group,
-                                                      const std::string& run = {});
+  static Result<std::unique_ptr<JobCheckpoints>> open(
+      const WorkerConfig& config, const Model& model, const DataSplit& data,
+      const collective::Group& group, const std::string& run = {},
+      const std::optional<parallel::CheckpointStage>& stage = std::nullopt);
   const std::string& run() const { return run_id_; }
 
-  bool is_empty() const { return is_empty_; }  ///< when it was opened
+  /// Whether to `restore`. Logs that there is none if config.resume wants one.
+  bool resumes() const;
   /// The newest sound one, and its position in `summary`.
   ///
   /// fails  before memory is taken. failed_precondition: it was made with another seed or other
@@ -36,20 +39,24 @@ class JobCheckpoints {
   Result<std::unique_ptr<parallel::ShardedParameters>> restore(
       const parallel::ShardedOptions& options, ShardedSummary& summary);
 
-  /// Begin to write one if it is due after this step.
-  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
+  /// Write one if it is due after this step: from a copy while training goes on, if there is memory
+  /// for it beside the planned.
+  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
+               const parallel::ShardedMemory& planned);
   /// Write the last one, unless it is there, and wait for it.
   void finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
 
  private:
   JobCheckpoints(const WorkerConfig& config, const Model& model, std::uint64_t train_samples)
       : config_(config), model_(model), train_samples_(train_samples) {}
+  bool has_room(const parallel::ShardedMemory& planned) const;
   Status check_position(const CheckpointInfo& info) const;
   CheckpointInfo info_of(const ShardedSummary& summary) const;
 
   const WorkerConfig& config_;
   const Model& model_;
   const std::uint64_t train_samples_;
+  parallel::Range own_tensors_;  ///< of the model: those of the stage
   std::string run_id_;
   bool is_empty_ = true;
   std::unique_ptr<parallel::ShardedCheckpoints> checkpoints_;

@@ -51,22 +51,23 @@ Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t
 Result<ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Model& model,
                                            const DataSplit& data, const ShardedOptions& options,
                                            std::uint32_t world) {
-  CENTROID_ASSIGN(const ShardedMemory planes, sharded_memory(model, options, world));
+  CENTROID_ASSIGN(ShardedMemory need, sharded_memory(model, options, world));
   const GroupMemory none = memory_of(model, 1, config.batch, data, false);
-  CENTROID_TRY(check_limit(config, planes, none.data + none.batch + none.per_device));
-  return planes;
+  need.other = none.data + none.batch + none.per_device;
+  CENTROID_TRY(check_limit(config, need));
+  return need;
 }
 
-Status check_limit(const WorkerConfig& config, const ShardedMemory& planes, std::uint64_t other) {
+Status check_limit(const WorkerConfig& config, const ShardedMemory& need) {
   const MemoryLimit limit = memory_limit(config.memory_limit);
-  const std::uint64_t divided = planes.parameters + planes.gradients + planes.state;
-  if (divided + other <= limit.bytes) return {};
+  const std::uint64_t all = need.parameters + need.gradients + need.state + need.other;
+  if (all <= limit.bytes) return {};
   const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
   return Error(ErrorCode::kFailedPrecondition,
-               "this rank needs " + text(divided + other) + " bytes, " + limit.source + " allows " +
-                   text(limit.bytes) + ": " + text(planes.parameters) + " for parameters, " +
-                   text(planes.gradients) + " for gradients, " + text(planes.state) +
-                   " for the optimizer, " + text(other) +
+               "this rank needs " + text(all) + " bytes, " + limit.source + " allows " +
+                   text(limit.bytes) + ": " + text(need.parameters) + " for parameters, " +
+                   text(need.gradients) + " for gradients, " + text(need.state) +
+                   " for the optimizer, " + text(need.other) +
                    " for data, batch and activations. Start more ranks, or lower --batch; "
                    "--sharding full with --shard-replicas 0 needs the least");
 }
@@ -82,10 +83,7 @@ Status ShardedJob::begin() {
   CENTROID_ASSIGN(peers_, join_ranks(config_));
   CENTROID_TRY(open_meeting());
   CENTROID_TRY(open_checkpoints({}));
-  if (config_.resume && !checkpoints_->is_empty()) return restore();
-  if (config_.resume)
-    log::warn("checkpoint.none_found",
-              {{"dir", config_.checkpoint.dir}, {"action", "starting afresh"}});
+  if (checkpoints_ && checkpoints_->resumes()) return restore();
   CENTROID_ASSIGN(replica_, ShardedReplica::make(group(), model_, config_.seed, options_));
   replica_world_ = group().world();
   return {};
@@ -134,7 +132,7 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
   ShardedObserver own = observer;
   own.stepped = [&](const ShardedSummary& now) {
     if (observer.stepped) observer.stepped(now);
-    if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now);
+    if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now, planned_);
   };
   CENTROID_TRY(train_sharded(*replica_, group(), data_, training_, summary_, own));
   if (checkpoints_) checkpoints_->finish(replica_->parameters(), summary_);

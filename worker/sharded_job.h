@@ -26,13 +26,13 @@ Result<parallel::ShardedOptions> sharded_options(const WorkerConfig& config, std
 /// fails  as PeerGroup::join
 Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config);
 
-/// Refuse a job that needs this memory, and `other` bytes for data, batch and activations.
+/// Refuse a job that needs this memory. A snapshot is not counted: without memory for it,
+/// checkpoints are written in place.
 ///
 /// fails  failed_precondition: the memory is too small, with the numbers
-Status check_limit(const WorkerConfig& config, const parallel::ShardedMemory& planes,
-                   std::uint64_t other);
+Status check_limit(const WorkerConfig& config, const parallel::ShardedMemory& need);
 
-/// Refuse before anything is allocated; else the memory of the divided planes.
+/// Refuse before anything is allocated; else the planned memory.
 ///
 /// fails  failed_precondition: the memory is too small, with the numbers
 Result<parallel::ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Model& model,

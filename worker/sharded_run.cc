@@ -1,5 +1,7 @@
 #include "worker/sharded_run.h"
 
+#include <malloc.h>
+
 #include <atomic>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
 #include <functional>
@@ -11,8 +13,7 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/checkpoint/safetensors.h"
-#include "worker/node/group_memory.h"
-#include "worker/node/pipeline_replica.h"
+#include "worker/pipeline_job.h"
 #include "worker/sharded_job.h"
 #include "worker/stop_signals.h"
 
@@ -120,68 +121,36 @@ void report(const ShardedSummary& own, TrainingSummary& summary) {
   summary.is_halted = own.is_halted;
 }
 
-Result<PipelineOptions> pipeline_options(const WorkerConfig& config, const parallel::Mesh& mesh) {
-  PipelineOptions out;
-  out.mesh = mesh;
-  const std::uint32_t stages = mesh.size(parallel::Axis::kPipeline);
-  const auto given = static_cast<std::uint32_t>(config.sharded.micro_batches);
-  out.micro_batches = given == 0 ? 4 * stages : given;
-  CENTROID_ASSIGN(out.schedule, parallel::parse_schedule(config.sharded.schedule));
-  CENTROID_ASSIGN(out.sharded, sharded_options(config, mesh.size(parallel::Axis::kData)));
-  out.sharded.replicas = 0;
-  return out;
-}
-
-/// A lost rank ends the job: a stage has no copy.
-Status explain(const collective::Group& group, const parallel::Mesh& mesh, const Status& result) {
-  if (result.ok() || !group.culprit()) return result;
-  const parallel::Place place = mesh.place_of(*group.culprit());
-  return result.error().with_context("rank " + std::to_string(*group.culprit()) + ", data rank " +
-                                     std::to_string(place.data) + " of stage " +
-                                     std::to_string(place.pipeline) +
-                                     ", was lost; start all ranks again, from the beginning");
-}
-
 Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSplit& data,
                     const parallel::Mesh& mesh, TrainingSummary& summary, bool& is_signalled) {
-  const auto rank = static_cast<std::uint32_t>(config.sharded.rank);
-  CENTROID_ASSIGN(const PipelineOptions options, pipeline_options(config, mesh));
-  CENTROID_ASSIGN(const PipelineMemory need, pipeline_memory(model, options, rank, config.batch));
-  const GroupMemory none = memory_of(model, 1, config.batch, data, false);
-  CENTROID_TRY(check_limit(config, need.planes, none.data + none.batch + need.activations));
-  CENTROID_ASSIGN(const auto peers, join_ranks(config));
-  const collective::Group& group = peers->group();
-  CENTROID_ASSIGN(const auto replica, PipelineReplica::make(group, model, config.seed, options));
-  const parallel::Place place = mesh.place_of(rank);
-  log::info("pipeline.started", {{"rank", rank},
+  PipelineJob job(config, model, data, mesh);
+  CENTROID_TRY(job.begin());
+  const PipelineReplica& replica = job.replica();
+  const std::uint32_t stage = mesh.place_of(job.group().rank()).pipeline;
+  log::info("pipeline.started", {{"rank", job.group().rank()},
                                  {"mesh", mesh.text()},
-                                 {"stage", place.pipeline},
-                                 {"first_layer", replica->layers().begin},
-                                 {"layers", replica->layers().count},
-                                 {"schedule", parallel::to_string(options.schedule)},
-                                 {"micro_batches", options.micro_batches},
-                                 {"sharding", options.sharded.sharding.text()},
-                                 {"model", model.spec()}});
-  ShardedTrainingOptions training;
-  training.batch = config.batch;
-  training.seed = config.seed;
-  training.epochs = config.epochs;
-  training.steps = config.rounds;
-  ShardedSummary own;
-  Status result = train_watched(own, is_signalled, [&](const ShardedObserver& observer) {
-    return train_sharded(*replica, group, data, training, own, observer);
+                                 {"stage", stage},
+                                 {"first_layer", replica.layers().begin},
+                                 {"layers", replica.layers().count},
+                                 {"schedule", parallel::to_string(job.options().schedule)},
+                                 {"micro_batches", job.options().micro_batches},
+                                 {"sharding", job.options().sharded.sharding.text()},
+                                 {"model", model.spec()},
+                                 {"step", job.summary().steps}});
+  Status result = train_watched(job.summary(), is_signalled, [&](const ShardedObserver& observer) {
+    return job.train(observer);
   });
-  report(own, summary);
+  report(job.summary(), summary);
   if (result.ok() && !config.sharded.save.empty())
-    result = save(*replica, config.sharded.save, rank == 0);
-  result = explain(group, mesh, result);
+    result = job.explain(save(job.replica(), config.sharded.save, job.group().rank() == 0));
   if (config.summary_file.empty()) return result;
-  const parallel::Bubble bubble = replica->report().bubble();
-  Outcome out{group, own, options.sharded.sharding.text(), replica->most_memory()};
+  const parallel::Bubble bubble = replica.report().bubble();
+  Outcome out{job.group(), job.summary(), job.options().sharded.sharding.text(),
+              replica.most_memory()};
   out.pipeline = {{"mesh", mesh.text()},
-                  {"stage", place.pipeline},
-                  {"first_layer", replica->layers().begin},
-                  {"layers", replica->layers().count},
+                  {"stage", stage},
+                  {"first_layer", replica.layers().begin},
+                  {"layers", replica.layers().count},
                   {"bubble_of_useful", bubble.of_useful},
                   {"bubble_of_total", bubble.of_total}};
   CENTROID_TRY(write_summary(config, out, result));
@@ -192,6 +161,9 @@ Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSp
 
 Status run_sharded(const WorkerConfig& config, const Model& model, const DataSplit& data,
                    TrainingSummary& summary, bool& is_signalled) {
+#ifdef M_ARENA_MAX
+  ::mallopt(M_ARENA_MAX, 1);  // each arena reserves 64 MiB, and keeps memory that others need
+#endif
   CENTROID_ASSIGN(const auto mesh,
                   parallel::Mesh::parse(config.sharded.parallel,
                                         static_cast<std::uint32_t>(config.sharded.world)));

@@ -1,5 +1,7 @@
 #include "common/base/memory_limit.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -46,6 +48,18 @@ std::uint64_t meminfo(const std::string& root, const std::string& line) {
   return bytes_in(root + "/proc/meminfo", line);
 }
 
+/// The limit of this process's address space, less what is reserved there without data.
+void limit_address_space(const std::string& root, MemoryLimit& least) {
+  rlimit space{};
+  if (::getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur == RLIM_INFINITY) return;
+  const std::string status = root + "/proc/self/status";
+  const std::uint64_t mapped = bytes_in(status, "VmSize:"), data = bytes_in(status, "VmRSS:");
+  const std::uint64_t reserved =
+      std::min<std::uint64_t>(mapped - std::min(data, mapped), space.rlim_cur);
+  if (space.rlim_cur - reserved < least.bytes)
+    least = {space.rlim_cur - reserved, "the limit of the address space (ulimit -v)"};
+}
+
 }  // namespace
 
 MemoryLimit memory_limit(std::uint64_t setting, const std::string& root) {
@@ -65,6 +79,7 @@ MemoryLimit memory_limit(std::uint64_t setting, const std::string& root) {
     if (controllers.find(",memory,") != std::string::npos)
       climb(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", least);
   }
+  limit_address_space(root, least);
   return least;
 }
 

@@ -10,8 +10,8 @@ struct MemoryLimit {
   std::uint64_t bytes = 0;
   std::string source;  ///< "memory_limit", "the cgroup /x", "physical memory"
 };
-/// `setting` if it is not 0; else the least of the cgroups' limits and the physical memory. `root`
-/// is the prefix of /proc and /sys.
+/// `setting` if it is not 0; else the least of the cgroups' limits, the physical memory and the
+/// limit of the address space. `root` is the prefix of /proc and /sys.
 MemoryLimit memory_limit(std::uint64_t setting, const std::string& root = "");
 
 /// Bytes that are available now without swapping, as the kernel estimates, and at most the limit.

@@ -86,13 +86,13 @@ struct Oracle {
   std::uint64_t steps = 0;
 };
 
-/// Steps of a rank up to a number.
-inline Status run(ShardedParameters& parameters, std::uint64_t until) {
+/// Steps of a rank up to a number. `first`: element of the model at which its stage begins.
+inline Status run(ShardedParameters& parameters, std::uint64_t until, std::uint64_t first = 0) {
   const ShardLayout& layout = parameters.layout();
   while (parameters.steps() < until) {
     for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
       CENTROID_TRY(parameters.gather(unit));
-      std::uint64_t element = layout.units()[unit].elements.begin;
+      std::uint64_t element = first + layout.units()[unit].elements.begin;
       const Range of_unit = layout.units()[unit].parameters;
       for (std::uint64_t index = of_unit.begin; index < of_unit.end(); ++index) {
         CENTROID_ASSIGN(const auto values, parameters.parameter(index));
@@ -108,12 +108,13 @@ inline Status run(ShardedParameters& parameters, std::uint64_t until) {
   return {};
 }
 
-inline void expect_same(const ShardedParameters& parameters, const Oracle& oracle) {
+inline void expect_same(const ShardedParameters& parameters, const Oracle& oracle,
+                        std::uint64_t first = 0) {
   ASSERT_EQ(parameters.steps(), oracle.steps);
   const ShardLayout& layout = parameters.layout();
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
     const Range shard = layout.shard(unit, parameters.shard_rank());
-    const std::uint64_t begin = layout.units()[unit].elements.begin + shard.begin;
+    const std::uint64_t begin = first + layout.units()[unit].elements.begin + shard.begin;
     const auto expect = [&](std::span<const float> is, const Floats& all) {
       ASSERT_EQ(is.size(), shard.count);
       EXPECT_EQ(std::memcmp(is.data(), all.data() + begin, is.size_bytes()), 0);

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <barrier>
+#include <optional>
 
 #include "tests/conformance/collective_fixture.h"
 
@@ -217,6 +219,37 @@ TEST(Unreachable, TheErrorSaysWhereAndWhy) {
               AllOf(HasSubstr("barrier"), HasSubstr("rank 1 did not do its part within 200 ms"),
                     HasSubstr("no connection"), HasSubstr(roster.endpoints[1].to_string())));
   EXPECT_EQ(group->culprit(), 1u);
+}
+
+// Rank 1 has nothing to do with the lost rank before, and learns of it from rank 0.
+TEST(Culprit, IsThatOfACallThatBeginsAfterTheLoss) {
+  transport::FaultPlan plan;
+  plan.action = transport::FaultPlan::Action::kCut;
+  plan.at_operation = 0;
+  Job job(Carrier::kInProcess, 3, with_faults(2, plan));
+  std::barrier together(3);
+  job.run([&](Group& group) {
+    const std::uint32_t rank = group.rank();
+    std::optional<Group> with_1, with_2;
+    if (rank != 2) with_1.emplace(std::move(group.subgroup({0, 1})).value());
+    if (rank != 1) with_2.emplace(std::move(group.subgroup({0, 2})).value());
+    if (with_1) {
+      EXPECT_TRUE(succeeds(barrier(*with_1, within(20s))));
+    }
+    if (with_2) {
+      EXPECT_TRUE(succeeds(barrier(*with_2, within(20s))));
+    }
+    if (rank == 2) *plan.operations = 0;
+    together.arrive_and_wait();
+    if (with_2) {
+      EXPECT_FALSE(barrier(*with_2, within(20s)).ok());
+    }
+    together.arrive_and_wait();
+    if (rank == 2) return;
+    const auto all = group.subgroup({0, 1, 2});
+    EXPECT_FALSE(barrier(*all, within(20s)).ok());
+    EXPECT_EQ(group.culprit(), 2u);
+  });
 }
 
 // A generation that begins while a group of the one before is still there is the one that answers.

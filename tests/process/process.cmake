@@ -25,6 +25,10 @@ set_tests_properties(process.durability process.kill process.membership process.
   process.servers_journal process.servers_refusals PROPERTIES COST 60)
 add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(slow.large_tensor PROPERTIES LABELS slow TIMEOUT 1800)
+if(NOT CENTROID_SANITIZE)  # which reserves all address space
+  add_test(NAME slow.sharded_large COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/sharded_large_test.py $<TARGET_FILE_DIR:centroid-server-test>)
+  set_tests_properties(slow.sharded_large PROPERTIES LABELS slow TIMEOUT 1800)
+endif()
 # Python loads libcentroid.so late: what it was built with must be there before. What Python itself does not give back is not ours.
 if(CENTROID_SANITIZE MATCHES "address")
   set(first "")

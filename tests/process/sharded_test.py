@@ -1,52 +1,16 @@
 """Exchange sharded with the real program: workers that divide a model, without a server. sharded_test.py BIN_DIR"""
 
-import array
-import json
 import pathlib
 import shutil
 import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, FAILED, HALTED, USAGE, ClusterTest, Hold, free_port, main, wait_for
+from harness.cluster import DONE, FAILED, HALTED, USAGE, Hold, free_port, main, wait_for
+from harness.ctl import CtlTest
+from harness.sharded import MODEL, Sharded
 
-MODEL = "mlp:64-48-32-10"
 TOKENS = "transformer:layers=2,width=16,heads=2,context=64,vocabulary=17,classes=10"
-
-
-class Sharded(ClusterTest):
-    def ranks(self, world, *arguments, run="", environments=None, **settings):
-        """The workers of a job, which find each other at a free port. `environments`: of some ranks."""
-        own = environments or {}
-        place = f"127.0.0.1:{free_port()}"
-        flags = ["--exchange", "sharded", "--world", world, "--rendezvous", place, *arguments]
-        return [
-            self.worker("127.0.0.1:1", f"r{rank}{run}", *flags, "--rank", rank, environment=own.get(rank), **settings) for rank in range(world)
-        ]
-
-    def values(self, file):
-        """The tensors of a safetensors file by name."""
-        data = file.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        out = {}
-        for name, tensor in json.loads(data[8 : 8 + length]).items():
-            if name != "__metadata__":
-                begin, end = tensor["data_offsets"]
-                out[name] = array.array("f", data[8 + length + begin : 8 + length + end])
-        return out
-
-    def assert_near(self, one, other, relative):
-        self.assertEqual(one.keys(), other.keys())
-        for name, values in one.items():
-            difference = sum((x - y) ** 2 for x, y in zip(values, other[name])) ** 0.5
-            self.assertLessEqual(difference, relative * (1e-3 + sum(x * x for x in values) ** 0.5), name)
-
-    def train(self, world, sharding, *arguments, run, batch, model=MODEL, data="digits"):
-        """A whole job; its summaries and its model."""
-        file = self.folder / f"model-{run}.safetensors"
-        flags = ["--sharding", sharding, "--data", data, "--save", file, *arguments]
-        self.assert_exit(DONE, *self.ranks(world, *flags, run=run, batch=batch, model=model))
-        return [self.summary(f"r{rank}{run}") for rank in range(world)], file
 
 
 class Training(Sharded):
@@ -263,9 +227,9 @@ class Losses(Sharded):
         self.assertEqual(self.summary("r1")["rounds"], 40)
 
 
-class Pipeline(Sharded):
+class Pipeline(Sharded, CtlTest):
     TEXT = "transformer:layers=2,width=16,heads=2,context=16"
-    GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--seed", 3, "--rounds", 30)
+    GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--clip-norm", "0.5", "--seed", 3, "--rounds", 30)
 
     def texts(self):
         folder = self.folder / "texts"
@@ -291,11 +255,46 @@ class Pipeline(Sharded):
                 summaries, file = self.train(world, "none", *arguments, run=run, batch=batch, model=self.TEXT, data=data)
                 for is_ in summaries:
                     self.assertEqual(is_["rounds"], should["rounds"])
+                    self.assertEqual(is_["gradient_norm"], summaries[0]["gradient_norm"])
+                    self.assertGreater(is_["gradient_norm"], 0.5)
                     for key in ("loss", "test_loss"):
                         self.assertAlmostEqual(is_[key], should[key], delta=1e-4 * should[key])
                     self.assertGreater(is_["pipeline"]["bubble_of_useful"], is_["pipeline"]["bubble_of_total"])
                 self.assertEqual(sorted({is_["pipeline"]["stage"] for is_ in summaries}), list(range(world // (2 if "dp" in mesh else 1))))
                 self.assert_near(self.values(file), expected, 1e-4)
+
+    def test_a_killed_job_is_resumed_on_other_stages_and_without_stages(self):
+        place = self.folder / "checkpoints"
+        common = ["--data", self.texts(), "--optimizer", "adam", "--lr", "0.003", "--clip-norm", "0.5", "--seed", 3]
+        workers = self.ranks(
+            4, "--parallel", "dp=2,pp=2", *common, "--epochs", 1_000_000, "--checkpoint.dir", place, "--checkpoint.every-rounds", 5, model=self.TEXT, batch=12
+        )
+        wait_for(lambda: len(list(place.glob("checkpoint-*"))) >= 2, "two checkpoints")
+        workers[2].kill()
+        for rank in (0, 1, 3):
+            self.assert_status(workers[rank], FAILED, "rank 2, data rank 0 of stage 1", "--resume")
+        newest = sorted(place.glob("checkpoint-*"))[-1]
+        step = int(newest.name.split("-")[1]) - 1
+        goal = ["--rounds", step + 10]
+        undisturbed = ["--parallel", "dp=2,pp=2", *common, *goal]
+        summaries, file = self.train(4, "full", *undisturbed, run="-undisturbed", batch=12, model=self.TEXT, data=common[1])
+        should, expected = summaries[0], self.values(file)
+        exported = self.folder / "exported.safetensors"
+        self.ctl(None, "checkpoints", "export", place, "--to", exported)
+        self.assertEqual(self.values(exported).keys(), expected.keys())
+        for mesh, world, sharding, batch in (("dp=2,pp=2", 4, "full", 12), ("pp=2", 2, "none", 24), ("pp=3", 3, "none", 24), ("", 4, "full", 6), ("", 2, "none", 12)):
+            with self.subTest(mesh=mesh, sharding=sharding):
+                folder = self.folder / f"resumed{len(self.processes)}"
+                shutil.copytree(newest, folder / newest.name)
+                flags = [*common, *goal, "--parallel", mesh, "--checkpoint.dir", folder, "--resume"]
+                summaries, file = self.train(world, sharding, *flags, run=folder.name, batch=batch, model=self.TEXT, data=common[1])
+                for is_ in summaries:
+                    self.assertEqual((is_["rounds"], is_["samples"]), (should["rounds"], should["samples"]))
+                    for key in ("loss", "test_loss", "gradient_norm"):
+                        self.assertAlmostEqual(is_[key], should[key], delta=1e-3 * should[key])
+                self.assert_near(self.values(file), expected, 1e-3)
+                if mesh == "dp=2,pp=2":  # what wrote it goes on with the same bytes
+                    self.assertEqual({is_["loss"] for is_ in summaries}, {should["loss"]})
 
     def test_a_killed_stage_ends_the_job_with_its_place_and_what_to_do(self):
         workers = self.ranks(4, "--parallel", "dp=2,pp=2", "--data", self.texts(), "--epochs", 1_000_000, model=self.TEXT, batch=8)
@@ -322,7 +321,6 @@ class Refusals(Sharded):
             ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--micro-batches", 2], "2 micro_batches for 3 stages"),
             ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--model", "mlp:64-16-10"], "3 stages for 2 layers"),
             ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--batch", 4], "8 micro_batches"),
-            ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--checkpoint.dir", self.folder], "checkpoint.dir"),
             ([*goal, *place, "--world", 2, "--micro-batches", 2], "pp"),
             ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
             ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),

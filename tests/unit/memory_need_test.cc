@@ -1,5 +1,7 @@
 #include "server/store/memory_need.h"
 
+#include <sys/resource.h>
+
 #include <fstream>
 
 #include <gmock/gmock.h>
@@ -115,6 +117,21 @@ TEST(MemoryLimit, LeastOfMachineAndGroups) {
   const MemoryLimit limit = memory_limit(0, root.string());
   EXPECT_EQ(limit.bytes, 500'000u);
   EXPECT_THAT(limit.source, ::testing::HasSubstr("/a"));
+}
+
+TEST(MemoryLimit, AddressSpaceCountsWithoutWhatIsReserved) {
+  const TemporaryDirectory folder;
+  const fs::path root = folder.path();
+  put(root / "proc/self/status", "VmSize:\t 3000 kB\nVmRSS:\t 1000 kB\n");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = std::uint64_t{1} << 40;  // more than this program needs
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+  const MemoryLimit found = memory_limit(0, root.string());
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(found.bytes, (std::uint64_t{1} << 40) - 2'048'000u);
+  EXPECT_THAT(found.source, ::testing::HasSubstr("ulimit -v"));
 }
 
 TEST(MemoryLimit, FirstVersionOfGroups) {

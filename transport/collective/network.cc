@@ -94,14 +94,12 @@ bool Network::is_over(const Key& key) const {
   return at != started_.end() && key.sequence < at->second && !calls_.contains(key);
 }
 
-std::optional<Error> Network::unreachable(const Call& call) const {
+const PeerConnection* Network::lost_member(const Call& call) const {
   for (const std::uint32_t member : call.plan().members) {
     const PeerConnection* const peer = peers_[member].get();
-    if (peer == nullptr) continue;
-    if (peer->lost() && !peer->has_left())
-      return Error(peer->lost()->code(), peer->lost()->message()).with_context(name_of(*peer));
+    if (peer != nullptr && peer->lost() && !peer->has_left()) return peer;
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 /// A rank that has left before its part of this call; a root may leave after its broadcast.
@@ -127,8 +125,9 @@ void Network::begin(const std::shared_ptr<Call>& call) {
     return;
   }
   if (has_bad_links_) {
-    if (auto error = unreachable(*call)) {
-      begin_abort(key.group, std::move(*error));
+    if (const PeerConnection* const peer = lost_member(*call)) {
+      Error lost(peer->lost()->code(), peer->lost()->message());
+      begin_abort(key.group, std::move(lost).with_context(name_of(*peer)), peer->rank());
       return;
     }
   }

@@ -103,7 +103,7 @@ class Network : public std::enable_shared_from_this<Network> {
   void ask(Call& call);
   std::string silence(const Call& call, std::uint32_t blamed) const;
   void deliver(const std::shared_ptr<Call>& call, Early& early);
-  std::optional<Error> unreachable(const Call& call) const;
+  const PeerConnection* lost_member(const Call& call) const;
   std::optional<std::uint32_t> left_before(const Call& call) const;
   void drop_pending(std::uint64_t group);
   void watch(TimePoint when);

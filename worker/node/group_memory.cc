@@ -76,9 +76,10 @@ Status check_memory(const GroupMemory& need, const MemoryLimit& limit) {
   return Error(ErrorCode::kFailedPrecondition,
                "model, data and batch need " + text(need.total()) + " bytes, " + limit.source +
                    " allows " + text(limit.bytes) + ": " + text(need.shared) +
-                   " for parameters, gradient and frozen weights, " + text(need.data) +
-                   " for the data, " + text(need.batch) + " for a batch, and for each of " +
-                   text(need.devices) + " devices " + text(need.per_device) +
+                   " for parameters, gradient and frozen weights, " + text(need.state) +
+                   " for the optimizer, " + text(need.data) + " for the data, " + text(need.batch) +
+                   " for a batch, and for each of " + text(need.devices) + " devices " +
+                   text(need.per_device) +
                    ". Lower --batch, the model's context or width, or the number of devices; "
                    "memory_limit overrides the limit");
 }

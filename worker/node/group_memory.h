@@ -19,11 +19,12 @@ Status check_fits(const Model& model, const Dataset& data);
 /// Memory of a worker without that of the exchange. Bytes.
 struct GroupMemory {
   std::uint64_t shared = 0;      ///< parameters, the reduced gradient, frozen weights
+  std::uint64_t state = 0;       ///< of an optimizer that is here
   std::uint64_t data = 0;        ///< the data sets
   std::uint64_t batch = 0;       ///< one loaded batch of all devices
   std::uint64_t per_device = 0;  ///< of the device with the largest share: gradient, work space
   std::uint64_t devices = 1;
-  std::uint64_t total() const { return shared + data + batch + devices * per_device; }
+  std::uint64_t total() const { return shared + state + data + batch + devices * per_device; }
 };
 /// `on_gpus`: work space and gradients are on GPUs and not counted.
 GroupMemory memory_of(const Model& model, std::uint64_t devices, std::uint64_t batch,

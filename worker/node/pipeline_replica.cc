@@ -35,11 +35,6 @@ Range tensors_of(std::span<const std::uint32_t> layer_of, Range layers) {
           static_cast<std::uint64_t>(end - first)};
 }
 
-std::vector<ParameterShape> cut(const std::vector<ParameterShape>& shapes, Range tensors) {
-  const auto first = shapes.begin() + static_cast<std::ptrdiff_t>(tensors.begin);
-  return {first, first + static_cast<std::ptrdiff_t>(tensors.count)};
-}
-
 std::vector<std::uint32_t> layers_of(const Model& model) {
   return model.clone()->layered()->layers();
 }
@@ -87,8 +82,6 @@ Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOption
   for (const Pass& pass : own->layered()->passes(true))
     if (pass.reads.size() > 1 && stages > 1)
       return refusal("model '" + model.spec() + "' has layers that share a tensor; use tied=no");
-  if (options.sharded.optimizer.clip_norm > 0 && stages > 1)
-    return refusal("clip_norm needs the gradient of all stages: use it without pp");
   const auto schedule = parallel::make_schedule(options.schedule, stages, options.micro_batches);
   if (!schedule.ok()) return schedule.error();
   std::vector<double> costs(shapes.back().layer + 1);
@@ -120,6 +113,7 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
       sizeof(float) * (whole + (sharding.shards_parameters() && ranks > 1 ? shard : 0));
   need.planes.gradients = sizeof(float) * (whole + shard + scratch);
   need.planes.state = sizeof(float) * optimizer->slots() * shard;
+  need.planes.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
   CENTROID_ASSIGN(
       const auto schedule,
       parallel::make_schedule(options.schedule, static_cast<std::uint32_t>(stages.size()),
@@ -132,10 +126,8 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   return need;
 }
 
-Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective::Group& group,
-                                                               const Model& model,
-                                                               std::uint64_t seed,
-                                                               const PipelineOptions& options) {
+Result<RankStage> find_stage(const collective::Group& group, const Model& model,
+                             const PipelineOptions& options) {
   if (options.mesh.world() != group.world())
     return refusal("mesh " + options.mesh.text() + " for " + std::to_string(group.world()) +
                    " ranks");
@@ -144,33 +136,41 @@ Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective:
                   group.subgroup(options.mesh.ranks_along(Axis::kPipeline, group.rank())));
   CENTROID_ASSIGN(auto data, group.subgroup(options.mesh.ranks_along(Axis::kData, group.rank())));
   const Range layers = stages[line.rank()];
+  RankStage out{std::move(line), std::move(data), layers, tensors_of(layers_of(model), layers),
+                options.sharded};
+  out.sharded.parts = out.line;
+  return out;
+}
+
+Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective::Group& group,
+                                                               const Model& model,
+                                                               std::uint64_t seed,
+                                                               const PipelineOptions& options) {
+  CENTROID_ASSIGN(RankStage stage, find_stage(group, model, options));
   CENTROID_ASSIGN(const auto shapes, parameter_shapes(model));
-  const Range tensors = tensors_of(layers_of(model), layers);
   const std::unique_ptr<Model> own = model.clone();
   const auto initial = [&](std::size_t index, std::span<float> out) -> Status {
-    const auto tensor = static_cast<std::uint32_t>(tensors.begin + index);
+    const auto tensor = static_cast<std::uint32_t>(stage.tensors.begin + index);
     own->layered()->initialize_tensor(seed, TensorId(tensor), out);
     return {};
   };
-  CENTROID_ASSIGN(auto parameters,
-                  ShardedParameters::make(data, cut(shapes, tensors), options.sharded, initial));
-  return std::unique_ptr<PipelineReplica>(
-      new PipelineReplica(group, std::move(line), std::move(data), model, options, layers, tensors,
-                          std::move(parameters)));
+  CENTROID_ASSIGN(auto parameters, ShardedParameters::make(stage.data, cut(shapes, stage.tensors),
+                                                           stage.sharded, initial));
+  return std::make_unique<PipelineReplica>(group, model, options, std::move(stage),
+                                           std::move(parameters));
 }
 
-PipelineReplica::PipelineReplica(const collective::Group& group, collective::Group line,
-                                 collective::Group data, const Model& model,
-                                 const PipelineOptions& options, Range layers, Range tensors,
+PipelineReplica::PipelineReplica(const collective::Group& group, const Model& model,
+                                 const PipelineOptions& options, RankStage stage,
                                  std::unique_ptr<ShardedParameters> parameters)
     : group_(group),
-      line_(std::move(line)),
-      data_(std::move(data)),
+      line_(std::move(stage.line)),
+      data_(std::move(stage.data)),
       model_(model.clone()),
       options_(options),
       layer_of_(model_->layered()->layers()),
-      layers_(layers),
-      tensors_(tensors),
+      layers_(stage.layers),
+      tensors_(stage.tensors),
       passes_(static_cast<std::uint32_t>(model_->layered()->passes(true).size())),
       parameters_(std::move(parameters)),
       schedule_(

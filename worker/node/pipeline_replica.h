@@ -23,7 +23,7 @@ struct PipelineOptions {
 /// The layers of each stage, by the elements of their matrices, which a sample is multiplied with.
 ///
 /// fails  invalid_argument: more stages than layers, fewer micro-batches than stages, a model
-///        without passes or whose layers share tensors, clip_norm; unimplemented: tensor parallel
+///        without passes or whose layers share tensors; unimplemented: tensor parallel
 Result<std::vector<parallel::Range>> stage_layers(const Model& model,
                                                   const PipelineOptions& options);
 
@@ -38,6 +38,16 @@ struct PipelineMemory {
 Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions& options,
                                        std::uint32_t rank, std::uint64_t samples);
 
+/// The stage of a rank, and the groups in which it trains.
+struct RankStage {
+  collective::Group line, data;     ///< a rank of each stage; the ranks of this stage
+  parallel::Range layers, tensors;  ///< of the model
+  parallel::ShardedOptions sharded;
+};
+/// fails  invalid_argument: another number of ranks than the mesh has; as stage_layers
+Result<RankStage> find_stage(const collective::Group& group, const Model& model,
+                             const PipelineOptions& options);
+
 /// Training of a built-in model on the CPU whose layers are divided among the stages of a pipeline.
 /// The ranks of a stage are data parallel, and may divide its parameters, gradients and state.
 ///
@@ -49,10 +59,14 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
  public:
   /// Initial values are those of one process with this seed.
   ///
-  /// fails  before memory is taken, as stage_layers; as ShardedParameters::make
+  /// fails  before memory is taken, as find_stage; as ShardedParameters::make
   static Result<std::unique_ptr<PipelineReplica>> make(const collective::Group& group,
                                                        const Model& model, std::uint64_t seed,
                                                        const PipelineOptions& options);
+  /// With parameters of the stage that are restored.
+  PipelineReplica(const collective::Group& group, const Model& model,
+                  const PipelineOptions& options, RankStage stage,
+                  std::unique_ptr<parallel::ShardedParameters> parameters);
 
   /// `batches`: one, which is divided into micro-batches.
   Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples) override;
@@ -76,9 +90,6 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
     bool is_taken = false;
     std::uint32_t micro_batch = 0;
   };
-  PipelineReplica(const collective::Group& group, collective::Group line, collective::Group data,
-                  const Model& model, const PipelineOptions& options, parallel::Range layers,
-                  parallel::Range tensors, std::unique_ptr<parallel::ShardedParameters> parameters);
   void divide(const Batch& batch, std::uint32_t parts);
   Status gather();
   Status release();

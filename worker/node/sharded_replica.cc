@@ -46,6 +46,12 @@ Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& mode
   return shapes;
 }
 
+std::vector<parallel::ParameterShape> cut(const std::vector<parallel::ParameterShape>& shapes,
+                                          parallel::Range tensors) {
+  const auto first = shapes.begin() + static_cast<std::ptrdiff_t>(tensors.begin);
+  return {first, first + static_cast<std::ptrdiff_t>(tensors.count)};
+}
+
 std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
                                      const std::vector<std::uint32_t>& layers,
                                      const ShardLayout& layout) {
@@ -91,6 +97,7 @@ Result<ShardedMemory> sharded_memory(const Model& model, const parallel::Sharded
   need.gradients =
       sizeof(float) * (shard + std::min((parallel::Reducing::kInProgress + 1) * unit, whole));
   need.state = sizeof(float) * optimizer->slots() * shard;
+  need.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
   const bool has_copy =
       options.replicas > 0 && options.sharding.replica_ranks(0, world).size() == 1;
   if (!has_copy) return need;

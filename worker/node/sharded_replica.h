@@ -31,6 +31,10 @@ std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
 /// fails  invalid_argument: the model has no passes
 Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& model);
 
+/// Some of them.
+std::vector<parallel::ParameterShape> cut(const std::vector<parallel::ParameterShape>& shapes,
+                                          parallel::Range tensors);
+
 /// The most bytes that a rank has at once, from shapes alone. Without activations
 /// (Model::work_bytes) and operations in progress in the collectives.
 ///

@@ -11,6 +11,7 @@
 #include "common/checkpoint/manifest_json.h"
 #include "common/checkpoint/pieces.h"
 #include "common/checkpoint/range_reader.h"
+#include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/shards.h"
 #include "common/storage/file.h"
 #include "common/storage/storage.h"
@@ -22,17 +23,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A rank's elements of planes laid end to end: of all units, or once for each of `slots`.
-std::vector<ElementRun> runs_of(const ShardLayout& layout, std::uint32_t rank, std::size_t planes) {
-  std::vector<ElementRun> runs;
-  for (std::size_t plane = 0; plane < planes; ++plane) {
-    for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
-      const Range shard = layout.shard(unit, rank);
-      const std::uint64_t begin = layout.units()[unit].elements.begin + shard.begin;
-      if (shard.count > 0) runs.push_back({plane * layout.elements() + begin, shard.count});
-    }
+/// This rank's elements of a plane that begins at `first`, with their values.
+template <class Values>
+void add_runs(std::vector<ElementRun>& runs, const ShardLayout& layout, std::uint32_t rank,
+              std::uint64_t first, const Values& values) {
+  for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
+    const Range shard = layout.shard(unit, rank);
+    const std::uint64_t begin = first + layout.units()[unit].elements.begin + shard.begin;
+    if (shard.count > 0) runs.push_back({begin, shard.count, values(unit).data()});
   }
-  return runs;
+}
+
+/// Write the index of the parts' tensors.
+Result<FileRecord> write_index(const fs::path& folder, const char* stem, PartOf part) {
+  std::vector<Manifest> tensors;
+  for (part.part = 0; part.part < part.parts; ++part.part) {
+    CENTROID_ASSIGN(const SafetensorsReader file,
+                    SafetensorsReader::open(folder / part.file_name(stem)));
+    tensors.push_back(file.manifest());
+  }
+  return write_shard_index(folder, stem, tensors);
 }
 
 Error wrong(const std::string& what) {
@@ -46,8 +56,7 @@ struct ShardedCheckpoints::Image {
   PartOf part;
   bool is_writer = false;                    ///< its replicas have the same and write nothing
   std::vector<ElementRun> model, optimizer;  ///< of this rank
-  std::vector<Manifest> model_parts, optimizer_parts;  ///< on rank 0: the tensors of every part
-  std::vector<float> copy;                             ///< the runs' memory; empty: the parameters'
+  std::vector<float> copy;                   ///< the runs' memory; empty: the parameters'
 };
 
 Result<std::unique_ptr<ShardedCheckpoints>> ShardedCheckpoints::open(
@@ -96,15 +105,29 @@ ShardedCheckpoints::ShardedCheckpoints(collective::Group group, collective::Grou
 
 ShardedCheckpoints::~ShardedCheckpoints() { writer_.join(); }
 
+Range ShardedCheckpoints::own_parameters() const {
+  return options_.stage ? options_.stage->parameters : Range{0, model_.size()};
+}
+
+/// Elements of the model before this rank's stage.
+std::uint64_t ShardedCheckpoints::first_element() const {
+  std::uint64_t elements = 0;
+  for (std::size_t i = 0; i < own_parameters().begin; ++i) elements += model_[i].elements();
+  return elements;
+}
+
 Status ShardedCheckpoints::check_model(std::span<const ParameterShape> parameters) const {
-  if (parameters.size() != model_.size())
+  const Range own = own_parameters();
+  if (parameters.size() != own.count)
     return wrong("there are " + std::to_string(parameters.size()) + " parameters, and " +
-                 std::to_string(model_.size()) + " names and shapes of them");
-  for (std::size_t i = 0; i < model_.size(); ++i)
-    if (parameters[i].name != model_[i].name || parameters[i].elements != model_[i].elements())
+                 std::to_string(own.count) + " names and shapes of them");
+  for (std::size_t i = 0; i < own.count; ++i) {
+    const TensorInfo& tensor = model_[own.begin + i];
+    if (parameters[i].name != tensor.name || parameters[i].elements != tensor.elements())
       return wrong("parameter " + std::to_string(i) + " is " + printable(parameters[i].name) +
                    " with " + std::to_string(parameters[i].elements) + " elements, not " +
-                   printable(model_[i].name) + " " + centroid::to_string(model_[i].shape));
+                   printable(tensor.name) + " " + centroid::to_string(tensor.shape));
+  }
   return {};
 }
 
@@ -119,28 +142,20 @@ Result<ShardedCheckpoints::Image> ShardedCheckpoints::image_of(const ShardedPara
   image.info.slot_names = parameters.optimizer().slot_names();
   image.info.optimizer_step = parameters.steps();
   if (info.created_unix_seconds == 0) image.info.created_unix_seconds = unix_seconds();
-  image.part = {info.run_id, info.version, manifest_hash(model_), parameters.shard_rank(),
-                layout.ranks()};
-  image.is_writer = parameters.replica() == 0;
-  const std::size_t slots = image.info.slot_names.size();
   const std::uint32_t rank = parameters.shard_rank();
-  if (image.is_writer) {
-    image.model = runs_of(layout, rank, 1);
-    image.optimizer = runs_of(layout, rank, slots);
+  image.part = {info.run_id, info.version, manifest_hash(model_), rank, layout.ranks()};
+  if (options_.stage) {
+    image.part.part += std::size_t{options_.stage->index} * layout.ranks();
+    image.part.parts *= options_.stage->count;
   }
-  std::size_t at = 0;
-  for (std::size_t plane = 0; image.is_writer && plane <= slots; ++plane)
-    for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
-      if (layout.shard(unit, rank).count == 0) continue;
-      ElementRun& run = plane == 0 ? image.model[at] : image.optimizer[at - image.model.size()];
-      run.values = (plane == 0 ? parameters.shard(unit) : parameters.state(unit, plane - 1)).data();
-      ++at;
-    }
-  for (std::uint32_t part = 0; own_.rank() == 0 && part < layout.ranks(); ++part) {
-    image.model_parts.push_back(pieces_of(model_, runs_of(layout, part, 1)));
-    image.optimizer_parts.push_back(
-        pieces_of(optimizer_manifest(model_, image.info.slot_names), runs_of(layout, part, slots)));
-  }
+  image.is_writer = parameters.replica() == 0;
+  if (!image.is_writer) return image;
+  const std::uint64_t first = first_element();
+  add_runs(image.model, layout, rank, first,
+           [&](std::size_t unit) { return parameters.shard(unit); });
+  for (std::size_t slot = 0; slot < image.info.slot_names.size(); ++slot)
+    add_runs(image.optimizer, layout, rank, slot * elements_of(model_) + first,
+             [&](std::size_t unit) { return parameters.state(unit, slot); });
   return image;
 }
 
@@ -257,10 +272,10 @@ Status ShardedCheckpoints::commit(const Image& image, const fs::path& folder,
   if (image.part.parts == 1) return {};
   content.tensors = model_;
   CENTROID_ASSIGN(content.files[shard_index_name(kModelStem)],
-                  write_shard_index(folder, kModelStem, image.model_parts));
+                  write_index(folder, kModelStem, image.part));
   if (image.info.slot_names.empty()) return {};
   CENTROID_ASSIGN(content.files[shard_index_name(kOptimizerStem)],
-                  write_shard_index(folder, kOptimizerStem, image.optimizer_parts));
+                  write_index(folder, kOptimizerStem, image.part));
   return {};
 }
 
@@ -339,12 +354,20 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
     CENTROID_ASSIGN(const std::vector<Notice> notices, exchange(own_, own, options_.timeout));
     const Status all = first_failure(notices);
     if (all.ok()) {
-      const auto stored = [&](std::size_t plane, Range elements, std::span<float> out) {
-        return reader->read(plane, elements.begin, out);
+      const auto stored = [&, first = first_element()](std::size_t plane, Range elements,
+                                                       std::span<float> out) {
+        return reader->read(plane, first + elements.begin, out);
       };
-      CENTROID_ASSIGN(auto made, ShardedParameters::resume(group_, std::move(parameters), options,
-                                                           content.info.optimizer_step, stored));
-      return RestoredShards{std::move(made), std::move(content.info), folder};
+      auto made = ShardedParameters::resume(options_.stage ? options_.stage->ranks : group_,
+                                            std::move(parameters), options,
+                                            content.info.optimizer_step, stored);
+      if (options_.stage) {  // the failure of one stage is that of all
+        own.status = made.ok() ? Status() : Status(made.error());
+        CENTROID_ASSIGN(const auto results, exchange(own_, own, options_.timeout));
+        CENTROID_TRY(first_failure(results));
+      }
+      if (!made.ok()) return made.error();
+      return RestoredShards{std::move(*made), std::move(content.info), folder};
     }
     if (all.error().code() != ErrorCode::kDataLoss) return all.error();
     if (own_.rank() == 0)

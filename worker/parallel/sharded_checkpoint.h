@@ -16,6 +16,13 @@
 
 namespace centroid::parallel {
 
+/// The stage of a pipeline of which a rank is.
+struct CheckpointStage {
+  collective::Group ranks;  ///< of this stage, which divide its parameters
+  Range parameters;         ///< of the model
+  std::uint32_t index = 0, count = 1;
+};
+
 struct ShardedCheckpointOptions {
   std::filesystem::path folder;  ///< of checkpoints: the same one for every rank
   std::size_t keep = 3;          ///< number of newest ones to retain; 0: all
@@ -23,6 +30,9 @@ struct ShardedCheckpointOptions {
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   /// The program's own check of a checkpoint to restore, on every rank; an error refuses it.
   std::function<Status(const CheckpointInfo&)> check{};
+  /// Nothing: every rank's parameters are those of the model. Stages have as many ranks each, and
+  /// together all parameters, in order.
+  std::optional<CheckpointStage> stage{};
 };
 
 /// The state from which a restored job continues.
@@ -33,7 +43,7 @@ struct RestoredShards {
 };
 
 /// Checkpoints of a model that ranks have in shards. Every rank writes its part and reads what it
-/// needs, for any number of ranks and any sharding, whatever wrote them.
+/// needs, for any number of ranks, any sharding and any stages, whatever wrote them.
 ///
 /// files    a checkpoint of common/checkpoint (pieces.h has the parts' format), so other programs
 ///          list, verify and export it. A single process can read it, and its own are read here
@@ -70,8 +80,8 @@ class ShardedCheckpoints {
   /// Return when the write that `begin` began has ended, with its failure.
   Status wait();
 
-  /// Make the parameters with values and state of the newest sound checkpoint, or that of a
-  /// version. Each rank verifies some of the files; older ones follow damaged ones.
+  /// Make the parameters, those of the stage, with values and state of the newest sound checkpoint,
+  /// or that of a version. Each rank verifies some of the files; older ones follow damaged ones.
   ///
   /// fails  before memory is taken. not_found: there is none; data_loss: all are damaged;
   ///        failed_precondition: made with another model or optimizer; as options.check and
@@ -84,6 +94,8 @@ class ShardedCheckpoints {
   struct Image;  ///< what one rank writes
   ShardedCheckpoints(collective::Group group, collective::Group own, Manifest model,
                      ShardedCheckpointOptions options);
+  Range own_parameters() const;
+  std::uint64_t first_element() const;
   Result<Image> image_of(const ShardedParameters& parameters, const CheckpointInfo& info) const;
   Status write_image(const Image& image);
   Status write_as_first(const Image& image);

@@ -88,6 +88,7 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       timeout_(options.timeout),
       shards_(std::move(shards)),
       replicas_(std::move(replicas)),
+      parts_(options.parts),
       optimizer_(std::move(optimizer)),
       keeps_full_(!options.sharding.shards_parameters() || shards_.world() == 1),
       is_safe_(options.replicas > 0),
@@ -166,6 +167,7 @@ Error ShardedParameters::fail(Error cause) {
   // A rank that fails in one of its groups ends the other, so it ends everywhere.
   shards_.abort(cause);
   replicas_.abort(cause);
+  if (parts_) parts_->abort(cause);
   if (!failed_) failed_ = cause;
   return cause;
 }
@@ -336,8 +338,9 @@ Result<StepReport> ShardedParameters::measure() {
   collective::CallOptions options;
   options.tag = kNormTag;
   options.timeout = timeout_;
-  if (shards_.world() > 1) {
-    Status summed = collective::all_reduce(shards_, std::span(&squares, 1), options);
+  for (const collective::Group* group : {&shards_, parts_ ? &*parts_ : nullptr}) {
+    if (group == nullptr || group->world() == 1) continue;
+    Status summed = collective::all_reduce(*group, std::span(&squares, 1), options);
     if (!summed.ok()) return fail(std::move(summed).error().with_context("sum gradient norms"));
   }
   report.gradient_norm = std::sqrt(squares);

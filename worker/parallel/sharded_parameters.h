@@ -25,6 +25,9 @@ struct ShardedOptions {
   /// shard of the rank before it, unless `none` or `hybrid` has one anyway, and steps it too.
   std::uint32_t replicas = 0;
   std::chrono::milliseconds timeout{0};  ///< of an operation; 0: the group's
+  /// A rank of each part of the model, if these parameters are one of several: gradients are
+  /// clipped by the norm of all parts.
+  std::optional<collective::Group> parts{};
 };
 
 /// Bytes of this rank, without those of operations in progress in the collectives.
@@ -32,6 +35,9 @@ struct ShardedMemory {
   std::uint64_t parameters = 0;  ///< own shards, copies, and units that are gathered
   std::uint64_t gradients = 0;   ///< of whole units, in operations, of own shards and copies
   std::uint64_t state = 0;       ///< of the optimizer, with that of copies
+  // Only of a plan:
+  std::uint64_t snapshot = 0;  ///< what ShardedCheckpoints::begin copies
+  std::uint64_t other = 0;     ///< data, batch and activations
 };
 
 /// What a step was.
@@ -176,6 +182,7 @@ class ShardedParameters {
   const ShardLayout layout_;
   const std::chrono::milliseconds timeout_;
   const collective::Group shards_, replicas_;
+  const std::optional<collective::Group> parts_;
   const std::unique_ptr<Optimizer> optimizer_;
   const bool keeps_full_;  ///< every rank has all parameters, always
   const bool is_safe_;     ///< a lost rank loses nothing: with replicas

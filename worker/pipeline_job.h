@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+
+#include "client/group.h"
+#include "worker/config.h"
+#include "worker/data/data_source.h"
+#include "worker/job_checkpoints.h"
+#include "worker/model/model.h"
+#include "worker/node/pipeline_replica.h"
+#include "worker/node/sharded_training.h"
+
+namespace centroid::worker {
+
+/// A job of exchange sharded whose layers are divided among stages, on this rank. A lost rank ends
+/// it: a stage has no copy.
+///
+/// order   every rank makes the same calls
+class PipelineJob {
+ public:
+  PipelineJob(const WorkerConfig& config, const Model& model, const DataSplit& data,
+              const parallel::Mesh& mesh)
+      : config_(config), model_(model), data_(data), mesh_(mesh) {}
+
+  /// Join the other ranks, and restore the newest checkpoint or draw the initial values.
+  ///
+  /// fails  before memory is taken, failed_precondition: it is too small; as stage_layers,
+  ///        PeerGroup::join, JobCheckpoints and PipelineReplica::make
+  Status begin();
+  /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
+  ///
+  /// fails  as train_sharded, explained
+  Status train(const ShardedObserver& observer);
+  /// Add the place of a rank that was lost, and what to do.
+  Status explain(const Status& result) const;
+
+  const collective::Group& group() const { return peers_->group(); }
+  PipelineReplica& replica() { return *replica_; }
+  const ShardedSummary& summary() const { return summary_; }
+  const PipelineOptions& options() const { return options_; }
+
+ private:
+  Status check_memory();
+  Status make_replica();
+
+  const WorkerConfig& config_;
+  const Model& model_;
+  const DataSplit& data_;
+  const parallel::Mesh& mesh_;
+  PipelineOptions options_;
+  parallel::ShardedMemory planned_;
+  ShardedSummary summary_;
+  std::unique_ptr<client::PeerGroup> peers_;
+  std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
+  std::unique_ptr<PipelineReplica> replica_;
+};
+
+}  // namespace centroid::worker
