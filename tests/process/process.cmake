@@ -25,6 +25,9 @@ set_tests_properties(process.durability process.kill process.membership process.
   process.servers_journal process.servers_refusals PROPERTIES COST 60)
 add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(slow.large_tensor PROPERTIES LABELS slow TIMEOUT 1800)
+add_test(NAME slow.chaos COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/chaos/chaos.py $<TARGET_FILE_DIR:centroid-server-test>
+  --seconds 60 --every 6 --longest 6 --seed 7 --modes star tables)
+set_tests_properties(slow.chaos PROPERTIES LABELS slow TIMEOUT 1800 SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
 # Python loads libcentroid.so late: what it was built with must be there before. What Python itself does not give back is not ours.
 if(CENTROID_SANITIZE MATCHES "address")
   set(first "")
