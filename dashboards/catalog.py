@@ -358,13 +358,10 @@ CLUSTER = Dashboard(
         (
             "Errors",
             (
-                Panel("Strangers", "Connections that have not joined; clients of tables, readers and shard servers; closed to make room for others.", "short",
-                      (("sum(centroid_server_strangers{SELECT})", "strangers"), ("sum(centroid_server_guests{SELECT})", "guests"),
-                       (rate("centroid_server_strangers_displaced_total"), "displaced/s"), (rate("centroid_server_guests_refused_total"), "guests refused/s")), width=8),
-                Panel("Memory of strangers", "Bytes of messages of connections that have not joined, of 64 MiB at most.", "bytes",
-                      (("sum(centroid_server_stranger_bytes{SELECT})", "bytes"),), width=8),
-                Panel("Lines left out", "Lines about strangers that the log omits, and refused requests that the audit log omits, per second.", "ops",
-                      ((rate("centroid_server_log_lines_left_out_total"), "log"), (rate("centroid_api_audit_left_out_total"), "audit log")), width=8),
+                Panel("Budgets", "Used share of each limit that strangers, members and callers of REST meet (docs/explanation/threat-model.md).", "percentunit",
+                      (("max by (resource) (centroid_budget_used{SELECT} / (centroid_budget_limit{SELECT} > 0))", "{{resource}}"),), width=12),
+                Panel("Budgets refused", "Requests refused, connections closed, lines left out and events dropped, because a budget was used up, per second.", "ops",
+                      ((rate("centroid_budget_refused_total", "resource"), "{{resource}}"),), width=12),
                 Panel("Contributions lost", "Of workers that went before their end; the round was closed with the rest or repeated.", "ops",
                       ((rate("centroid_server_contributions_lost_total"), "lost"),)),
                 Panel("Refused and stale", "Handshakes refused: wrong token, or another version or garbage. Stale chunks: of closed attempts.", "ops",
@@ -382,11 +379,7 @@ CLUSTER = Dashboard(
                       ((rate("centroid_api_requests_total", "code"), "{{code}}"),)),
                 Panel("REST latency", "Time to answer a request.", "s",
                       ((quantile(0.99, "centroid_api_request_seconds", "route"), "{{route}}, 99 %"),), width=6),
-                Panel("REST connections", "Open connections, of api.max_connections at most, and streams (events, files), of api.max_streams at most.", "short",
-                      (("sum(centroid_api_connections{SELECT})", "open"), ("sum(centroid_api_streams{SELECT})", "streams")), width=6),
-                Panel("REST answers held", "Bytes of answers that clients have not taken yet; near the bound further ones are refused.", "bytes",
-                      (("sum(centroid_api_pending_bytes{SELECT})", "pending"),), width=6),
-                Panel("REST trouble", "Connections that the server closed, by reason: too slow, too far behind, too many. Requests that were not let in. Audit: entries "
+                Panel("REST trouble", "Connections that the server closed, by reason: too slow, too far behind. Requests that were not let in. Audit: entries "
                       "that could not be written, of which any is too many.", "ops",
                       ((rate("centroid_api_dropped_connections_total", "reason"), "closed, {{reason}}"),
                        (rate("centroid_api_refused_total", "reason"), "refused, {{reason}}"),

@@ -7,14 +7,13 @@ HEAD = """# Metrics
 Every Prometheus metric of Centroid. Times are in seconds, sizes in bytes. A server and a standby
 serve `/metrics` on the REST port (`--api.listen`), with its token. A
 [shard server](../how-to/several-servers.md) and a worker serve it at `--metrics.listen`, without a
-token. [Monitor](../how-to/monitor.md) explains Prometheus and the dashboards,
-[runbooks](../how-to/runbooks.md) the alerts.
+token. See [Monitor](../how-to/monitor.md) and [runbooks](../how-to/runbooks.md).
 
 `OPS_WRITE_REFERENCE=1 ./centroid test --ops` makes this page from what the programs serve.
 """
 SERIES = re.compile(r"^([a-z_]+)(?:\{(.*)\})? ")
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-FREE = ("program", "version", "le", "route", "method", "gpu", "table", "server", "name")  # labels whose values are not listed
+FREE = ("program", "version", "le", "route", "method", "gpu", "table", "server", "name", "resource")  # labels whose values are not listed
 
 
 def families(text):

@@ -163,6 +163,11 @@ Result<std::shared_ptr<transport::StreamLayer>> https_layer(const ServerConfig& 
 Status begin_measuring(const ServerConfig& config, metrics::Registry& registry,
                        const std::string& process) {
   metrics::add_process(registry, "centroid-server");
+  const auto disk = metrics::budget(registry, "disk_bytes", metrics::BudgetKind::kUnguarded);
+  registry.on_collect([disk, watch = std::make_shared<DiskWatch>(config.run_dir)] {
+    const file::Space space = watch->space();
+    disk.show(space.total_bytes - space.free_bytes, space.total_bytes);
+  });
   trace::set_process(process);
   trace::start_sampling();
   if (config.trace.file.empty()) return {};
@@ -389,9 +394,10 @@ Task<Status> serve_shard(Shard& shard, transport::Listener& listener,
 }
 
 /// Where a shard server has a port for Prometheus and probes; nullptr where not.
-Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
-    const ServerConfig& config, const metrics::Registry& registry, const Shard& shard,
-    IoThread& service) {
+Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(const ServerConfig& config,
+                                                                       metrics::Registry& registry,
+                                                                       const Shard& shard,
+                                                                       IoThread& service) {
   if (config.metrics.listen.empty()) return std::unique_ptr<transport::MetricsListener>();
   transport::MetricsOptions options;
   CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));

@@ -49,6 +49,8 @@ class ByteStream {
   virtual std::string peer() const = 0;
   /// As in Connection.
   virtual std::optional<double> peer_certificate_end() const { return std::nullopt; }
+  /// As in Connection.
+  virtual void count_handshake(std::shared_ptr<double> /*seconds*/) {}
   virtual Executor executor() const = 0;
 };
 

@@ -82,6 +82,9 @@ class FaultyConnection final : public Connection {
   std::optional<double> peer_certificate_end() const override {
     return inner_->peer_certificate_end();
   }
+  void count_handshake(std::shared_ptr<double> seconds) override {
+    inner_->count_handshake(std::move(seconds));
+  }
   Executor executor() const override { return inner_->executor(); }
 
  private:

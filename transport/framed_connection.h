@@ -51,6 +51,9 @@ class FramedConnection final : public Connection {
   std::optional<double> peer_certificate_end() const override {
     return stream_->peer_certificate_end();
   }
+  void count_handshake(std::shared_ptr<double> seconds) override {
+    stream_->count_handshake(std::move(seconds));
+  }
   Executor executor() const override { return stream_->executor(); }
 
  private:

@@ -9,7 +9,10 @@
 namespace centroid::transport {
 
 bool ByteBudget::take(std::uint64_t bytes) {
-  if (used_ != 0 && bytes > limit_ - std::min(limit_, used_)) return false;
+  if (used_ != 0 && bytes > limit_ - std::min(limit_, used_)) {
+    ++refused_;
+    return false;
+  }
   used_ += bytes;
   return true;
 }
@@ -27,15 +30,19 @@ Status HeldBytes::resize(std::uint64_t bytes) {
   return {};
 }
 
-std::optional<std::string> LineBudget::take(std::string_view why, TimePoint now) {
+double LineBudget::left_at(TimePoint now) const {
   const double passed = std::chrono::duration<double>(now - at_).count();
-  left_ = std::min(kBurst, left_ + std::max(passed, 0.0) * kPerSecond);
+  return burst_ - std::max(spent_ - std::max(passed, 0.0) * kPerSecond, 0.0);
+}
+
+std::optional<std::string> LineBudget::take(std::string_view why, TimePoint now) {
+  spent_ = burst_ - left_at(now);
   at_ = now;
-  if (left_ < 1) {
+  if (burst_ - spent_ < 1) {
     ++left_out_;
     return std::nullopt;
   }
-  left_ -= 1;
+  spent_ += 1;
   std::string text = shortened(why, kLineBytes);
   if (left_out_ > 0) text += " (and " + grouped(left_out_) + " more, not logged)";
   left_out_ = 0;

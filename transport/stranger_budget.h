@@ -22,13 +22,14 @@ class ByteBudget {
   /// Whether they have room. Where nothing else is held there is room for any message, so that no
   /// limit refuses one for ever.
   bool take(std::uint64_t bytes);
+  std::uint64_t refused() const { return refused_; }  ///< times
   void give_back(std::uint64_t bytes) { used_ -= bytes; }
   std::uint64_t used() const { return used_; }
   std::uint64_t limit() const { return limit_; }
 
  private:
   const std::uint64_t limit_;
-  std::uint64_t used_ = 0;
+  std::uint64_t used_ = 0, refused_ = 0;
 };
 
 /// Bytes of a budget, given back when this is destroyed.
@@ -55,19 +56,28 @@ class HeldBytes {
   std::uint64_t bytes_ = 0;
 };
 
-/// Lines of the log that strangers cause: a burst, then one a second. Pure; one thread.
+/// Lines of the log that others cause: a burst, then one a second. Pure; one thread.
 class LineBudget {
  public:
+  static constexpr std::uint64_t kBurst = 20;
+  explicit LineBudget(std::uint64_t burst = kBurst) : burst_(static_cast<double>(burst)) {}
+  void set_burst(std::uint64_t burst) { burst_ = static_cast<double>(burst); }
   /// The text of this line: `why`, shortened, and how many were left out since the last one ("and
   /// 4,211 more, not logged"). Nothing: it is left out.
   std::optional<std::string> take(std::string_view why, TimePoint now);
   /// One is not even tried.
   void leave_out() { ++left_out_; }
+  std::uint64_t burst() const { return static_cast<std::uint64_t>(burst_); }
+  /// Lines of the burst that are used.
+  std::uint64_t used(TimePoint now) const {
+    return static_cast<std::uint64_t>(burst_ - left_at(now) + 0.5);
+  }
 
  private:
   static constexpr std::size_t kLineBytes = 512;
-  static constexpr double kBurst = 20, kPerSecond = 1;
-  double left_ = kBurst;
+  static constexpr double kPerSecond = 1;
+  double left_at(TimePoint now) const;
+  double burst_, spent_ = 0;
   TimePoint at_;
   std::uint64_t left_out_ = 0;
 };

@@ -1,6 +1,9 @@
 #include "transport/strangers.h"
 
+#include <algorithm>
 #include <utility>
+
+#include <boost/asio/this_coro.hpp>
 
 #include "common/async/task.h"
 #include "common/base/clock.h"
@@ -9,23 +12,28 @@
 
 namespace centroid::transport {
 
+namespace {
+/// A worker comes, and goes.
+std::uint64_t arrivals_of(std::size_t places) { return 2 * std::uint64_t{places}; }
+}  // namespace
+
 Strangers::Strangers(std::size_t connections, metrics::Registry& r)
     : most_(connections),
       places_(connections),
-      strangers_gauge_(
-          r.gauge("centroid_server_strangers", "Connections that have not joined yet.")),
-      guests_gauge_(
-          r.gauge("centroid_server_guests", "Clients of tables, readers and shard servers.")),
-      bytes_gauge_(r.gauge("centroid_server_stranger_bytes", "Memory of strangers' messages.")),
-      displaced_(r.counter("centroid_server_strangers_displaced_total",
-                           "Strangers closed for newer ones.")),
-      guests_refused_(r.counter("centroid_server_guests_refused_total", "Guests refused.")),
-      lines_left_out_(r.counter("centroid_server_log_lines_left_out_total",
-                                "Lines about peers that were too many.")) {}
+      lines_{LineBudget(), metrics::budget(r, "stranger_lines")},
+      member_lines_{LineBudget(), metrics::budget(r, "member_lines")},
+      arrival_lines_{LineBudget(arrivals_of(connections)), metrics::budget(r, "arrival_lines")},
+      shown_strangers_(metrics::budget(r, "strangers")),
+      shown_guests_(metrics::budget(r, "guests")),
+      shown_bytes_(metrics::budget(r, "stranger_bytes")),
+      shown_turns_(metrics::budget(r, "handshake_seconds")) {
+  show();
+}
 
 void Strangers::set_connections(std::size_t most) {
   most_ = most;
   places_.set_most(most);
+  arrival_lines_.budget.set_burst(arrivals_of(most));
 }
 
 std::unique_ptr<Strangers::Place> Strangers::admit(Connection& connection) {
@@ -38,7 +46,7 @@ std::unique_ptr<Strangers::Place> Strangers::admit(Connection& connection) {
 }
 
 void Strangers::displace(Place& place) {
-  displaced_.add();
+  shown_strangers_.refused.add();
   const Error why(ErrorCode::kResourceExhausted,
                   "closed for a newer connection: all " + std::to_string(most_) +
                       " places of connections that have not joined are taken; try again");
@@ -52,26 +60,77 @@ void Strangers::displace(Place& place) {
 }
 
 std::optional<std::string> Strangers::line(const Error& why) {
-  return take_line(lines_, why.to_string());
+  return lines_.take(why.to_string());
 }
 
 std::optional<std::string> Strangers::member_line(std::string_view why) {
-  return take_line(member_lines_, why);
+  return member_lines_.take(why);
 }
 
-std::optional<std::string> Strangers::take_line(LineBudget& from, std::string_view why) {
-  auto text = from.take(why, centroid::now());
-  if (!text) lines_left_out_.add();
+std::optional<std::string> Strangers::arrival_line(std::string_view text) {
+  return arrival_lines_.take(text);
+}
+
+std::optional<std::string> Strangers::Lines::take(std::string_view why) {
+  auto text = budget.take(why, centroid::now());
+  if (!text) shown.refused.add();
   return text;
 }
 
 void Strangers::show() const {
-  strangers_gauge_.set(static_cast<double>(places_.size()));
-  guests_gauge_.set(static_cast<double>(guests_));
-  bytes_gauge_.set(static_cast<double>(bytes_->used()));
+  const TimePoint now = centroid::now();
+  shown_strangers_.show(places_.size(), most_);
+  shown_guests_.show(guests_, most_);
+  shown_bytes_.show(bytes_->used(), bytes_->limit());
+  shown_bytes_.follow_refused(bytes_->refused());
+  shown_turns_.used.set(turns_.used(now));
+  shown_turns_.limit.set(HandshakeTurns::kBurst);
+  for (const Lines* const one : {&lines_, &member_lines_, &arrival_lines_})
+    one->shown.show(one->budget.used(now), one->budget.burst());
 }
 
+/// Those whose turn it is go on.
+void Strangers::give_turns() {
+  while (const auto id = turns_.next(centroid::now())) {
+    Place& place = *by_id_.at(*id);
+    place.has_turn_ = true;
+    place.turn_.notify_all();
+  }
+}
+
+Strangers::Place::Place(Strangers& all, Connection& connection, StrangerPlaces::Id id)
+    : all_(all), connection_(connection), id_(id), turn_(connection.executor()) {
+  connection.count_handshake(handshake_seconds_);
+}
+
+Task<Status> Strangers::Place::turn() {
+  const TimePoint limit = centroid::now() + kLongestTurn;
+  all_.turns_.ask(id_, connection_.peer());
+  all_.give_turns();
+  const auto state = co_await boost::asio::this_coro::cancellation_state;
+  const auto goes_on = [&] { return state.cancelled() == boost::asio::cancellation_type::none; };
+  while (goes_on() && !has_turn_ && is_stranger_ && centroid::now() < limit) {
+    const bool gives = !std::exchange(all_.is_giving_, true);
+    const TimePoint next = gives ? all_.turns_.next_at(centroid::now()) : limit;
+    (void)co_await turn_.wait(std::min(next, limit));
+    if (gives) all_.is_giving_ = false;
+    all_.give_turns();
+  }
+  const auto first = all_.turns_.first();
+  if (first && !all_.is_giving_) all_.by_id_.at(*first)->turn_.notify_all();
+  if (has_turn_) co_return Status();
+  end_handshake();
+  if (!goes_on()) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  all_.shown_turns_.refused.add();
+  co_return Error(ErrorCode::kResourceExhausted,
+                  "handshakes take as much processor time as they may: try again");
+}
+
+/// Also of one that never began.
+void Strangers::Place::end_handshake() { all_.turns_.end(id_, *handshake_seconds_); }
+
 Strangers::Place::~Place() {
+  end_handshake();
   if (is_stranger_) {
     all_.places_.leave(id_);
     all_.by_id_.erase(id_);
@@ -81,20 +140,23 @@ Strangers::Place::~Place() {
 
 void Strangers::Place::leave() {
   if (!std::exchange(is_stranger_, false)) return;
+  end_handshake();
   all_.places_.leave(id_);
   all_.by_id_.erase(id_);
   connection_.set_budget(nullptr);
+  turn_.notify_all();
 }
 
 void Strangers::Place::greeted() {
   is_greeted_ = true;
+  end_handshake();
   all_.places_.greeted(id_);
 }
 
 Status Strangers::Place::admit_guest() {
   if (is_guest_) return {};
   if (all_.guests_ >= all_.most_) {
-    all_.guests_refused_.add();
+    all_.shown_guests_.refused.add();
     return Error(ErrorCode::kResourceExhausted,
                  "there are " + std::to_string(all_.guests_) +
                      " clients of tables, readers and shard servers, as many as there may be "

@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "common/base/metrics.h"
+#include "common/async/task_group.h"
+#include "common/base/budget.h"
+#include "transport/handshake_turns.h"
 #include "transport/stranger_budget.h"
 #include "transport/transport.h"
 
@@ -19,12 +21,14 @@ inline std::size_t places_beside(std::uint64_t max_workers) {
 }
 
 /// What the peers of one listener may use of a server before it knows who they are: connections,
-/// memory, lines of the log.
+/// memory, processor time of handshakes, lines of the log.
 ///
 /// thread  one executor
 class Strangers {
  public:
   static constexpr std::uint64_t kMessageBytes = 64u << 20;
+  /// As long as a peer waits for an answer to its greeting.
+  static constexpr std::chrono::seconds kLongestTurn{5};
 
   /// So many connections of strangers, and so many of guests.
   Strangers(std::size_t connections, metrics::Registry& registry);
@@ -33,12 +37,14 @@ class Strangers {
   /// The place of one connection among all. Destroyed with its connection, nothing else in between.
   class Place {
    public:
-    Place(Strangers& all, Connection& connection, StrangerPlaces::Id id)
-        : all_(all), connection_(connection), id_(id) {}
+    Place(Strangers& all, Connection& connection, StrangerPlaces::Id id);
     ~Place();
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
 
+    /// Wait until the handshake may begin.
+    /// fails  resource_exhausted: it waited for too long, or lost its place; cancelled
+    Task<Status> turn();
     /// The handshake is done.
     void greeted();
     /// It is a worker, of which others count how many there may be.
@@ -50,10 +56,13 @@ class Strangers {
    private:
     friend class Strangers;
     void leave();
+    void end_handshake();
     Strangers& all_;
     Connection& connection_;
     const StrangerPlaces::Id id_;
-    bool is_greeted_ = false, is_stranger_ = true, is_guest_ = false;
+    bool is_greeted_ = false, is_stranger_ = true, is_guest_ = false, has_turn_ = false;
+    const std::shared_ptr<double> handshake_seconds_ = std::make_shared<double>(0);
+    Event turn_;
   };
   /// A place for a new connection. If there is none, another connection is closed for it, whose
   /// peer is told.
@@ -64,21 +73,30 @@ class Strangers {
   std::optional<std::string> line(const Error& why);
   /// The same about what members send, who have a budget of their own.
   std::optional<std::string> member_line(std::string_view why);
+  /// The same about members that come and go, also for the event.
+  std::optional<std::string> arrival_line(std::string_view text);
   /// For a scrape.
   void show() const;
 
  private:
   void displace(Place& place);
+  void give_turns();
 
   std::size_t most_;
   StrangerPlaces places_;
   std::map<StrangerPlaces::Id, Place*> by_id_;
   const std::shared_ptr<ByteBudget> bytes_ = std::make_shared<ByteBudget>(kMessageBytes);
-  std::optional<std::string> take_line(LineBudget& from, std::string_view why);
-  LineBudget lines_, member_lines_;
+  HandshakeTurns turns_;
+  bool is_giving_ = false;  ///< one of those that wait gives the turns
+  /// Lines of the log, and their series.
+  struct Lines {
+    std::optional<std::string> take(std::string_view why);
+    LineBudget budget;
+    const metrics::Budget shown;
+  };
+  Lines lines_, member_lines_, arrival_lines_;
   std::size_t guests_ = 0;
-  const metrics::Gauge strangers_gauge_, guests_gauge_, bytes_gauge_;
-  const metrics::Counter displaced_, guests_refused_, lines_left_out_;
+  const metrics::Budget shown_strangers_, shown_guests_, shown_bytes_, shown_turns_;
 };
 
 /// Give each connection of a listener to `serve`, with its place, until the listener is cancelled

@@ -98,6 +98,8 @@ class Connection {
   virtual TrafficCounters traffic() const = 0;
   /// Earliest expiry of the peer's certificates, as Unix time; none: it showed none.
   virtual std::optional<double> peer_certificate_end() const { return std::nullopt; }
+  /// Add the processor time of the handshake of TLS, if there is one, to `seconds`.
+  virtual void count_handshake(std::shared_ptr<double> /*seconds*/) {}
   virtual Executor executor() const = 0;
 };
 

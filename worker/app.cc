@@ -313,8 +313,7 @@ Status begin_measuring(const WorkerConfig& config, metrics::Registry& registry) 
 
 /// Listener for Prometheus and probes; nullptr: not configured.
 Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
-    const WorkerConfig& config, const metrics::Registry& registry,
-    const std::atomic<bool>& is_member) {
+    const WorkerConfig& config, metrics::Registry& registry, const std::atomic<bool>& is_member) {
   if (config.metrics.listen.empty()) return std::unique_ptr<transport::MetricsListener>();
   transport::MetricsOptions options;
   CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));

@@ -11,29 +11,27 @@ const std::vector<double> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 
 }  // namespace
 
 ApiMetrics::ApiMetrics(metrics::Registry& registry) : registry_(registry) {
-  http.connections =
-      registry.gauge("centroid_api_connections", "Open connections of the REST server.");
+  http.connections = metrics::budget(registry, "rest_connections");
+  http.head_bytes = metrics::budget(registry, "rest_head_bytes");
+  requests = metrics::budget(registry, "rest_requests", metrics::BudgetKind::kOfEach);
+  handshakes = metrics::budget(registry, "rest_handshakes", metrics::BudgetKind::kOfEach);
+  lines = metrics::budget(registry, "rest_lines");
+  event_streams = metrics::budget(registry, "rest_event_streams");
+  file_streams = metrics::budget(registry, "rest_file_streams");
+  answer_bytes = metrics::budget(registry, "rest_answer_bytes");
+  audit_lines = metrics::budget(registry, "audit_lines", metrics::BudgetKind::kOfEach);
+  audit_bytes = metrics::budget(registry, "audit_bytes", metrics::BudgetKind::kUnguarded);
   const std::string dropped = "centroid_api_dropped_connections_total";
   const std::string dropped_help = "Connections that the REST server closed, by reason.";
   http.dropped_slow = registry.counter(dropped, dropped_help, {{"reason", "slow"}});
   dropped_lagging = registry.counter(dropped, dropped_help, {{"reason", "lagging"}});
   audit_failures = registry.counter("centroid_api_audit_failures_total",
                                     "Entries of the audit log that could not be written.");
-  audit_left_out = registry.counter("centroid_api_audit_left_out_total",
-                                    "Refused requests not in the audit log.");
-  streams =
-      registry.gauge("centroid_api_streams", "Open streams of the REST server (events, files).");
-  pending_bytes = registry.gauge("centroid_api_pending_bytes",
-                                 "Bytes of responses that clients have not received yet.");
   const std::string refused = "centroid_api_refused_total";
   const std::string refused_help = "REST requests that were refused.";
   refused_no_token = registry.counter(refused, refused_help, {{"reason", "no_token"}});
   refused_unknown_token = registry.counter(refused, refused_help, {{"reason", "unknown_token"}});
   refused_role = registry.counter(refused, refused_help, {{"reason", "role"}});
-  lines_left_out = registry.counter("centroid_server_log_lines_left_out_total",
-                                    "Lines about peers that were too many.");
-  dropped_handshakes = registry.counter(dropped, dropped_help, {{"reason", "handshakes"}});
-  http.dropped_limit = registry.counter(dropped, dropped_help, {{"reason", "limit"}});
 }
 
 ApiMetrics::Series ApiMetrics::make_series(const Route* route) {

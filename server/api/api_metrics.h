@@ -3,7 +3,7 @@
 #include <array>
 #include <map>
 
-#include "common/base/metrics.h"
+#include "common/base/budget.h"
 #include "server/api/routes.h"
 #include "transport/http/http_server.h"
 
@@ -18,13 +18,15 @@ class ApiMetrics {
   void count(const Route* route, unsigned status, double seconds);
 
   transport::HttpMeters http;
-  metrics::Counter dropped_lagging;     ///< a stream of events behind the oldest retained event
-  metrics::Counter audit_failures;      ///< entries that could not be written
-  metrics::Counter audit_left_out;      ///< refused requests, of callers with too many
-  metrics::Counter dropped_handshakes;  ///< of TLS, from an address with too many
-  metrics::Counter lines_left_out;      ///< about strangers, in the log
-  metrics::Gauge streams;               ///< open
-  metrics::Gauge pending_bytes;         ///< of answers that clients have not read yet
+  metrics::Counter dropped_lagging;  ///< a stream of events behind the oldest retained event
+  metrics::Counter audit_failures;   ///< entries that could not be written
+  metrics::Budget requests;          ///< a second, of each address
+  metrics::Budget handshakes;        ///< of TLS, the same
+  metrics::Budget lines;             ///< about refused requests, in the log
+  metrics::Budget event_streams, file_streams;  ///< open
+  metrics::Budget answer_bytes;                 ///< of answers that clients have not read yet
+  metrics::Budget audit_lines;                  ///< about refused requests of each caller
+  metrics::Budget audit_bytes;
   /// Refused requests: without a token, with an unknown one, or with one whose role is too low.
   metrics::Counter refused_no_token, refused_unknown_token, refused_role;
 

@@ -71,7 +71,7 @@ struct ApiServer::Impl final : transport::HttpService {
         control_plane(control),
         services{control,          registry,   feed,  *tokens,   *audit,
                  options.blocking, is_tracing, pulse, host_files},
-        answers(options.max_pending_bytes, metrics.pending_bytes, metrics.streams),
+        answers(options.max_pending_bytes, metrics),
         group(executor),
         trail(executor, group, options.blocking, *audit, feed, metrics),
         changed(executor),
@@ -82,6 +82,10 @@ struct ApiServer::Impl final : transport::HttpService {
   HttpResponse refuse(unsigned status, const std::string& detail, const std::string& path) override;
   bool may_shake_hands(const std::string& address) override;
 
+  void show();
+  double handshakes_per_second() const {
+    return std::max(kHandshakes * options.requests_per_second, 2.0);
+  }
   Status listen();
   Task<void> follow_tokens();
   std::optional<HttpResponse> check_rate(const HttpRequest& request);
@@ -123,6 +127,15 @@ struct ApiServer::Impl final : transport::HttpService {
   transport::HttpServer server;
 };
 
+/// Budgets, where nothing else shows them.
+void ApiServer::Impl::show() {
+  metrics.requests.limit.set(options.requests_per_second);
+  metrics.handshakes.limit.set(options.requests_per_second <= 0 ? 0 : handshakes_per_second());
+  metrics.lines.show(lines.used(centroid::now()), lines.burst());
+  metrics.audit_lines.limit.set(transport::LineBudget::kBurst);
+  metrics.audit_bytes.show(audit->bytes(), audit->limit_bytes());
+}
+
 Status ApiServer::Impl::listen() {
   auto found = server.listen(options.endpoint);
   if (!found.ok()) return std::move(found).error().with_context("--api.listen");
@@ -159,9 +172,9 @@ Task<void> ApiServer::Impl::follow_tokens() {
 bool ApiServer::Impl::may_shake_hands(const std::string& address) {
   if (options.requests_per_second <= 0) return true;
   // Probes share an address with other clients behind the same node.
-  const double most = std::max(kHandshakes * options.requests_per_second, 2.0);
+  const double most = handshakes_per_second();
   const Duration wait = handshakes.take(client_of(address), centroid::now(), most);
-  if (wait > Duration::zero()) metrics.dropped_handshakes.add();
+  if (wait > Duration::zero()) metrics.handshakes.refused.add();
   return wait == Duration::zero();
 }
 
@@ -195,6 +208,7 @@ std::optional<HttpResponse> ApiServer::Impl::refuse_body(const HttpRequest& head
 
 Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
   const auto begun = centroid::now();
+  show();
   if (auto refused = check_rate(request)) {
     metrics.count(nullptr, refused->status, 0);
     co_return std::move(*refused);
@@ -247,7 +261,7 @@ void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& 
                                                 : "the request has no token",
                                     now);
   if (!why) {
-    metrics.lines_left_out.add();
+    metrics.lines.refused.add();
     return;
   }
   log::warn("api.refused", {{"address", request.address},
@@ -286,6 +300,7 @@ std::optional<HttpResponse> ApiServer::Impl::check_rate(const HttpRequest& reque
   const std::string client = client_of(request.address);
   const Duration wait = rates.take(client, centroid::now(), options.requests_per_second);
   if (wait == Duration::zero()) return std::nullopt;
+  metrics.requests.refused.add();
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(wait).count();
   char most[32];
   std::snprintf(most, sizeof most, "%g", options.requests_per_second);

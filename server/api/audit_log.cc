@@ -122,6 +122,7 @@ Result<std::unique_ptr<AuditLog>> AuditLog::open(std::string path, std::string s
   for (Kind* const kind : {&log->changes_, &log->refused_})
     log->read_file(*kind, old_file(kind->path, 1), 0);
   CENTROID_TRY(log->read_on());
+  log->measure();
   return log;
 }
 
@@ -197,6 +198,18 @@ Status AuditLog::write(const Kind& kind, const std::string& line, bool may_rotat
   return {};
 }
 
+std::uint64_t AuditLog::limit_bytes() const { return 2 * (kOldFiles + 1) * rotate_bytes_; }
+
+void AuditLog::measure() {
+  std::uint64_t bytes = 0;
+  for (const Kind* const kind : {&changes_, &refused_})
+    for (int number = 0; number <= kOldFiles; ++number) {
+      const auto file = file::attributes_of(old_file(kind->path, number));
+      if (file.ok() && *file) bytes += (*file)->bytes;
+    }
+  bytes_ = bytes;
+}
+
 Status AuditLog::append(AuditEntry entry, bool is_patient) {
   const std::scoped_lock file(file_mutex_);
   entry.server = server_;
@@ -222,6 +235,7 @@ Status AuditLog::append(AuditEntry entry, bool is_patient) {
   if (!kind.path.empty()) {
     const Status line = write(kind, line_of(entry), lock.has_value());
     if (line.ok()) (void)read_on();
+    measure();
     if (!line.ok()) written = line;
   }
   if (next_ == entry.number) remember(kind, std::move(entry));  // not read back

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -52,6 +53,9 @@ class AuditLog {
   /// fails  failed_precondition
   Status refresh();
   std::vector<AuditEntry> newest_first() const;
+  /// Of all files after the last line that this server wrote, and the most that they may have.
+  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t limit_bytes() const;
 
  private:
   AuditLog(std::string path, std::string server, std::uint64_t rotate_bytes);
@@ -67,9 +71,11 @@ class AuditLog {
   Status read_on(Kind& kind);
   void read_file(Kind& kind, const std::string& path, std::uint64_t from);
   void remember(Kind& kind, AuditEntry entry);
+  void measure();
 
   const std::string server_;
   const std::uint64_t rotate_bytes_;
+  std::atomic<std::uint64_t> bytes_{0};
   std::mutex file_mutex_;  ///< held during file operations
   std::uint64_t next_ = 1;
   mutable std::mutex mutex_;  ///< of the entries; held briefly

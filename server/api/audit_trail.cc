@@ -56,7 +56,7 @@ Task<void> AuditTrail::record(HttpRequest request, Caller caller, std::string id
     if (refused_.size() >= kMaxCallers && !refused_.contains(caller.name)) refused_.clear();
     auto text = refused_[caller.name].take(outcome, centroid::now());
     if (!text) {
-      metrics_.audit_left_out.add();
+      metrics_.audit_lines.refused.add();
       co_return;
     }
     outcome = std::move(*text);

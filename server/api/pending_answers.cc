@@ -49,12 +49,13 @@ class PendingAnswers::Stream final : public BodyStream {
   TimePoint next_check_ = TimePoint::min();
 };
 
-PendingAnswers::PendingAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams)
-    : max_bytes_(max_bytes), bytes_gauge_(bytes), streams_gauge_(streams) {}
+PendingAnswers::PendingAnswers(std::size_t max_bytes, const ApiMetrics& metrics)
+    : max_bytes_(max_bytes), metrics_(metrics) {}
 
-void PendingAnswers::show() {
-  bytes_gauge_.set(static_cast<double>(bytes_));
-  streams_gauge_.set(static_cast<double>(events_.all + files_.all));
+void PendingAnswers::show() const {
+  metrics_.answer_bytes.show(bytes_, max_bytes_);
+  metrics_.event_streams.show(events_.all, max_streams_);
+  metrics_.file_streams.show(files_.all, max_streams_);
 }
 
 void PendingAnswers::give_back(bool is_file, const std::string& caller) {
@@ -66,23 +67,29 @@ void PendingAnswers::give_back(bool is_file, const std::string& caller) {
 
 void PendingAnswers::take(HttpResponse& response, const Caller& caller, std::size_t max_streams,
                           std::string_view instance, std::function<bool()> is_allowed) {
-  const auto refuse = [&](const std::string& why) {
+  max_streams_ = max_streams;
+  show();
+  const auto refuse = [&](const metrics::Budget& budget, const std::string& why) {
+    budget.refused.add();
     response = make_problem(503, ErrorCode::kResourceExhausted, why, instance);
   };
   if (response.stream) {
     const bool is_file = response.stream->length().has_value();
     const std::string what = is_file ? "files" : "streams of events";
     Count& count = is_file ? files_ : events_;
+    const auto& budget = is_file ? metrics_.file_streams : metrics_.event_streams;
     if (count.all >= max_streams)
-      return refuse("all " + std::to_string(max_streams) + " " + what +
-                    " that may be sent at a time are: wait until a client has done, or raise "
-                    "api.max_streams");
+      return refuse(budget,
+                    "all " + std::to_string(max_streams) + " " + what +
+                        " that may be sent at a time are: wait until a client has done, or raise "
+                        "api.max_streams");
     const std::size_t most = std::max<std::size_t>(1, max_streams / 2);
     const auto mine = count.of.find(caller.name);
     if (!is_anybody(caller) && mine != count.of.end() && mine->second >= most)
-      return refuse("the token '" + caller.name + "' has " + std::to_string(most) + " " + what +
-                    ", half of what is there for all: end one, or use a token of its own "
-                    "(centroidctl tokens create)");
+      return refuse(budget,
+                    "the token '" + caller.name + "' has " + std::to_string(most) + " " + what +
+                        ", half of what is there for all: end one, or use a token of its own "
+                        "(centroidctl tokens create)");
     ++count.all;
     ++count.of[caller.name];
     response.stream = std::make_shared<Stream>(*this, std::move(response.stream), caller.name,
@@ -92,9 +99,10 @@ void PendingAnswers::take(HttpResponse& response, const Caller& caller, std::siz
   const std::size_t size = response.body.size();
   if (size <= kSmallBytes) return;
   if (bytes_ > 0 && bytes_ + size > max_bytes_)
-    return refuse("unread answers take " + std::to_string(bytes_) +
-                  " bytes, and this one would be " + std::to_string(size) +
-                  " more: retry, or request less (limit=, seconds=)");
+    return refuse(metrics_.answer_bytes, "unread answers take " + std::to_string(bytes_) +
+                                             " bytes, and this one would be " +
+                                             std::to_string(size) +
+                                             " more: retry, or request less (limit=, seconds=)");
   bytes_ += size;
   response.hold = std::shared_ptr<void>(nullptr, [this, size](void*) {
     bytes_ -= size;

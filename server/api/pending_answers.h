@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "common/base/metrics.h"
 #include "server/api/access.h"
+#include "server/api/api_metrics.h"
 #include "server/api/http.h"
 
 namespace centroid::server {
@@ -24,7 +24,7 @@ class PendingAnswers {
   /// Small enough for every connection to have one.
   static constexpr std::size_t kSmallBytes = 8 * 1024;
 
-  PendingAnswers(std::size_t max_bytes, metrics::Gauge bytes, metrics::Gauge streams);
+  PendingAnswers(std::size_t max_bytes, const ApiMetrics& metrics);
 
   /// Replace a response beyond the bounds by 503, else count it for its lifetime. A stream calls
   /// `is_allowed` repeatedly and ends when it is false.
@@ -37,11 +37,12 @@ class PendingAnswers {
     std::size_t all = 0;
     std::map<std::string, std::size_t> of;  ///< by caller
   };
+  void show() const;
   void give_back(bool is_file, const std::string& caller);
-  void show();
 
   const std::size_t max_bytes_;
-  metrics::Gauge bytes_gauge_, streams_gauge_;
+  const ApiMetrics& metrics_;
+  std::size_t max_streams_ = 0;  ///< of the last call
   std::size_t bytes_ = 0;
   Count events_, files_;
 };

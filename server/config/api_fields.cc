@@ -6,7 +6,7 @@ namespace centroid::server {
 void register_api(config::Schema& s, ServerConfig& c) {
   s.section("REST");
   s.field("api.max_connections", &c.api.max_connections,
-          {.text = "maximum number of connections of REST; beyond it the newest connection without "
+          {.text = "maximum number of connections of REST; beyond it the oldest connection without "
                    "a request is closed",
            .unit = "connections",
            .min = 1,

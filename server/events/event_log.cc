@@ -109,6 +109,11 @@ std::uint64_t EventLog::last_id() const {
   return next_ - 1;
 }
 
+EventLog::Usage EventLog::usage() const {
+  const std::scoped_lock lock(mutex_);
+  return {events_.size(), capacity_, next_ - first_ - events_.size()};
+}
+
 void EventLog::listen(std::function<void()> listener) {
   const std::scoped_lock lock(mutex_);
   listener_ = std::move(listener);

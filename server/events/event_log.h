@@ -48,6 +48,10 @@ class EventLog {
   using Filter = std::function<bool(std::string_view type)>;
   Page read(std::uint64_t after, std::size_t limit, const Filter& takes) const;
   std::uint64_t last_id() const;
+  struct Usage {
+    std::uint64_t retained = 0, capacity = 0, dropped = 0;
+  };
+  Usage usage() const;
 
   /// Called after each event by the publishing thread; it must not publish. One listener, set and
   /// unset while nothing is published or by an owner that outlives the publishers.

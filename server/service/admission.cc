@@ -61,28 +61,22 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   if (!job_.agreed && !epilogue_) job_.agreed = join;
   if (members_.present.empty() && job_.agreed) job_.agreed->codec = join.codec;
   const Round counted = contributions_.counted_of(join.name);
-  CENTROID_ASSIGN(const auto joined, members_.roster.join(join.name, session.peer().address,
-                                                          clock_.now(), clock_.unix_seconds()));
-  if (joined.fenced) {
-    log::warn(
-        "member.fenced",
-        {{"worker", join.name}, {"member", joined.fenced->value}, {"by", session.peer().address}});
-    events_.publish("member.lost", {{"worker", join.name},
-                                    {"member", joined.fenced->value},
-                                    {"why", members_.roster.find(*joined.fenced)->reason}});
-    control_.member_gone(*joined.fenced,
-                         Error(ErrorCode::kFailedPrecondition,
-                               "superseded: " + members_.roster.find(*joined.fenced)->reason));
-  }
+  const auto entered =
+      members_.roster.join(join.name, session.peer().address, clock_.now(), clock_.unix_seconds());
+  if (!entered.ok()) probe_.member_refused();
+  CENTROID_TRY(entered);
+  const auto& joined = *entered;
+  if (joined.fenced) fence(join.name, *joined.fenced, session.peer().address);
   const auto worker = make_session(session, joined.member, std::move(join));
   members_.present[worker->id] = worker;
   probe_.member_joined();
-  tell(events_, log::Level::kInfo, "member.joined",
-       {{"worker", worker->join.name},
-        {"member", worker->id.value},
-        {"address", session.peer().address},
-        {"devices", worker->join.devices},
-        {"batch", worker->join.batch}});
+  if (const auto address = context_.strangers.arrival_line(session.peer().address))
+    tell(events_, log::Level::kInfo, "member.joined",
+         {{"worker", worker->join.name},
+          {"member", worker->id.value},
+          {"address", *address},
+          {"devices", worker->join.devices},
+          {"batch", worker->join.batch}});
   changed_.notify_all();
   for (const auto& [name, server] : shards_.present())
     servers_.tell_tokens(*server);  // it goes there next
@@ -91,6 +85,16 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   worker->optimizer = terms.optimizer;
   terms.counted = counted;
   return terms;
+}
+
+/// A newer member has its name.
+void Admission::fence(const std::string& name, MemberId older, const std::string& by) {
+  const std::string reason = members_.roster.find(older)->reason;
+  if (const auto why = context_.strangers.arrival_line(reason)) {
+    log::warn("member.fenced", {{"worker", name}, {"member", older.value}, {"by", by}});
+    events_.publish("member.lost", {{"worker", name}, {"member", older.value}, {"why", *why}});
+  }
+  control_.member_gone(older, Error(ErrorCode::kFailedPrecondition, "superseded: " + reason));
 }
 
 std::shared_ptr<WorkerSession> Admission::make_session(Session& session, MemberId member,

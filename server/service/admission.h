@@ -34,6 +34,7 @@ class Admission : private JobPart {
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
 
  private:
+  void fence(const std::string& name, MemberId older, const std::string& by);
   std::shared_ptr<WorkerSession> make_session(transport::Session& session, MemberId member,
                                               proto::Join join);
   proto::JoinReply terms_for(transport::Session& session, const WorkerSession& worker,

@@ -205,6 +205,12 @@ bool is_knock(const Error& error) {
 Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection,
                             std::unique_ptr<transport::Strangers::Place> place) {
   const std::string peer = connection->peer();
+  const Status turn = co_await place->turn();
+  if (!turn.ok()) {
+    place.reset();
+    log_refused(peer, turn.error());
+    co_return connection->close(turn.error());
+  }
   auto accepted = co_await transport::Session::accept(std::move(connection), greeting(),
                                                       ctx_.clock.now() + std::chrono::seconds(5));
   if (!accepted.ok()) {
@@ -256,15 +262,19 @@ Task<void> JobServer::watch_leases() {
     if (ctx_.gate.held()) ctx_.tasks.spawn(ctx_.gate.look());
     for (const MemberId dead : ctx_.members.roster.tick(ctx_.clock.now())) {
       const std::string reason = ctx_.members.roster.find(dead)->reason;
-      log::warn("member.lease_expired",
-                {{"worker", ctx_.members.name_of(dead)}, {"member", dead.value}, {"why", reason}});
-      ctx_.events.publish(
-          "member.lost",
-          {{"worker", ctx_.members.name_of(dead)}, {"member", dead.value}, {"why", reason}});
+      if (const auto why = ctx_.strangers.arrival_line(reason)) {
+        const std::string name = ctx_.members.name_of(dead);
+        log::warn("member.lease_expired",
+                  {{"worker", name}, {"member", dead.value}, {"why", *why}});
+        ctx_.events.publish("member.lost",
+                            {{"worker", name}, {"member", dead.value}, {"why", *why}});
+      }
       ctx_.probe.member_dead();
       parts_.member_gone(dead, Error(ErrorCode::kAborted, "fenced: " + reason + "; join again"));
     }
     ctx_.strangers.show();
+    ctx_.probe.events(ctx_.events.usage());
+    ctx_.probe.places(ctx_.members.roster.present(), ctx_.config.workers.max);
     parts_.rows.tick();
     parts_.shards.expire(ctx_.config.timeouts.lease);
     const std::size_t here = parts_.shards.present().size() + 1;

@@ -180,8 +180,9 @@ Task<Status> PeerSession::on_leave(Session& session, InFrame frame) {
 Task<Status> PeerSession::let_go(Session& session, transport::FrameHeader asked,
                                  std::string reason) {
   if (ctx_.members.roster.leave(worker_->id, reason)) {
-    tell(ctx_.events, log::Level::kInfo, "member.left",
-         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", reason}});
+    if (const auto why = ctx_.strangers.arrival_line(reason))
+      tell(ctx_.events, log::Level::kInfo, "member.left",
+           {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", *why}});
     ctx_.probe.member_left();
     worker_->own_state.keeping.reset();  // who leaves keeps its part as it goes
     parts_.member_gone(worker_->id, std::nullopt);
@@ -290,8 +291,9 @@ void PeerSession::ended(const Error& cause) {
   if (shard_) parts_.shards.left(shard_, cause);
   if (!worker_ || worker_->is_gone) return;
   if (ctx_.members.roster.lost(worker_->id, cause.to_string())) {
-    tell(ctx_.events, log::Level::kWarn, "member.lost",
-         {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", cause}});
+    if (const auto why = ctx_.strangers.arrival_line(cause.to_string()))
+      tell(ctx_.events, log::Level::kWarn, "member.lost",
+           {{"worker", worker_->join.name}, {"member", worker_->id.value}, {"why", *why}});
     ctx_.probe.member_dead();
   }
   parts_.member_gone(worker_->id, std::nullopt);

@@ -113,6 +113,7 @@ MemberMetrics::MemberMetrics(metrics::Registry& r) {
   dead = ended("dead");
   left = ended("left");
   joined = r.counter("centroid_server_members_joined_total", "Workers admitted.");
+  places = metrics::budget(r, "workers");
   silent = r.counter(
       "centroid_server_members_silent_total",
       "Members that a round was repeated or went on without, for they contributed nothing "
@@ -234,8 +235,14 @@ Probe::Probe(metrics::Registry& r)
       buffers_(r),
       shards_(r),
       codecs_(r),
-      states_(r) {
+      states_(r),
+      events_(metrics::budget(r, "events")) {
   job(0);
+}
+
+void Probe::events(const EventLog::Usage& usage) const {
+  events_.show(usage.retained, usage.capacity);
+  events_.follow_refused(usage.dropped);
 }
 
 void Probe::shard(const std::string& server, const proto::ServerReport& report) const {

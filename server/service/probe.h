@@ -2,10 +2,11 @@
 
 #include <array>
 
-#include "common/base/metrics.h"
+#include "common/base/budget.h"
 #include "common/codec/spec.h"
 #include "common/proto/servers.h"
 #include "server/coordinate/coordinator.h"
+#include "server/events/event_log.h"
 #include "server/store/server_probe.h"
 
 namespace centroid::server {
@@ -79,6 +80,7 @@ struct MemberMetrics {
   metrics::Counter joined, dead, left, silent, compared, drifted;
   metrics::Gauge present, world, generation, silence, lease, scale_hint;
   std::array<metrics::Gauge, kWorkerStates.size()> workers;
+  metrics::Budget places;
 };
 
 /// What the coordinator measures and decides.
@@ -163,6 +165,9 @@ class Probe : public ServerProbe {
     contributions_.returned.add(static_cast<double>(samples));
   }
   void member_joined() const { members_.joined.add(); }
+  void member_refused() const { members_.places.refused.add(); }  ///< there are as many as may be
+  void places(std::uint64_t used, std::uint64_t limit) const { members_.places.show(used, limit); }
+  void events(const EventLog::Usage& usage) const;
   void member_dead() const { members_.dead.add(); }
   void member_left() const { members_.left.add(); }
   void checkpoint_written(double seconds, std::uint64_t bytes, double unix_seconds) const;
@@ -207,6 +212,7 @@ class Probe : public ServerProbe {
   const ShardMetrics shards_;
   const CodecMetrics codecs_;
   const StateMetrics states_;
+  const metrics::Budget events_;
 };
 
 }  // namespace centroid::server

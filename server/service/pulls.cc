@@ -267,10 +267,11 @@ Task<Status> Pulls::send(Session& session, std::shared_ptr<const Copy> copy) {
     CENTROID_CO_TRY(co_await session.send(kind, head, std::as_bytes(part), limit));
     probe_.payload_sent(part.size_bytes());
   }
-  log::info("tensors.sent", {{"client", peer.name},
-                             {"version", copy->version.value},
-                             {"tensors", copy->manifest.size()},
-                             {"bytes", values.size_bytes()}});
+  if (const auto client = context_.strangers.member_line(peer.name))
+    log::info("tensors.sent", {{"client", *client},
+                               {"version", copy->version.value},
+                               {"tensors", copy->manifest.size()},
+                               {"bytes", values.size_bytes()}});
   co_return Status();
 }
 

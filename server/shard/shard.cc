@@ -261,6 +261,12 @@ Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection
                             "server '" + context_.options.name + "' has no leader at the moment"));
     co_return;
   }
+  const Status turn = co_await place->turn();
+  if (!turn.ok()) {
+    place.reset();
+    log_refused(peer, turn.error());
+    co_return connection->close(turn.error());
+  }
   transport::Greeting ours = greeting();
   ours.accepts_roles = {"worker", "client"};
   ours.token = context_.options.token;

@@ -38,6 +38,7 @@ endforeach()
 # Programs around the programs, in Python, with what makes each short.
 set(bin ${CMAKE_BINARY_DIR}/bin)
 centroid_bench_script(cadence.py ARGS ${bin} --seconds 4)
+centroid_bench_script(floods.py NAMED ARGS ${bin} --seconds 2 --turns 1)
 centroid_bench_script(overhead.py ARGS ${bin} --pairs 10)
 centroid_bench_script(policies.py ARGS ${bin} --repeats 1)
 centroid_bench_script(recovery.py ARGS ${bin} --kills 2)

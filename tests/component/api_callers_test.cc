@@ -108,7 +108,8 @@ TEST_F(ApiCallers, AStreamEndsWithItsToken) {
   EXPECT_FALSE(eyes.sees("member.left"));
   EXPECT_TRUE(eyes.client.wait_closed());
   EXPECT_TRUE(boss.sees("member.left")) << "others go on";
-  EXPECT_TRUE(eventually([this] { return shows("centroid_api_streams 1"); }));
+  EXPECT_TRUE(eventually(
+      [this] { return shows("centroid_budget_used{resource=\"rest_event_streams\"} 1"); }));
 }
 
 TEST_F(ApiCallers, OneTokenHasAtMostHalfOfTheStreams) {
@@ -152,7 +153,8 @@ TEST_F(ApiCallers, AnswersThatNobodyTakesAreBoundedTogether) {
   start();
   HttpClient deaf(port());
   deaf.send(http_request_text("GET", "/v1/config", bearer("operator")));
-  ASSERT_TRUE(eventually([this] { return !shows("centroid_api_pending_bytes 0"); }));
+  ASSERT_TRUE(eventually(
+      [this] { return !shows("centroid_budget_used{resource=\"rest_answer_bytes\"} 0"); }));
   expect_problem(request("GET", "/v1/config", bearer("operator")), 503, "resource_exhausted",
                  "unread answers take");
   EXPECT_EQ(request("GET", "/v1/cluster", bearer("operator")).status, 200) << "small ones may";
@@ -253,8 +255,9 @@ TEST_F(ApiCallers, HandshakesOfAnAddressAreBounded) {
   start();
   HttpClient first(port()), second(port()), third(port());
   EXPECT_TRUE(third.wait_closed());
-  EXPECT_TRUE(shows("centroid_api_dropped_connections_total{reason=\"handshakes\"} 1"));
-  EXPECT_TRUE(shows("centroid_api_connections 2")) << "the others may go on";
+  EXPECT_TRUE(shows("centroid_budget_refused_total{resource=\"rest_handshakes\"} 1"));
+  EXPECT_TRUE(shows("centroid_budget_used{resource=\"rest_connections\"} 2"))
+      << "the others may go on";
 }
 
 }  // namespace

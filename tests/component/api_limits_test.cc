@@ -204,10 +204,20 @@ TEST_F(ApiTest, SilentConnectionsPushOutEachOtherNotWhoAsks) {
   ASSERT_EQ(asks.request("GET", "/healthz").status, 200);
   std::vector<std::unique_ptr<HttpClient>> silent;
   for (int i = 0; i < 20; ++i) silent.push_back(std::make_unique<HttpClient>(port()));
-  const std::string dropped = "connections_total{reason=\"limit\"} 18";
+  const std::string dropped = "refused_total{resource=\"rest_connections\"} 18";
   EXPECT_TRUE(eventually([&] { return registry.serialize().find(dropped) != std::string::npos; }));
   EXPECT_EQ(asks.request("GET", "/healthz").status, 200);
   EXPECT_EQ(request("GET", "/healthz").status, 200) << "there is room for who comes now";
+}
+
+TEST_F(ApiTest, OneThatHasJustComeHasTimeToAsk) {
+  options.max_connections = 2;
+  start();
+  HttpClient silent(port());
+  HttpClient comes(port());
+  HttpClient next(port());
+  EXPECT_TRUE(silent.wait_closed());
+  EXPECT_EQ(comes.request("GET", "/healthz").status, 200);
 }
 
 TEST_F(ApiTest, WhenAllConnectionsAreBusyTheNextGets503) {
@@ -362,7 +372,8 @@ TEST_F(ApiTest, PeersThatLeaveCostNothing) {
     if (i % 3 == 2) client.send(http_request_text("GET", "/v1/cluster"));
   }
   EXPECT_TRUE(eventually([this] {
-    return registry.serialize().find("centroid_api_connections 0") != std::string::npos;
+    return registry.serialize().find("centroid_budget_used{resource=\"rest_connections\"} 0") !=
+           std::string::npos;
   }));
   EXPECT_EQ(request("GET", "/healthz").status, 200);
 }

@@ -12,6 +12,7 @@ class RowsClient:
     """A client of sparse rows, written from docs/reference/wire.md."""
 
     names = ("emb", "seldom")
+    token = ""
 
     def __init__(self, endpoint, identity):
         self.connection = connect(endpoint)
@@ -20,7 +21,7 @@ class RowsClient:
         self.identity = identity
         self.told = []  # why an answer was long in coming
         try:
-            self.peer.sendall(hello(name=f"rows-{identity}"))
+            self.peer.sendall(hello(name=f"rows-{identity}", token=self.token))
             read_frame(self.peer)
             self.tables = {name: self.open(name) for name in self.names}
         except (EOFError, OSError, RuntimeError):

@@ -100,7 +100,7 @@ class Flood(ClusterTest):
             stack.callback(dripping.join)
             stack.callback(dripping.end.set)
             dripping.start()
-            wait_for(lambda: server.metric("centroid_api_connections") >= IDLE + DRIPPING, "every connection")
+            wait_for(lambda: server.metric("centroid_budget_used", resource="rest_connections") >= IDLE + DRIPPING, "every connection")
             for _ in range(QUESTIONS):
                 for path in ("/v1/cluster", "/livez", "/metrics"):
                     self.assertEqual(server.call("GET", path)[0], 200)
@@ -110,12 +110,12 @@ class Flood(ClusterTest):
             wait_for(lambda: server.metric("centroid_api_dropped_connections_total", reason="slow") >= DRIPPING, "slow loris dropped")
             wait_for(lambda: dripping.dropped >= DRIPPING, "what the slow ones see of it")
             after = server.cluster()
-            self.assertEqual(server.metric("centroid_api_dropped_connections_total", reason="limit"), 0)
-            self.assertGreaterEqual(server.metric("centroid_api_connections"), IDLE)
+            self.assertEqual(server.metric("centroid_budget_refused_total", resource="rest_connections"), 0)
+            self.assertGreaterEqual(server.metric("centroid_budget_used", resource="rest_connections"), IDLE)
         self.assertEqual(after["generation"], before["generation"])  # nobody was lost
         self.assertEqual(after["aborted_attempts"], before["aborted_attempts"])
         self.assertEqual({worker["state"] for worker in server.workers()}, {"active"})
-        wait_for(lambda: server.metric("centroid_api_connections") < 100, "the connections gone")
+        wait_for(lambda: server.metric("centroid_budget_used", resource="rest_connections") < 100, "the connections gone")
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ class Refusals(ClusterTest):
         loud = Peer(server.data, "loud").join().until_round()
         for _ in range(500):
             loud.send(39, struct.pack("<QBI", 1, 2, 3) + b"why")
-        wait_for(lambda: server.metric("centroid_server_log_lines_left_out_total") > 400, "lines that are left out")
+        wait_for(lambda: server.metric("centroid_budget_refused_total", resource="member_lines") > 400, "lines that are left out")
         self.assertEqual([], server.events("exchange.failed"))
         self.assertLess(len(server.events("checkpoint.state_save_failed")), 60)
         loud.whole()

@@ -70,7 +70,7 @@ class Strangers(ClusterTest):
         self.assertEqual(sorted(joined), ["w0", "w1"], "each came in once")
         for worker in workers:
             self.assertEqual(worker.events("server.connection_failed"), [], "at its first try")
-        self.assertGreater(server.metric("centroid_server_strangers_displaced_total"), SILENT // 2)
+        self.assertGreater(server.metric("centroid_budget_refused_total", resource="strangers"), SILENT // 2)
 
     def test_lines_about_strangers_are_few_and_short(self):
         server = self.server("--token", TOKEN)
@@ -91,7 +91,7 @@ class Strangers(ClusterTest):
         wait_for(summary, "a line that says how many are missing")
         lines = server.events("connection.refused")
         self.assertLess(len(lines), count / 4)
-        self.assertGreater(server.metric("centroid_server_log_lines_left_out_total"), count / 2)
+        self.assertGreater(server.metric("centroid_budget_refused_total", resource="stranger_lines"), count / 2)
         self.assertLess(max(len(event["why"]) for event in lines), 600)
         self.assertLess(max(event["why"].count("\x1b") for event in lines), 65)
 
@@ -106,9 +106,9 @@ class Strangers(ClusterTest):
             for peer in peers[BUDGET // most :]:
                 self.assertIn("no memory for a message of", last_words(peer))
             granted = BUDGET // most * most
-            wait_for(lambda: granted <= server.metric("centroid_server_stranger_bytes") < granted + 4096, "the memory that was granted")
+            wait_for(lambda: granted <= server.metric("centroid_budget_used", resource="stranger_bytes") < granted + 4096, "the memory that was granted")
             server.wait_event("member.refused", why="no memory for a message of")
-        wait_for(lambda: server.metric("centroid_server_stranger_bytes") == 0, "the memory given back")
+        wait_for(lambda: server.metric("centroid_budget_used", resource="stranger_bytes") == 0, "the memory given back")
         self.worker(server, "w0", "--token", TOKEN)
         server.wait_round(1)
 

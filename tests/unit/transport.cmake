@@ -1,7 +1,7 @@
 add_library(centroid_test_certificates STATIC EXCLUDE_FROM_ALL support/certificates.cc)
 target_link_libraries(centroid_test_certificates PUBLIC centroid::tls)
 centroid_test(transport_test LABEL unit
-  SOURCES unit/frame_test.cc unit/port_holder_test.cc unit/stranger_budget_test.cc
+  SOURCES unit/frame_test.cc unit/handshake_turns_test.cc unit/port_holder_test.cc unit/stranger_budget_test.cc
   DEPS centroid::transport)
 centroid_test(metrics_listener_test LABEL unit
   SOURCES unit/metrics_listener_test.cc unit/http_test.cc support/http_client.cc

@@ -55,6 +55,7 @@ struct HttpServer::Impl {
         group(executor_),
         changed(executor_) {}
 
+  void show() const;
   Task<void> accept_loop();
   void take(Tcp::socket socket);
   bool make_room();
@@ -99,7 +100,7 @@ void HttpServer::Impl::take(Tcp::socket socket) {
   std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), options);
   if (tls && !service.may_shake_hands(stream->peer())) return;
   if (peers.size() >= limits.max_connections && !make_room()) {
-    meters.dropped_limit.add();
+    meters.connections.refused.add();
     if (refusals >= kMaxRefusals || tls) return;
     ++refusals;
     group.spawn(refuse(std::make_unique<Peer>(std::move(stream))));
@@ -108,8 +109,14 @@ void HttpServer::Impl::take(Tcp::socket socket) {
   if (tls) stream = tls->accepted(std::move(stream));
   const auto at = peers.emplace(peers.end(), std::move(stream));
   at->stream.held = HeldBytes(heads);
-  meters.connections.add(1);
+  show();
   group.spawn(serve(at));
+}
+
+void HttpServer::Impl::show() const {
+  meters.connections.show(peers.size(), limits.max_connections);
+  meters.head_bytes.show(heads->used(), heads->limit());
+  meters.head_bytes.follow_refused(heads->refused());
 }
 
 bool HttpServer::Impl::make_room() {
@@ -121,14 +128,14 @@ bool HttpServer::Impl::make_room() {
     ++live;
     const bool is_idle = peer.phase == Phase::kIdle;
     if (is_idle) idle = &peer;
-    if (is_idle && !peer.has_request) silent = &peer;
+    if (is_idle && !peer.has_request && silent == nullptr) silent = &peer;
     const bool is_slow = peer.phase == Phase::kReading && now - peer.since > kSlow;
     if (is_slow && (slow == nullptr || peer.since < slow->since)) slow = &peer;
   }
   if (live < limits.max_connections) return true;
   Peer* const victim = silent != nullptr ? silent : slow != nullptr ? slow : idle;
   if (victim == nullptr) return false;
-  meters.dropped_limit.add();
+  meters.connections.refused.add();
   victim->drop();
   return true;
 }
@@ -140,7 +147,7 @@ Task<void> HttpServer::Impl::serve(std::list<Peer>::iterator at) {
     log::error("api.connection_threw", {{"what", failure.what()}});
   }
   peers.erase(at);
-  meters.connections.add(-1);
+  show();
   changed.notify_all();
 }
 
@@ -157,6 +164,7 @@ Task<void> HttpServer::Impl::serve_requests(Peer& peer) {
     peer.since = centroid::now();
     auto incoming = co_await read_request(peer.stream, limits, service);
     if (incoming.is_slow) meters.dropped_slow.add();
+    show();
     const bool is_answered = incoming.refused != 0 || incoming.answer;
     if (peer.is_dropped || (!incoming.request && !is_answered)) co_return;
     peer.phase = Phase::kBusy;

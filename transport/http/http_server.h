@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "common/async/task.h"
-#include "common/base/metrics.h"
+#include "common/base/budget.h"
 #include "transport/http/http.h"
 #include "transport/stream_layer.h"
 #include "transport/transport.h"
@@ -27,9 +27,9 @@ struct HttpLimits {
 
 /// Metrics of an HttpServer.
 struct HttpMeters {
-  metrics::Gauge connections = {};
-  metrics::Counter dropped_slow = {};   ///< a request or response took longer than its time
-  metrics::Counter dropped_limit = {};  ///< replaced by, or refused as, one connection too many
+  metrics::Budget connections = {};
+  metrics::Budget head_bytes = {};     ///< of requests' lines and fields beyond small ones
+  metrics::Counter dropped_slow = {};  ///< a request or response took longer than its time
 };
 
 /// The owner's side of an HttpServer. All calls are on the server's executor.
@@ -55,7 +55,7 @@ class HttpService {
 /// thread  everything runs on `executor` (one thread or a strand)
 /// owns    its sockets and every coroutine it started
 /// bounds  every read and write has a deadline; sizes and connections are limited. One connection
-///         too many replaces the newest without any request so far, else the one that has sent its
+///         too many replaces the oldest without any request so far, else the one that has sent its
 ///         request for longest, else the newest idle one. So silent and slow connections displace
 ///         each other, not those with occasional requests
 class HttpServer {

@@ -54,7 +54,7 @@ HttpResponse plain_text(unsigned status, std::string text) {
 }  // namespace
 
 struct MetricsListener::Impl final : HttpService {
-  Impl(MetricsOptions options_, const metrics::Registry& registry_)
+  Impl(MetricsOptions options_, metrics::Registry& registry_)
       : options(std::move(options_)), registry(registry_) {}
 
   Task<HttpResponse> answer(HttpRequest request) override { co_return respond(request); }
@@ -66,10 +66,11 @@ struct MetricsListener::Impl final : HttpService {
   Task<void> stop();
 
   const MetricsOptions options;
-  const metrics::Registry& registry;
+  metrics::Registry& registry;
   const HttpLimits bounds = {.body_limit_bytes = 0, .max_connections = 16};
   IoThread io{"metrics"};
-  HttpServer server{io.executor(), *this, bounds, options.tls, ""};
+  const HttpMeters meters{.connections = metrics::budget(registry, "metrics_connections")};
+  HttpServer server{io.executor(), *this, bounds, options.tls, "", meters};
   Allowance traces;
   Endpoint bound;
 };
@@ -121,7 +122,7 @@ MetricsListener::MetricsListener(std::unique_ptr<Impl> impl) : impl_(std::move(i
 MetricsListener::~MetricsListener() { impl_->io.wait(impl_->stop()); }
 
 Result<std::unique_ptr<MetricsListener>> MetricsListener::start(MetricsOptions options,
-                                                                const metrics::Registry& registry) {
+                                                                metrics::Registry& registry) {
   auto impl = std::make_unique<Impl>(std::move(options), registry);
   auto bound = impl->server.listen(impl->options.endpoint);
   if (!bound.ok()) return std::move(bound).error().with_context("--metrics.listen");

@@ -30,7 +30,7 @@ class MetricsListener {
   ///
   /// fails   invalid_argument (host unknown, cannot listen), already_exists (port in use)
   static Result<std::unique_ptr<MetricsListener>> start(MetricsOptions options,
-                                                        const metrics::Registry& registry);
+                                                        metrics::Registry& registry);
   ~MetricsListener();
   MetricsListener(const MetricsListener&) = delete;
   MetricsListener& operator=(const MetricsListener&) = delete;

@@ -10,6 +10,8 @@
 
 #include <boost/asio/error.hpp>
 
+#include "common/base/thread.h"
+
 namespace centroid::transport {
 
 namespace {
@@ -139,7 +141,9 @@ Moved TlsStream::take_in(Moved moved) {
 Moved TlsStream::step_handshake() {
   while (!broken_.error) {
     ::ERR_clear_error();
+    const double before = thread_seconds();
     const int result = ::SSL_do_handshake(ssl_.get());
+    *spent_ += thread_seconds() - before;
     if (result == 1) {
       is_ready_ = true;
       shaken_.notify_all();

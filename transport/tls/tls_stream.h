@@ -44,6 +44,7 @@ class TlsStream final : public ByteStream {
   void close() noexcept override;
   std::string peer() const override { return inner_->peer(); }
   std::optional<double> peer_certificate_end() const override;
+  void count_handshake(std::shared_ptr<double> seconds) override { spent_ = std::move(seconds); }
   Executor executor() const override { return inner_->executor(); }
 
  private:
@@ -70,6 +71,7 @@ class TlsStream final : public ByteStream {
   bool is_ready_ = false, is_shaking_ = false, is_closed_ = false;
   Moved broken_;  ///< why the handshake failed
   Event shaken_;
+  std::shared_ptr<double> spent_ = std::make_shared<double>(0);  ///< seconds of the handshake
 };
 
 }  // namespace centroid::transport

@@ -1,0 +1,84 @@
+// When handshakes may begin. No sockets: time comes with the calls.
+#include "transport/handshake_turns.h"
+
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace centroid::transport {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr double kTls = 1e-3;
+
+/// Begin and end whatever may begin until `limit`; how many of each address.
+std::map<std::string, int> run(HandshakeTurns& turns, std::map<std::uint64_t, std::string>& asked,
+                               TimePoint& now, TimePoint limit) {
+  std::map<std::string, int> begun;
+  while (now < limit) {
+    while (const auto id = turns.next(now)) {
+      ++begun[asked.at(*id)];
+      turns.end(*id, kTls);
+    }
+    if (!turns.first()) break;
+    now = turns.next_at(now);
+  }
+  return begun;
+}
+
+TEST(HandshakeTurns, NobodyWaitsWithinTheBurst) {
+  HandshakeTurns turns;
+  const TimePoint now;
+  for (std::uint64_t id = 0; id < 900; ++id) {
+    turns.ask(id, "10.0.0.1:1");
+    ASSERT_EQ(turns.next(now), id);
+    turns.end(id, kTls);
+  }
+  EXPECT_NEAR(turns.used(now), 0.9, 0.1);
+  EXPECT_EQ(turns.used(now + seconds(20)), 0) << "it comes back";
+}
+
+TEST(HandshakeTurns, AllTogetherTakeAShareOfTheProcessor) {
+  HandshakeTurns turns;
+  std::map<std::uint64_t, std::string> asked;
+  TimePoint now;
+  for (std::uint64_t id = 0; id < 20'000; ++id) turns.ask(id, asked[id] = "10.0.0.1:1");
+  const int first = run(turns, asked, now, now + milliseconds(1))["10.0.0.1:1"];
+  EXPECT_NEAR(first, HandshakeTurns::kBurst / kTls, 100);
+  const TimePoint limit = now + seconds(10);
+  const int later = run(turns, asked, now, limit)["10.0.0.1:1"];
+  EXPECT_NEAR(later, 10 * HandshakeTurns::kShare / kTls, 100);
+}
+
+TEST(HandshakeTurns, AddressesTakeTurns) {
+  HandshakeTurns turns;
+  std::map<std::uint64_t, std::string> asked;
+  TimePoint now;
+  std::uint64_t id = 0;
+  for (; id < 5000; ++id) turns.ask(id, asked[id] = "10.0.0.1:1");
+  (void)run(turns, asked, now, now + seconds(1));
+  for (int i = 0; i < 5; ++i, ++id) turns.ask(id, asked[id] = "10.0.0.2:1");
+  const TimePoint limit = now + milliseconds(200);
+  auto begun = run(turns, asked, now, limit);
+  EXPECT_EQ(begun["10.0.0.2:1"], 5) << "behind one of the other's each";
+  EXPECT_GT(begun["10.0.0.1:1"], 5);
+}
+
+TEST(HandshakeTurns, OneThatIsGoneHasNoTurn) {
+  HandshakeTurns turns;
+  const TimePoint now;
+  for (std::uint64_t id = 1; id <= 3; ++id) turns.ask(id, "10.0.0." + std::to_string(id) + ":1");
+  turns.end(1, 0);
+  EXPECT_EQ(turns.first(), 2U);
+  EXPECT_EQ(turns.next(now), 2U);
+  turns.end(3, 0);
+  EXPECT_FALSE(turns.next(now).has_value());
+  EXPECT_FALSE(turns.first().has_value());
+  turns.end(3, 0);  // again: as if never
+}
+
+}  // namespace
+}  // namespace centroid::transport

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/base/clock.h"
+
+namespace centroid::transport {
+
+/// When each handshake may begin, so that all of them take at most a share of one processor beyond
+/// a burst. While some wait, their addresses take turns. A turn pays what handshakes cost lately;
+/// its end settles the difference. Pure; one thread.
+class HandshakeTurns {
+ public:
+  using Id = std::uint64_t;
+  static constexpr double kShare = 0.1;
+  static constexpr double kBurst = 1;  ///< seconds of processor time: 1,000 handshakes of TLS
+  /// Of a handshake without TLS: a coroutine, two messages, a comparison of tokens.
+  static constexpr double kLeastCost = 50e-6;
+
+  /// It waits for its turn.
+  void ask(Id id, const std::string& address);
+  /// Whose turn it is; nobody's: none waits, or not before `next_at`.
+  std::optional<Id> next(TimePoint now);
+  TimePoint next_at(TimePoint now) const;
+  /// It took `seconds` of processor time beyond kLeastCost; or it waits no longer.
+  void end(Id id, double seconds);
+  /// One that waits; none: nobody does.
+  std::optional<Id> first() const;
+  /// Seconds of the burst that are used, at most kBurst.
+  double used(TimePoint now) const;
+
+ private:
+  double credit_at(TimePoint now) const;
+
+  double credit_ = kBurst, cost_ = kLeastCost;
+  TimePoint at_;
+  std::map<Id, std::string> waiting_;  ///< to their addresses
+  std::map<std::string, std::deque<Id>> by_address_;
+  std::deque<std::string> addresses_;  ///< the next one first
+  std::map<Id, double> begun_;         ///< what each has paid
+};
+
+}  // namespace centroid::transport
