@@ -116,10 +116,10 @@ Task<Status> Strangers::Place::turn() {
     if (gives) all_.is_giving_ = false;
     all_.give_turns();
   }
-  const auto first = all_.turns_.first();
+  if (!has_turn_) end_handshake();
+  const auto first = all_.turns_.first();  // another one, which gives the turns now
   if (first && !all_.is_giving_) all_.by_id_.at(*first)->turn_.notify_all();
   if (has_turn_) co_return Status();
-  end_handshake();
   if (!goes_on()) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   all_.shown_turns_.refused.add();
   co_return Error(ErrorCode::kResourceExhausted,
