@@ -105,7 +105,8 @@ def curl(words):
 
 def installed_centroid(words):
     """The command of the wheel."""
-    known = runpy.run_path(str(ROOT / "client" / "python" / "centroid" / "__main__.py"))
+    sys.path.insert(0, str(ROOT / "client" / "python"))
+    known = runpy.run_module("centroid.__main__")
     if words[0] in ("ctl", "doctor"):
         return centroidctl(words[1:] if words[0] == "ctl" else words)
     if words[0] in ("server", "worker"):

@@ -141,7 +141,7 @@ class Words(ClusterTest):
     def test_flags_and_paths_in_the_text(self):
         helps = [[self.programs / "centroid-server", "--help-all"], [self.programs / "centroid-worker", "--help-all"], [self.programs / "centroidctl", "completion", "bash"],
                  [ROOT / "centroid", "help"], [ROOT / "centroid", "demo", "--help"],
-                 [sys.executable, ROOT / "client" / "python" / "centroid" / "__main__.py", "help"]]  # fmt: skip
+                 ["env", f"PYTHONPATH={ROOT}/client/python", sys.executable, "-m", "centroid", "help"]]  # fmt: skip
         known = "\n".join(subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout for command in helps)
         flags = set(re.findall(r"--[a-z][a-z0-9._-]*", known))
         flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--env-file", "--build", "--target", "--format", "--profile", "--no-deps", "--dry-run", "--data-dir", "--client-cert-auth", "--previous", "--build-arg", "--no-build"}  # of docker, kubectl, etcd
