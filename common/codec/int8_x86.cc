@@ -37,6 +37,8 @@ CENTROID_AVX2 inline std::uint32_t largest_of(const float* x) {
   const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
   __m256i most[4] = {};
   for (std::size_t i = 0; i < kBlock; i += 32) {
+    _mm_prefetch(reinterpret_cast<const char*>(x + i + kAhead), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(x + i + kAhead + 16), _MM_HINT_T0);
     for (std::size_t j = 0; j < 4; ++j) {
       const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + i + 8 * j));
       most[j] = _mm256_max_epi32(most[j], _mm256_and_si256(bits, magnitude));
