@@ -19,8 +19,8 @@ namespace centroid::worker {
 /// fails   a checkpoint that cannot be written is logged, and training goes on
 class JobCheckpoints {
  public:
-  /// Opens config.checkpoint.dir. `run`: of the job that goes on; empty: it begins. `stage`: of a
-  /// pipeline, this rank's.
+  /// Opens config.checkpoint.dir. `run`: id of the job to continue; empty: a new job. `stage`: this
+  /// rank's, in a pipeline.
   ///
   /// fails  failed_precondition: checkpoints of another job are there and there is no `resume`; as
   ///        ShardedCheckpoints::open
@@ -39,8 +39,8 @@ class JobCheckpoints {
   Result<std::unique_ptr<parallel::ShardedParameters>> restore(
       const parallel::ShardedOptions& options, ShardedSummary& summary);
 
-  /// Write one if it is due after this step: from a copy while training goes on, if there is memory
-  /// for it beside the planned.
+  /// Write one if it is due after this step. The write runs in the background, from a copy of the
+  /// shard. Without memory for a copy beside what is planned, it ends before this returns.
   void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
                const parallel::ShardedMemory& planned);
   /// Write the last one, unless it is there, and wait for it.

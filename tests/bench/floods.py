@@ -4,9 +4,9 @@
 Usage: floods.py BIN_DIR [--seconds S] [--turns N] [--only NAME ...] [--pause S] [--bar RATIO]
 
 Server and workers have processor 0, the attackers (tests/harness/floods.py) another one: on a machine with two processors they would
-otherwise take from the workers what the server does not give them. In turns: S seconds alone, S seconds beside the attack. A figure is
-the rounds/s beside an attack by the mean of those before and after it, the median of N turns; beside it the refusals of the budget
-(centroid_budget_refused_total) and connections a second. Exit status 1: a figure is below the bar, or a budget was not used up.
+otherwise take from the workers what the server does not give them. In turns: S seconds alone, S seconds beside the attack. A turn
+gives a ratio: the rounds/s during the attack, divided by the mean of the rounds/s before and after it. The figure is the median of N
+turns. Beside it stand the refusals of the budget (centroid_budget_refused_total) and the connections, each per second. Exit status 1: a figure is below the bar, or a budget was not used up.
 """
 
 import argparse

@@ -84,7 +84,7 @@ class Disk:
 
 
 class Program:
-    """A program of Centroid on its machine, started again by whoever ends it."""
+    """A program of Centroid on its machine. The fault that ends it also starts it again."""
 
     def __init__(self, network, name, command, log):
         self.network, self.name, self.log = network, name, log

@@ -1,4 +1,4 @@
-"""Each budget of a server is used up by an attacker on this machine: it says so in /metrics, and training goes on. budgets_test.py BIN_DIR
+"""Attackers use up the budgets of a server. /metrics shows it, and the job continues to train. budgets_test.py BIN_DIR
 
 What training loses beside each flood is measured by tests/bench/floods.py.
 """

@@ -293,7 +293,7 @@ class Pipeline(Sharded, CtlTest):
                     for key in ("loss", "test_loss", "gradient_norm"):
                         self.assertAlmostEqual(is_[key], should[key], delta=1e-3 * should[key])
                 self.assert_near(self.values(file), expected, 1e-3)
-                if mesh == "dp=2,pp=2":  # what wrote it goes on with the same bytes
+                if mesh == "dp=2,pp=2":  # the mesh that wrote the checkpoint: equal bytes
                     self.assertEqual({is_["loss"] for is_ in summaries}, {should["loss"]})
 
     def test_a_killed_stage_ends_the_job_with_its_place_and_what_to_do(self):
