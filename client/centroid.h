@@ -336,6 +336,24 @@ CENTROID_API void centroid_ended_shutdown(centroid_ended* ended);
 /* After every centroid_ended_next has returned. */
 CENTROID_API void centroid_ended_close(centroid_ended* ended);
 
+/* ---- codecs: numbers in fewer bytes ----------------------------------------------------------- */
+
+typedef struct centroid_codec centroid_codec;
+
+/* Of `count` numbers, with error feedback: what a payload lacks goes with the next one. spec: as
+ * centroid_training.codec, such as "topk:0.01" or "int8:feedback=on". */
+CENTROID_API int centroid_codec_open(const char* spec, uint64_t count, centroid_codec** codec);
+/* The most bytes of a payload. */
+CENTROID_API uint64_t centroid_codec_room(const centroid_codec* codec);
+/* Writes the payload of values + residual; the residual, which is 0 at first and of the caller, is
+ * then what the payload lacks. A sum that is not finite arrives, with all others as they are. */
+CENTROID_API int centroid_codec_encode(centroid_codec* codec, const float* values, float* residual,
+                                       void* payload, uint64_t* bytes);
+/* sum[i] += scale * number i of the payload; with first: = . Sums are undefined after an error. */
+CENTROID_API int centroid_codec_decode(const centroid_codec* codec, const void* payload,
+                                       uint64_t bytes, float scale, int first, float* sum);
+CENTROID_API void centroid_codec_close(centroid_codec* codec);
+
 /* ---- traces: what the program and the library do when ---------------------------------------- */
 
 /* From now on spans and marks go to a file, twice a second, that chrome://tracing, Perfetto and

@@ -1,10 +1,13 @@
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -266,6 +269,92 @@ TEST(CApiTrace, AFileHasTheProgramsOwnSpansAndMarks) {
   };
   EXPECT_GE(spans["compute"]["ts"].get<double>(), spans["step"]["ts"].get<double>());
   EXPECT_LE(end("compute"), end("step") + 1);  // each is told to the microsecond
+}
+
+/// Numbers that differ in magnitude, of which the last chunk is a short one.
+std::vector<float> numbers(std::size_t count, float factor) {
+  std::vector<float> out(count);
+  for (std::size_t i = 0; i < count; ++i)
+    out[i] = factor * std::sin(static_cast<float>(i * i % 1009)) * (i % 7 == 0 ? 10.0F : 1.0F);
+  return out;
+}
+
+TEST_F(CApi, WhatAPayloadLacksIsInTheResidual) {
+  constexpr std::size_t kCount = (1 << 18) + 1000;
+  for (const char* spec : {"topk:0.01", "int8:feedback=on", "bf16:feedback=on", "sign"}) {
+    SCOPED_TRACE(spec);
+    centroid_codec* codec = nullptr;
+    ASSERT_EQ(centroid_codec_open(spec, kCount, &codec), CENTROID_OK) << centroid_error();
+    std::vector<std::byte> payload(centroid_codec_room(codec));
+    std::vector<float> residual(kCount), given(kCount), arrived(kCount, 5.0F);
+    for (int step = 0; step < 3; ++step) {
+      const std::vector<float> fresh = numbers(kCount, static_cast<float>(1 + step));
+      std::uint64_t bytes = 0;
+      const int coded =
+          centroid_codec_encode(codec, fresh.data(), residual.data(), payload.data(), &bytes);
+      ASSERT_EQ(coded, CENTROID_OK) << centroid_error();
+      EXPECT_LE(bytes, payload.size());
+      EXPECT_LT(bytes, kCount * sizeof(float) * 6 / 10);
+      ASSERT_EQ(centroid_codec_decode(codec, payload.data(), bytes, 1, step == 0, arrived.data()),
+                CENTROID_OK);
+      for (std::size_t i = 0; i < kCount; ++i) given[i] += fresh[i];
+    }
+    for (std::size_t i = 0; i < kCount; ++i)
+      ASSERT_NEAR(arrived[i] + residual[i], given[i], 1e-4) << i;
+    centroid_codec_close(codec);
+  }
+}
+
+TEST_F(CApi, ANumberThatIsNotFiniteArrivesAndLeavesNoResidual) {
+  for (const char* spec : {"topk:0.1", "int8:feedback=on", "bf16:feedback=on"}) {
+    SCOPED_TRACE(spec);
+    centroid_codec* codec = nullptr;
+    ASSERT_EQ(centroid_codec_open(spec, 1000, &codec), CENTROID_OK);
+    std::vector<float> wrong = numbers(1000, 1), residual(1000), arrived(1000);
+    wrong[10] = INFINITY;
+    std::vector<std::byte> payload(centroid_codec_room(codec));
+    std::uint64_t bytes = 0;
+    ASSERT_EQ(centroid_codec_encode(codec, wrong.data(), residual.data(), payload.data(), &bytes),
+              CENTROID_OK);
+    ASSERT_EQ(centroid_codec_decode(codec, payload.data(), bytes, 0.5F, 1, arrived.data()),
+              CENTROID_OK);
+    EXPECT_TRUE(std::isinf(arrived[10]));
+    for (const float rest : residual) ASSERT_TRUE(std::isfinite(rest));
+    centroid_codec_close(codec);
+  }
+}
+
+TEST_F(CApi, CodecsLookAtEveryArgument) {
+  centroid_codec* codec = nullptr;
+  refused(centroid_codec_open("topk:0.01", 10, nullptr), "codec is NULL");
+  refused(centroid_codec_open(nullptr, 10, &codec), "spec is NULL");
+  refused(centroid_codec_open("zip", 10, &codec), "zip");
+  refused(centroid_codec_open("int8", 10, &codec), "feedback");
+  refused(centroid_codec_open("topk:0.01", std::uint64_t{1} << 32, &codec), "4294967296");
+  EXPECT_EQ(codec, nullptr);
+  EXPECT_EQ(centroid_codec_room(nullptr), 0u);
+  centroid_codec_close(nullptr);
+
+  ASSERT_EQ(centroid_codec_open("int8:feedback=on", 0, &codec), CENTROID_OK);
+  std::uint64_t bytes = 7;
+  EXPECT_EQ(centroid_codec_encode(codec, nullptr, nullptr, nullptr, &bytes), CENTROID_OK);
+  EXPECT_EQ(bytes, 0u);
+  EXPECT_EQ(centroid_codec_decode(codec, nullptr, 0, 1, 1, nullptr), CENTROID_OK);
+  centroid_codec_close(codec);
+
+  ASSERT_EQ(centroid_codec_open("int8:feedback=on", 2, &codec), CENTROID_OK);
+  float residual[2] = {0, 0};
+  std::vector<std::byte> payload(centroid_codec_room(codec));
+  refused(centroid_codec_encode(codec, nullptr, residual, payload.data(), &bytes), "values");
+  refused(centroid_codec_encode(codec, values, nullptr, payload.data(), &bytes), "residual");
+  refused(centroid_codec_encode(codec, values, residual, nullptr, &bytes), "payload");
+  refused(centroid_codec_encode(codec, values, residual, payload.data(), nullptr), "bytes");
+  ASSERT_EQ(centroid_codec_encode(codec, values, residual, payload.data(), &bytes), CENTROID_OK);
+  refused(centroid_codec_decode(codec, payload.data(), bytes, 1, 1, nullptr), "sum is NULL");
+  refused(centroid_codec_decode(codec, payload.data(), bytes - 1, 1, 1, residual), "ends within");
+  payload.resize(bytes + 1);
+  refused(centroid_codec_decode(codec, payload.data(), bytes + 1, 1, 1, residual), "1 more bytes");
+  centroid_codec_close(codec);
 }
 
 }  // namespace

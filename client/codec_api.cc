@@ -1,0 +1,136 @@
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "client/c_boundary.h"
+#include "client/centroid.h"
+#include "common/base/bytes.h"
+#include "common/codec/error_feedback.h"
+#include "common/tensor/chunk_plan.h"
+
+/// The C interface of codecs (c_api.cc has the rest).
+
+using namespace centroid::c_boundary;
+using centroid::Bytes;
+using centroid::Chunk;
+using centroid::Error;
+using centroid::ErrorCode;
+using centroid::Status;
+
+struct centroid_codec {
+  centroid::ChunkPlan plan;
+  std::unique_ptr<centroid::Codec> codec;
+  std::unique_ptr<centroid::ErrorFeedback> feedback;
+  std::uint64_t payloads = 0;
+};
+
+namespace {
+
+using Size = std::uint32_t;  ///< of a chunk's bytes, which follow it
+/// The passes over a chunk's numbers find them in a core's cache.
+constexpr std::uint64_t kChunkBytes = 1 << 20;
+/// Selecting counts in 32 bits.
+constexpr std::uint64_t kMostNumbers = (std::uint64_t{1} << 32) - 1;
+
+Status open(const char* spec, std::uint64_t count, std::unique_ptr<centroid_codec>& out) {
+  if (count > kMostNumbers)
+    return bad("count is " + std::to_string(count) + ", above " + std::to_string(kMostNumbers));
+  auto made = std::make_unique<centroid_codec>();
+  centroid::Manifest manifest(1);
+  manifest[0].name = "numbers";
+  manifest[0].shape = {count};
+  CENTROID_ASSIGN(made->plan, centroid::ChunkPlan::make(std::move(manifest), kChunkBytes));
+  CENTROID_ASSIGN(made->codec, centroid::make_codec(text(spec)));
+  CENTROID_ASSIGN(made->feedback,
+                  centroid::ErrorFeedback::make(text(spec), made->plan, nullptr,
+                                                centroid::ErrorFeedback::Residual::kCallers));
+  made->feedback->pass_nonfinite(true);
+  out = std::move(made);
+  return {};
+}
+
+Status encode(centroid_codec& c, const float* values, float* residual, std::byte* payload,
+              std::uint64_t& bytes) {
+  const std::uint64_t count = c.plan.total_elements();
+  ++c.payloads;
+  std::byte* at = payload;
+  for (const Chunk& chunk : c.plan.chunks()) {
+    CENTROID_ASSIGN(const Bytes coded, c.feedback->encode_onto(chunk.id, {values, count},
+                                                               {residual, count}, c.payloads));
+    const Size size = static_cast<Size>(coded.size());
+    std::memcpy(at, &size, sizeof size);
+    std::memcpy(at + sizeof size, coded.data(), size);
+    at += sizeof size + size;
+  }
+  bytes = static_cast<std::uint64_t>(at - payload);
+  return {};
+}
+
+Status decode(const centroid_codec& c, Bytes payload, float scale, bool first, float* sum) {
+  for (const Chunk& chunk : c.plan.chunks()) {
+    Size size = 0;
+    if (payload.size() >= sizeof size) std::memcpy(&size, payload.data(), sizeof size);
+    if (payload.size() < sizeof size || payload.size() - sizeof size < size)
+      return bad("the payload ends within chunk " + centroid::to_string(chunk.id) + " of " +
+                 std::to_string(c.plan.chunks().size()));
+    const std::span<float> to(sum + chunk.position, chunk.elements);
+    CENTROID_TRY(c.codec->decode_add(payload.subspan(sizeof size, size), scale, first, to));
+    payload = payload.subspan(sizeof size + size);
+  }
+  if (!payload.empty())
+    return bad("the payload has " + std::to_string(payload.size()) + " more bytes");
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+int centroid_codec_open(const char* spec, uint64_t count, centroid_codec** codec) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(codec, "codec"));
+    *codec = nullptr;
+    CENTROID_TRY(given(spec, "spec"));
+    std::unique_ptr<centroid_codec> made;
+    CENTROID_TRY(open(spec, count, made));
+    *codec = made.release();
+    return {};
+  });
+}
+
+uint64_t centroid_codec_room(const centroid_codec* codec) {
+  if (codec == nullptr) return 0;
+  std::uint64_t room = 0;
+  for (const Chunk& chunk : codec->plan.chunks())
+    room += sizeof(Size) + codec->codec->max_bytes(chunk.elements);
+  return room;
+}
+
+int centroid_codec_encode(centroid_codec* codec, const float* values, float* residual,
+                          void* payload, uint64_t* bytes) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(codec, "codec"));
+    CENTROID_TRY(given(bytes, "bytes"));
+    if (codec->plan.total_elements() > 0) {
+      CENTROID_TRY(given(values, "values"));
+      CENTROID_TRY(given(residual, "residual"));
+      CENTROID_TRY(given(payload, "payload"));
+    }
+    return encode(*codec, values, residual, static_cast<std::byte*>(payload), *bytes);
+  });
+}
+
+int centroid_codec_decode(const centroid_codec* codec, const void* payload, uint64_t bytes,
+                          float scale, int first, float* sum) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(codec, "codec"));
+    if (bytes > 0) CENTROID_TRY(given(payload, "payload"));
+    if (codec->plan.total_elements() > 0) CENTROID_TRY(given(sum, "sum"));
+    return decode(*codec, {static_cast<const std::byte*>(payload), bytes}, scale, first != 0, sum);
+  });
+}
+
+void centroid_codec_close(centroid_codec* codec) { delete codec; }
+
+}  // extern "C"
