@@ -120,10 +120,11 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
         !units_.empty() && is_topk && (spec_.scope == Scope::kGlobal || chunk.offset != 0);
     if (!is_same) {
       const std::string& tensor = plan.manifest()[chunk.tensor.value].name;
-      units_.push_back({chunk.position, 0, chunk.id.value, 0,
+      units_.push_back({chunk.position, 0, 0, chunk.id.value, 0,
                         spec_.scope == Scope::kGlobal ? "the gradient" : "tensor " + tensor});
     }
     units_.back().elements += chunk.elements;
+    if (!plan.is_buffer(chunk)) units_.back().trained += chunk.elements;
     ++units_.back().chunks;
     units_of_.push_back(static_cast<std::uint32_t>(units_.size() - 1));
   }
@@ -132,7 +133,8 @@ ErrorFeedback::ErrorFeedback(CodecSpec spec, std::unique_ptr<Codec> codec, const
 }
 
 void ErrorFeedback::use_device(std::unique_ptr<DeviceResidual> device) {
-  CENTROID_CHECK(owns_residual_ && !is_open_ && !pass_nonfinite_ && spec_.feedback.clip == 0);
+  CENTROID_CHECK(owns_residual_ && !is_open_ && !pass_nonfinite_ && spec_.feedback.clip == 0 &&
+                 !plan_.has_buffers());
   device_ = std::move(device);
   write_device();
 }
@@ -261,7 +263,7 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
       break;
     }
     if (sent->is_dense && spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
-    store_payload(chunk, sent->bytes, sent->elements);
+    store_payload(chunk, Bytes(out_).first(sent->bytes), sent->elements);
   }
   return device_status_;  // a copy: it is reported again
 }
@@ -294,20 +296,51 @@ void ErrorFeedback::finish_started() {
   started_ = nullptr;
 }
 
+/// Send the unit's buffers as they are. Returns `added` without them, so that nothing of them is
+/// selected or left.
+Result<std::span<const float>> ErrorFeedback::send_buffers(const Unit& unit,
+                                                           std::span<const float> added) {
+  if (owns_residual_) {
+    corrected_.resize(std::max<std::size_t>(corrected_.size(), unit.elements));
+    std::ranges::copy(added, corrected_.begin());
+  }
+  const std::span<float> given =
+      owns_residual_ ? std::span(corrected_).first(unit.elements)
+                     : sums_.subspan(unit.begin, unit.elements);  // it has the gradients
+  for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
+    const Chunk& chunk = plan_.chunks()[c];
+    if (!plan_.is_buffer(chunk)) continue;
+    const std::span<float> values = given.subspan(chunk.position - unit.begin, chunk.elements);
+    const auto wrong = std::ranges::find_if_not(values, is_finite);
+    if (wrong != values.end() && !pass_nonfinite_)
+      return Error(ErrorCode::kInvalidArgument, "error feedback: tensor " +
+                                                    plan_.manifest()[chunk.tensor.value].name +
+                                                    " has numbers that are not finite");
+    store_payload(chunk, std::as_bytes(values), chunk.elements);
+    std::ranges::fill(values, 0.0f);
+  }
+  return owns_residual_ ? std::span<const float>(given) : added;
+}
+
 Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradient) {
   if (device_) return encode_on_device(unit);
+  if (unit.trained < unit.elements) {
+    CENTROID_ASSIGN(gradient, send_buffers(unit, gradient));
+    if (unit.trained == 0) return {};
+  }
   CENTROID_TRY(keep(unit));
   const std::span<const float> added = correct(unit, gradient);
   const std::span<float> residual = sums_.subspan(unit.begin, unit.elements);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
-  const std::uint64_t k = is_topk ? ratio().count_of(unit.elements) : unit.elements;
+  const std::uint64_t k = is_topk ? ratio().count_of(unit.trained) : unit.trained;
   // Selecting nearly everything is expensive, and then sent densely: select nothing instead.
-  const bool select = is_topk && !payload::is_dense_better(spec_.values, k, unit.elements);
+  const bool select = is_topk && !payload::is_dense_better(spec_.values, k, unit.trained);
   const auto selected = selector_.add_and_select(added, residual, select ? k : 1, pass_nonfinite_);
   if (selected.nonfinite > 0 && !pass_nonfinite_)
     return refused(unit, selected.nonfinite, selected.first_nonfinite);
   for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {
     const Chunk& chunk = plan_.chunks()[c];
+    if (plan_.is_buffer(chunk)) continue;
     if (selected.nonfinite > 0)
       CENTROID_TRY(send_dense(chunk, ValueType::kF32));
     else if (select)
@@ -350,7 +383,7 @@ void ErrorFeedback::send_sparse(const Chunk& chunk, const Unit& unit,
     float* u = floats(momentum_, plan_.total_elements()).data() + chunk.position;
     for (const std::uint32_t i : index) u[i] = 0;
   }
-  store_payload(chunk, bytes, count);
+  store_payload(chunk, Bytes(out_).first(bytes), count);
 }
 
 /// Send all of a chunk; the remainder of rounding stays in the residual.
@@ -382,25 +415,25 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
     std::ranges::fill(
         floats(momentum_, plan_.total_elements()).subspan(chunk.position, chunk.elements), 0.0f);
   if (spec_.kind == CodecSpec::Kind::kTopk) ++totals_.dense_chunks;
-  store_payload(chunk, bytes, chunk.elements);
+  store_payload(chunk, Bytes(out_).first(bytes), chunk.elements);
   return {};
 }
 
-void ErrorFeedback::store_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent) {
+void ErrorFeedback::store_payload(const Chunk& chunk, Bytes bytes, std::uint64_t sent) {
   Payload& payload = payloads_[chunk.id.value];
-  payload.bytes.assign(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(bytes));
+  payload.bytes.assign(bytes.begin(), bytes.end());
   payload.is_there = true;
   ++totals_.chunks;
   totals_.elements += chunk.elements;
   totals_.sent += sent;
-  totals_.bytes += bytes;
+  totals_.bytes += bytes.size();
 }
 
 void ErrorFeedback::commit() {
   drop_copies();
+  if (is_open_) finish_started();
+  for (Payload& payload : payloads_) payload.is_there = false;  // also of a unit that was refused
   if (!is_open_) return;
-  finish_started();
-  for (Payload& payload : payloads_) payload.is_there = false;
   is_open_ = false;
   ++rounds_;
 }
@@ -419,7 +452,7 @@ void ErrorFeedback::take_back() {
   if (has_sent) read_device();
   for (const Chunk& chunk : plan_.chunks()) {
     Payload& payload = payloads_[chunk.id.value];
-    if (!std::exchange(payload.is_there, false)) continue;
+    if (!std::exchange(payload.is_there, false) || plan_.is_buffer(chunk)) continue;
     const std::span<float> residual = sums_.subspan(chunk.position, chunk.elements);
     decoded_.resize(std::max<std::size_t>(decoded_.size(), chunk.elements));
     const std::span<float> sent = std::span(decoded_).first(chunk.elements);

@@ -62,6 +62,7 @@ class DeviceResidual {
 /// nonfinite  the residual is always finite. A sum that is not finite refuses its unit: the payload
 ///         is an error, the unit's other sums stay in the residual; or, with `pass_nonfinite`, the
 ///         unit is sent densely as f32, so that it arrives
+/// buffers their chunks are f32 (codec_of), and leave no residual; no selection or norm has them
 /// options FeedbackOptions (spec.h): u = m u + g; residual += u (Nesterov: u = m (u + g); residual
 ///         += u + g); u = 0 for sent elements; g scaled to a norm of clip / sqrt(world) per unit
 /// undo    a void round has no effect: computing it again sends the same bytes
@@ -81,8 +82,8 @@ class ErrorFeedback {
                                                      Residual residual = Residual::kOwn);
 
   /// Move the residual to a device: then `encode` adds the device's gradient, not its argument.
-  /// Between rounds, before the first; not with clip or pass_nonfinite. The next `encode` reports
-  /// an error of the device.
+  /// Between rounds, before the first; not with clip, pass_nonfinite or buffers. The next `encode`
+  /// reports an error of the device.
   void use_device(std::unique_ptr<DeviceResidual> device);
   /// Start the chunk's unit on a device. True, as always without a device: `encode` of it does not
   /// wait. Never blocks if the units are prepared one after the other until each is ready. The
@@ -171,6 +172,7 @@ class ErrorFeedback {
                 ThreadPool* pool, Residual residual);
   struct Unit {
     std::uint64_t begin = 0, elements = 0;
+    std::uint64_t trained = 0;  ///< elements that are not of buffers
     std::size_t first_chunk = 0, chunks = 0;
     std::string name;
   };
@@ -180,6 +182,7 @@ class ErrorFeedback {
   };
   Result<Bytes> payload_of(ChunkId chunk, std::span<const float> added, std::uint64_t round);
   std::span<const float> correct(const Unit& unit, std::span<const float> gradient);
+  Result<std::span<const float>> send_buffers(const Unit& unit, std::span<const float> added);
   Status encode_unit(const Unit& unit, std::span<const float> gradient);
   Status encode_on_device(const Unit& unit);
   void finish_started();
@@ -192,7 +195,7 @@ class ErrorFeedback {
   Status refused(const Unit& unit, std::uint64_t count, std::uint64_t first) const;
   void send_sparse(const Chunk& chunk, const Unit& unit, const TopkSelector::Selection& selected);
   Status send_dense(const Chunk& chunk, ValueType type);
-  void store_payload(const Chunk& chunk, std::size_t bytes, std::uint64_t sent);
+  void store_payload(const Chunk& chunk, Bytes bytes, std::uint64_t sent);
 
   CodecSpec spec_;
   std::unique_ptr<Codec> codec_;

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "common/codec/chunk_codec.h"
+
 namespace centroid::server {
 
 namespace {
@@ -88,21 +90,25 @@ Result<bool> Aggregator::defers(const RankState& source, const ChunkState& state
   if (!goes_on || payload.size() * kShort > elements * sizeof(float) ||
       source.deferred_bytes + payload.size() > plan_.max_chunk_bytes() / 2)
     return false;
-  CENTROID_ASSIGN(const auto sparse, source.codec->sparse(payload, elements));
+  CENTROID_ASSIGN(const auto sparse, codec_for(source, chunk).sparse(payload, elements));
   return sparse.has_value();
+}
+
+const Codec& Aggregator::codec_for(const RankState& source, ChunkId chunk) const {
+  return codec_of(*source.codec, plan_, plan_.chunk(chunk));
 }
 
 /// Faults of a waiting payload are reported now: at its turn its sender may have ended its
 /// contribution, and the round would wait for a chunk that is never sent again.
 Status Aggregator::check(const RankState& source, ChunkId chunk, Bytes payload) const {
-  return source.codec->check(payload, plan_.chunk(chunk).elements);
+  return codec_for(source, chunk).check(payload, plan_.chunk(chunk).elements);
 }
 
 Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload) {
   ChunkState& state = chunks_[chunk.value];
   const auto sum = hooks_.target(plan_.chunk(chunk));
-  CENTROID_TRY(
-      ranks_[rank].codec->decode_add(payload, static_cast<float>(weight), state.added == 0, sum));
+  CENTROID_TRY(codec_for(ranks_[rank], chunk)
+                   .decode_add(payload, static_cast<float>(weight), state.added == 0, sum));
   ++state.added;
   ++ranks_[rank].added;
   state.weight += weight;
@@ -116,7 +122,7 @@ void Aggregator::combine(ChunkId chunk) {
   if (state.complete || state.waiting.empty() || is_missing(chunk) || hooks_.is_held(chunk)) return;
   std::vector<RobustMean::Encoded> rows;
   for (const Waiting& w : state.waiting)
-    rows.push_back({ranks_[w.rank].codec.get(), w.payload.bytes().first(w.bytes)});
+    rows.push_back({&codec_for(ranks_[w.rank], chunk), w.payload.bytes().first(w.bytes)});
   robust_.combine(rows, hooks_.target(plan_.chunk(chunk)));
   for (const Waiting& w : state.waiting) ++ranks_[w.rank].added;
   state.added = static_cast<std::uint32_t>(rows.size());

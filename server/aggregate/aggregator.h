@@ -41,7 +41,7 @@ class Aggregator {
   Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule = {});
 
   /// Start an attempt of codecs.size() ranks; drops all waiting payloads. codecs[r] decodes rank
-  /// r's payloads.
+  /// r's payloads (codec_of).
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
   /// The same for one rank whose codec was unknown then. Before its first `offer`.
   void set_codec(std::uint32_t rank, std::shared_ptr<const Codec> codec) {
@@ -108,6 +108,7 @@ class Aggregator {
   bool is_missing(ChunkId chunk) const { return chunks_[chunk.value].missing > 0; }
   Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                       Bytes payload) const;
+  const Codec& codec_for(const RankState& source, ChunkId chunk) const;
   Status check(const RankState& source, ChunkId chunk, Bytes payload) const;
   Status add(ChunkId chunk, std::uint32_t rank, double weight, Bytes payload);
 

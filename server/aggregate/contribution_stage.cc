@@ -2,7 +2,17 @@
 
 #include <string>
 
+#include "common/codec/chunk_codec.h"
+
 namespace centroid::server {
+
+Status check_length(const Codec& codec, const Chunk& chunk, std::uint64_t bytes) {
+  const std::size_t limit = codec.max_bytes(chunk.elements);
+  if (bytes <= limit) return {};
+  return Error(ErrorCode::kInvalidArgument, std::to_string(bytes) + " bytes, at most " +
+                                                std::to_string(limit) + " with codec " +
+                                                codec.spec());
+}
 
 Status check_numbers(const Codec& codec, Bytes payload) {
   const Status finite = codec.check_finite(payload);
@@ -30,10 +40,11 @@ Status StagedContribution::put(ChunkId chunk, double weight, Buffer payload, std
                                                   std::to_string(weight_) + " to " +
                                                   std::to_string(weight));
   const std::size_t elements = plan_.chunk(chunk).elements;
+  const Codec& codec = codec_of(*codec_, plan_, plan_.chunk(chunk));
   const Bytes came = payload.bytes().first(bytes);
-  CENTROID_TRY(codec_->check(came, elements));
+  CENTROID_TRY(codec.check(came, elements));
   weight_ = weight;
-  squares_ += codec_->squares(came, elements);
+  squares_ += codec.squares(came, elements);
   kept = Payload{.buffer = std::move(payload), .bytes = bytes, .is_here = true};
   ++received_;
   bytes_ += bytes;
@@ -44,8 +55,9 @@ void StagedContribution::add_to(std::span<float> sum, ChunkId chunk, double weig
                                 bool first) const {
   const Payload& kept = payloads_[chunk.value];
   CENTROID_CHECK(kept.is_here);
-  const Status added = codec_->decode_add(kept.buffer.bytes().first(kept.bytes),
-                                          static_cast<float>(weight), first, sum);
+  const Codec& codec = codec_of(*codec_, plan_, plan_.chunk(chunk));
+  const Status added = codec.decode_add(kept.buffer.bytes().first(kept.bytes),
+                                        static_cast<float>(weight), first, sum);
   CENTROID_CHECK(added.ok());  // `put` has checked it
 }
 

@@ -11,6 +11,10 @@
 
 namespace centroid::server {
 
+/// A payload is no longer than its codec makes one of the chunk.
+/// fails invalid_argument
+Status check_length(const Codec& codec, const Chunk& chunk, std::uint64_t bytes);
+
 /// A worker checks its gradients and reports in PushEnd; one that does not must not damage the
 /// parameters of all. Not called if non-finite numbers are accepted.
 /// fails invalid_argument: names the number
@@ -19,7 +23,7 @@ Status check_numbers(const Codec& codec, Bytes payload);
 /// One contribution of a round that may close without it: stored complete, so that it counts
 /// completely or leaves no trace.
 ///
-/// memory  its payloads: at most codec.max_bytes of every chunk
+/// memory  its payloads: at most max_bytes of every chunk's codec (codec_of)
 /// thread  one
 class StagedContribution {
  public:

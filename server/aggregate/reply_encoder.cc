@@ -1,6 +1,7 @@
 #include "server/aggregate/reply_encoder.h"
 
 #include "common/base/random.h"
+#include "common/codec/chunk_codec.h"
 
 namespace centroid::server {
 
@@ -17,7 +18,7 @@ Result<std::unique_ptr<ReplyEncoder>> ReplyEncoder::make(const std::string& spec
     // a codec.
     made->feedback_->pass_nonfinite(true);
   } else {
-    made->out_.resize(made->codec_->max_bytes(plan.max_chunk_elements()));
+    made->out_.resize(largest_payload(*made->codec_, plan));
   }
   made->missing_.resize(plan.chunks().size());
   return made;
@@ -42,7 +43,7 @@ Status ReplyEncoder::complete(ChunkId id, const Memory& memory, const Emit& emit
     const std::uint64_t stream = mix64(mix64(seed_, round_.value), id.value);
     CENTROID_ASSIGN(
         const std::size_t bytes,
-        codec_->encode(memory.means.subspan(chunk.position, chunk.elements), out_, stream));
+        codec(chunk).encode(memory.means.subspan(chunk.position, chunk.elements), out_, stream));
     ++plain_.chunks;
     plain_.raw_bytes += chunk.elements * sizeof(float);
     plain_.bytes += bytes;
@@ -62,6 +63,10 @@ Status ReplyEncoder::complete(ChunkId id, const Memory& memory, const Emit& emit
 std::pair<ChunkId, ChunkId> ReplyEncoder::unit_of(ChunkId chunk) const {
   if (feedback_) return feedback_->unit_of(chunk);
   return {chunk, ChunkId(chunk.value + 1)};
+}
+
+const Codec& ReplyEncoder::codec(const Chunk& chunk) const {
+  return codec_of(*codec_, plan_, chunk);
 }
 
 void ReplyEncoder::commit() {

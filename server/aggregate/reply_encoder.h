@@ -19,6 +19,7 @@ namespace centroid::server {
 
 /// The mean of a round for the workers: encoded once for all of them, by `codec_down`.
 ///
+/// buffers their chunks are f32 (codec_of)
 /// memory  the codec's remainder stays with the server (error feedback). It grows in the memory of
 ///         the round's sums, beside the residual of earlier rounds, so an attempt that fails, or a
 ///         round that is skipped, leaves no trace: `begin` drops it
@@ -52,7 +53,7 @@ class ReplyEncoder {
   /// The round counts: its remainder becomes the residual. Also if it had no chunk here.
   void commit();
 
-  const Codec& codec() const { return *codec_; }
+  const Codec& codec(const Chunk& chunk) const;  ///< of its payload
   CodecSpec::Kind kind() const { return spec_.kind; }
   /// Committed rounds, for the warm-up.
   std::uint64_t rounds() const { return feedback_ ? feedback_->rounds() : 0; }

@@ -223,7 +223,7 @@ Status Admission::check_join(const Session& session, const proto::Join& join) {
     return refuse("its exchange is '" + join.exchange + "', the server's is '" + config_.exchange +
                   "' (exchange)");
   CENTROID_ASSIGN(const CodecSpec codec, CodecSpec::parse(join.codec));
-  if (const Status right = check_buffers(config_, join.manifest, codec.to_string()); !right.ok())
+  if (const Status right = check_buffers(config_, join.manifest); !right.ok())
     return refuse(right.error().message());
   if (codec.feedback.momentum != 0 && carries_momentum(config_.optimizer))
     return refuse("its codec '" + join.codec +

@@ -1,12 +1,13 @@
 #include "server/service/buffers.h"
 
 #include <algorithm>
+#include <string>
 
 #include "server/aggregate/round_policy.h"
 
 namespace centroid::server {
 
-Status check_buffers(const ServerConfig& c, const Manifest& manifest, const std::string& codec) {
+Status check_buffers(const ServerConfig& c, const Manifest& manifest) {
   const auto buffer = std::ranges::find_if(manifest, is_buffer);
   if (buffer == manifest.end()) return {};
   const auto refuse = [&](const std::string& setting, const std::string& why) {
@@ -23,11 +24,6 @@ Status check_buffers(const ServerConfig& c, const Manifest& manifest, const std:
                   "bsp, backup or quorum");
   if (policy.is_elastic() && policy.late != LateRule::kDrop)
     return refuse("late " + c.late, "adds a change of values that are no more: set late to drop");
-  if (codec != "f32")
-    return refuse("codec " + codec, "does not send it as it is: give the workers codec f32");
-  if (c.transfer.codec_down != "f32")
-    return refuse("codec_down " + c.transfer.codec_down,
-                  "does not send its mean as it is: set codec_down to f32");
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/codec/chunk_codec.h"
 #include "common/tensor/finite.h"
 
 namespace centroid::server {
@@ -93,12 +94,10 @@ Status Contributions::check_chunk(const WorkerSession& worker, const std::string
                                           std::to_string(spread_.route.version) +
                                           " it lies on another server (join again)");
   CENTROID_TRY(check_weight(worker, where, head.weight));
-  const std::size_t limit = worker.codec->max_bytes(job_.store().plan().chunk(head.chunk).elements);
-  if (bytes > limit)
-    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
-                                                  " bytes, at most " + std::to_string(limit) +
-                                                  " with codec " + worker.codec->spec());
-  return {};
+  const Chunk& chunk = job_.store().plan().chunk(head.chunk);
+  const Status fits =
+      check_length(codec_of(*worker.codec, job_.store().plan(), chunk), chunk, bytes);
+  return fits.ok() ? fits : fits.error().with_context(where);
 }
 
 Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSession> worker,
@@ -138,14 +137,14 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
   worker->pace.silence = std::max(worker->pace.silence, now - worker->pace.opened_at);
   worker->pace.opened_at = now;
   const bool looks = policy_.nonfinite != NonFinitePolicy::kPropagate;
-  const std::size_t elements = job_.store().plan().chunk(head.chunk).elements;
+  const Chunk& chunk = job_.store().plan().chunk(head.chunk);
+  const Codec& form = codec_of(*worker->codec, job_.store().plan(), chunk);
   double squares = 0;
-  if (!is_elastic && looks)
-    squares = worker->codec->squares(buffer->bytes().first(bytes), elements);
+  if (!is_elastic && looks) squares = form.squares(buffer->bytes().first(bytes), chunk.elements);
   // One pass for both: in double the squares of floats add up to something finite, or one is not.
   const bool is_doubtful = is_elastic || !std::isfinite(squares);
   if (looks && is_doubtful) {
-    const Status is_sound = check_numbers(*worker->codec, buffer->bytes().first(bytes));
+    const Status is_sound = check_numbers(form, buffer->bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }
   if (is_elastic) {
@@ -171,7 +170,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
   const double seconds =
       probe_.aggregate().ended(worker->lane, begin, clock_.now(), head.round.value);
   const CodecProbe& codec = probe_.up(worker->codec_kind);
-  codec.moved(elements * sizeof(float), bytes);
+  codec.moved(chunk.elements * sizeof(float), bytes);
   codec.decoded(seconds);
   if (!added.ok()) co_return added.error().with_context(where);
   co_return Status();

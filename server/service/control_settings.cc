@@ -149,7 +149,7 @@ Status Control::check_change(const ServerConfig& before, bool needs_rounds) cons
   if (policy_of(config_).kind != server_.context().policy.kind)
     return refuse("policy: " + before.policy + " can get other numbers, but not become " +
                   config_.policy + " while the job runs");
-  if (job_.shard) CENTROID_TRY(check_buffers(config_, job_.store().plan().manifest(), "f32"));
+  if (job_.shard) CENTROID_TRY(check_buffers(config_, job_.store().plan().manifest()));
   CENTROID_TRY(log::parse_level(config_.log.level));
   return {};
 }

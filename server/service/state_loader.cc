@@ -28,11 +28,11 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.parameters = plan.total_elements();
   question.tensors = plan.manifest().size();
   question.chunks = plan.chunks().size();
-  CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(fragments, codec));
+  CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(plan, fragments, codec));
   std::set<std::string> others;
   for (const auto& [id, worker] : members_.present) others.insert(worker->join.codec);
   for (const std::string& one : others) {
-    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(fragments, one));
+    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(plan, fragments, one));
     question.contribution_bytes = std::max(question.contribution_bytes, bytes);
   }
   question.result_bytes = elements_of_largest(fragments) * sizeof(float);
@@ -88,7 +88,7 @@ Status StateLoader::check_another(const proto::Join& join) {
 Status StateLoader::make_store(JobState& into, const Manifest& manifest, const std::string& codec) {
   CENTROID_TRY(validate(manifest));
   // Also of what is loaded: workers would be refused one by one, and a replay would step them.
-  CENTROID_TRY(check_buffers(config_, manifest, "f32"));
+  CENTROID_TRY(check_buffers(config_, manifest));
   std::uint64_t model_bytes = 0;  // the sum cannot overflow: `validate` bounds it
   for (const TensorInfo& tensor : manifest) model_bytes += tensor.bytes();
   if (model_bytes > config_.memory.max_model_bytes)

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/codec/chunk_codec.h"
 
 namespace centroid::server {
 
@@ -28,7 +29,7 @@ std::optional<Aggregator::Queued> WaitReport::held_up(const WorkerSession& worke
   const auto rank = open_.attempt ? open_.attempt->rank_of(worker.id) : std::nullopt;
   if (!rank || !open_.machine.is_missing(worker.id)) return std::nullopt;
   auto queued = job_.aggregator->queued(*rank);
-  const std::size_t next = worker.codec->max_bytes(job_.store().plan().max_chunk_elements());
+  const std::size_t next = largest_payload(*worker.codec, job_.store().plan());
   if (queued.bytes == 0 || worker.session->credit_left() >= next) return std::nullopt;
   return queued;
 }

@@ -117,25 +117,26 @@ Status ModelShard::encode(const Chunk& chunk, const ReplyEncoder::Emit& emit) {
 
 Result<double> ModelShard::squares(const Chunk& chunk, Bytes payload) {
   PlaneNorm norm;
-  CENTROID_ASSIGN(const auto sparse, encoder_->codec().sparse(payload, chunk.elements));
+  if (plan().is_buffer(chunk)) return norm.end_chunk();
+  CENTROID_ASSIGN(const auto sparse, encoder_->codec(chunk).sparse(payload, chunk.elements));
   if (sparse) {
     norm.add(chunk.position, sparse->index, sparse->value);
     return norm.end_chunk();
   }
-  CENTROID_TRY(encoder_->codec().decode(payload, decoded(chunk)));
+  CENTROID_TRY(encoder_->codec(chunk).decode(payload, decoded(chunk)));
   norm.add(chunk.position, decoded(chunk));
   return norm.end_chunk();
 }
 
 Status ModelShard::apply(const Chunk& chunk, Bytes payload) {
   if (store_.optimizer().ignores_zeros()) {
-    CENTROID_ASSIGN(const auto sparse, encoder_->codec().sparse(payload, chunk.elements));
+    CENTROID_ASSIGN(const auto sparse, encoder_->codec(chunk).sparse(payload, chunk.elements));
     if (sparse) {
       store_.shadow_apply(chunk, sparse->index, sparse->value);
       return {};
     }
   }
-  CENTROID_TRY(encoder_->codec().decode(payload, decoded(chunk)));
+  CENTROID_TRY(encoder_->codec(chunk).decode(payload, decoded(chunk)));
   store_.shadow_apply(chunk, decoded(chunk));
   return {};
 }

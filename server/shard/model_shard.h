@@ -89,7 +89,7 @@ class ModelShard {
   /// Encode the chunk's mean, which is in the spare plane. Emits every payload that is complete.
   /// fails  as ReplyEncoder::complete
   Status encode(const Chunk& chunk, const ReplyEncoder::Emit& emit);
-  /// Sum of squares of the mean as workers decode it.
+  /// Sum of squares of the mean as workers decode it; 0 for a buffer.
   /// fails  as the codec
   Result<double> squares(const Chunk& chunk, Bytes payload);
   /// Make the workers' step with the mean as they decode it.

@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "common/codec/chunk_codec.h"
+
 namespace centroid::server {
 
 void RoundSums::open(const proto::Opened& opened) {
@@ -71,8 +73,9 @@ bool RoundSums::expects(const proto::ContributionKey& key) const {
 Status RoundSums::add(const proto::ContributionKey& key, const std::shared_ptr<const Codec>& codec,
                       const proto::Push& push, Buffer payload, std::size_t bytes) {
   const std::uint32_t rank = *rank_of(key);
-  const std::size_t elements = chunks_.plan().chunk(push.chunk).elements;
-  const double squares = codec->squares(payload.bytes().first(bytes), elements);
+  const Chunk& chunk = chunks_.plan().chunk(push.chunk);
+  const double squares =
+      codec_of(*codec, chunks_.plan(), chunk).squares(payload.bytes().first(bytes), chunk.elements);
   if (aggregator_->received(rank) == 0) aggregator_->set_codec(rank, codec);
   return aggregator_->offer(rank, push.chunk, push.weight, std::move(payload), bytes, squares);
 }

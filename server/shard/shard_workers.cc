@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/codec/chunk_codec.h"
 
 namespace centroid::server {
 
@@ -118,12 +119,9 @@ Status ShardWorkers::check_push(const Worker& worker, const proto::Push& push,
                  where + ": by route " + std::to_string(route.version) + " it lies on server '" +
                      route.servers[route.owners[push.chunk.value]].name + "', not on '" +
                      context_.options.name + "': the leader tells the route (join again)");
-  const std::size_t limit = worker.codec->max_bytes(chunks.plan().chunk(push.chunk).elements);
-  if (bytes > limit)
-    return Error(ErrorCode::kInvalidArgument, where + ": " + std::to_string(bytes) +
-                                                  " bytes, at most " + std::to_string(limit) +
-                                                  " with codec " + worker.codec->spec());
-  return {};
+  const Chunk& chunk = chunks.plan().chunk(push.chunk);
+  const Status fits = check_length(codec_of(*worker.codec, chunks.plan(), chunk), chunk, bytes);
+  return fits.ok() ? fits : fits.error().with_context(where);
 }
 
 Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_ptr<Worker> worker,
@@ -158,7 +156,8 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   const std::string where =
       text(push, worker->enter.name) + " on server '" + context_.options.name + "'";
   if (chunks.model().refuses_nonfinite) {
-    const Status is_sound = check_numbers(*worker->codec, buffer.bytes().first(bytes));
+    const Codec& codec = codec_of(*worker->codec, chunks.plan(), chunks.plan().chunk(push.chunk));
+    const Status is_sound = check_numbers(codec, buffer.bytes().first(bytes));
     if (!is_sound.ok()) co_return is_sound.error().with_context(where);
   }
   worker->unreleased += bytes;

@@ -8,7 +8,7 @@ endif()
 centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc component/feedback_contract_test.cc DEPS centroid::exchange TIMEOUT 300)
 centroid_test(coordinator_test LABEL component SOURCES component/coordinator_test.cc component/epochs_test.cc component/repeated_runs_test.cc component/replica_numbers_test.cc
   DEPS centroid_test_cluster TIMEOUT 900)
-centroid_test(buffers_test LABEL component SOURCES component/buffers_test.cc DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
+centroid_test(buffers_test LABEL component SOURCES component/buffers_test.cc component/buffers_codecs_test.cc DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(server_steps_test LABEL component SOURCES component/server_steps_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(kept_test LABEL component SOURCES component/kept_test.cc component/load_ahead_test.cc DEPS centroid_test_cluster TIMEOUT 900)
 centroid_test(drift_test LABEL component SOURCES component/drift_test.cc DEPS centroid_test_cluster TIMEOUT 300)

@@ -33,7 +33,6 @@ ServerConfig config(const std::string& name, std::uint64_t servers) {
   return c;
 }
 
-/// With buffers, where what goes to the workers goes as it is.
 std::vector<WorkerSpec> three_workers(bool has_buffers = false) {
   std::vector<WorkerSpec> specs(3);
   const std::uint64_t batches[] = {8, 5, 11};
@@ -208,7 +207,7 @@ TEST(Servers, CompressedResultsGiveTheBitsOfOneServer) {
       c.optimizer.clip_norm = one.clip;
       c.local.count = one.local_steps;
       c.local.fragments = one.fragments;
-      const auto params = train(c);
+      const auto params = train(c, three_workers(true));
       if (servers == 1) alone = params;
       EXPECT_EQ(params, alone);
     }
@@ -407,7 +406,7 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
     ServerConfig alone = config(std::string("journal-alone-").append(name), 1);
     alone.goal.rounds = 60;
     set(alone);
-    auto specs = three_workers(alone.transfer.codec_down == "f32");
+    auto specs = three_workers(true);
     for (WorkerSpec& spec : specs) {  // a rate that goes by the local steps of all workers so far
       spec.schedules_by_cluster = alone.local.count > 1;
       if (alone.local.count > 1) spec.inner.schedule = "linear:rounds=700,floor=0.1";

@@ -1,8 +1,10 @@
 """Batch normalisation on real servers: a worker's model, and a training program's. buffers_test.py BIN_DIR"""
 
 import array
+import importlib.util
 import pathlib
 import sys
+import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.client import ClientTest, tensors_of
@@ -17,11 +19,12 @@ class Worker(ClusterTest):
 
     def test_digits_are_learned_and_a_checkpoint_has_the_buffers(self):
         flags = ["--epochs", 4, "--min-workers", 2, "--optimizer", "adamw", "--lr", "0.005", "--exit-when-finished"]
-        for exchange in ("star", "ring"):
-            with self.subTest(exchange=exchange):
-                run = f"learns-{exchange}"
-                server = self.server("--exchange", exchange, *flags, run=run, name=f"server-{run}")
-                workers = [self.worker(server, f"w{i}-{run}", "--exchange", exchange, model=self.model) for i in range(2)]
+        ways = (("star", "f32", "f32"), ("ring", "f32", "f32"), ("star", "int8", "f32"), ("star", "int8", "bf16"), ("ring", "int8", "f32"))
+        for exchange, codec, down in ways:
+            with self.subTest(exchange=exchange, codec=codec, down=down):
+                run = f"learns-{exchange}-{codec}-{down}"
+                server = self.server("--exchange", exchange, "--codec-down", down, *flags, run=run, name=f"server-{run}")
+                workers = [self.worker(server, f"w{i}-{run}", "--exchange", exchange, "--codec", codec, model=self.model) for i in range(2)]
                 self.assert_exit(DONE, *workers, server)
                 self.assertGreater(self.summary(f"w0-{run}")["test_accuracy"], 0.95)
                 found = tensors_of(self.checkpoints(run)[-1])
@@ -58,12 +61,18 @@ class Worker(ClusterTest):
 
 class Program(ClientTest):
     def test_buffers_are_averaged_and_not_trained(self):
-        server = self.server("--rounds", 2, "--min-workers", 2, "--optimizer", "adam", "--lr", "0.5", "--exit-when-finished")
+        for codec, down in ((None, "f32"), ("int8", "f32"), ("topk:0.1", "f32"), ("topk:0.1", "bf16"), ("bf16", "topk:0.1")):
+            with self.subTest(codec=codec, down=down):
+                self.train_once(codec, down, f"{codec}-{down}".replace(":", ""))
+
+    def train_once(self, codec, down, run):
+        flags = ["--exchange", "star", "--codec-down", down] if down != "f32" else []
+        server = self.server("--rounds", 2, "--min-workers", 2, "--optimizer", "adam", "--lr", "0.5", "--exit-when-finished", *flags, run=run, name=run)
         tensors = [{"w": array.array("f", [1]), "n.running_mean": array.array("f", [0, 8]), "n.running_var": array.array("f", [1])} for _ in range(2)]
 
         def run(i):
             mine = tensors[i]
-            with self.trainer(server, f"t{i}", mine, batch=2 + 4 * i) as trainer:
+            with self.trainer(server, f"t{i}-{run}", mine, batch=2 + 4 * i, codec=codec) as trainer:
                 for share in trainer:
                     self.assertEqual(len(share), 2 + 4 * i)
                     # What a forward pass does: half of the way to 4 and 0, or to 8 and 0.
@@ -82,6 +91,32 @@ class Program(ClientTest):
             self.assertEqual(list(one["n.running_mean"]), [5.25, 2])
             self.assertEqual(list(one["n.running_var"]), [0.25])
         self.assertEqual(server.exit_status(), DONE)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch here")
+    def test_statistics_of_a_module_have_the_same_bits_with_a_codec(self):
+        import torch
+
+        def statistics(codec, down, run):
+            server = self.server("--rounds", 3, "--min-workers", 2, "--exit-when-finished", "--exchange", "star", "--codec-down", down, "--apply", "worker", run=run, name=run)
+            modules = [torch.nn.BatchNorm1d(4) for _ in range(2)]
+
+            def work(i):
+                with self.trainer(server, f"{run}{i}", modules[i], batch=3 + i, codec=codec) as trainer:
+                    for share in trainer:
+                        modules[i].zero_grad()
+                        x = torch.arange(len(share) * 4.0).reshape(-1, 4) * share.round * (i + 1)
+                        modules[i](x).pow(2).mean().backward()
+                        trainer.finish()
+
+            self.at_once(work)
+            self.assertEqual(server.exit_status(), DONE)
+            return [values.tolist() for module in modules for values in (module.running_mean, module.running_var)]
+
+        exact = statistics(None, "f32", "exact")
+        self.assertEqual(exact[:2], exact[2:])
+        self.assertNotIn(0, exact[0][1:])
+        self.assertEqual(statistics("topk:0.25", "f32", "up"), exact)
+        self.assertEqual(statistics("topk:0.25", "topk:0.25", "both"), exact)
 
     def test_each_worker_may_have_its_own_beside_what_would_spoil_them(self):
         for flags, codec in ((["--codec-down", "int8"], "int8"), (["--policy", "asp"], "topk:0.5")):

@@ -7,7 +7,7 @@ centroid_test(codec_payload_test LABEL unit
   DEPS centroid::codec)
 
 centroid_test(codec_feedback_test LABEL unit
-  SOURCES unit/codec_feedback_test.cc
+  SOURCES unit/codec_feedback_test.cc unit/codec_buffers_test.cc
   DEPS centroid::codec)
 
 centroid_test(codec_topk_slow_test LABEL slow TIMEOUT 600

@@ -1,5 +1,8 @@
 #include "server/aggregate/contribution_stage.h"
 
+#include <algorithm>
+#include <bit>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,6 +51,24 @@ TEST(StagedContribution, WhatCannotBeAddedIsRefusedWhenItComes) {
   EXPECT_FALSE(f.put(1, 3, 1, 15).ok()) << "a payload of the wrong length";
   EXPECT_EQ(f.staged.received(), 1u);
   ASSERT_TRUE(f.put(1, 3, 5).ok()) << "the right one may still come";
+}
+
+TEST(StagedContribution, ChunksOfBuffersAreF32WhateverTheCodecIs) {
+  const auto plan =
+      ChunkPlan::make({{"w", DType::kF32, {16}}, {"running_mean", DType::kF32, {16}}}, 64).value();
+  StagedContribution staged(plan, make_codec("bf16").value(), 2);
+  const auto put = [&](std::uint32_t chunk, std::size_t bytes) {
+    Buffer buffer(bytes);
+    std::ranges::fill(buffer.bytes(), std::byte{0x3F});
+    return staged.put(ChunkId(chunk), 2, std::move(buffer), bytes);
+  };
+  EXPECT_THAT(put(1, 32).error().message(), HasSubstr("f32 payload: 32 bytes"));
+  ASSERT_TRUE(put(1, 64).ok());
+  EXPECT_FALSE(put(0, 64).ok());
+  ASSERT_TRUE(put(0, 32).ok());
+  std::vector<float> sum(16);
+  staged.add_to(sum, ChunkId(1), 2, true);
+  EXPECT_EQ(sum[15], 2 * std::bit_cast<float>(0x3F3F3F3Fu));
 }
 
 }  // namespace

@@ -19,9 +19,9 @@ constexpr std::uint64_t kSeed = 5;
 
 /// A server's planes around an encoder, and a sender with a memory of its own to compare with.
 struct Fixture {
-  explicit Fixture(const std::string& spec)
+  explicit Fixture(const std::string& spec, const std::string& second = "b")
       : plan(ChunkPlan::make(
-                 {{"a", DType::kF32, {700}}, {"b", DType::kF32, {400}}, {"c", DType::kF32, {9}}},
+                 {{"a", DType::kF32, {700}}, {second, DType::kF32, {400}}, {"c", DType::kF32, {9}}},
                  256 * sizeof(float))
                  .value()),
         encoder(ReplyEncoder::make(spec, plan, kSeed).value()),
@@ -74,7 +74,7 @@ struct Fixture {
   std::vector<float> decode(const std::map<ChunkId, std::vector<std::byte>>& payloads) const {
     std::vector<float> values(plan.total_elements());
     for (const Chunk& chunk : plan.chunks())
-      EXPECT_TRUE(encoder->codec()
+      EXPECT_TRUE(encoder->codec(chunk)
                       .decode(payloads.at(chunk.id),
                               std::span(values).subspan(chunk.position, chunk.elements))
                       .ok());
@@ -159,6 +159,24 @@ INSTANTIATE_TEST_SUITE_P(All, ReplyOfCodec, ::testing::ValuesIn(kSpecs), [](cons
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name;
 });
+
+TEST(ReplyEncoder, SendsMeansOfBuffersAsTheyAreAndLeavesNothingOfThem) {
+  auto specs = kSpecs;
+  specs.insert(specs.end(), {"bf16", "int8", "topk:0.1,feedback=off"});
+  for (const std::string& spec : specs) {
+    SCOPED_TRACE(spec);
+    Fixture f(spec, "b.running_mean");
+    const std::size_t begin = 700, end = 1100;
+    for (std::uint64_t round = 1; round <= 3; ++round) {
+      const auto mean = f.mean(round);
+      const auto sent = f.decode(f.encode(Round(round), mean, round));
+      EXPECT_TRUE(std::equal(mean.begin() + begin, mean.begin() + end, sent.begin() + begin));
+      f.commit();
+      if (!f.encoder->stores_residual()) continue;
+      for (std::size_t i = begin; i < end; ++i) EXPECT_EQ(f.residual[i], 0);
+    }
+  }
+}
 
 TEST(ReplyEncoder, SendsATensorWhenItsLastChunkIsThereAndTheWholeWhenItIsGlobal) {
   const auto emitted = [](const std::string& spec) {

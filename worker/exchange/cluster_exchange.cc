@@ -206,8 +206,7 @@ class ClusterExchange final : public Exchange {
   }
 
   /// The committed results become the parameters: as they are, or by the optimizer's step with the
-  /// mean gradient of so many workers. (Of models with buffers no result is encoded: the server
-  /// refuses their workers otherwise.)
+  /// mean gradient of so many workers.
   Status load(std::uint32_t contributors, bool among_peers) {
     const std::span<float> params = link_.model().params(), results = link_.model().results();
     if (!link_.model().terms().apply_on_worker) {
@@ -285,7 +284,9 @@ class ClusterExchange final : public Exchange {
     const std::uint64_t step = optimizer_step_ + 1;
     for (const SparseMean::Part& part : mean.parts) {
       const std::span<float> to = params.subspan(part.position, part.elements);
-      if (part.is_listed)
+      if (part.is_buffer)
+        step_buffer(to, results.subspan(part.position, part.elements), to);
+      else if (part.is_listed)
         optimizer_->step_at(step, std::span(mean.index).subspan(part.first, part.count),
                             std::span(mean.value).subspan(part.first, part.count), to);
       else
@@ -322,6 +323,10 @@ class ClusterExchange final : public Exchange {
         optimizer_->step_at(optimizer_step_ + 1, sparse->index, values, part);
         continue;
       }
+      if (link_.model().plan().is_buffer(chunk)) {
+        step_buffer(part, mean, part);
+        continue;
+      }
       if (factor != 1)
         for (float& g : mean) g *= factor;
       for (std::size_t k = 0; k < slots.size(); ++k)
@@ -336,6 +341,7 @@ class ClusterExchange final : public Exchange {
   Result<float> factor_of_encoded() {
     PlaneNorm norm;
     for (const Chunk& chunk : fragment().chunks) {
+      if (link_.model().plan().is_buffer(chunk)) continue;
       CENTROID_ASSIGN(const auto sparse, link_.model().sparse_result(chunk));
       if (sparse) {
         norm.add(chunk.position, sparse->index, sparse->value);

@@ -14,7 +14,8 @@ Status LinkFeedback::open(const proto::JoinReply& terms, const CodecSpec& spec,
   among_peers_ = peers_ != nullptr;
   if (!among_peers_) {
     CENTROID_TRY(make_own());
-    if (memory_.device_residual && terms.local_steps <= 1 && !passes_nonfinite_) {
+    const bool may_move = terms.local_steps <= 1 && !passes_nonfinite_ && !plan.has_buffers();
+    if (memory_.device_residual && may_move) {
       auto residual = memory_.device_residual(options_.join.codec, plan);
       if (residual.ok())
         own_->use_device(std::move(residual).value());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/codec/chunk_codec.h"
 #include "common/optim/optimizer.h"
 
 namespace centroid::worker {
@@ -85,14 +86,18 @@ void ModelPlanes::initialize() {
   for (auto& slot : slots_) std::ranges::fill(slot, 0.0f);
 }
 
+const Codec& ModelPlanes::codec_of_result(const Chunk& chunk) const {
+  return codec_of(*codec_down_, plan_, chunk);
+}
+
 Status ModelPlanes::decode_result(const Chunk& chunk, std::span<float> out) const {
-  const Status decoded = codec_down_->decode(encoded_results_[chunk.id.value], out);
+  const Status decoded = codec_of_result(chunk).decode(encoded_results_[chunk.id.value], out);
   if (decoded.ok()) return {};
   return decoded.error().with_context("result chunk " + to_string(chunk.id));
 }
 
 Result<std::optional<SparseNumbers>> ModelPlanes::sparse_result(const Chunk& chunk) const {
-  auto numbers = codec_down_->sparse(encoded_results_[chunk.id.value], chunk.elements);
+  auto numbers = codec_of_result(chunk).sparse(encoded_results_[chunk.id.value], chunk.elements);
   if (numbers.ok()) return numbers;
   return numbers.error().with_context("result chunk " + to_string(chunk.id));
 }
@@ -104,7 +109,7 @@ Result<MutableBytes> ModelPlanes::result_memory(const Chunk& chunk, std::uint64_
     if (bytes != memory.size()) return wrong_size(what, bytes, std::to_string(memory.size()));
     return memory;
   }
-  const std::size_t limit = codec_down_->max_bytes(chunk.elements);
+  const std::size_t limit = codec_of_result(chunk).max_bytes(chunk.elements);
   if (bytes > limit) return wrong_size(what, bytes, "at most " + std::to_string(limit));
   encoded_results_[chunk.id.value].resize(bytes);
   return MutableBytes(encoded_results_[chunk.id.value]);

@@ -70,6 +70,7 @@ class ModelPlanes {
   Result<MutableBytes> plane_memory(const proto::StateChunk& head, std::uint64_t bytes);
 
  private:
+  const Codec& codec_of_result(const Chunk& chunk) const;
   Status begin_local(const proto::JoinReply& terms);
   Status open_results(const proto::JoinReply& terms);
 

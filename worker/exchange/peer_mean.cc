@@ -83,7 +83,7 @@ CodedMean::CodedMean(ChunkPlan plan, const FragmentPlan& fragments,
       flight.bucket = std::move(bucket);
     }
   }
-  out_.resize(whole_->codec().max_bytes(plan_.max_chunk_elements()));
+  out_.resize(largest_payload(whole_->codec(), plan_));
 }
 
 // ---- who owns what
@@ -117,8 +117,8 @@ void CodedMean::cut(Flight& flight, std::uint32_t owners) const {
 std::uint64_t CodedMean::most_bytes(Chunks chunks) const {
   if (chunks.size() == 0) return 0;
   std::uint64_t bytes = kPeerHeadBytes;
-  for (std::uint32_t c = chunks.begin; c < chunks.end; ++c)
-    bytes += sizeof(std::uint32_t) + whole_->codec().max_bytes(plan_.chunks()[c].elements);
+  for (const Chunk& chunk : plan_.chunks().subspan(chunks.begin, chunks.size()))
+    bytes += sizeof(std::uint32_t) + codec_for(chunk).max_bytes(chunk.elements);
   return bytes;
 }
 
@@ -342,7 +342,7 @@ Result<Bytes> CodedMean::encode(const Run& run, const Chunk& chunk) {
   const std::uint64_t stream = mix64(mix64(terms_.seed, run.job.round),
                                      mix64(run.groups.contributors().rank(), chunk.id.value));
   const auto values = run.source.subspan(chunk.position, chunk.elements);
-  CENTROID_ASSIGN(const std::size_t bytes, whole_->codec().encode(values, out_, stream));
+  CENTROID_ASSIGN(const std::size_t bytes, codec_for(chunk).encode(values, out_, stream));
   return Bytes(out_).first(bytes);
 }
 
@@ -442,15 +442,15 @@ Status CodedMean::add(Run& run, Flight& flight) {
     const auto sum = run.job.mean.subspan(chunk.position, chunk.elements);
     if (!has_numbers) {
       std::ranges::fill(sum, 0.0f);
-      if (lists_) list(chunk, {}, {});
+      if (lists_) sparse_.list(chunk, {}, {});
       continue;
     }
     bool is_first = true;
     for (std::uint32_t rank = 0; rank < group.world(); ++rank) {
       if (given[rank].form != PeerForm::kNumbers) continue;
       const Status added =
-          whole_->codec().decode_add(given[rank].payloads[c - owned.begin],
-                                     static_cast<float>(given[rank].weight), is_first, sum);
+          codec_for(chunk).decode_add(given[rank].payloads[c - owned.begin],
+                                      static_cast<float>(given[rank].weight), is_first, sum);
       if (!added.ok())
         return blame(run, rank, flight, added.error().with_context("chunk " + to_string(chunk.id)));
       is_first = false;
@@ -479,6 +479,11 @@ void CodedMean::count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const {
 Status CodedMean::encode_mean(Run& run, const Flight& flight, const Chunk& chunk,
                               PeerMessageWriter& out) {
   const auto mean = run.job.mean.subspan(chunk.position, chunk.elements);
+  if (plan_.is_buffer(chunk)) {
+    out.add(std::as_bytes(mean));
+    if (lists_) sparse_.leave(plan_, chunk);
+    return {};
+  }
   const std::uint64_t stream =
       mix64(mix64(terms_.seed, run.job.round), mix64(kMeanStream, chunk.id.value));
   CENTROID_ASSIGN(const std::size_t bytes, whole_->encode(mean, out_, stream));
@@ -486,9 +491,9 @@ Status CodedMean::encode_mean(Run& run, const Flight& flight, const Chunk& chunk
   out.add(payload);
   if (lists_) {
     if (const auto sparse = whole_->sparse())
-      list(chunk, sparse->index, sparse->sent);
+      sparse_.list(chunk, sparse->index, sparse->sent);
     else
-      sparse_.parts.push_back({chunk.position, chunk.elements});
+      sparse_.leave(plan_, chunk);
   }
   if (!whole_->is_lossy()) return {};
   Owned owned{chunk.position, chunk.elements, false, left_.size()};
@@ -536,7 +541,7 @@ Status CodedMean::decode(Run& run, Flight& flight) {
       const Chunk& chunk = plan_.chunks()[c];
       if (message.form == PeerForm::kNothing) {
         std::ranges::fill(run.job.mean.subspan(chunk.position, chunk.elements), 0.0f);
-        if (lists_) list(chunk, {}, {});
+        if (lists_) sparse_.list(chunk, {}, {});
         continue;
       }
       const Status decoded = take_mean(run, chunk, message.payloads[c - owned.begin]);
@@ -552,22 +557,14 @@ Status CodedMean::decode(Run& run, Flight& flight) {
 /// The mean of a chunk that another rank encoded.
 Status CodedMean::take_mean(Run& run, const Chunk& chunk, Bytes payload) {
   if (lists_) {
-    CENTROID_ASSIGN(const auto numbers, whole_->codec().sparse(payload, chunk.elements));
+    CENTROID_ASSIGN(const auto numbers, codec_for(chunk).sparse(payload, chunk.elements));
     if (numbers) {
-      list(chunk, numbers->index, numbers->value);
+      sparse_.list(chunk, numbers->index, numbers->value);
       return {};
     }
-    sparse_.parts.push_back({chunk.position, chunk.elements});
+    sparse_.leave(plan_, chunk);
   }
-  return whole_->codec().decode(payload, run.job.mean.subspan(chunk.position, chunk.elements));
-}
-
-void CodedMean::list(const Chunk& chunk, std::span<const std::uint32_t> index,
-                     std::span<const float> value) {
-  sparse_.parts.push_back(
-      {chunk.position, chunk.elements, true, sparse_.index.size(), index.size()});
-  sparse_.index.insert(sparse_.index.end(), index.begin(), index.end());
-  sparse_.value.insert(sparse_.value.end(), value.begin(), value.end());
+  return codec_for(chunk).decode(payload, run.job.mean.subspan(chunk.position, chunk.elements));
 }
 
 void CodedMean::round_over(RoundEnd end) {

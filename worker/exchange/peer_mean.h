@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/codec/chunk_codec.h"
 #include "common/codec/error_feedback.h"
 #include "common/codec/whole.h"
 #include "common/tensor/buffer.h"
@@ -17,6 +18,7 @@
 #include "worker/exchange/peer_buckets.h"
 #include "worker/exchange/peer_groups.h"
 #include "worker/exchange/peer_message.h"
+#include "worker/exchange/sparse_mean.h"
 
 namespace centroid::worker {
 
@@ -31,19 +33,6 @@ class JobSignals {
   virtual bool is_ready(TensorId tensor) const = 0;
   /// Do this with the lock held, and wake who waits.
   virtual void change(const std::function<void()>& what) = 0;
-};
-
-/// A mean of which most numbers are 0. What is not listed stands in the plane.
-struct SparseMean {
-  struct Part {
-    std::uint64_t position = 0, elements = 0;  ///< of all tensors laid end to end
-    bool is_listed = false;
-    std::size_t first = 0, count = 0;  ///< of index and value
-  };
-  std::vector<Part> parts;           ///< all elements, in any order
-  std::vector<std::uint32_t> index;  ///< within the part, ascending
-  std::vector<float> value;
-  void clear() { parts.clear(), index.clear(), value.clear(); }
 };
 
 /// What became of a round, for what error feedback holds of it.
@@ -73,6 +62,7 @@ struct CodedStats {
 ///         the owner too. Two ways, two roundings, whatever the number of ranks.
 /// nodes   with PeerGroups::node the ranks of a node add theirs uncompressed to their leader; the
 ///         leaders do the above, and pass the mean on in their nodes
+/// buffers  their chunks are f32 both ways (codec_of), so that their mean is exact
 /// feedback  what a rank's encoding leaves out stays in its ErrorFeedback; what an owner's leaves
 ///         out goes to the owner's too, times total weight / own weight: nothing is lost when
 ///         chunks get other owners
@@ -153,6 +143,9 @@ class CodedMean {
 
   CodedMean(ChunkPlan plan, const FragmentPlan& fragments, std::unique_ptr<SumEncoder> whole,
             Terms terms);
+  const Codec& codec_for(const Chunk& chunk) const {
+    return codec_of(whole_->codec(), plan_, chunk);
+  }
   void cut(Flight& flight, std::uint32_t owners) const;
   std::uint64_t most_bytes(Chunks chunks) const;
   Status take_turn(Run& run, Flight& flight);
@@ -167,7 +160,6 @@ class CodedMean {
   Status add(Run& run, Flight& flight);
   Status encode_mean(Run& run, const Flight& flight, const Chunk& chunk, PeerMessageWriter& out);
   Status take_mean(Run& run, const Chunk& chunk, Bytes payload);
-  void list(const Chunk& chunk, std::span<const std::uint32_t> index, std::span<const float> value);
   void count_mean(Run& run, Chunks chunks, std::uint64_t bytes) const;
   Status decode(Run& run, Flight& flight);
   Result<PeerMessage> message_from(Run& run, const Flight& flight, std::uint32_t rank,

@@ -76,7 +76,7 @@ Task<Status> StarContribution::send_chunk(Session& session, const Chunk& chunk,
   const auto values = link_.model.gradients_of(chunk);
   Payload payload;
   bool is_finite = true;
-  if (link_.options.join.codec == "f32") {
+  if (link_.options.join.codec == "f32" || link_.model.plan().is_buffer(chunk)) {
     is_finite = check_plain(values, !session.sends_unsummed(), payload);
   } else {
     const TimePoint begin = now();

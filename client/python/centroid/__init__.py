@@ -194,7 +194,7 @@ class Trainer:
     exchange  "star": accept no connections of other workers; default: as the server says
     overlap   of a module each gradient leaves as soon as backward has made it. False: when `finish` is called, for programs with
               several calls of backward in a round, or that change gradients after it
-    buffers   "own": they stay with each worker and out of checkpoints, as codecs, asp and ssp need
+    buffers   "own": they stay with each worker and out of checkpoints, as asp and ssp need
 
     After the loop `end` is an `End` and `end_reason` its text. Where `final_evaluation` is true, call `report` before `close`.
     """
