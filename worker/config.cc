@@ -171,10 +171,11 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
       {.text = "copies of a shard, for the loss of a rank: 0, 1, or auto: 1 with more than 2 ranks",
        .choices = {"auto", "0", "1"}});
   s.field("parallel", &c.sharded.parallel,
-          {.text = "ranks on each axis, as dp=2,pp=3: stages of layers (pp), ranks with other "
-                   "samples (dp); empty: all dp"});
+          {.text = "ranks on each axis, as dp=2,pp=3,tp=2: stages of layers (pp), ranks with parts "
+                   "of each layer (tp), with other samples (dp); empty: all dp"});
   s.field("micro_batches", &c.sharded.micro_batches,
-          {.text = "parts of a batch that pass the stages; 0: 4 for each stage", .max = 4096});
+          {.text = "parts of a batch that pass the stages; 0: 4 for each stage, 1 without pp",
+           .max = 4096});
   s.field(
       "schedule", &c.sharded.schedule,
       {.text = "order of a stage's work; gpipe needs more memory", .choices = {"1f1b", "gpipe"}});
@@ -298,18 +299,17 @@ void register_fields(config::Schema& s, WorkerConfig& c) {
   register_resources(s, c);
 }
 
-/// Settings of a pipeline.
+/// Settings of a job that is more than data parallel.
 Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, "parallel: " + why);
   };
-  if (mesh.size(parallel::Axis::kTensor) > 1)
-    return refuse("tensor parallelism (tp) does not exist yet: use dp and pp");
   const std::uint32_t stages = mesh.size(parallel::Axis::kPipeline);
+  const bool has_parts = mesh.size(parallel::Axis::kTensor) > 1;
   const std::uint64_t given = c.sharded.micro_batches;
-  if (stages == 1)
-    return given == 0 ? Status() : refuse("micro_batches are for stages: set pp to 2 or more");
-  const std::uint64_t parts = given == 0 ? 4 * stages : given;
+  if (stages == 1 && !has_parts)
+    return given == 0 ? Status() : refuse("micro_batches are for pp and tp: set one to 2 or more");
+  const std::uint64_t parts = c.sharded.micro_batches_of(stages);
   if (parts < stages)
     return refuse(std::to_string(parts) + " micro_batches for " + std::to_string(stages) +
                   " stages: use at least as many as stages");
@@ -317,7 +317,9 @@ Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
     return refuse("a batch of " + std::to_string(c.batch) + " samples for " +
                   std::to_string(parts) + " micro_batches: raise batch or lower micro_batches");
   if (c.sharded.replicas == "1")
-    return refuse("stages have no copies: leave shard_replicas at auto");
+    return refuse("pp and tp have no copies: leave shard_replicas at auto");
+  if (has_parts && !c.checkpoint.dir.empty())
+    return refuse("tp has no checkpoints: leave checkpoint.dir empty; --save writes the model");
   return {};
 }
 

@@ -86,6 +86,10 @@ struct WorkerConfig {
     std::string sharding = "full", replicas = "auto", rendezvous, save;
     std::string parallel, schedule = "1f1b";
     std::uint64_t rank = 0, world = 0, micro_batches = 0;
+    std::uint64_t micro_batches_of(std::uint64_t stages) const {
+      if (micro_batches > 0) return micro_batches;
+      return stages > 1 ? 4 * stages : 1;
+    }
   };
   Sharded sharded;
 };

@@ -15,8 +15,7 @@ Result<PipelineOptions> pipeline_options(const WorkerConfig& config, const paral
   PipelineOptions out;
   out.mesh = mesh;
   const std::uint32_t stages = mesh.size(parallel::Axis::kPipeline);
-  const auto given = static_cast<std::uint32_t>(config.sharded.micro_batches);
-  out.micro_batches = given == 0 ? 4 * stages : given;
+  out.micro_batches = static_cast<std::uint32_t>(config.sharded.micro_batches_of(stages));
   CENTROID_ASSIGN(out.schedule, parallel::parse_schedule(config.sharded.schedule));
   CENTROID_ASSIGN(out.sharded, sharded_options(config, mesh.size(parallel::Axis::kData)));
   out.sharded.replicas = 0;
@@ -80,9 +79,12 @@ Status PipelineJob::explain(const Status& result) const {
   const parallel::Place place = mesh_.place_of(*group().culprit());
   const char* const advice =
       checkpoints_ ? "with --resume, to go on from the newest checkpoint" : "from the beginning";
+  const std::string tensor_rank = mesh_.size(parallel::Axis::kTensor) > 1
+                                      ? ", tensor rank " + std::to_string(place.tensor)
+                                      : std::string();
   return result.error().with_context("rank " + std::to_string(*group().culprit()) + ", data rank " +
                                      std::to_string(place.data) + " of stage " +
-                                     std::to_string(place.pipeline) +
+                                     std::to_string(place.pipeline) + tensor_rank +
                                      ", was lost; start all ranks again, " + advice);
 }
 

@@ -12,8 +12,8 @@
 
 namespace centroid::worker {
 
-/// A job of exchange sharded whose layers are divided among stages, on this rank. A lost rank ends
-/// it: a stage has no copy.
+/// A job of exchange sharded whose layers or tensors are divided among ranks, on this rank. A lost
+/// rank ends it: a part of the model has no copy.
 ///
 /// order   every rank makes the same calls
 class PipelineJob {

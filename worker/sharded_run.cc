@@ -167,7 +167,7 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
   CENTROID_ASSIGN(const auto mesh,
                   parallel::Mesh::parse(config.sharded.parallel,
                                         static_cast<std::uint32_t>(config.sharded.world)));
-  if (mesh.size(parallel::Axis::kPipeline) > 1)
+  if (mesh.size(parallel::Axis::kPipeline) > 1 || mesh.size(parallel::Axis::kTensor) > 1)
     return run_pipeline(config, model, data, mesh, summary, is_signalled);
   ShardedJob job(config, model, data);
   CENTROID_TRY(job.begin());

@@ -18,16 +18,21 @@ class Sharded(ClusterTest):
             self.worker("127.0.0.1:1", f"r{rank}{run}", *flags, "--rank", rank, environment=own.get(rank), **settings) for rank in range(world)
         ]
 
+    def tensors(self, file):
+        """The bytes of a safetensors file, where its tensors begin, and their description by name."""
+        data = file.read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        tensors = json.loads(data[8:begin])
+        tensors.pop("__metadata__", None)
+        return data, begin, tensors
+
+    def shapes(self, file):
+        return {name: tensor["shape"] for name, tensor in self.tensors(file)[2].items()}
+
     def values(self, file):
         """The tensors of a safetensors file by name."""
-        data = file.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        out = {}
-        for name, tensor in json.loads(data[8 : 8 + length]).items():
-            if name != "__metadata__":
-                begin, end = tensor["data_offsets"]
-                out[name] = array.array("f", data[8 + length + begin : 8 + length + end])
-        return out
+        data, at, tensors = self.tensors(file)
+        return {name: array.array("f", data[at + of["data_offsets"][0] : at + of["data_offsets"][1]]) for name, of in tensors.items()}
 
     def assert_near(self, one, other, relative):
         self.assertEqual(one.keys(), other.keys())

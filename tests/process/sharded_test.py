@@ -237,18 +237,15 @@ class Pipeline(Sharded, CtlTest):
         (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
         return f"text:{folder}"
 
-    def test_two_by_two_ranks_train_on_text_as_one_worker_does(self):
+    def assert_as_one_worker(self, *jobs):
+        """Jobs (mesh, ranks, batch, flags) train on text as one worker with exchange local does, and save a model with the same tensors."""
         data, folder = self.texts(), self.folder / "local"
         alone = self.worker(
             "127.0.0.1:1", "alone", "--exchange", "local", "--data", data, "--checkpoint.dir", folder, *self.GOAL, model=self.TEXT, batch=24
         )
         self.assert_exit(DONE, alone)
-        should, expected = self.summary("alone"), self.values(next(folder.glob("checkpoint-*/model.safetensors")))
-        for mesh, world, batch, flags in (
-            ("dp=2,pp=2", 4, 12, ["--micro-batches", 4]),
-            ("dp=2,pp=2", 4, 12, ["--schedule", "gpipe"]),
-            ("pp=3", 3, 24, []),
-        ):
+        should, whole = self.summary("alone"), next(folder.glob("checkpoint-*/model.safetensors"))
+        for mesh, world, batch, flags in jobs:
             with self.subTest(mesh=mesh, flags=flags):
                 run = f"-{len(self.processes)}"
                 arguments = ["--parallel", mesh, *flags, *self.GOAL]
@@ -260,8 +257,20 @@ class Pipeline(Sharded, CtlTest):
                     for key in ("loss", "test_loss"):
                         self.assertAlmostEqual(is_[key], should[key], delta=1e-4 * should[key])
                     self.assertGreater(is_["pipeline"]["bubble_of_useful"], is_["pipeline"]["bubble_of_total"])
-                self.assertEqual(sorted({is_["pipeline"]["stage"] for is_ in summaries}), list(range(world // (2 if "dp" in mesh else 1))))
-                self.assert_near(self.values(file), expected, 1e-4)
+                sizes = dict(axis.split("=") for axis in mesh.split(","))
+                self.assertEqual(sorted({is_["pipeline"]["stage"] for is_ in summaries}), list(range(int(sizes.get("pp", 1)))))
+                self.assertEqual(self.shapes(file), self.shapes(whole))
+                self.assert_near(self.values(file), self.values(whole), 1e-4)
+
+    def test_two_by_two_ranks_train_on_text_as_one_worker_does(self):
+        self.assert_as_one_worker(
+            ("dp=2,pp=2", 4, 12, ["--micro-batches", 4]), ("dp=2,pp=2", 4, 12, ["--schedule", "gpipe"]), ("pp=3", 3, 24, [])
+        )
+
+    def test_parts_of_tensors_train_on_text_as_one_worker_does(self):
+        self.assert_as_one_worker(
+            ("tp=2", 2, 24, []), ("dp=2,tp=2", 4, 12, ["--micro-batches", 2]), ("dp=2,pp=2,tp=2", 8, 12, ["--micro-batches", 2])
+        )
 
     def test_a_killed_job_is_resumed_on_other_stages_and_without_stages(self):
         place = self.folder / "checkpoints"
@@ -296,13 +305,16 @@ class Pipeline(Sharded, CtlTest):
                 if mesh == "dp=2,pp=2":  # the mesh that wrote the checkpoint: equal bytes
                     self.assertEqual({is_["loss"] for is_ in summaries}, {should["loss"]})
 
-    def test_a_killed_stage_ends_the_job_with_its_place_and_what_to_do(self):
-        workers = self.ranks(4, "--parallel", "dp=2,pp=2", "--data", self.texts(), "--epochs", 1_000_000, model=self.TEXT, batch=8)
-        for worker in workers:
-            worker.wait_event("epoch.ended")
-        workers[3].kill()
-        for rank in (0, 1, 2):
-            self.assert_status(workers[rank], FAILED, "rank 3, data rank 1 of stage 1", "start all ranks again")
+    def test_a_killed_rank_ends_the_job_with_its_place_and_what_to_do(self):
+        data = self.texts()
+        for mesh, place in (("dp=2,pp=2", "rank 3, data rank 1 of stage 1,"), ("dp=2,tp=2", "rank 3, data rank 1 of stage 0, tensor rank 1,")):
+            with self.subTest(mesh=mesh):
+                workers = self.ranks(4, "--parallel", mesh, "--data", data, "--epochs", 1_000_000, model=self.TEXT, batch=8, run=f"-{mesh}")
+                for worker in workers:
+                    worker.wait_event("epoch.ended")
+                workers[3].kill()
+                for rank in (0, 1, 2):
+                    self.assert_status(workers[rank], FAILED, place, "start all ranks again")
 
 
 class Refusals(Sharded):
@@ -317,7 +329,9 @@ class Refusals(Sharded):
             ([*place, "--world", 2], "--rounds"),
             ([*goal, *place, "--world", 4, "--sharding", "hybrid:3"], "hybrid:3"),
             ([*goal, *place, "--world", 4, "--parallel", "dp=2,pp=3"], "2 x 3 x 1 must be 4"),
-            ([*goal, *place, "--world", 4, "--parallel", "pp=2,tp=2"], "tp"),
+            ([*goal, *place, "--world", 4, "--parallel", "pp=2,tp=2"], "only transformers"),
+            ([*goal, *place, "--world", 3, "--parallel", "tp=3", "--data", "digits-tokens", "--model", TOKENS], "heads 2 is no multiple of 3"),
+            ([*goal, *place, "--world", 2, "--parallel", "tp=2", "--checkpoint.dir", self.folder], "checkpoint.dir"),
             ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--micro-batches", 2], "2 micro_batches for 3 stages"),
             ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--model", "mlp:64-16-10"], "3 stages for 2 layers"),
             ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--batch", 4], "8 micro_batches"),

@@ -4,6 +4,7 @@ centroid_test(data_test LABEL unit SOURCES unit/data_test.cc unit/data_formats_t
 centroid_test(server_list_test LABEL unit SOURCES unit/server_list_test.cc DEPS centroid::transport)
 centroid_test(mlp_test LABEL unit SOURCES unit/mlp_test.cc DEPS centroid::model)
 centroid_test(layered_test LABEL unit SOURCES unit/layered_test.cc DEPS centroid::model)
+centroid_test(transformer_part_test LABEL unit SOURCES unit/transformer_part_test.cc DEPS centroid::model)
 centroid_test(transformer_test LABEL unit SOURCES unit/transformer_test.cc unit/transformer_kernels_test.cc support/allocation_count.cc
   DEPS centroid::model)
 centroid_test(adapters_test LABEL unit SOURCES unit/adapters_test.cc

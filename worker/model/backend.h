@@ -39,6 +39,22 @@ struct Update {
   std::array<float*, 2> slots{};  ///< those that the rule uses
 };
 
+/// The operations of a model whose tensors are divided among ranks, in host memory: those of
+/// kernels.h.
+class PartOperations {
+ public:
+  virtual ~PartOperations() = default;
+  virtual void embed(PartRange part, std::size_t rows, const std::uint32_t* tokens,
+                     std::size_t context, std::size_t width, const float* table,
+                     const float* positions, float* out) = 0;
+  virtual void embed_back(PartRange part, std::size_t rows, const std::uint32_t* tokens,
+                          std::size_t width, const float* gradient, float* table) = 0;
+  virtual void largest(const kernels::LossPart& loss) = 0;
+  virtual void exponentials(const kernels::LossPart& loss) = 0;
+  /// Adds the losses to those of `Backend::result`.
+  virtual void cross_entropy(const kernels::LossPart& loss, bool needs_gradient) = 0;
+};
+
 /// The operations of models on one device. The CPU computes in the call; a GPU queues the work on
 /// one stream. The functions are those of kernels.h, activation.h, batch_norm.h and loss.h, with
 /// their shapes; matrices are row-major.
@@ -122,6 +138,8 @@ class Backend {
   virtual void cross_entropy(std::size_t rows, std::size_t classes, const std::uint32_t* labels,
                              const float* bias, float share, bool needs_gradient,
                              float* logits) = 0;
+  /// Null: models on this device are not divided.
+  virtual PartOperations* parts() { return nullptr; }
   /// Gives the same bits as Optimizer::step.
   virtual void update(const Update& step) = 0;
   /// sqrt(sum_of_squares) of `elements` numbers, bit for bit as norm.h. Waits for the result.

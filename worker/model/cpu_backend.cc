@@ -17,7 +17,7 @@ namespace {
 /// Rows whose logits are in memory at a time: enough for an efficient BLAS product.
 constexpr std::size_t kHeadRows = 256;
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public Backend, private PartOperations {
  public:
   float* work_space(std::size_t floats) override {
     if (memory_.size() < floats) memory_.resize(floats);
@@ -133,10 +133,9 @@ class CpuBackend final : public Backend {
     const StepResult part =
         bias != nullptr ? softmax_cross_entropy(of, classes, bias, share, logits, needs_gradient)
                         : kernels::cross_entropy(of, classes, share, needs_gradient, logits);
-    sum_.loss_sum += part.loss_sum;
-    sum_.correct += part.correct;
-    sum_.targets += part.targets;
+    add_losses(part);
   }
+  PartOperations* parts() override { return this; }
   void update(const Update& step) override {
     const std::span<float> params(step.params, step.elements),
         gradient(step.gradient, step.elements);
@@ -158,6 +157,25 @@ class CpuBackend final : public Backend {
   Status status() const override { return {}; }
 
  private:
+  void embed(PartRange part, std::size_t rows, const std::uint32_t* tokens, std::size_t context,
+             std::size_t width, const float* table, const float* positions, float* out) override {
+    kernels::embed_part(part, {tokens, rows}, context, width, table, positions, out);
+  }
+  void embed_back(PartRange part, std::size_t rows, const std::uint32_t* tokens, std::size_t width,
+                  const float* gradient, float* table) override {
+    kernels::embed_back_part(part, {tokens, rows}, width, gradient, table);
+  }
+  void largest(const kernels::LossPart& loss) override { kernels::largest(loss); }
+  void exponentials(const kernels::LossPart& loss) override { kernels::exponentials(loss); }
+  void cross_entropy(const kernels::LossPart& loss, bool needs_gradient) override {
+    add_losses(kernels::cross_entropy(loss, needs_gradient));
+  }
+  void add_losses(const StepResult& part) {
+    sum_.loss_sum += part.loss_sum;
+    sum_.correct += part.correct;
+    sum_.targets += part.targets;
+  }
+
   std::vector<float> memory_;
   std::vector<std::uint64_t> keys_;
   std::vector<std::uint32_t> last_;

@@ -268,6 +268,48 @@ struct CrossEntropy {
   }
 };
 
+struct Exponentials {
+  CENTROID_KERNEL void run(const LossPart* loss) {
+    const std::size_t rows = loss->labels.size(), classes = loss->classes.count;
+    float *sums = loss->terms, *labels = sums + rows, *before = labels + rows;
+    float* logits = loss->logits;
+    for (std::size_t r = 0; r < rows; ++r, logits += classes) {
+      sums[r] = labels[r] = before[r] = 0.0F;
+      if (loss->labels[r] == kNoTarget) continue;
+      const float top = loss->largest[r];
+      const std::uint64_t label = loss->labels[r], first = loss->classes.begin;
+      if (label >= first && label < first + classes) labels[r] = logits[label - first] - top;
+      for (std::size_t j = 0; j < classes && first + j < label; ++j)
+        if (logits[j] == top) before[r] += 1.0F;
+      CENTROID_INDEPENDENT
+      for (std::size_t j = 0; j < classes; ++j) logits[j] = exp_of(logits[j] - top);
+      sums[r] = sum_of(classes, logits);
+    }
+  }
+};
+struct LossOfParts {
+  CENTROID_KERNEL void run(const LossPart* loss, bool needs_gradient, StepResult* result) {
+    const std::size_t rows = loss->labels.size(), classes = loss->classes.count;
+    const float *sums = loss->terms, *labels = sums + rows, *before = labels + rows;
+    float* logits = loss->logits;
+    for (std::size_t r = 0; r < rows; ++r, logits += classes) {
+      if (loss->labels[r] == kNoTarget) {
+        std::fill_n(logits, classes, 0.0F);
+        continue;
+      }
+      const float sum = sums[r];
+      result->loss_sum += std::log(static_cast<double>(sum)) - static_cast<double>(labels[r]);
+      if (labels[r] == 0.0F && before[r] == 0.0F && sum == sum) ++result->correct;
+      ++result->targets;
+      if (!needs_gradient) continue;
+      const float factor = loss->share / sum;
+      for (std::size_t j = 0; j < classes; ++j) logits[j] *= factor;
+      const std::uint64_t label = loss->labels[r], first = loss->classes.begin;
+      if (label >= first && label < first + classes) logits[label - first] -= loss->share;
+    }
+  }
+};
+
 }  // namespace
 
 Dropout Dropout::of(double probability) {
@@ -368,6 +410,43 @@ StepResult cross_entropy(std::span<const std::uint32_t> labels, std::size_t clas
   StepResult result;
   run_multiversioned<CrossEntropy>(labels.data(), labels.size(), classes, share, needs_gradient,
                                    logits, &result);
+  return result;
+}
+
+void embed_part(PartRange part, std::span<const std::uint32_t> tokens, std::size_t context,
+                std::size_t width, const float* table, const float* positions, float* out) {
+  for (std::size_t r = 0; r < tokens.size(); ++r, out += width) {
+    if (positions != nullptr)
+      std::copy_n(positions + (r % context) * width, width, out);
+    else
+      std::fill_n(out, width, 0.0F);
+    if (tokens[r] < part.begin || tokens[r] >= part.begin + part.count) continue;
+    const float* token = table + (tokens[r] - part.begin) * width;
+    CENTROID_INDEPENDENT
+    for (std::size_t j = 0; j < width; ++j) out[j] += token[j];
+  }
+}
+
+void embed_back_part(PartRange part, std::span<const std::uint32_t> tokens, std::size_t width,
+                     const float* gradient, float* table) {
+  for (std::size_t r = 0; r < tokens.size(); ++r, gradient += width) {
+    if (tokens[r] < part.begin || tokens[r] >= part.begin + part.count) continue;
+    const auto own = static_cast<std::uint32_t>(tokens[r] - part.begin);
+    embed_back({&own, 1}, width, gradient, table);
+  }
+}
+
+void largest(const LossPart& loss) {
+  const std::size_t classes = loss.classes.count;
+  for (std::size_t r = 0; r < loss.labels.size(); ++r)
+    loss.largest[r] = largest_of(classes, loss.logits + r * classes);
+}
+
+void exponentials(const LossPart& loss) { run_multiversioned<Exponentials>(&loss); }
+
+StepResult cross_entropy(const LossPart& loss, bool needs_gradient) {
+  StepResult result;
+  run_multiversioned<LossOfParts>(&loss, needs_gradient, &result);
   return result;
 }
 

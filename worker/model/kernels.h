@@ -5,6 +5,7 @@
 #include <span>
 
 #include "worker/model/model.h"
+#include "worker/model/tensor_part.h"
 
 namespace centroid::worker::kernels {
 
@@ -94,5 +95,33 @@ void head_dots(std::size_t rows, std::size_t heads, std::size_t head_width, cons
 ///         as wrong
 StepResult cross_entropy(std::span<const std::uint32_t> labels, std::size_t classes, float share,
                          bool needs_gradient, float* logits);
+
+// Of tables and logits that are divided among ranks (TensorPart).
+
+/// out[r] = the row of tokens[r] (0 if another rank has it) + positions[r mod context] (null: 0).
+///
+/// shape   table [part.count, width]: the rows from part.begin on
+void embed_part(PartRange part, std::span<const std::uint32_t> tokens, std::size_t context,
+                std::size_t width, const float* table, const float* positions, float* out);
+/// As embed_back, of the tokens whose rows this rank has.
+void embed_back_part(PartRange part, std::span<const std::uint32_t> tokens, std::size_t width,
+                     const float* gradient, float* table);
+
+/// Cross-entropy as above of rows that each rank has the logits of some classes of. `largest`,
+/// combined by maximum, then `exponentials`, combined by sum, then `cross_entropy`.
+struct LossPart {
+  std::span<const std::uint32_t> labels;  ///< of all classes
+  PartRange classes;                      ///< of this rank
+  float share = 0;
+  float* logits = nullptr;   ///< [labels.size(), classes.count]
+  float* largest = nullptr;  ///< [labels.size()]: the largest logit
+  /// [3, labels.size()]: the sum of e^(logit - largest); the label's logit - largest; how many
+  /// logits before the label's are the largest
+  float* terms = nullptr;
+};
+void largest(const LossPart& loss);
+void exponentials(const LossPart& loss);
+/// The same on every rank; the logits become the gradient of this rank's.
+StepResult cross_entropy(const LossPart& loss, bool needs_gradient);
 
 }  // namespace centroid::worker::kernels

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/result.h"
 #include "common/tensor/tensor.h"
+#include "worker/model/tensor_part.h"
 
 namespace centroid::worker {
 
@@ -62,6 +64,13 @@ class Layered {
   /// Where the gradient of the output must be before the last layer's backward; after the first
   /// layer's backward the gradient of the input is there.
   virtual float* stage_gradient() = 0;
+
+  /// Divide the tensors among ranks: have and compute only this part. The manifest becomes the
+  /// part's, and clones have it too. Values and gradients of tensors that are whole, and losses,
+  /// have the same bits on every rank.
+  ///
+  /// fails  invalid_argument: the model cannot be divided so, with the numbers
+  virtual Status set_part(const TensorPart& part) = 0;
 };
 
 }  // namespace centroid::worker

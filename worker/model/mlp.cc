@@ -164,6 +164,13 @@ void Mlp::set_stage(std::uint32_t begin, std::uint32_t end) {
   end_ = end;
 }
 
+Status Mlp::set_part(const TensorPart& part) {
+  if (part.ranks == 1) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               "model '" + spec() + "' cannot be divided by tp=" + std::to_string(part.ranks) +
+                   ": only transformers can; use dp and pp");
+}
+
 std::uint64_t Mlp::border(std::uint32_t layer) const { return widths_[layer]; }
 
 float* Mlp::stage_input() { return output_[first_ - 1]; }

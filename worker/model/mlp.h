@@ -74,6 +74,7 @@ class Mlp final : public Model, private Layered {
   void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) override;
   void run(std::size_t pass) override;
   void set_stage(std::uint32_t begin, std::uint32_t end) override;
+  Status set_part(const TensorPart& part) override;
   std::uint64_t border(std::uint32_t layer) const override;
   float* stage_input() override;
   const float* stage_output() override;

@@ -1,11 +1,7 @@
 #include "worker/model/transformer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
-
-#include "common/base/random.h"
-#include "common/device/blas.h"
 
 namespace centroid::worker {
 
@@ -21,24 +17,39 @@ std::size_t elements_of(const Manifest& manifest) {
   return n;
 }
 
-/// Uniform numbers with this deviation, because normal ones need a mathematics library.
-void fill_uniform(std::uint64_t seed, std::uint64_t stream, double deviation,
-                  std::span<float> out) {
-  const double limit = deviation * std::sqrt(3.0);
-  CounterRng rng(seed, stream);
-  for (float& x : out) x = static_cast<float>((2.0 * rng.uniform() - 1.0) * limit);
-}
-
 }  // namespace
 
 Transformer::Transformer(TransformerConfig config, Base base, std::unique_ptr<Backend> backend)
     : config_(std::move(config)),
       base_(std::move(base)),
-      manifest_(config_.trained()),
+      trained_(config_.trained()),
       backend_(std::move(backend)) {
-  const Manifest whole = config_.whole();
   CENTROID_CHECK(base_ || config_.lora.rank == 0);
-  CENTROID_CHECK(!base_ || base_->values.size() == elements_of(whole));
+  CENTROID_CHECK(!base_ || base_->values.size() == elements_of(config_.whole()));
+  lay_out({});
+  end_ = blocks_.size() + 2;
+}
+
+Status Transformer::set_part(const TensorPart& part) {
+  const auto refuse = [&](const char* why) {
+    return Error(ErrorCode::kInvalidArgument, "model '" + spec() + "' cannot be divided: " + why);
+  };
+  if (part.ranks > 1 && base_) return refuse("it has base weights");
+  if (part.ranks > 1 && backend_->parts() == nullptr) return refuse("it is not on a CPU");
+  CENTROID_TRY(TransformerPart::of(config_, part.rank, part.ranks));
+  lay_out(part);
+  return {};
+}
+
+/// Number the tensors, with the shapes of this part.
+void Transformer::lay_out(const TensorPart& part) {
+  part_ = part;
+  own_ = std::move(TransformerPart::of(config_, part.rank, part.ranks)).value();
+  manifest_ = own_.cut(trained_);
+  const Manifest whole = own_.cut(config_.whole());
+  tensors_.clear();
+  adapters_.clear();
+  blocks_.clear();
   std::size_t at = 0, id = 0, position = 0;
   for (const TensorInfo& info : whole) {
     Tensor tensor{.begin = at, .elements = info.elements()};
@@ -73,12 +84,13 @@ Transformer::Transformer(TransformerConfig config, Base base, std::unique_ptr<Ba
     tensors_.push_back(tensor);
   }
   parameters_ = position;
-  end_ = blocks_.size() + 2;
   CENTROID_CHECK(id == manifest_.size() && parameters_ == elements_of(manifest_));
 }
 
 std::unique_ptr<Model> Transformer::clone_on(std::unique_ptr<Backend> backend) const {
-  return std::make_unique<Transformer>(config_, base_, std::move(backend));
+  auto made = std::make_unique<Transformer>(config_, base_, std::move(backend));
+  CENTROID_CHECK(made->set_part(part_).ok());
+  return made;
 }
 
 std::uint64_t Transformer::frozen_bytes() const {
@@ -122,7 +134,7 @@ kernels::Dropout Transformer::dropout(double probability, std::uint64_t site) co
 }
 
 std::size_t Transformer::wide() const {
-  return config_.mlp == TransformerConfig::Mlp::kSwiGlu ? 2 * config_.hidden : config_.hidden;
+  return config_.mlp == TransformerConfig::Mlp::kSwiGlu ? 2 * own_.hidden.count : own_.hidden.count;
 }
 
 std::size_t Transformer::low_width() const {
@@ -130,56 +142,17 @@ std::size_t Transformer::low_width() const {
 }
 
 Transformer::Projection Transformer::qkv(std::size_t b) const {
-  return {blocks_[b].q, 3, config_.width, 3 * config_.width, b * kSites + kOfQkv};
+  return {blocks_[b].q, 3, config_.width, 3 * own_.width(), b * kSites + kOfQkv};
 }
 Transformer::Projection Transformer::o(std::size_t b) const {
-  return {blocks_[b].o, 1, config_.width, config_.width, b * kSites + kOfO};
+  return {blocks_[b].o, 1, own_.width(), config_.width, b * kSites + kOfO};
 }
 Transformer::Projection Transformer::up(std::size_t b) const {
   return {blocks_[b].up, blocks_[b].down - blocks_[b].up, config_.width, wide(),
           b * kSites + kOfUp};
 }
 Transformer::Projection Transformer::down(std::size_t b) const {
-  return {blocks_[b].down, 1, config_.hidden, config_.width, b * kSites + kOfDown};
-}
-
-void Transformer::initialize(std::uint64_t seed, std::span<float> params) const {
-  CENTROID_CHECK(params.size() == parameters_);
-  std::size_t at = 0;
-  for (std::uint32_t t = 0; t < manifest_.size(); ++t) {
-    const auto out = params.subspan(at, manifest_[t].elements());
-    at += out.size();
-    initialize_tensor(seed, TensorId(t), out);
-  }
-}
-
-// Normalisations begin as the identity. Every matrix preserves the scale of its input; those that
-// write to the residual path are scaled down by the depth, so that their sum has the scale of one.
-// B of adapters is 0, so that training begins at the base; A is as in Hugging Face's PEFT.
-void Transformer::initialize_tensor(std::uint64_t seed, TensorId id, std::span<float> out) const {
-  const TensorInfo& tensor = manifest_[id.value];
-  const auto is = [&](std::string_view end) { return tensor.name.ends_with(end); };
-  const bool is_head = tensor.name == "head.weight";
-  if (base_ && (config_.lora.rank == 0 || is_head)) {
-    const auto of = std::ranges::find_if(
-        tensors_, [&](const Tensor& t) { return t.trained != kNone && t.id == id.value; });
-    std::ranges::copy(std::span(base_->values).subspan(of->begin, out.size()), out.begin());
-    return;
-  }
-  const double depth = std::sqrt(2.0 * static_cast<double>(config_.layers));
-  const double in = static_cast<double>(tensor.shape.back());
-  if (tensor.shape.size() == 1)
-    std::ranges::fill(out, is(".weight") ? 1.0F : 0.0F);
-  else if (is("lora_B.weight"))
-    std::ranges::fill(out, 0.0F);
-  else if (is("lora_A.weight"))
-    fill_uniform(seed, id.value, std::sqrt(1.0 / (3.0 * in)), out);
-  else if (tensor.name.starts_with("embed.") || is_head)
-    fill_uniform(seed, id.value, 0.02, out);
-  else
-    fill_uniform(seed, id.value,
-                 std::sqrt(1.0 / in) / (is("o_proj.weight") || is("down_proj.weight") ? depth : 1),
-                 out);
+  return {blocks_[b].down, 1, own_.hidden.count, config_.width, b * kSites + kOfDown};
 }
 
 /// Divide `memory` among the buffers (null: only count). Returns the number of floats.
@@ -192,7 +165,8 @@ std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient
     used += (count + kLine - 1) / kLine * kLine;
     return at;
   };
-  const std::size_t rows = samples * config_.context, d = config_.width, h = config_.hidden;
+  const std::size_t rows = samples * config_.context, d = config_.width;
+  const std::size_t a = own_.width(), h = own_.hidden.count, heads = own_.heads.count;
   const std::size_t out_rows = config_.is_language() ? rows : samples;
   space.blocks.resize(config_.layers);
   const BlockSpace* shared = nullptr;
@@ -211,9 +185,9 @@ std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient
     block.x = take(rows * d);
     block.stats1 = take(2 * rows);
     block.n1 = take(rows * d);
-    block.qkv = take(rows * 3 * d);
-    block.lse = take(rows * config_.heads);
-    block.attended = take(rows * d);
+    block.qkv = take(rows * 3 * a);
+    block.lse = take(rows * heads);
+    block.attended = take(rows * a);
     block.middle = take(rows * d);
     block.stats2 = take(2 * rows);
     block.n2 = take(rows * d);
@@ -226,16 +200,18 @@ std::size_t Transformer::assign_memory(std::uint64_t samples, bool with_gradient
   space.stats = take(2 * out_rows);
   space.normed = take(out_rows * d);
   const bool has_head = end_ == config_.layers + 2;
-  space.logits = take(has_head ? std::min(out_rows, backend_->head_rows()) * config_.outputs() : 0);
+  const std::size_t head_rows = has_head ? std::min(out_rows, backend_->head_rows()) : 0;
+  space.logits = take(head_rows * own_.outputs.count);
+  space.terms = take(part_.ranks > 1 ? 4 * head_rows : 0);
   space.branch = take(rows * d);
-  space.scratch = take(backend_->attention_scratch(samples, config_.context, config_.heads));
+  space.scratch = take(backend_->attention_scratch(samples, config_.context, heads));
   space.dropped = take(config_.lora.dropout > 0 ? rows * std::max(d, h) : 0);
   if (!with_gradient) return used;
   space.residual = take(rows * d);
   space.narrow = take(rows * d);
-  space.wide = take(rows * 3 * d);
+  space.wide = take(rows * 3 * a);
   space.active = take(rows * h);
-  space.delta = take(rows * config_.heads);
+  space.delta = take(rows * heads);
   space.low = take(rows * config_.lora.rank);
   return used;
 }
@@ -397,14 +373,24 @@ void Transformer::project_back(const Projection& p, const float* in, const float
 }
 
 Attention Transformer::attention(const BlockSpace& block) const {
-  return {batch_.samples, config_.context, config_.heads, config_.head_width(),
+  return {batch_.samples, config_.context, own_.heads.count, own_.head_width,
           block.qkv,      block.lse,       space_.scratch};
 }
 
 void Transformer::embed() {
   const auto drops = dropout(config_.dropout, config_.layers * kSites);
-  backend_->embed(drops, rows_, in_.tokens, config_.context, config_.width, weight(0), weight(1),
-                  space_.blocks.front().x);
+  float* const x = space_.blocks.front().x;
+  if (part_.ranks == 1) {
+    backend_->embed(drops, rows_, in_.tokens, config_.context, config_.width, weight(0), weight(1),
+                    x);
+    return;
+  }
+  // One rank has a token's row; the first one adds its position.
+  const float* const positions = part_.rank == 0 ? weight(1) : nullptr;
+  backend_->parts()->embed(own_.tokens, rows_, in_.tokens, config_.context, config_.width,
+                           weight(0), positions, x);
+  sum_parts(config_.width, x);
+  if (drops) backend_->drop(drops, rows_, config_.width, x, x);
 }
 
 /// Computes `branch` from the block's x and, except for the first one of the model or stage, the
@@ -426,16 +412,18 @@ void Transformer::forward_block(std::size_t b) {
   advance(qkv(b));
   backend_->attend(attention(s), s.attended);
   project(o(b), s.attended, low, space_.branch);
+  sum_parts(d, space_.branch);
   advance(o(b));
   backend_->add_norm(norm(blocks_[b].norm2), dropout(config_.dropout, b * kSites + kAttention),
                      rows_, d, s.x, space_.branch, s.middle, s.n2, s.stats2);
   project(up(b), s.n2, low, s.up);
   advance(up(b));
   if (config_.mlp == TransformerConfig::Mlp::kSwiGlu)
-    backend_->swiglu(rows_, config_.hidden, s.up, s.active);
+    backend_->swiglu(rows_, own_.hidden.count, s.up, s.active);
   else
-    backend_->gelu(rows_ * config_.hidden, s.up, s.active);
+    backend_->gelu(rows_ * own_.hidden.count, s.up, s.active);
   project(down(b), s.active, low, space_.branch);
+  sum_parts(d, space_.branch);
 }
 
 void Transformer::norm_back(std::size_t tensor, std::size_t rows, const float* x,
@@ -467,23 +455,25 @@ void Transformer::backward_block(std::size_t b) {
   project_back(down(b), s.active, low_of(down(b)), to_branch(kMlp), space_.active);
   const float* dup = space_.active;
   if (config_.mlp == TransformerConfig::Mlp::kSwiGlu) {
-    backend_->swiglu_back(rows_, config_.hidden, space_.active, s.up);
+    backend_->swiglu_back(rows_, own_.hidden.count, space_.active, s.up);
     dup = s.up;
   } else {
-    backend_->gelu_back(rows_ * config_.hidden, s.up, space_.active);
+    backend_->gelu_back(rows_ * own_.hidden.count, s.up, space_.active);
   }
   project_back(up(b), s.n2, low_of(up(b)), dup, space_.branch);
+  sum_parts(d, space_.branch);
   norm_back(blocks_[b].norm2, rows_, s.middle, s.stats2, space_.branch, space_.residual);
 
   project_back(o(b), s.attended, low_of(o(b)), to_branch(kAttention), space_.branch);
   backend_->attend_back(attention(s), s.attended, space_.branch, space_.delta, space_.wide);
   project_back(qkv(b), s.n1, low_of(qkv(b)), space_.wide, space_.branch);
+  sum_parts(d, space_.branch);
   norm_back(blocks_[b].norm1, rows_, s.x, s.stats1, space_.branch, space_.residual);
 }
 
 /// Logits of `rows` rows and their loss; its gradient goes to dnormed. Some rows at a time.
 void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient) {
-  const std::size_t d = config_.width, outputs = config_.outputs(), most = backend_->head_rows();
+  const std::size_t d = config_.width, outputs = own_.outputs.count, most = backend_->head_rows();
   const float share = 1.0F / static_cast<float>(batch_.samples * targets());
   float* const own = with_gradient ? gradient(head_) : nullptr;
   for (std::size_t begin = 0; begin < rows; begin += most) {
@@ -491,8 +481,7 @@ void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bo
     const float* in = normed + begin * d;
     backend_->gemm(false, true, count, outputs, d, 1.0F, in, d, weight(head_), d, 0.0F,
                    space_.logits, outputs);
-    backend_->cross_entropy(count, outputs, in_.y + begin, nullptr, share, with_gradient,
-                            space_.logits);
+    cross_entropy(count, in_.y + begin, share, with_gradient);
     if (!with_gradient) continue;
     if (own != nullptr)
       backend_->gemm(true, false, outputs, d, count, 1.0F, space_.logits, outputs, in, d,
@@ -500,7 +489,31 @@ void Transformer::head(std::size_t rows, const float* normed, float* dnormed, bo
     backend_->gemm(false, false, count, d, outputs, 1.0F, space_.logits, outputs, weight(head_), d,
                    0.0F, dnormed + begin * d, d);
   }
+  if (with_gradient && part_.ranks > 1) part_.reducer->sum({dnormed, rows * d});
   if (own != nullptr && !config_.tied) ready(head_);
+}
+
+/// Of the logits in space_.logits, which become their gradient.
+void Transformer::cross_entropy(std::size_t rows, const std::uint32_t* labels, float share,
+                                bool with_gradient) {
+  const std::size_t outputs = own_.outputs.count;
+  if (part_.ranks == 1) {
+    backend_->cross_entropy(rows, outputs, labels, nullptr, share, with_gradient, space_.logits);
+    return;
+  }
+  PartOperations& parts = *backend_->parts();
+  const kernels::LossPart loss = {{labels, rows}, own_.outputs, share,
+                                  space_.logits,  space_.terms, space_.terms + rows};
+  parts.largest(loss);
+  part_.reducer->largest({loss.largest, rows});
+  parts.exponentials(loss);
+  part_.reducer->sum({loss.terms, 3 * rows});
+  parts.cross_entropy(loss, with_gradient);
+}
+
+/// Sum [rows, width] over the ranks that have the other parts.
+void Transformer::sum_parts(std::size_t width, float* values) {
+  if (part_.ranks > 1) part_.reducer->sum({values, rows_ * width});
 }
 
 /// Output of the last block of the model or stage, in space_.x.
@@ -542,9 +555,12 @@ void Transformer::embed_back() {
   if (float* const positions = gradient(1); positions != nullptr)
     backend_->sum_rows(batch_.samples, config_.context * d, space_.residual, positions);
   ready(1);
-  if (float* const table = gradient(0); table != nullptr) {
-    if (!config_.tied) backend_->zero(tensors_[0].elements, table);
-    backend_->embed_back(rows_, in_.tokens, d, space_.residual, table);
+  if (float* const gradients = gradient(0); gradients != nullptr) {
+    if (!config_.tied) backend_->zero(tensors_[0].elements, gradients);
+    if (part_.ranks == 1)
+      backend_->embed_back(rows_, in_.tokens, d, space_.residual, gradients);
+    else
+      backend_->parts()->embed_back(own_.tokens, rows_, in_.tokens, d, space_.residual, gradients);
   }
   ready(0);
 }
@@ -572,24 +588,6 @@ void Transformer::queue_evaluate(const Batch& batch, std::span<const float> para
   flat_.set(manifest_, params.data(), nullptr);
   begin(batch, flat_, false);
   for (std::size_t pass = 0; pass < blocks_.size() + 2; ++pass) run(pass);
-}
-
-std::vector<float> Transformer::merged(std::span<const float> params) const {
-  CENTROID_CHECK(params.size() == parameters_);
-  const std::size_t total = tensors_.back().begin + tensors_.back().elements;
-  std::vector<float> out(total);
-  for (const Tensor& tensor : tensors_) {
-    float* const to = out.data() + tensor.begin;
-    const float* from = tensor.trained != kNone ? params.data() + tensor.trained
-                                                : base_->values.data() + tensor.begin;
-    std::copy_n(from, tensor.elements, to);
-    if (tensor.adapter == kNone) continue;
-    const Adapter& adapter = adapters_[tensor.adapter];
-    const std::size_t in = tensor.elements / adapter.out, rank = config_.lora.rank;
-    blas::gemm(false, false, adapter.out, in, rank, static_cast<float>(config_.lora.scale()),
-               params.data() + adapter.b, rank, params.data() + adapter.a, in, 1.0F, to, in);
-  }
-  return out;
 }
 
 }  // namespace centroid::worker

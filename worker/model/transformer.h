@@ -13,7 +13,9 @@
 #include "worker/model/backend.h"
 #include "worker/model/kernels.h"
 #include "worker/model/model.h"
+#include "worker/model/tensor_part.h"
 #include "worker/model/transformer_config.h"
+#include "worker/model/transformer_part.h"
 
 namespace centroid::worker {
 
@@ -97,7 +99,7 @@ class Transformer final : public Model, private Layered {
     float *x = nullptr, *picked = nullptr, *stats = nullptr, *normed = nullptr, *logits = nullptr;
     float *branch = nullptr, *residual = nullptr, *narrow = nullptr, *wide = nullptr;
     float *active = nullptr, *delta = nullptr, *scratch = nullptr, *low = nullptr;
-    float* dropped = nullptr;
+    float *dropped = nullptr, *terms = nullptr;  // terms: of the losses of divided logits
   };
   /// A product with adjacent matrices that share their input.
   struct Projection {
@@ -105,6 +107,7 @@ class Transformer final : public Model, private Layered {
     std::uint64_t site = 0;                             ///< of the adapters' dropout
   };
 
+  void lay_out(const TensorPart& part);
   bool has_block(std::size_t block) const { return first_ <= block + 1 && block + 1 < end_; }
   const float* weight(std::size_t tensor) const;
   float* gradient(std::size_t tensor) const;  ///< null: not trained
@@ -124,12 +127,14 @@ class Transformer final : public Model, private Layered {
   std::vector<std::uint32_t> layers() const override;
   std::vector<Pass> passes(bool with_gradient) const override;
   void initialize_tensor(std::uint64_t seed, TensorId tensor, std::span<float> out) const override;
+  void draw(std::uint64_t seed, TensorId tensor, std::span<float> out) const;
   void begin(const Batch& batch, const TensorPlaces& places, bool with_gradient) override;
   void run(std::size_t pass) override;
   void set_stage(std::uint32_t begin, std::uint32_t end) override {
     first_ = begin;
     end_ = end;
   }
+  Status set_part(const TensorPart& part) override;
   std::uint64_t border(std::uint32_t) const override { return config_.context * config_.width; }
   float* stage_input() override;
   const float* stage_output() override;
@@ -147,11 +152,17 @@ class Transformer final : public Model, private Layered {
   void end_blocks();
   void finish(bool with_gradient);
   void head(std::size_t rows, const float* normed, float* dnormed, bool with_gradient);
+  void cross_entropy(std::size_t rows, const std::uint32_t* labels, float share,
+                     bool with_gradient);
+  void sum_parts(std::size_t width, float* values);
   void embed_back();
 
   TransformerConfig config_;
   Base base_;
-  Manifest manifest_;
+  Manifest trained_;   // of the whole model
+  Manifest manifest_;  // of the part
+  TensorPart part_;
+  TransformerPart own_;
   std::vector<Tensor> tensors_;
   std::vector<Adapter> adapters_;
   std::vector<BlockTensors> blocks_;

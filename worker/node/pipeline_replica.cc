@@ -62,6 +62,30 @@ Batch part_of(const Batch& batch, const Model& model, Range part) {
   return out;
 }
 
+/// The model of a tensor parallel rank.
+Result<std::unique_ptr<Model>> cut_model(const Model& model, const PipelineOptions& options,
+                                         std::uint32_t rank, PartReducer* reducer = nullptr) {
+  std::unique_ptr<Model> own = model.clone();
+  CENTROID_TRY(own->layered()->set_part({rank, options.mesh.size(Axis::kTensor), reducer}));
+  return own;
+}
+
+/// The whole tensor, of the parts end to end: each has some of its rows or some of its columns.
+void join_tensor(std::span<const Manifest> parts, std::size_t tensor, const TensorInfo& whole,
+                 std::span<const float> values, std::span<float> out) {
+  const std::uint64_t width = whole.shape.back();
+  std::uint64_t first = 0;  // column
+  for (const Manifest& part : parts) {
+    const Shape& shape = part[tensor].shape;
+    if (shape.back() == width) return void(std::ranges::copy(values, out.begin()));
+    for (std::uint64_t row = 0; row < shape[0]; ++row)
+      std::ranges::copy(values.subspan(row * shape[1], shape[1]),
+                        out.begin() + static_cast<std::ptrdiff_t>(row * width + first));
+    values = values.subspan(part[tensor].elements());
+    first += shape[1];
+  }
+}
+
 std::vector<Actions> only_forwards(std::uint32_t stages, std::uint32_t micro_batches) {
   Actions actions;
   for (std::uint32_t i = 0; i < micro_batches; ++i)
@@ -73,14 +97,10 @@ std::vector<Actions> only_forwards(std::uint32_t stages, std::uint32_t micro_bat
 
 Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOptions& options) {
   const std::uint32_t stages = options.mesh.size(Axis::kPipeline);
-  if (options.mesh.size(Axis::kTensor) > 1)
-    return Error(ErrorCode::kUnimplemented, "mesh " + options.mesh.text() +
-                                                ": tensor parallelism (tp) does not exist yet; "
-                                                "use dp and pp");
   CENTROID_ASSIGN(const auto shapes, parameter_shapes(model));
-  const std::unique_ptr<Model> own = model.clone();
+  CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, 0));
   for (const Pass& pass : own->layered()->passes(true))
-    if (pass.reads.size() > 1 && stages > 1)
+    if (pass.reads.size() > 1)
       return refusal("model '" + model.spec() + "' has layers that share a tensor; use tied=no");
   const auto schedule = parallel::make_schedule(options.schedule, stages, options.micro_batches);
   if (!schedule.ok()) return schedule.error();
@@ -96,9 +116,11 @@ Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOption
 Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions& options,
                                        std::uint32_t rank, std::uint64_t samples) {
   CENTROID_ASSIGN(const auto stages, stage_layers(model, options));
-  CENTROID_ASSIGN(const auto all, parameter_shapes(model));
+  const parallel::Place place = options.mesh.place_of(rank);
+  CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, place.tensor));
+  CENTROID_ASSIGN(const auto all, parameter_shapes(*own));
   CENTROID_ASSIGN(const auto optimizer, make_optimizer(options.sharded.optimizer));
-  const std::uint32_t stage = options.mesh.place_of(rank).pipeline;
+  const std::uint32_t stage = place.pipeline;
   const Range layers = stages[stage];
   auto shapes = cut(all, tensors_of(layers_of(model), layers));
   const std::uint64_t scratch = largest_layer(shapes);
@@ -118,7 +140,6 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
       const auto schedule,
       parallel::make_schedule(options.schedule, static_cast<std::uint32_t>(stages.size()),
                               options.micro_batches));
-  const std::unique_ptr<Model> own = model.clone();
   own->layered()->set_stage(static_cast<std::uint32_t>(layers.begin),
                             static_cast<std::uint32_t>(layers.end()));
   const std::uint64_t largest = (samples + options.micro_batches - 1) / options.micro_batches;
@@ -135,10 +156,23 @@ Result<RankStage> find_stage(const collective::Group& group, const Model& model,
   CENTROID_ASSIGN(auto line,
                   group.subgroup(options.mesh.ranks_along(Axis::kPipeline, group.rank())));
   CENTROID_ASSIGN(auto data, group.subgroup(options.mesh.ranks_along(Axis::kData, group.rank())));
+  CENTROID_ASSIGN(auto tensor,
+                  group.subgroup(options.mesh.ranks_along(Axis::kTensor, group.rank())));
   const Range layers = stages[line.rank()];
-  RankStage out{std::move(line), std::move(data), layers, tensors_of(layers_of(model), layers),
+  RankStage out{std::move(line),
+                std::move(data),
+                std::move(tensor),
+                layers,
+                tensors_of(layers_of(model), layers),
                 options.sharded};
-  out.sharded.parts = out.line;
+  if (out.tensor.world() == 1) {
+    out.sharded.parts = out.line;
+    return out;
+  }
+  std::vector<std::uint32_t> parts;
+  for (std::uint32_t rank = 0; rank < group.world(); ++rank)
+    if (options.mesh.place_of(rank).data == out.data.rank()) parts.push_back(rank);
+  CENTROID_ASSIGN(out.sharded.parts, group.subgroup(std::move(parts)));
   return out;
 }
 
@@ -147,8 +181,11 @@ Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective:
                                                                std::uint64_t seed,
                                                                const PipelineOptions& options) {
   CENTROID_ASSIGN(RankStage stage, find_stage(group, model, options));
-  CENTROID_ASSIGN(const auto shapes, parameter_shapes(model));
-  const std::unique_ptr<Model> own = model.clone();
+  CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, stage.tensor.rank()));
+  CENTROID_ASSIGN(auto shapes, parameter_shapes(*own));
+  for (std::size_t i = 0; i < shapes.size(); ++i)  // whole tensors count once
+    shapes[i].is_counted =
+        stage.tensor.rank() == 0 || shapes[i].elements < model.manifest()[i].elements();
   const auto initial = [&](std::size_t index, std::span<float> out) -> Status {
     const auto tensor = static_cast<std::uint32_t>(stage.tensors.begin + index);
     own->layered()->initialize_tensor(seed, TensorId(tensor), out);
@@ -166,8 +203,11 @@ PipelineReplica::PipelineReplica(const collective::Group& group, const Model& mo
     : group_(group),
       line_(std::move(stage.line)),
       data_(std::move(stage.data)),
-      model_(model.clone()),
+      tensor_(std::move(stage.tensor)),
       options_(options),
+      reducer_(tensor_, options.sharded.timeout),
+      whole_(model.clone()),
+      model_(std::move(cut_model(model, options, tensor_.rank(), &reducer_)).value()),
       layer_of_(model_->layered()->layers()),
       layers_(stage.layers),
       tensors_(stage.tensors),
@@ -244,6 +284,7 @@ Status PipelineReplica::run_pass(Seat& seat, std::uint32_t layer, bool is_backwa
   const std::uint32_t back = passes_ - 1 - layer;
   if (is_backward && back == layer) return {};  // the forward did both
   seat.model->layered()->run(is_backward ? back : layer);
+  CENTROID_TRY(reducer_.status());
   if (!is_training_ || (!is_backward && back != layer)) return {};
   return accumulate(layer, micro_batches_[seat.micro_batch].samples);
 }
@@ -273,9 +314,11 @@ Status PipelineReplica::forward(std::uint32_t micro_batch, std::span<const float
   if (!output.empty()) std::copy_n(layered.stage_output(), output.size(), output.data());
   const StepResult own = seat.model->backend().result();
   CENTROID_TRY(seat.model->backend().status());
-  result_.loss_sum += own.loss_sum;
-  result_.correct += own.correct;
-  result_.targets += own.targets;
+  if (tensor_.rank() == 0) {  // the others have the same
+    result_.loss_sum += own.loss_sum;
+    result_.correct += own.correct;
+    result_.targets += own.targets;
+  }
   seat.is_taken = is_training_;
   return {};
 }
@@ -313,6 +356,12 @@ Result<ShardedStep> PipelineReplica::step(std::span<const Batch> batches,
   divide(batches[0], options_.micro_batches);
   all_samples_ = all_samples;
   is_training_ = true;
+  Result<ShardedStep> done = run_step();
+  if (!done.ok()) return fail(done.error());
+  return done;
+}
+
+Result<ShardedStep> PipelineReplica::run_step() {
   CENTROID_ASSIGN(const PipelineReport done, run(schedule_));
   report_.computing += done.computing;
   report_.all += done.all;
@@ -329,8 +378,14 @@ Result<StepResult> PipelineReplica::evaluate(const Batch& batch) {
   divide(batch, line_.world());
   is_training_ = false;
   const auto schedule = only_forwards(line_.world(), line_.world());
-  CENTROID_TRY(run(schedule));
+  if (const auto done = run(schedule); !done.ok()) return fail(done.error());
   return result_;
+}
+
+/// End the operations of all groups on all ranks, so that each learns the cause.
+Error PipelineReplica::fail(const Error& cause) {
+  for (const collective::Group* group : {&group_, &line_, &data_, &tensor_}) group->abort(cause);
+  return parameters_->fail(cause);
 }
 
 Status PipelineReplica::visit(const Visit& visit) {
@@ -346,11 +401,36 @@ Status PipelineReplica::visit(const Visit& visit) {
   return {};
 }
 
+/// On the first tensor rank; `parts` by tensor rank.
+Result<std::span<const float>> PipelineReplica::join_parts(std::size_t tensor,
+                                                           std::span<const Manifest> parts,
+                                                           std::vector<float>& whole) {
+  const TensorInfo& info = whole_->manifest()[tensor];
+  const std::span<const float> own(places_.params[tensor], model_->manifest()[tensor].elements());
+  if (own.size() == info.elements()) return own;
+  std::vector<std::uint64_t> counts;
+  for (const Manifest& part : parts) counts.push_back(part[tensor].elements());
+  const bool is_first = tensor_.rank() == 0;
+  std::vector<float> values(is_first ? info.elements() : 0);
+  CENTROID_TRY(collective::gather(tensor_, own, std::span(values), 0, {}, counts));
+  if (!is_first) return own;
+  whole.resize(values.size());
+  join_tensor(parts, tensor, info, values, whole);
+  return std::span<const float>(whole);
+}
+
 /// To rank 0, from the first rank of the stage.
 Status PipelineReplica::send_stage(const Visit& visit) {
   if (data_.rank() > 0) return {};
+  std::vector<Manifest> parts;
+  for (std::uint32_t rank = 0; rank < tensor_.world(); ++rank) {
+    CENTROID_ASSIGN(const std::unique_ptr<Model> part, cut_model(*whole_, options_, rank));
+    parts.push_back(part->manifest());
+  }
+  std::vector<float> whole;
   for (std::size_t i = tensors_.begin; i < tensors_.end(); ++i) {
-    const std::span<const float> values(places_.params[i], model_->manifest()[i].elements());
+    CENTROID_ASSIGN(const auto values, join_parts(i, parts, whole));
+    if (tensor_.rank() > 0) continue;
     CENTROID_TRY(group_.rank() == 0 ? visit(TensorId(static_cast<std::uint32_t>(i)), values)
                                     : collective::send(line_, values, 0));
   }
@@ -358,11 +438,11 @@ Status PipelineReplica::send_stage(const Visit& visit) {
 }
 
 Status PipelineReplica::receive_stage(std::uint32_t stage, const Visit& visit) {
-  CENTROID_ASSIGN(const auto stages, stage_layers(*model_, options_));
+  CENTROID_ASSIGN(const auto stages, stage_layers(*whole_, options_));
   const Range tensors = tensors_of(layer_of_, stages[stage]);
   std::vector<float> values;
   for (std::size_t i = tensors.begin; i < tensors.end(); ++i) {
-    values.resize(model_->manifest()[i].elements());
+    values.resize(whole_->manifest()[i].elements());
     CENTROID_TRY(collective::receive(line_, std::span<float>(values), stage));
     CENTROID_TRY(visit(TensorId(static_cast<std::uint32_t>(i)), values));
   }

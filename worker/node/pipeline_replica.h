@@ -8,6 +8,7 @@
 
 #include "transport/collective/group.h"
 #include "worker/node/divided_replica.h"
+#include "worker/node/group_reducer.h"
 #include "worker/parallel/mesh.h"
 #include "worker/parallel/pipeline.h"
 
@@ -23,7 +24,7 @@ struct PipelineOptions {
 /// The layers of each stage, by the elements of their matrices, which a sample is multiplied with.
 ///
 /// fails  invalid_argument: more stages than layers, fewer micro-batches than stages, a model
-///        without passes or whose layers share tensors; unimplemented: tensor parallel
+///        without passes, whose layers share tensors, or whose tensors cannot be divided (tp)
 Result<std::vector<parallel::Range>> stage_layers(const Model& model,
                                                   const PipelineOptions& options);
 
@@ -38,9 +39,10 @@ struct PipelineMemory {
 Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions& options,
                                        std::uint32_t rank, std::uint64_t samples);
 
-/// The stage of a rank, and the groups in which it trains.
+/// The stage of a rank, and the groups in which it trains: the ranks that differ in the stage, in
+/// the samples, in the part of each tensor.
 struct RankStage {
-  collective::Group line, data;     ///< a rank of each stage; the ranks of this stage
+  collective::Group line, data, tensor;
   parallel::Range layers, tensors;  ///< of the model
   parallel::ShardedOptions sharded;
 };
@@ -48,11 +50,12 @@ struct RankStage {
 Result<RankStage> find_stage(const collective::Group& group, const Model& model,
                              const PipelineOptions& options);
 
-/// Training of a built-in model on the CPU whose layers are divided among the stages of a pipeline.
-/// The ranks of a stage are data parallel, and may divide its parameters, gradients and state.
+/// Training of a built-in model on the CPU whose layers are divided among the stages of a pipeline,
+/// and whose tensors among the tensor parallel ranks of a stage. Data parallel ranks may divide
+/// their parameters, gradients and state.
 ///
-/// memory  the stage's layers alone; of activations those of its micro-batches in flight. With
-///         `full` the stage is gathered for a step
+/// memory  this rank's part of the tensors of its stage's layers; of activations those of its
+///         micro-batches in flight. With `full` the part is gathered for a step
 /// order   every rank of the group calls the same
 /// fails   as run_pipeline and ShardedParameters: a lost rank ends the training on all
 class PipelineReplica final : public DividedReplica, private parallel::Stage {
@@ -71,7 +74,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   /// `batches`: one, which is divided into micro-batches.
   Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples) override;
   Result<StepResult> evaluate(const Batch& batch) override;
-  const Model& model() const override { return *model_; }
+  const Model& model() const override { return *whole_; }
   std::uint32_t data_rank() const override { return data_.rank(); }
   std::uint32_t data_world() const override { return data_.world(); }
   /// Rank 0 visits the tensors of all stages; the others send theirs.
@@ -97,6 +100,10 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   Status run_pass(Seat& seat, std::uint32_t layer, bool is_backward);
   Status accumulate(std::uint32_t layer, std::uint64_t samples);
   Result<parallel::PipelineReport> run(std::span<const parallel::Actions> schedule);
+  Result<ShardedStep> run_step();
+  Error fail(const Error& cause);
+  Result<std::span<const float>> join_parts(std::size_t tensor, std::span<const Manifest> parts,
+                                            std::vector<float>& whole);
   Status send_stage(const Visit& visit);
   Status receive_stage(std::uint32_t stage, const Visit& visit);
 
@@ -107,12 +114,13 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   Status backward(std::uint32_t micro_batch, std::span<const float> output_gradient,
                   std::span<float> input_gradient) override;
 
-  const collective::Group group_, line_, data_;  ///< all ranks; the stages; ranks of this stage
-  const std::unique_ptr<Model> model_;
+  const collective::Group group_, line_, data_, tensor_;  ///< all ranks; as in RankStage
   const PipelineOptions options_;
-  const std::vector<std::uint32_t> layer_of_;  ///< by tensor of the model
-  const parallel::Range layers_, tensors_;     ///< of this stage
-  const std::uint32_t passes_;                 ///< of a step of the model
+  GroupReducer reducer_;
+  const std::unique_ptr<Model> whole_, model_;  ///< model_: this rank's part of its tensors
+  const std::vector<std::uint32_t> layer_of_;   ///< by tensor of the model
+  const parallel::Range layers_, tensors_;      ///< of this stage
+  const std::uint32_t passes_;                  ///< of a step of the model
   const std::unique_ptr<parallel::ShardedParameters> parameters_;
   const std::vector<parallel::Actions> schedule_;
   std::vector<Seat> seats_;

@@ -45,6 +45,9 @@ struct ParameterShape {
   std::string name;
   std::uint64_t elements = 0;
   std::uint32_t layer = 0;  ///< parameters of a layer are used together
+  /// In the norm of the gradient of all parts of the model. False: another part has the same
+  /// parameter, and counts it.
+  bool is_counted = true;
 };
 
 /// How the parameters of a model are cut: into units, which are gathered and released as one, and

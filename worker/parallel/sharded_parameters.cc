@@ -327,23 +327,42 @@ Status ShardedParameters::end_copies(std::vector<collective::Handle> copying) {
   return {};
 }
 
+/// Sum of the squares of this rank's mean gradient of a unit, of the parameters that count.
+double ShardedParameters::squares(std::size_t unit) {
+  const Range shard = layout_.shard(unit, shards_.rank());
+  const Range parameters = layout_.units()[unit].parameters;
+  const std::span<const float> mean = reducing_.mean(unit);
+  double sum = 0;
+  std::uint64_t begin = shard.begin;
+  const auto add_up_to = [&](std::uint64_t end) {
+    end = std::min(end, shard.end());
+    if (begin < end) sum += sum_of_squares(mean.subspan(begin - shard.begin, end - begin));
+  };
+  for (std::size_t i = parameters.begin; i < parameters.end(); ++i) {
+    if (layout_.parameters()[i].is_counted) continue;
+    add_up_to(layout_.within_unit(i).begin);
+    begin = std::max(begin, layout_.within_unit(i).end());
+  }
+  add_up_to(shard.end());
+  return sum;
+}
+
 Result<StepReport> ShardedParameters::measure() {
   StepReport report;
   report.step = steps_ + 1;
   const double bound = optimizer_->config().clip_norm;
   if (bound <= 0) return report;
-  double squares = 0;
-  for (std::size_t unit = 0; unit < units_.size(); ++unit)
-    squares += sum_of_squares(reducing_.mean(unit));
+  double sum = 0;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) sum += squares(unit);
   collective::CallOptions options;
   options.tag = kNormTag;
   options.timeout = timeout_;
   for (const collective::Group* group : {&shards_, parts_ ? &*parts_ : nullptr}) {
     if (group == nullptr || group->world() == 1) continue;
-    Status summed = collective::all_reduce(*group, std::span(&squares, 1), options);
+    Status summed = collective::all_reduce(*group, std::span(&sum, 1), options);
     if (!summed.ok()) return fail(std::move(summed).error().with_context("sum gradient norms"));
   }
-  report.gradient_norm = std::sqrt(squares);
+  report.gradient_norm = std::sqrt(sum);
   return report;
 }
 

@@ -26,7 +26,7 @@ struct ShardedOptions {
   std::uint32_t replicas = 0;
   std::chrono::milliseconds timeout{0};  ///< of an operation; 0: the group's
   /// A rank of each part of the model, if these parameters are one of several: gradients are
-  /// clipped by the norm of all parts.
+  /// clipped by the norm of all parts (ParameterShape::is_counted).
   std::optional<collective::Group> parts{};
 };
 
@@ -141,6 +141,8 @@ class ShardedParameters {
   /// All ranks had the gradient of the next step, and it failed before this rank knew: others may
   /// have made the step. With replicas.
   bool is_prepared() const { return is_prepared_; }
+  /// End the operations of these parameters on all ranks; returns the cause.
+  Error fail(Error cause);
   /// Make the step that is prepared.
   void complete_step() { apply(); }
 
@@ -167,7 +169,7 @@ class ShardedParameters {
   Status read(const Stored& stored);
   Status check_unit(std::size_t unit) const;
   Status check_step() const;
-  Error fail(Error cause);
+  double squares(std::size_t unit);
   collective::Handle begin_gather(std::size_t unit);
   std::span<float> own(std::size_t unit);
   Status reduce_rest();
