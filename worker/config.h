@@ -86,6 +86,8 @@ struct WorkerConfig {
     std::string sharding = "full", replicas = "auto", rendezvous, save;
     std::string parallel, schedule = "1f1b";
     std::uint64_t rank = 0, world = 0, micro_batches = 0;
+    std::string plan_bandwidth;  ///< not empty: only a plan
+    std::chrono::milliseconds plan_step_time{0};
   };
   Sharded sharded;
 };
