@@ -12,6 +12,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -64,13 +65,16 @@ def main():
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         print("skipped: needs root, ip and tc (package iproute2)")
         return 0
+    # So that a signal leaves through __exit__.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
     print(f"{arguments.model}, {arguments.ranks} workers, batch {arguments.batch}, {arguments.optimizer}, {arguments.rate}, {arguments.turns} turns")
     print(f"{'':<36} {'predicted, s':>12} {'measured, s':>12} {'ratio':>6} {'planned, MB':>12} {'counted, MB':>12} {'ratio':>6}")
     missed = 0
     with tempfile.TemporaryDirectory() as path, Network(arguments.ranks, arguments.rate, 1500) as network:
         folder = pathlib.Path(path)
         (folder / "texts").mkdir()
-        (folder / "texts" / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20000)
+        (folder / "texts" / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2000)
         plans, measured, memory = [], {}, {}
         for _ in range(arguments.turns):
             plans.append(plan_of(arguments)["rows"])
