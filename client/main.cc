@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   client::add_top(app, session, status);
   client::add_trace(app, session, status);
   client::add_bench(app, session, status);
+  client::add_plan(app, session, status);
   client::add_doctor(app, session, status);
   client::add_completion(app, status);
   app.failure_message([](const CLI::App* program, const CLI::Error& why) {

@@ -88,6 +88,7 @@ void add_actions(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_top(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_bench(CLI::App& app, std::shared_ptr<Session> session, int& status);
+void add_plan(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_doctor(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_events(CLI::App& app, std::shared_ptr<Session> session, int& status);
 void add_tokens(CLI::App& app, std::shared_ptr<Session> session, int& status);

@@ -191,6 +191,13 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
   s.field("resume", &c.resume,
           {.text = "continue from the newest valid checkpoint in checkpoint.dir, "
                    "with any number of ranks"});
+  s.field("plan.bandwidth", &c.sharded.plan_bandwidth,
+          {.text = "train nothing: print memory and time of each way to divide the model among "
+                   "world workers with links of this bandwidth, such as 1Gb/s (centroidctl plan)"});
+  s.field("plan.step_time", &c.sharded.plan_step_time,
+          {.text = "of a plan: time in which a worker computes its batch; 0: measured",
+           .unit = "ms",
+           .min = 0});
   s.field(
       "save", &c.sharded.save,
       {.text = "new safetensors file in which rank 0 writes the model at the end; empty: none"});
@@ -358,6 +365,7 @@ Status check_sharded(const WorkerConfig& c) {
 }
 
 Status finish(WorkerConfig& c) {
+  if (!c.sharded.plan_bandwidth.empty()) return {};  // print_plan checks what it needs
   if (c.name.empty()) {
     std::array<char, 256> host{};
     ::gethostname(host.data(), host.size() - 1);

@@ -90,6 +90,8 @@ struct WorkerConfig {
       if (micro_batches > 0) return micro_batches;
       return stages > 1 ? 4 * stages : 1;
     }
+    std::string plan_bandwidth;  ///< not empty: only a plan
+    std::chrono::milliseconds plan_step_time{0};
   };
   Sharded sharded;
 };

@@ -3,6 +3,7 @@
 #include "common/base/exit_status.h"
 #include "common/base/log.h"
 #include "worker/app.h"
+#include "worker/plan.h"
 
 int main(int argc, char** argv) {
   using namespace centroid;
@@ -24,5 +25,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "centroid-worker: %s\n", set.error().message().c_str());
     return kExitUsage;
   }
-  return worker::run_worker(config);
+  return config.sharded.plan_bandwidth.empty() ? worker::run_worker(config)
+                                               : worker::print_plan(config);
 }

@@ -4,7 +4,11 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "worker/node/group_memory.h"
+#include "common/base/memory_limit.h"
+#include "worker/node/job_memory.h"
+#include "worker/node/layer_costs.h"
+#include "worker/parallel/agreement.h"
+#include "worker/parallel/stages.h"
 #include "worker/sharded_job.h"
 
 namespace centroid::worker {
@@ -26,19 +30,57 @@ Result<PipelineOptions> pipeline_options(const WorkerConfig& config, const paral
 
 Status PipelineJob::begin() {
   CENTROID_ASSIGN(options_, pipeline_options(config_, mesh_));
-  CENTROID_TRY(check_memory());
+  CENTROID_TRY(stage_layers(model_, options_));  // whether there are such stages
   CENTROID_ASSIGN(peers_, join_ranks(config_));
+  CENTROID_TRY(explain(divide_layers()));
   return explain(make_replica());
 }
 
+/// Which layers are here, and so how much memory they need, is known after rank 0 has measured
+/// them. A split by other costs would refuse jobs that fit, and accept others. All ranks check
+/// their memory before any takes it, so all end with the reason of one.
+Status PipelineJob::divide_layers() {
+  CENTROID_ASSIGN(const auto shapes, parameter_shapes(model_));
+  std::vector<double> costs;
+  if (group().rank() == 0 && mesh_.size(parallel::Axis::kPipeline) > 1) {
+    auto measured = measure();
+    if (measured.ok())
+      costs = std::move(*measured);
+    else
+      log::warn("pipeline.not_measured", {{"error", measured.error()}});
+  }
+  CENTROID_ASSIGN(options_.layer_costs,
+                  agree_on_costs(group(), shapes.back().layer + 1, std::move(costs)));
+  parallel::Notice own;
+  own.status = check_memory();
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
+  return parallel::first_failure(all);
+}
+
+/// The costs of a micro-batch, unless their measurement needs more memory than there is.
+Result<std::vector<double>> PipelineJob::measure() {
+  const std::uint64_t samples =
+      (config_.batch + options_.micro_batches - 1) / options_.micro_batches;
+  CENTROID_ASSIGN(const std::uint64_t need, measuring_bytes(model_, samples));
+  const MemoryLimit limit = memory_limit(config_.memory_limit);
+  if (need > limit.bytes)
+    return Error(ErrorCode::kFailedPrecondition,
+                 "measuring a layer needs " + std::to_string(need) + " bytes, " + limit.source +
+                     " allows " + std::to_string(limit.bytes) +
+                     ": the stages have equally many elements instead");
+  CENTROID_ASSIGN(const auto costs, measure_layers(model_, samples));
+  return sums_of(costs);
+}
+
 Status PipelineJob::check_memory() {
-  const auto rank = static_cast<std::uint32_t>(config_.sharded.rank);
-  CENTROID_ASSIGN(const PipelineMemory need,
-                  pipeline_memory(model_, options_, rank, config_.batch));
-  const GroupMemory none = memory_of(model_, 1, config_.batch, data_, false);
-  planned_ = need.planes;
-  planned_.other = none.data + none.batch + need.activations;
+  CENTROID_ASSIGN(planned_, job_memory(model_, options_, group().rank(), config_.batch, data_));
   return check_limit(config_, planned_);
+}
+
+double PipelineJob::imbalance() const {
+  if (options_.layer_costs.empty()) return 0;
+  const auto stages = stage_layers(model_, options_);
+  return stages.ok() ? parallel::imbalance(options_.layer_costs, *stages) : 0;
 }
 
 Status PipelineJob::make_replica() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "client/group.h"
 #include "worker/config.h"
@@ -22,10 +23,11 @@ class PipelineJob {
               const parallel::Mesh& mesh)
       : config_(config), model_(model), data_(data), mesh_(mesh) {}
 
-  /// Join the other ranks, and restore the newest checkpoint or draw the initial values.
+  /// Join the other ranks, divide the layers by their costs on rank 0, and restore the newest
+  /// checkpoint or draw the initial values.
   ///
-  /// fails  before memory is taken, failed_precondition: it is too small; as stage_layers,
-  ///        PeerGroup::join, JobCheckpoints and PipelineReplica::make
+  /// fails  before the stage's memory is taken, failed_precondition: it is too small, on any rank;
+  ///        as stage_layers, PeerGroup::join, JobCheckpoints and PipelineReplica::make
   Status begin();
   /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
   ///
@@ -38,8 +40,12 @@ class PipelineJob {
   PipelineReplica& replica() { return *replica_; }
   const ShardedSummary& summary() const { return summary_; }
   const PipelineOptions& options() const { return options_; }
+  /// Cost of the costliest stage over the mean of all, less 1. 0: equal, or not measured.
+  double imbalance() const;
 
  private:
+  Status divide_layers();
+  Result<std::vector<double>> measure();
   Status check_memory();
   Status make_replica();
 

@@ -6,7 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/base/random.h"
-#include "worker/node/group_memory.h"
+#include "worker/node/job_memory.h"
 #include "worker/parallel/agreement.h"
 #include "worker/parallel/regroup.h"
 
@@ -51,16 +51,14 @@ Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t
 Result<ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Model& model,
                                            const DataSplit& data, const ShardedOptions& options,
                                            std::uint32_t world) {
-  CENTROID_ASSIGN(ShardedMemory need, sharded_memory(model, options, world));
-  const GroupMemory none = memory_of(model, 1, config.batch, data, false);
-  need.other = none.data + none.batch + none.per_device;
+  CENTROID_ASSIGN(const ShardedMemory need, job_memory(model, options, world, config.batch, data));
   CENTROID_TRY(check_limit(config, need));
   return need;
 }
 
 Status check_limit(const WorkerConfig& config, const ShardedMemory& need) {
   const MemoryLimit limit = memory_limit(config.memory_limit);
-  const std::uint64_t all = need.parameters + need.gradients + need.state + need.other;
+  const std::uint64_t all = need.total();
   if (all <= limit.bytes) return {};
   const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
   return Error(ErrorCode::kFailedPrecondition,

@@ -132,6 +132,7 @@ Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSp
                                  {"stage", stage},
                                  {"first_layer", replica.layers().begin},
                                  {"layers", replica.layers().count},
+                                 {"imbalance", job.imbalance()},
                                  {"schedule", parallel::to_string(job.options().schedule)},
                                  {"micro_batches", job.options().micro_batches},
                                  {"sharding", job.options().sharded.sharding.text()},
@@ -151,6 +152,7 @@ Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSp
                   {"stage", stage},
                   {"first_layer", replica.layers().begin},
                   {"layers", replica.layers().count},
+                  {"imbalance", job.imbalance()},
                   {"bubble_of_useful", bubble.of_useful},
                   {"bubble_of_total", bubble.of_total}};
   CENTROID_TRY(write_summary(config, out, result));

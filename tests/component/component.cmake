@@ -43,6 +43,7 @@ if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   endif()
 endif()
 centroid_test(sharded_replica_test LABEL component SOURCES component/sharded_replica_test.cc DEPS centroid::node)
+centroid_test(job_plan_test LABEL component SOURCES component/job_plan_test.cc component/layer_costs_test.cc component/step_time_test.cc DEPS centroid::node)
 centroid_test(pipeline_replica_test LABEL component SOURCES component/pipeline_replica_test.cc DEPS centroid::node TIMEOUT 300)
 centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc DEPS centroid_test_cluster centroid::trainer TIMEOUT 300)
 centroid_test(rows_moves_test LABEL component SOURCES component/rows_moves_test.cc

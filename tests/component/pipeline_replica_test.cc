@@ -202,6 +202,22 @@ TEST(PipelineReplica, StagesHaveTheBitsOfOneStageWithTheSameMicroBatches) {
   }
 }
 
+TEST(PipelineReplica, OtherStagesHaveTheSameBits) {
+  PipelineOptions options = options_of("dp=2,pp=2", 4, 4);
+  const Outcome by_elements = train(kTransformer, options, 10);
+  const std::pair<std::vector<double>, std::uint64_t> cases[] = {{{9, 1, 1, 1}, 1},
+                                                                 {{1, 1, 1, 9}, 3}};
+  for (const auto& [costs, layers] : cases) {
+    options.layer_costs = costs;
+    const auto stages = stage_layers(*model_of(kTransformer), options);
+    ASSERT_TRUE(stages.ok()) << stages.error().to_string();
+    EXPECT_EQ(stages->front(), (parallel::Range{0, layers}));
+    const Outcome is = train(kTransformer, options, 10);
+    EXPECT_EQ(is.losses, by_elements.losses);
+    EXPECT_EQ(is.values, by_elements.values);
+  }
+}
+
 TEST(PipelineReplica, EveryRunHasTheSameBits) {
   const PipelineOptions options = options_of("dp=2,pp=2", 4, 4);
   const Outcome one = train(kTransformer, options, 10), other = train(kTransformer, options, 10);

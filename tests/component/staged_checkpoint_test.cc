@@ -14,11 +14,13 @@ using ::testing::HasSubstr;
 
 /// A rank of a job with stages, each of whose layers is a tensor.
 struct Staged {
-  Staged(const Group& group, const char* mesh_text, const Manifest& of)
+  Staged(const Group& group, const char* mesh_text, const Manifest& of,
+         std::vector<double> costs = {})
       : mesh(std::move(Mesh::parse(mesh_text, group.world())).value()), model(of) {
     const std::uint32_t index = mesh.place_of(group.rank()).pipeline,
                         stages = mesh.size(Axis::kPipeline);
-    const Range own = std::move(split_into_stages(model.size(), stages)).value()[index];
+    costs.resize(model.size(), 1);
+    const Range own = std::move(split_into_stages(costs, stages)).value()[index];
     for (std::size_t i = 0; i < own.begin; ++i) first += model[i].elements();
     const auto begin = model.begin() + static_cast<std::ptrdiff_t>(own.begin);
     tensors.assign(begin, begin + static_cast<std::ptrdiff_t>(own.count));
@@ -63,11 +65,20 @@ struct MeshCase {
   const char* mesh;
   std::uint32_t world;
   const char* sharding;
+  std::vector<double> costs{};  ///< of layers
 };
-constexpr MeshCase kMeshes[] = {
-    {"pp=2", 2, "none"},      {"pp=5", 5, "none"},          {"dp=2,pp=2", 4, "full"},
-    {"dp=2,pp=2", 4, "none"}, {"dp=4,pp=2", 8, "hybrid:2"}, {"dp=3,pp=2", 6, "grad"},
-    {"dp=3", 3, "full"},      {"dp=2", 2, "none"},          {"dp=1", 1, "full"},
+const MeshCase kMeshes[] = {
+    {"pp=2", 2, "none"},
+    {"pp=5", 5, "none"},
+    {"dp=2,pp=2", 4, "full"},
+    {"dp=2,pp=2", 4, "none"},
+    {"dp=4,pp=2", 8, "hybrid:2"},
+    {"dp=3,pp=2", 6, "grad"},
+    {"dp=3", 3, "full"},
+    {"dp=2", 2, "none"},
+    {"dp=1", 1, "full"},
+    {"pp=2", 2, "none", {9}},
+    {"dp=2,pp=2", 4, "full", {1, 1, 1, 1, 9}},
 };
 
 class StagedCheckpointTest : public ShardedCheckpointTest {
@@ -75,7 +86,7 @@ class StagedCheckpointTest : public ShardedCheckpointTest {
   void write_staged(const MeshCase& from, std::uint64_t step) {
     Job job(Carrier::kInProcess, from.world);
     job.run([&](Group& group) {
-      const Staged staged(group, from.mesh, kModel);
+      const Staged staged(group, from.mesh, kModel, from.costs);
       const auto checkpoints = staged.open(group, root());
       const auto parameters = staged.make(group, from.sharding);
       ASSERT_TRUE(succeeds(run(*parameters, step, staged.first)));
@@ -92,12 +103,13 @@ TEST_F(StagedCheckpointTest, IsRestoredOntoAnyStagesAndRanksWithTheSameBits) {
     write_staged(from, kWritten);
     for (const MeshCase& to : kMeshes) {
       SCOPED_TRACE(std::string(from.mesh) + " " + from.sharding + ", then " + to.mesh + " " +
-                   to.sharding);
+                   to.sharding + ", first layer costs " +
+                   std::to_string(to.costs.empty() ? 1 : to.costs[0]));
       Job job(Carrier::kInProcess, to.world);
       job.run([&](Group& group) {
         Oracle oracle(kModel);
         oracle.run(kWritten);
-        const Staged staged(group, to.mesh, kModel);
+        const Staged staged(group, to.mesh, kModel, to.costs);
         auto back = staged.open(group, root())
                         ->restore(shapes_of(staged.tensors), staged.options(to.sharding));
         ASSERT_TRUE(back.ok()) << refusal(back);

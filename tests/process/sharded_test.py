@@ -305,6 +305,29 @@ class Pipeline(Sharded, CtlTest):
                 if mesh == "dp=2,pp=2":  # the mesh that wrote the checkpoint: equal bytes
                     self.assertEqual({is_["loss"] for is_ in summaries}, {should["loss"]})
 
+    def test_stages_are_divided_by_measured_cost(self):
+        model, flags = "mlp:64-64-64-64-10", ["--parallel", "pp=2", "--micro-batches", 2, "--rounds", 3]
+        workers = self.ranks(2, *flags, model=model, batch=8)
+        self.assert_exit(DONE, *workers)
+        told = [worker.wait_event("pipeline.started") for worker in workers]
+        self.assertEqual({one["imbalance"] for one in told}, {told[0]["imbalance"]})
+        self.assertGreater(told[0]["imbalance"], 0)
+        self.assertEqual([one["first_layer"] for one in told], [0, told[0]["layers"]])
+        self.assertEqual(told[0]["layers"] + told[1]["layers"], 4)
+        self.assertEqual(self.summary("r1")["pipeline"]["imbalance"], told[0]["imbalance"])
+
+    def test_a_rank_without_memory_for_its_stage_ends_all_before_training(self):
+        workers = self.ranks(2, "--parallel", "pp=2", "--rounds", 3, batch=8, environments={1: {"CENTROID_MEMORY_LIMIT": "100000"}})
+        for worker in workers:
+            self.assert_status(worker, USAGE, "rank 1: this rank needs", "100000")
+
+    def test_without_memory_to_measure_the_layers_their_elements_count(self):
+        limits = {0: {"CENTROID_MEMORY_LIMIT": "4MB"}}  # a layer of the other stage has 4 MB
+        workers = self.ranks(2, "--parallel", "pp=2", "--rounds", 3, model="mlp:64-64-1024-1024-10", batch=8, environments=limits)
+        self.assert_exit(DONE, *workers)
+        workers[0].wait_event("pipeline.not_measured", error="measuring a layer needs")
+        self.assertEqual(workers[1].wait_event("pipeline.started")["first_layer"], 2)
+
     def test_a_killed_rank_ends_the_job_with_its_place_and_what_to_do(self):
         data = self.texts()
         for mesh, place in (("dp=2,pp=2", "rank 3, data rank 1 of stage 1,"), ("dp=2,tp=2", "rank 3, data rank 1 of stage 0, tensor rank 1,")):

@@ -95,20 +95,31 @@ std::vector<Actions> only_forwards(std::uint32_t stages, std::uint32_t micro_bat
 
 }  // namespace
 
+Result<std::vector<double>> matrix_elements(const Model& model) {
+  CENTROID_ASSIGN(const auto shapes, parameter_shapes(model));
+  std::vector<double> out(shapes.back().layer + 1);
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const bool is_table = model.vocabulary() > 0 && shapes[i].layer == 0;  // rows are only read
+    if (model.manifest()[i].shape.size() > 1 && !is_table)
+      out[shapes[i].layer] += static_cast<double>(shapes[i].elements);
+  }
+  return out;
+}
+
 Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOptions& options) {
   const std::uint32_t stages = options.mesh.size(Axis::kPipeline);
-  CENTROID_ASSIGN(const auto shapes, parameter_shapes(model));
+  CENTROID_ASSIGN(std::vector<double> costs, matrix_elements(model));
   CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, 0));
   for (const Pass& pass : own->layered()->passes(true))
     if (pass.reads.size() > 1)
       return refusal("model '" + model.spec() + "' has layers that share a tensor; use tied=no");
   const auto schedule = parallel::make_schedule(options.schedule, stages, options.micro_batches);
   if (!schedule.ok()) return schedule.error();
-  std::vector<double> costs(shapes.back().layer + 1);
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const bool is_table = model.vocabulary() > 0 && shapes[i].layer == 0;  // rows are only read
-    if (model.manifest()[i].shape.size() > 1 && !is_table)
-      costs[shapes[i].layer] += static_cast<double>(shapes[i].elements);
+  if (!options.layer_costs.empty()) {
+    if (options.layer_costs.size() != costs.size())
+      return refusal("costs of " + std::to_string(options.layer_costs.size()) + " layers for " +
+                     std::to_string(costs.size()));
+    costs = options.layer_costs;
   }
   return parallel::split_into_stages(costs, stages);
 }
@@ -133,7 +144,9 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   PipelineMemory need;
   need.planes.parameters =
       sizeof(float) * (whole + (sharding.shards_parameters() && ranks > 1 ? shard : 0));
-  need.planes.gradients = sizeof(float) * (whole + shard + scratch);
+  // A unit's gradient is freed when its part of the mean is here.
+  const std::uint64_t mean = (layout.largest_unit() + ranks - 1) / ranks;
+  need.planes.gradients = sizeof(float) * (whole + mean + scratch);
   need.planes.state = sizeof(float) * optimizer->slots() * shard;
   need.planes.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
   CENTROID_ASSIGN(

@@ -19,12 +19,22 @@ struct PipelineOptions {
   parallel::Schedule schedule = parallel::Schedule::kOneForwardOneBack;
   std::uint32_t micro_batches = 1;   ///< of a step; at least as many as stages
   parallel::ShardedOptions sharded;  ///< of a stage, among its data parallel ranks
+  /// Measured (layer_costs.h), the same on every rank. They decide what a rank computes, so numbers
+  /// may differ in the last bits where other ranks add them up. Empty: by the elements of matrices,
+  /// which a sample is multiplied with.
+  std::vector<double> layer_costs{};
 };
 
-/// The layers of each stage, by the elements of their matrices, which a sample is multiplied with.
+/// Elements of each layer's matrices that a sample is multiplied with.
+///
+/// fails  invalid_argument: the model has no passes
+Result<std::vector<double>> matrix_elements(const Model& model);
+
+/// The layers of each stage, by their costs.
 ///
 /// fails  invalid_argument: more stages than layers, fewer micro-batches than stages, a model
-///        without passes, whose layers share tensors, or whose tensors cannot be divided (tp)
+///        without passes, whose layers share tensors, or whose tensors cannot be divided (tp),
+///        costs of another number of layers
 Result<std::vector<parallel::Range>> stage_layers(const Model& model,
                                                   const PipelineOptions& options);
 

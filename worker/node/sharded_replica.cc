@@ -102,7 +102,8 @@ Result<ShardedMemory> sharded_memory(const Model& model, const parallel::Sharded
       options.replicas > 0 && options.sharding.replica_ranks(0, world).size() == 1;
   if (!has_copy) return need;
   need.parameters += sizeof(float) * shard;
-  need.gradients += sizeof(float) * shard;
+  // The copy's gradient comes when no unit's is whole any more.
+  need.gradients = std::max(need.gradients, 2 * sizeof(float) * shard);
   need.state *= 2;
   return need;
 }

@@ -38,6 +38,7 @@ struct ShardedMemory {
   // Only of a plan:
   std::uint64_t snapshot = 0;  ///< what ShardedCheckpoints::begin copies
   std::uint64_t other = 0;     ///< data, batch and activations
+  std::uint64_t total() const { return parameters + gradients + state + other; }
 };
 
 /// What a step was.
