@@ -96,7 +96,7 @@ Result<worker::ClusterOptions> Trainer::Impl::cluster_options() const {
   cluster.state_dir = options.state_dir;
   cluster.join.name = options.name;
   cluster.join.exchange = options.exchange;
-  cluster.join.node = transport::this_node();
+  if (options.shared_memory) cluster.join.node = transport::this_node();
   cluster.join.codec = options.codec;
   cluster.join.batch = options.batch;
   cluster.join.train_samples = options.samples;
@@ -132,6 +132,9 @@ worker::ExchangeMemory Trainer::Impl::exchange_memory() {
 
 Status Trainer::Impl::accept_peers(worker::ClusterOptions& cluster) const {
   worker::PeerSettings peers;
+  peers.listen = options.peer_listen;
+  peers.shared_memory = options.shared_memory;
+  peers.make_transport = options.make_transport;
   if (options.tls && options.tls->certificate.empty()) {
     log::info("peers.none", {{"why", "TLS among workers needs a certificate and a key"}});
     return {};

@@ -45,7 +45,11 @@ struct TrainerOptions {
   std::optional<transport::TlsOptions> tls;
   std::chrono::milliseconds join_timeout{60'000};  ///< give up after so long outside the cluster
   std::chrono::milliseconds stall_timeout{30'000};
-  transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the servers
+  transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the others
+  /// Where other workers connect, HOST:PORT; "": a free port of the address that leads to a server.
+  std::string peer_listen;
+  /// With other workers of this machine; without it each is as if on a machine of its own.
+  bool shared_memory = true;
 };
 
 /// A training program of any kind as a worker of a cluster: it brings tensors with names, computes

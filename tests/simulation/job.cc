@@ -11,6 +11,7 @@ namespace {
 
 // With everything healed a round takes some milliseconds; leases and reconnects take seconds.
 constexpr seconds kMostWithoutProgress{90};
+constexpr std::chrono::hours kMostTime{2};  ///< of a job
 constexpr seconds kNamedWithin{2};  ///< a wait that is longer must have a name
 /// Looks, one each 20 ms: between two waits nobody waits for a moment, and a wait has no name while
 /// it is younger than Waits::kYoung.
@@ -107,6 +108,8 @@ void Job::drive() {
       ++next;
       inject();
     }
+    if (world.seconds() > std::chrono::duration<double>(kMostTime).count())
+      around_.fault("the job does not end");
     if (world.time() - moved_ <= kMostWithoutProgress) continue;
     around_.fault("no progress beyond version " + std::to_string(newest_) + " for " +
                   std::to_string(kMostWithoutProgress.count()) + " s");
@@ -131,12 +134,19 @@ void Job::inject() {
   ++injected_;
   CounterRng& random = around_.world.random_numbers();
   Network& network = around_.network;
-  WorkerProgram& worker = workers_[random.below(workers_.size())];
+  const std::size_t number = random.below(workers_.size());
+  WorkerProgram& worker = workers_[number];
   ServerProgram& server = servers_[random.below(servers_.size())];
   Machine& shard =
       shards_.empty() ? static_cast<Machine&>(server) : shards_[random.below(shards_.size())];
   const auto time = milliseconds(1 + random.below(8000));
   const auto between = [&](const char* what) -> std::pair<Process&, Process&> {
+    if (around_.plan.has_peers() && workers_.size() > 1 && random.below(2) == 0) {
+      const std::size_t further = 1 + random.below(workers_.size() - 1);
+      WorkerProgram& other = workers_[(number + further) % workers_.size()];
+      around_.world.note(std::string(what) + " " + worker.name() + " and " + other.name());
+      return {worker.process(), other.process()};
+    }
     const std::size_t which = shards_.empty() ? 0 : random.below(3);
     Machine& one = which == 2 ? static_cast<Machine&>(server) : worker;
     Machine& other = which == 0 ? static_cast<Machine&>(server) : shard;
@@ -183,6 +193,8 @@ void Job::inject() {
       shard.cut_power();
       return start_again_after(shard);
     default:
+      // What workers add is only in checkpoints: a full disk and then a kill lose the whole job.
+      if (around_.plan.has_peers()) return;
       return (random.below(2) == 0 ? static_cast<Machine&>(server) : shard).fill_disk(time);
   }
 }

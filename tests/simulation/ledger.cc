@@ -22,6 +22,7 @@ void Ledger::gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t en
 }
 
 std::size_t Ledger::add(const std::string& worker, const worker::Share& share) {
+  if (goes_back_) note_going_back(share.version.value);
   contributions_.push_back({.worker = worker,
                             .version = share.version.value,
                             .epoch = share.epoch,
@@ -35,22 +36,30 @@ void Ledger::decide(std::size_t contribution, Fate fate, std::uint64_t counted_i
   contributions_[contribution].counted_in = counted_in;
 }
 
+/// A share of a version behind which others were seen: each of these may be made once more. (So it
+/// is too when a worker that stood still comes late; then less is checked.)
+void Ledger::note_going_back(std::uint64_t version) {
+  if (versions_.empty()) return;
+  const std::uint64_t newest = versions_.rbegin()->first;
+  for (std::uint64_t again = version + 1; again <= newest; ++again) ++versions_[again].most;
+}
+
 void Ledger::see(const std::string& worker, std::uint64_t version,
                  std::span<const float> parameters) {
-  const auto [it, is_new] = versions_.try_emplace(version);
-  Seen& seen = it->second;
-  if (is_new) {
-    seen.first = worker;
-    seen.parameters.assign(parameters.begin(), parameters.end());
-    return;
-  }
-  if (std::memcmp(seen.parameters.data(), parameters.data(), parameters.size_bytes()) == 0) return;
-  const auto first = std::ranges::mismatch(seen.parameters, parameters).in2 - parameters.begin();
+  Seen& seen = versions_[version];
+  const auto is_same = [&](const State& state) {
+    return std::memcmp(state.parameters.data(), parameters.data(), parameters.size_bytes()) == 0;
+  };
+  if (std::ranges::any_of(seen.states, is_same)) return;
+  seen.states.push_back({worker, {parameters.begin(), parameters.end()}});
+  if (seen.states.size() <= seen.most) return;
+  const State& known = seen.states.front();
+  const auto first = std::ranges::mismatch(known.parameters, parameters).in2 - parameters.begin();
   std::size_t different = 0;
   for (std::size_t i = 0; i < parameters_; ++i)
-    different += seen.parameters[i] != parameters[i] ? 1 : 0;
+    different += known.parameters[i] != parameters[i] ? 1 : 0;
   faults_.push_back("version " + std::to_string(version) + " of " + worker +
-                    " has other bits than that of " + seen.first + " in " +
+                    " has other bits than that of " + known.first + " in " +
                     std::to_string(different) + " numbers, from number " + std::to_string(first) +
                     " on");
 }
@@ -90,7 +99,7 @@ std::optional<Ledger::Choice> Ledger::choose(std::uint64_t version,
       choices.insert(choices.begin(), &one);
   }
   for (auto& [worker, choices] : of)
-    if (choices.front() != nullptr) choices.resize(1);
+    if (choices.front() != nullptr && !goes_back_) choices.resize(1);
   Choice chosen;
   std::function<bool(decltype(of)::const_iterator)> next_of = [&](auto next) {
     if (next == of.end()) return fits(chosen, before, after);
@@ -105,26 +114,34 @@ std::optional<Ledger::Choice> Ledger::choose(std::uint64_t version,
   return chosen;
 }
 
+/// By which contributions a state follows from one of the version before.
+std::optional<Ledger::Choice> Ledger::follows(std::uint64_t version, const State& state) const {
+  for (const State& before : versions_.at(version - 1).states)
+    if (auto choice = choose(version, before.parameters, state.parameters)) return choice;
+  return std::nullopt;
+}
+
 std::vector<std::string> Ledger::check(Rule rule, std::uint64_t samples) {
   checked_ = 0;
   if (rule == Rule::kReplicas) return faults_;
   std::vector<Choice> counted;
   bool is_complete = true;
-  for (auto it = versions_.begin(); it != versions_.end(); ++it) {
-    const auto before = versions_.find(it->first - 1);
-    if (it->first <= 1) continue;
-    if (before == versions_.end()) {  // no worker has seen it
+  for (const auto& [version, seen] : versions_) {
+    if (version <= 1) continue;
+    const auto before = versions_.find(version - 1);
+    if (before == versions_.end() || before->second.states.empty()) {  // no worker has seen it
       is_complete = false;
       continue;
     }
-    ++checked_;
-    auto choice = choose(it->first, before->second.parameters, it->second.parameters);
-    if (choice)
-      counted.push_back(std::move(*choice));
-    else
-      faults_.push_back("version " + std::to_string(it->first) +
-                        " does not follow from the one before by any choice of whole "
-                        "contributions");
+    for (const State& state : seen.states) {
+      ++checked_;
+      if (auto choice = follows(version, state))
+        counted.push_back(std::move(*choice));
+      else
+        faults_.push_back("version " + std::to_string(version) + " of " + state.first +
+                          " does not follow from the one before by any choice of whole "
+                          "contributions");
+    }
   }
   if (rule == Rule::kEachOnce && is_complete && faults_.empty()) check_samples(counted, samples);
   return faults_;

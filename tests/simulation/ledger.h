@@ -31,7 +31,9 @@ class Ledger {
     std::uint64_t counted_in = 0;  ///< version
   };
 
-  Ledger(std::size_t parameters, double rate) : parameters_(parameters), rate_(rate) {}
+  /// `goes_back`: a job without a journal may lose its newest versions, and makes them again.
+  Ledger(std::size_t parameters, double rate, bool goes_back)
+      : parameters_(parameters), rate_(rate), goes_back_(goes_back) {}
 
   static std::vector<float> initial(std::size_t parameters);
   static void gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t end,
@@ -52,19 +54,26 @@ class Ledger {
   std::uint64_t checked() const { return checked_; }
 
  private:
-  struct Seen {
+  struct State {
     std::string first;  ///< worker
     std::vector<float> parameters;
+  };
+  struct Seen {
+    std::vector<State> states;  ///< one more each time that the version was made again
+    std::size_t most = 1;       ///< of them
   };
   using Choice = std::vector<const Contribution*>;
   std::optional<Choice> choose(std::uint64_t version, const std::vector<float>& before,
                                const std::vector<float>& after) const;
+  std::optional<Choice> follows(std::uint64_t version, const State& state) const;
+  void note_going_back(std::uint64_t version);
   void check_samples(const std::vector<Choice>& counted, std::uint64_t samples);
   bool fits(const Choice& chosen, const std::vector<float>& before,
             const std::vector<float>& after) const;
 
   const std::size_t parameters_;
   const double rate_;
+  const bool goes_back_;
   std::vector<Contribution> contributions_;
   std::map<std::uint64_t, Seen> versions_;
   std::vector<std::string> faults_;

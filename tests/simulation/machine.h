@@ -16,7 +16,8 @@ namespace centroid::simulation {
 
 /// What the programs of one job share.
 struct Surroundings {
-  explicit Surroundings(const Plan& p) : plan(p), world(p.seed), ledger(kParameters, kRate) {}
+  explicit Surroundings(const Plan& p)
+      : plan(p), world(p.seed), ledger(kParameters, kRate, p.has_peers()) {}
 
   /// An oracle found a fault of the product.
   void fault(const std::string& what) {

@@ -30,7 +30,22 @@ Plan Plan::draw(std::uint64_t seed) {
   if (plan.codec_down != "f32") plan.apply = "worker";
   if (random.below(4) == 0) plan.optimizer = one_of({"momentum", "adam"});
   if (random.below(3) == 0) plan.rows_clients = 1 + random.below(2);
+  CounterRng later(seed, 2);  // of its own, so that the seeds before it stay the same
+  if (later.below(4) == 0) plan.meet_peers(later.below(3));
   return plan;
+}
+
+/// The workers add their gradients among themselves, which excludes much.
+void Plan::meet_peers(std::uint64_t choice) {
+  exchange = choice == 0 ? "auto" : choice == 1 ? "ring" : "hierarchical";
+  servers = 1;
+  shards = 0;
+  policy = "bsp";
+  late = "drop";
+  apply = "auto";
+  codec_down = "f32";
+  rows_clients = 0;  // without a journal their pushes are lost with the server
+  if (checkpoint_every == 0) checkpoint_every = 20;
 }
 
 Ledger::Rule Plan::rule() const {
@@ -39,7 +54,7 @@ Ledger::Rule Plan::rule() const {
   const bool is_exact =
       is_complete && late == "drop" && codec == "f32" && codec_down == "f32" && optimizer == "sgd";
   if (!is_exact) return Ledger::Rule::kReplicas;
-  return policy == "bsp" ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
+  return policy == "bsp" && !has_peers() ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
 }
 
 std::string Plan::to_string() const {
@@ -47,8 +62,8 @@ std::string Plan::to_string() const {
          std::to_string(min_workers) + "), " + std::to_string(servers) + " servers, " +
          std::to_string(shards) + " shard servers, " + std::to_string(rounds) + " rounds, " +
          std::to_string(faults) + " faults, checkpoint every " + std::to_string(checkpoint_every) +
-         ", policy " + policy + " " + late + ", apply " + apply + ", codec " + codec + " and " +
-         codec_down + ", optimizer " + optimizer + ", " + std::to_string(rows_clients) +
+         ", exchange " + exchange + ", policy " + policy + " " + late + ", apply " + apply +
+         ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", " + std::to_string(rows_clients) +
          " clients of rows";
 }
 

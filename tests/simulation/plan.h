@@ -19,11 +19,17 @@ struct Plan {
   std::uint64_t checkpoint_every = 0;
   std::string policy = "bsp", late = "drop", apply = "server", codec = "f32", codec_down = "f32",
               optimizer = "sgd";
-  std::size_t rows_clients = 0;  ///< of a table of sparse rows
+  std::string exchange = "star";  ///< ring, hierarchical: no server has parameters
+  std::size_t rows_clients = 0;   ///< of a table of sparse rows
 
   static Plan draw(std::uint64_t seed);
+  bool has_peers() const { return exchange != "star"; }
+  std::string token() const { return has_peers() ? "a token" : ""; }
   Ledger::Rule rule() const;  ///< what the ledger can check
   std::string to_string() const;
+
+ private:
+  void meet_peers(std::uint64_t choice);
 };
 
 /// Of every job.

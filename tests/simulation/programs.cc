@@ -33,6 +33,7 @@ void ShardProgram::run(Process& process) {
   CENTROID_CHECK(listener.ok());
   server::ShardOptions options;
   options.name = name();
+  options.token = around_.plan.token();
   options.leaders = transport::ServerList::parse(around_.servers()).value();
   options.advertise = name() + ":7070";
   options.journal_dir = "/shard/journal";
@@ -66,7 +67,11 @@ class WorkerProgram::Trained {
   Trained(Surroundings& around, std::string name) : around_(around), name_(std::move(name)) {
     client::TrainerOptions options;
     options.servers = around_.servers();
+    options.token = around_.plan.token();
     options.name = name_;
+    if (around_.plan.has_peers()) options.exchange = "auto";
+    options.peer_listen = name_ + ":0";
+    options.shared_memory = false;
     options.samples = kSamples;
     options.batch = kBatch;
     options.codec = around_.plan.codec;
@@ -179,6 +184,7 @@ void RowsProgram::run(Process& /*process*/) {
   World& world = around_.world;
   client::RowsClientOptions options;
   options.servers = around_.servers();
+  options.token = around_.plan.token();
   options.name = name();
   options.make_transport = around_.transports();
   CounterRng random(around_.plan.seed, std::hash<std::string>()(name()));

@@ -21,6 +21,8 @@ server::ServerConfig ServerProgram::config() const {
   if (plan.servers > 1) config.etcd.endpoints = "http://etcd:2379";
   config.goal.rounds = plan.rounds;
   config.workers.min = plan.min_workers;
+  config.token = plan.token();
+  config.exchange = plan.exchange;
   config.policy = plan.policy;
   config.late = plan.late;
   config.apply = plan.apply;
@@ -30,12 +32,13 @@ server::ServerConfig ServerProgram::config() const {
   if (plan.rows_clients > 0) config.tables = kTable;
   config.servers = 1 + plan.shards;
   config.transfer.chunk_bytes = 512;
-  config.journal.mode = "on";
+  config.journal.mode = plan.has_peers() ? "off" : "on";
   config.journal.sync = milliseconds(0);
   config.checkpoint.every_rounds = plan.checkpoint_every;
   config.memory.limit = 1u << 30;
   config.timeouts.lease = milliseconds(3000);
   config.timeouts.stall = milliseconds(5000);
+  config.reduce.timeout = milliseconds(5000);
   return config;
 }
 

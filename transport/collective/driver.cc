@@ -1,6 +1,5 @@
 #include "transport/collective/driver.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -8,14 +7,14 @@
 #include <boost/asio/post.hpp>
 
 #include "common/base/clock.h"
+#include "common/base/host.h"
 #include "common/base/relax.h"
 
 namespace centroid::collective {
 
 Driver::Driver(const std::string& name, std::chrono::microseconds spin)
     : guard_(context_.get_executor()), spin_(spin) {
-  thread_ = std::thread([this] { run_in_background(); });
-  pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+  thread_ = Thread(name, [this] { run_in_background(); });
 }
 
 Driver::~Driver() {
@@ -35,7 +34,7 @@ void Driver::begin_work(bool is_waited) {
   if (is_waited) return;
   // Under the mutex: the background thread may be between its check and its sleep.
   const std::lock_guard lock(mutex_);
-  if (!is_driven_) background_.notify_one();
+  if (!is_driven_) background_.notify_all();
 }
 
 void Driver::end_work() { work_.fetch_sub(1); }
@@ -43,7 +42,7 @@ void Driver::end_work() { work_.fetch_sub(1); }
 void Driver::begin_watch() {
   const std::lock_guard lock(mutex_);
   ++watches_;
-  background_.notify_one();
+  background_.notify_all();
 }
 
 void Driver::end_watch() { --watches_; }
@@ -77,7 +76,7 @@ bool Driver::wait_until(const std::atomic<bool>& is_done, TimePoint limit) {
     if (waiting_ != 0) {
       waiters_.notify_all();
     } else if (work_ != 0) {
-      background_.notify_one();
+      background_.notify_all();
     }
   }
   return is_done;
@@ -85,6 +84,10 @@ bool Driver::wait_until(const std::atomic<bool>& is_done, TimePoint limit) {
 
 /// Run ready handlers; otherwise wait for one, polling or asleep.
 void Driver::turn(bool may_spin, const std::atomic<bool>& is_done, TimePoint limit) {
+  if (Host* const host = Host::current(); host != nullptr) {
+    host->yield(context_.poll_one() != 0);
+    return;
+  }
   const bool spins = spin_.count() != 0 && may_spin;
   if (!may_spin && polls_.empty()) {
     context_.run_one();

@@ -2,15 +2,14 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 
 #include "common/async/task.h"
+#include "common/base/thread.h"
 #include "transport/poll_set.h"
 
 namespace centroid::collective {
@@ -82,15 +81,15 @@ class Driver {
   transport::PollSet polls_;
   std::atomic<bool> has_cores_{false};
   std::chrono::nanoseconds spin_time_ = kSpinTime;  ///< how long it pays at present
-  std::mutex mutex_;
-  std::condition_variable waiters_, background_;
+  Mutex mutex_;
+  Condition waiters_, background_;
   std::atomic<std::size_t> waiting_{0};  ///< threads asleep in `wait`
   std::atomic<std::size_t> watches_{0};
   std::atomic<std::size_t> started_{0};  ///< works, ever
   bool is_driven_ = false;
   std::atomic<bool> is_stopping_{false};
   std::atomic<std::size_t> work_{0};
-  std::thread thread_;
+  Thread thread_;
 };
 
 template <class T>

@@ -1,8 +1,8 @@
 #include "transport/collective/mesh.h"
 
 #include <algorithm>
-#include <thread>
 
+#include "common/base/thread.h"
 #include "transport/collective/group_core.h"
 
 namespace centroid::collective {
@@ -76,7 +76,7 @@ Result<Group> Mesh::join(const Roster& roster) {
   };
   const auto near = std::count_if(roster.nodes.begin(), roster.nodes.end(), is_near);
   const std::shared_ptr<Driver>& driver = impl_->station->driver;
-  driver->set_has_cores(near <= std::thread::hardware_concurrency());
+  driver->set_has_cores(near <= core_count());
   auto network = std::make_shared<Network>(impl_->station, roster);
   driver->run(impl_->hand_over(network));
   auto generation = std::make_shared<Generation>(std::move(network));
@@ -140,10 +140,10 @@ Task<Result<transport::EchoReport>> Mesh::measure(Endpoint endpoint, std::string
   co_return co_await run_there(*impl_->station, std::move(there));
 }
 
-Mesh::TransportFactory tcp_factory(transport::TransportOptions options) {
+Mesh::TransportFactory tcp_factory(transport::TransportOptions options, transport::Factory make) {
   if (options.congestion_control.empty()) options.congestion_control = "auto";
   options.stall_timeout = kNoStallLimit;
-  return [options](Executor executor) { return transport::make_tcp(executor, options); };
+  return [options, make = std::move(make)](Executor executor) { return make(executor, options); };
 }
 
 Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub) {

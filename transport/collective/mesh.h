@@ -94,8 +94,10 @@ class Mesh {
 };
 
 /// TCP for collectives: congestion control by itself ("auto"), and no stall timeout of its own,
-/// because operations have deadlines and peers may compute for minutes between them.
-Mesh::TransportFactory tcp_factory(transport::TransportOptions options = {});
+/// because operations have deadlines and peers may compute for minutes between them. `make`: what
+/// takes the place of TCP.
+Mesh::TransportFactory tcp_factory(transport::TransportOptions options = {},
+                                   transport::Factory make = transport::make_tcp);
 Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub);
 
 }  // namespace centroid::collective

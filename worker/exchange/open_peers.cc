@@ -31,6 +31,15 @@ Result<std::string> address_towards_a_server(const ClusterOptions& options) {
   }
 }
 
+bool is_any(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
+/// Whether others connect to this machine's address on the way to a server.
+bool needs_own_address(const PeerSettings& settings) {
+  if (settings.listen.empty()) return true;
+  const auto listen = transport::Endpoint::parse(settings.listen);
+  return listen.ok() && is_any(listen->host) && settings.advertise.empty();
+}
+
 Status listen_to_peers(const PeerSettings& settings, const std::string& own_address,
                        ClusterOptions& options) {
   transport::Endpoint listen;
@@ -52,9 +61,9 @@ Status listen_to_peers(const PeerSettings& settings, const std::string& own_addr
   mesh.shared_memory = settings.shared_memory;
   mesh.connections = settings.connections;
   CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
-                  PeerReducer::open(collective::tcp_factory(wire), listen, mesh));
+                  PeerReducer::open(collective::tcp_factory(wire, settings.make_transport), listen, mesh));
   transport::Endpoint advertised = peers->endpoint();
-  if (advertised.host == "0.0.0.0" || advertised.host == "::")
+  if (is_any(advertised.host))
     advertised.host = own_address;  // other workers cannot connect to the other
   std::string endpoint = settings.advertise.empty() ? advertised.to_string() : settings.advertise;
   CENTROID_TRY(transport::Endpoint::parse(endpoint));
@@ -66,7 +75,10 @@ Status listen_to_peers(const PeerSettings& settings, const std::string& own_addr
 }  // namespace
 
 Status open_peers(const PeerSettings& settings, ClusterOptions& options) {
-  CENTROID_ASSIGN(const std::string own_address, address_towards_a_server(options));
+  std::string own_address;
+  if (needs_own_address(settings)) {
+    CENTROID_ASSIGN(own_address, address_towards_a_server(options));
+  }
   const Status opened = listen_to_peers(settings, own_address, options);
   if (opened.ok()) return {};
   const bool is_asked_for =

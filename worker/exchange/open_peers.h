@@ -17,6 +17,7 @@ struct PeerSettings {
   std::string congestion_control = "auto";
   std::shared_ptr<transport::StreamLayer> layer;  ///< TLS among the workers; nullptr: none
   metrics::Counter connections;                   ///< opened with other workers
+  transport::Factory make_transport = transport::make_tcp;
 };
 
 /// Accept connections of other workers: sets `options.peers` and `options.join.peer_endpoint`.

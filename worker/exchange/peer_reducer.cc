@@ -30,7 +30,7 @@ Result<std::unique_ptr<PeerReducer>> PeerReducer::open(
 }
 
 PeerReducer::PeerReducer(std::unique_ptr<collective::Mesh> mesh) : mesh_(std::move(mesh)) {
-  thread_ = std::thread([this] { work(); });
+  thread_ = Thread("reducer", [this] { work(); });
 }
 
 PeerReducer::~PeerReducer() {

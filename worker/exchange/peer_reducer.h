@@ -1,15 +1,14 @@
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "common/base/thread.h"
 #include "common/tensor/chunk_plan.h"
 #include "transport/collective/collectives.h"
 #include "transport/collective/mesh.h"
@@ -120,8 +119,8 @@ class PeerReducer {
   std::vector<std::vector<Bucket>> buckets_;  // of each fragment
   std::unique_ptr<CodedMean> coded_;          // with another codec than f32
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable Mutex mutex_;
+  Condition changed_;
   std::optional<Job> job_;
   std::function<void(Outcome)> done_;
   std::vector<bool> ready_;
@@ -130,7 +129,7 @@ class PeerReducer {
   std::optional<RoundEnd> round_over_;  // the next job begins with it
   transport::TrafficCounters closed_traffic_, live_traffic_;
   bool ends_ = false;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace centroid::worker
