@@ -58,7 +58,7 @@ class RoundAttempts : private JobPart {
   WaitReport& wait_report_;
   Generation generation_sent_;
   std::pair<Generation, std::vector<MemberId>> peers_;  ///< of the last attempt among peers
-  MemberId first_elsewhere_;  ///< at the last look for who is silent
+  MemberId first_elsewhere_;                            ///< at the last look for who is silent
 };
 
 }  // namespace centroid::server

@@ -12,7 +12,7 @@ namespace {
 // With everything healed a round takes some milliseconds; leases and reconnects take seconds.
 constexpr seconds kMostWithoutProgress{90};
 constexpr std::chrono::hours kMostTime{2};  ///< of a job
-constexpr seconds kNamedWithin{2};  ///< a wait that is longer must have a name
+constexpr seconds kNamedWithin{2};          ///< a wait that is longer must have a name
 /// Looks, one each 20 ms: between two waits nobody waits for a moment, and a wait has no name while
 /// it is younger than Waits::kYoung.
 constexpr std::size_t kMostLooks = 15;

@@ -63,8 +63,8 @@ std::string Plan::to_string() const {
          std::to_string(shards) + " shard servers, " + std::to_string(rounds) + " rounds, " +
          std::to_string(faults) + " faults, checkpoint every " + std::to_string(checkpoint_every) +
          ", exchange " + exchange + ", policy " + policy + " " + late + ", apply " + apply +
-         ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", " + std::to_string(rows_clients) +
-         " clients of rows";
+         ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", " +
+         std::to_string(rows_clients) + " clients of rows";
 }
 
 }  // namespace centroid::simulation

@@ -60,8 +60,9 @@ Status listen_to_peers(const PeerSettings& settings, const std::string& own_addr
   mesh.thread_name = "peers";
   mesh.shared_memory = settings.shared_memory;
   mesh.connections = settings.connections;
-  CENTROID_ASSIGN(std::shared_ptr<PeerReducer> peers,
-                  PeerReducer::open(collective::tcp_factory(wire, settings.make_transport), listen, mesh));
+  CENTROID_ASSIGN(
+      std::shared_ptr<PeerReducer> peers,
+      PeerReducer::open(collective::tcp_factory(wire, settings.make_transport), listen, mesh));
   transport::Endpoint advertised = peers->endpoint();
   if (is_any(advertised.host))
     advertised.host = own_address;  // other workers cannot connect to the other
