@@ -75,7 +75,13 @@ class Beside(TlsTest):
         return server, target
 
     def refused(self, server, target, name):
-        text = ask(target.metrics, "/metrics")[1] if name == OF_WORKERS else server.call("GET", "/metrics")[1]
+        """Refusals so far. The flood may take the answer's place too: then ask again."""
+        until = time.monotonic() + 30
+        while True:
+            status, text = ask(target.metrics, "/metrics") if name == OF_WORKERS else server.call("GET", "/metrics")
+            if status == 200:
+                break
+            self.assertLess(time.monotonic(), until, f"no metrics beside {name}: {status} {text[:200]}")
         return float(text.partition(f'centroid_budget_refused_total{{resource="{name}"}} ')[2].split()[0])
 
     def measure(self, server, target, name):
