@@ -284,7 +284,10 @@ Task<void> Dialer::answer_peers(transport::Listener& listening) {
 Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   Bound bound(*connection, now() + transport::kGreetingTimeout);
-  const auto join = co_await greet_peer(*connection);
+  const auto peer = co_await transport::answer_hello(*connection, greeting());
+  // It is refused already, or gone; or this generation has ended, and it calls the next one.
+  if (!peer.ok()) co_return;
+  const auto join = co_await greet_peer(*connection, *peer);
   if (join.ok() && join->world == 0) co_return;  // it only measured
   if (!join.ok()) {
     const std::vector<std::byte> head = transport::encode_error(join.error());
@@ -312,9 +315,7 @@ Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection) {
   put(join->rank, std::move(connection), agreed.features);
 }
 
-Task<Result<Join>> Dialer::greet_peer(Connection& connection) {
-  CENTROID_CO_ASSIGN(const transport::Peer peer,
-                     co_await transport::answer_hello(connection, greeting()));
+Task<Result<Join>> Dialer::greet_peer(Connection& connection, const transport::Peer& peer) {
   connection.set_limits(peer.limits);
   if (peer.role == kMeasurer) {
     co_await answer_echoes(connection);

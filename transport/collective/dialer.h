@@ -77,7 +77,7 @@ class Dialer {
   Task<Status> try_shared(std::uint32_t rank, std::uint32_t port, Deadline deadline);
   Task<void> answer_peers(transport::Listener& listening);
   Task<void> answer_peer(std::unique_ptr<transport::Connection> connection);
-  Task<Result<Join>> greet_peer(transport::Connection& connection);
+  Task<Result<Join>> greet_peer(transport::Connection& connection, const transport::Peer& peer);
   Task<void> answer_echoes(transport::Connection& connection);
   Status judge(const Join& join) const;
 
