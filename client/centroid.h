@@ -340,13 +340,14 @@ CENTROID_API void centroid_ended_close(centroid_ended* ended);
 
 typedef struct centroid_codec centroid_codec;
 
-/* Of `count` numbers, with error feedback: what a payload lacks goes with the next one. spec: as
- * centroid_training.codec, such as "topk:0.01" or "int8:feedback=on". */
+/* Of `count` numbers, with error feedback: what a payload lacks goes with the next one. spec: a codec
+ * with feedback, such as "topk:0.01" or "int8:feedback=on", without momentum and clip. */
 CENTROID_API int centroid_codec_open(const char* spec, uint64_t count, centroid_codec** codec);
 /* The most bytes of a payload. */
 CENTROID_API uint64_t centroid_codec_room(const centroid_codec* codec);
-/* Writes the payload of values + residual; the residual, which is 0 at first and of the caller, is
- * then what the payload lacks. A sum that is not finite arrives, with all others as they are. */
+/* Writes the payload of values + residual to centroid_codec_room bytes. The residual of `count`
+ * numbers is the caller's: 0 at first, then what the payload lacks. A sum that is not finite
+ * arrives; then the others of its megabyte (topk: all others) do too, and their residual is 0. */
 CENTROID_API int centroid_codec_encode(centroid_codec* codec, const float* values, float* residual,
                                        void* payload, uint64_t* bytes);
 /* sum[i] += scale * number i of the payload; with first: = . Sums are undefined after an error. */

@@ -1,6 +1,8 @@
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "client/c_boundary.h"

@@ -66,8 +66,8 @@ class DeviceResidual {
 /// options FeedbackOptions (spec.h): u = m u + g; residual += u (Nesterov: u = m (u + g); residual
 ///         += u + g); u = 0 for sent elements; g scaled to a norm of clip / sqrt(world) per unit
 /// undo    a void round has no effect: computing it again sends the same bytes
-/// owns    two floats per element, four with momentum (the present value and the one before the
-///         round), and a round's payloads; with Residual::kCallers only the payloads
+/// owns    two floats per element, four with momentum (the value now and before the round), a copy
+///         of a unit with buffers, and a round's payloads; with Residual::kCallers only these
 /// thread  one at a time; selection runs on `pool` if there is one
 /// source  Karimireddy et al. 2019, "Error Feedback Fixes SignSGD"; Lin et al. 2018, "Deep Gradient
 ///         Compression"

@@ -33,8 +33,8 @@ proto::RoundRates RoundAttempts::round_rates() const {
   return rates;
 }
 
-/// The peers of a generation are its members for ever: a round of fewer of them (at an epoch's end,
-/// or while one is silent) has a generation of its own.
+/// The peers of a generation never change: a round of other members (at an epoch's end, or while
+/// one is away) gets a generation of its own.
 void RoundAttempts::renew_for(const std::vector<MemberId>& members) {
   if (!open_.among_peers) return;
   if (peers_.first == members_.roster.generation() && peers_.second != members) {

@@ -193,7 +193,8 @@ void Job::inject() {
       shard.cut_power();
       return start_again_after(shard);
     default:
-      // What workers add is only in checkpoints: a full disk and then a kill lose the whole job.
+      // Without a journal the end of a job is in its last checkpoint alone: if that finds a full
+      // disk and the server is killed, workers that have ended do not come back.
       if (around_.plan.has_peers()) return;
       return (random.below(2) == 0 ? static_cast<Machine&>(server) : shard).fill_disk(time);
   }

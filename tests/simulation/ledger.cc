@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "common/base/random.h"
 
@@ -22,7 +23,7 @@ void Ledger::gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t en
 }
 
 std::size_t Ledger::add(const std::string& worker, const worker::Share& share) {
-  if (goes_back_) note_going_back(share.version.value);
+  if (may_go_back_) note_share(share.version.value);
   contributions_.push_back({.worker = worker,
                             .version = share.version.value,
                             .epoch = share.epoch,
@@ -36,10 +37,12 @@ void Ledger::decide(std::size_t contribution, Fate fate, std::uint64_t counted_i
   contributions_[contribution].counted_in = counted_in;
 }
 
-/// A share of a version behind which others were seen: each of these may be made once more. (So it
-/// is too when a worker that stood still comes late; then less is checked.)
-void Ledger::note_going_back(std::uint64_t version) {
-  if (versions_.empty()) return;
+/// A share of an older version than the one before it: those behind it may be made once more. (So
+/// it is too when a worker that stood still comes late; then less is checked.)
+void Ledger::note_share(std::uint64_t version) {
+  const bool is_back = version < std::exchange(at_, version);
+  if (!is_back || versions_.empty()) return;
+  went_back_ = true;
   const std::uint64_t newest = versions_.rbegin()->first;
   for (std::uint64_t again = version + 1; again <= newest; ++again) ++versions_[again].most;
 }
@@ -99,7 +102,7 @@ std::optional<Ledger::Choice> Ledger::choose(std::uint64_t version,
       choices.insert(choices.begin(), &one);
   }
   for (auto& [worker, choices] : of)
-    if (choices.front() != nullptr && !goes_back_) choices.resize(1);
+    if (choices.front() != nullptr && !went_back_) choices.resize(1);
   Choice chosen;
   std::function<bool(decltype(of)::const_iterator)> next_of = [&](auto next) {
     if (next == of.end()) return fits(chosen, before, after);
@@ -143,7 +146,8 @@ std::vector<std::string> Ledger::check(Rule rule, std::uint64_t samples) {
                           "contributions");
     }
   }
-  if (rule == Rule::kEachOnce && is_complete && faults_.empty()) check_samples(counted, samples);
+  const bool is_whole = is_complete && !went_back_ && faults_.empty();
+  if (rule == Rule::kEachOnce && is_whole) check_samples(counted, samples);
   return faults_;
 }
 

@@ -31,9 +31,9 @@ class Ledger {
     std::uint64_t counted_in = 0;  ///< version
   };
 
-  /// `goes_back`: a job without a journal may lose its newest versions, and makes them again.
-  Ledger(std::size_t parameters, double rate, bool goes_back)
-      : parameters_(parameters), rate_(rate), goes_back_(goes_back) {}
+  /// `may_go_back`: a job without a journal may lose its newest versions, and makes them again.
+  Ledger(std::size_t parameters, double rate, bool may_go_back)
+      : parameters_(parameters), rate_(rate), may_go_back_(may_go_back) {}
 
   static std::vector<float> initial(std::size_t parameters);
   static void gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t end,
@@ -66,14 +66,16 @@ class Ledger {
   std::optional<Choice> choose(std::uint64_t version, const std::vector<float>& before,
                                const std::vector<float>& after) const;
   std::optional<Choice> follows(std::uint64_t version, const State& state) const;
-  void note_going_back(std::uint64_t version);
+  void note_share(std::uint64_t version);
   void check_samples(const std::vector<Choice>& counted, std::uint64_t samples);
   bool fits(const Choice& chosen, const std::vector<float>& before,
             const std::vector<float>& after) const;
 
   const std::size_t parameters_;
   const double rate_;
-  const bool goes_back_;
+  const bool may_go_back_;
+  bool went_back_ = false;
+  std::uint64_t at_ = 0;  ///< version of the newest share
   std::vector<Contribution> contributions_;
   std::map<std::uint64_t, Seen> versions_;
   std::vector<std::string> faults_;

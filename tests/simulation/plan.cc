@@ -54,7 +54,7 @@ Ledger::Rule Plan::rule() const {
   const bool is_exact =
       is_complete && late == "drop" && codec == "f32" && codec_down == "f32" && optimizer == "sgd";
   if (!is_exact) return Ledger::Rule::kReplicas;
-  return policy == "bsp" && !has_peers() ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
+  return policy == "bsp" ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
 }
 
 std::string Plan::to_string() const {

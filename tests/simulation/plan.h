@@ -19,11 +19,12 @@ struct Plan {
   std::uint64_t checkpoint_every = 0;
   std::string policy = "bsp", late = "drop", apply = "server", codec = "f32", codec_down = "f32",
               optimizer = "sgd";
-  std::string exchange = "star";  ///< ring, hierarchical: no server has parameters
+  std::string exchange = "star";  ///< ring, hierarchical, auto: the workers have the newest state
   std::size_t rows_clients = 0;   ///< of a table of sparse rows
 
   static Plan draw(std::uint64_t seed);
   bool has_peers() const { return exchange != "star"; }
+  /// Without one a worker accepts no others from elsewhere.
   std::string token() const { return has_peers() ? "a token" : ""; }
   Ledger::Rule rule() const;  ///< what the ledger can check
   std::string to_string() const;

@@ -14,8 +14,10 @@ Status LinkFeedback::open(const proto::JoinReply& terms, const CodecSpec& spec,
   among_peers_ = peers_ != nullptr;
   if (!among_peers_) {
     CENTROID_TRY(make_own());
-    const bool may_move = terms.local_steps <= 1 && !passes_nonfinite_ && !plan.has_buffers();
-    if (memory_.device_residual && may_move) {
+    const bool may_move = terms.local_steps <= 1 && !passes_nonfinite_;
+    if (memory_.device_residual && may_move && plan.has_buffers()) {
+      log::info("codec.moved_to_host", {{"why", "the model has buffers (running statistics)"}});
+    } else if (memory_.device_residual && may_move) {
       auto residual = memory_.device_residual(options_.join.codec, plan);
       if (residual.ok())
         own_->use_device(std::move(residual).value());

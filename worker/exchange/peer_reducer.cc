@@ -160,7 +160,12 @@ ErrorFeedback* PeerReducer::feedback_at_rest() {
 
 /// Be in the group of the job's generation.
 Status PeerReducer::enter(const Job& job) {
-  if (groups_ && groups_->all.generation() == job.roster.generation) return {};
+  // A server that was started again may give the number of a generation to other workers.
+  const bool is_same = entered_.generation == job.roster.generation &&
+                       entered_.rank == job.roster.rank &&
+                       entered_.endpoints == job.roster.endpoints;
+  if (groups_ && is_same) return {};
+  entered_ = job.roster;
   std::optional<PeerGroups> old;
   {
     const std::lock_guard lock(mutex_);

@@ -126,6 +126,7 @@ class PeerReducer {
   std::vector<bool> ready_;
   std::optional<Error> aborted_;
   std::optional<PeerGroups> groups_;
+  collective::Roster entered_;          ///< of `groups_`; of the work's thread
   std::optional<RoundEnd> round_over_;  // the next job begins with it
   transport::TrafficCounters closed_traffic_, live_traffic_;
   bool ends_ = false;

@@ -25,8 +25,8 @@ def topk_hook(fraction):
 
     fraction  of the numbers: 0.01 sends 1.3 % of the bytes
     """
-    if not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        raise _bad(f"topk_hook: the fraction {fraction!r} is not above 0 and at most 1")
+    if not isinstance(fraction, (int, float)) or not 1e-9 <= fraction <= 1:
+        raise _bad(f"topk_hook: the fraction {fraction!r} is not from 1e-9 to 1")
     return _ToAll("topk_hook", f"topk:{fraction:.9f}")
 
 
@@ -124,6 +124,7 @@ class _Hook:
         if values.dtype != torch.float32:
             raise _bad(f"{self.__name__} is for float32 gradients, these are {values.dtype}: autocast keeps the parameters float32")
         if group is not self._group:
+            self._codecs = {}
             self._group, self._tag = group, _HOOKS + (next(group.hooks) << 20)
         return _Steps(group.group, self._tag + index, self._steps(group.group, index, values, self._residual(bucket))).future(values)
 
@@ -152,7 +153,7 @@ class _Hook:
         return residual
 
     def _codec(self, index, count):
-        """Of the bucket; one bucket's operations follow each other, those of several may not."""
+        """A bucket's codec. Operations of one bucket follow each other; those of several may overlap."""
         if (index, count) not in self._codecs:
             self._codecs[index, count] = _Codec(self._spec, count)
         return self._codecs[index, count]
