@@ -191,9 +191,10 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
   s.field("resume", &c.resume,
           {.text = "continue from the newest valid checkpoint in checkpoint.dir, "
                    "with any number of ranks"});
-  s.field("plan.bandwidth", &c.sharded.plan_bandwidth,
-          {.text = "train nothing: print memory and time of each way to divide the model among "
-                   "world workers with links of this bandwidth, such as 1Gb/s (centroidctl plan)"});
+  s.field(
+      "plan.bandwidth", &c.sharded.plan_bandwidth,
+      {.text = "train nothing: print memory and time of each sharding and number of stages "
+               "for world workers with links of this bandwidth, such as 1Gb/s (centroidctl plan)"});
   s.field("plan.step_time", &c.sharded.plan_step_time,
           {.text = "of a plan: time in which a worker computes its batch; 0: measured",
            .unit = "ms",
@@ -315,7 +316,10 @@ Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
   const bool has_parts = mesh.size(parallel::Axis::kTensor) > 1;
   const std::uint64_t given = c.sharded.micro_batches;
   if (stages == 1 && !has_parts)
-    return given == 0 ? Status() : refuse("micro_batches are for pp and tp: set one to 2 or more");
+    return given == 0
+               ? Status()
+               : refuse(
+                     "micro_batches are for stages and parts of layers: set pp or tp to 2 or more");
   const std::uint64_t parts = c.sharded.micro_batches_of(stages);
   if (parts < stages)
     return refuse(std::to_string(parts) + " micro_batches for " + std::to_string(stages) +

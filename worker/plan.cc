@@ -70,7 +70,7 @@ void print_table(const Plan& plan) {
     std::printf("The fastest that fits, on each worker with its RANK from 0 to %u:\n\n%s\n",
                 plan.question.workers - 1, command_of(plan, *best).c_str());
   else
-    std::printf("Nothing fits into %.1f MiB: take more workers, or lower --batch.\n",
+    std::printf("Nothing fits into %.1f MiB: take more workers, lower --batch, or see tp.\n",
                 mebibytes(plan.question.memory));
 }
 

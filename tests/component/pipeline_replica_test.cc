@@ -251,6 +251,8 @@ TEST(PipelineReplica, BadInputIsRefusedBeforeMemoryIsTaken) {
               HasSubstr("2 micro-batches for 3 stages"));
   EXPECT_THAT(refused(kTransformer, options_of("tp=4", 4, 1)),
               HasSubstr("heads 2 is no multiple of 4"));
+  EXPECT_THAT(refused(kTransformer, options_of("dp=3,tp=2", 6, 1)),
+              HasSubstr("vocabulary 11 is no multiple of tp=2, which dp above 2 needs"));
   EXPECT_THAT(refused("mlp:12-9-4", options_of("tp=2", 2, 1)), HasSubstr("only transformers"));
   EXPECT_THAT(refused("mlp:12-9-4,norm=batch", options_of("pp=2", 2, 4)), HasSubstr("norm"));
   EXPECT_THAT(refused("transformer:layers=1,width=16,heads=2,context=8,vocabulary=11,tied=yes",

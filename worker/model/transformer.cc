@@ -34,8 +34,9 @@ Status Transformer::set_part(const TensorPart& part) {
   const auto refuse = [&](const char* why) {
     return Error(ErrorCode::kInvalidArgument, "model '" + spec() + "' cannot be divided: " + why);
   };
-  if (part.ranks > 1 && base_) return refuse("it has base weights");
-  if (part.ranks > 1 && backend_->parts() == nullptr) return refuse("it is not on a CPU");
+  if (part.ranks > 1 && base_) return refuse("it has base weights; use dp and pp");
+  if (part.ranks > 1 && backend_->parts() == nullptr)
+    return refuse("it is not on a CPU; use dp and pp");
   CENTROID_TRY(TransformerPart::of(config_, part.rank, part.ranks));
   lay_out(part);
   return {};

@@ -28,7 +28,7 @@ Status check(const TransformerConfig& config, std::uint32_t ranks) {
     return refuse(std::string(what) + " " + std::to_string(number) + " is no multiple of " +
                   std::to_string(ranks));
   };
-  if (config.lora.rank > 0) return refuse("it has adapters (lora)");
+  if (config.lora.rank > 0) return refuse("it has adapters (lora); use dp and pp");
   if (config.heads % ranks != 0) return no_multiple("heads", config.heads);
   if (config.hidden % ranks != 0) return no_multiple("hidden", config.hidden);
   const auto too_few = [&](const char* what, std::uint64_t number) {

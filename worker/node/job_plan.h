@@ -48,8 +48,8 @@ struct PlanRow {
   StepTime time;
   bool fits = false;
 };
-/// All ways, of which each trains the same samples in a step. Stages that the model cannot have are
-/// left out.
+/// All shardings and numbers of stages, not tp. Each way trains the same samples in a step. Stages
+/// that the model cannot have are left out.
 ///
 /// fails  invalid_argument: fewer than 2 workers, a batch of 0; as sharded_memory
 Result<std::vector<PlanRow>> plan_job(const Model& model, const PlanQuestion& question,

@@ -26,7 +26,7 @@ Result<std::uint64_t> measuring_bytes(const Model& model, std::uint64_t samples)
 /// Measure the layers on this machine, each alone and at its fastest. Layers of equal shapes are
 /// measured once. The time of many samples is estimated from that of fewer.
 ///
-/// cost   about a tenth of a second for each kind of layer, and at least three passes of a sample
+/// cost   about a tenth of a second for each kind of layer; one pass of a sample if that is longer
 /// fails  invalid_argument: the model has no passes
 Result<std::vector<LayerCost>> measure_layers(const Model& model, std::uint64_t samples);
 

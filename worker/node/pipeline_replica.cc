@@ -70,14 +70,26 @@ Result<std::unique_ptr<Model>> cut_model(const Model& model, const PipelineOptio
   return own;
 }
 
-/// The whole tensor, of the parts end to end: each has some of its rows or some of its columns.
+/// Parts of an uneven vocabulary lie on other data ranks, of which three or more add up in another
+/// order: the copies of whole tensors would drift apart.
+Status check_even(const Model& model, const parallel::Mesh& mesh) {
+  const std::uint32_t parts = mesh.size(Axis::kTensor);
+  if (parts == 1 || mesh.size(Axis::kData) < 3) return {};
+  for (const auto& [what, number] :
+       {std::pair("vocabulary", model.vocabulary()), std::pair("classes", model.classes())})
+    if (number % parts != 0)
+      return refusal("mesh " + mesh.text() + ": " + what + " " + std::to_string(number) +
+                     " is no multiple of tp=" + std::to_string(parts) + ", which dp above 2 needs");
+  return {};
+}
+
+/// The whole tensor, of the parts end to end, of which each has some of its columns.
 void join_tensor(std::span<const Manifest> parts, std::size_t tensor, const TensorInfo& whole,
                  std::span<const float> values, std::span<float> out) {
   const std::uint64_t width = whole.shape.back();
   std::uint64_t first = 0;  // column
   for (const Manifest& part : parts) {
     const Shape& shape = part[tensor].shape;
-    if (shape.back() == width) return void(std::ranges::copy(values, out.begin()));
     for (std::uint64_t row = 0; row < shape[0]; ++row)
       std::ranges::copy(values.subspan(row * shape[1], shape[1]),
                         out.begin() + static_cast<std::ptrdiff_t>(row * width + first));
@@ -110,6 +122,7 @@ Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOption
   const std::uint32_t stages = options.mesh.size(Axis::kPipeline);
   CENTROID_ASSIGN(std::vector<double> costs, matrix_elements(model));
   CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, 0));
+  CENTROID_TRY(check_even(model, options.mesh));
   for (const Pass& pass : own->layered()->passes(true))
     if (pass.reads.size() > 1)
       return refusal("model '" + model.spec() + "' has layers that share a tensor; use tied=no");
@@ -402,6 +415,11 @@ Error PipelineReplica::fail(const Error& cause) {
 }
 
 Status PipelineReplica::visit(const Visit& visit) {
+  if (const Status done = visit_stages(visit); !done.ok()) return fail(done.error());
+  return {};
+}
+
+Status PipelineReplica::visit_stages(const Visit& visit) {
   for (std::uint32_t stage = 0; stage < line_.world(); ++stage) {
     if (stage == line_.rank()) {
       CENTROID_TRY(gather());
@@ -427,6 +445,10 @@ Result<std::span<const float>> PipelineReplica::join_parts(std::size_t tensor,
   std::vector<float> values(is_first ? info.elements() : 0);
   CENTROID_TRY(collective::gather(tensor_, own, std::span(values), 0, {}, counts));
   if (!is_first) return own;
+  if (parts[0][tensor].shape.back() == info.shape.back()) {  // some rows each
+    whole = std::move(values);
+    return std::span<const float>(whole);
+  }
   whole.resize(values.size());
   join_tensor(parts, tensor, info, values, whole);
   return std::span<const float>(whole);

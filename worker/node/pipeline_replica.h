@@ -114,6 +114,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   Error fail(const Error& cause);
   Result<std::span<const float>> join_parts(std::size_t tensor, std::span<const Manifest> parts,
                                             std::vector<float>& whole);
+  Status visit_stages(const Visit& visit);
   Status send_stage(const Visit& visit);
   Status receive_stage(std::uint32_t stage, const Visit& visit);
 
