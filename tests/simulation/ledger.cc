@@ -37,13 +37,14 @@ void Ledger::decide(std::size_t contribution, Fate fate, std::uint64_t counted_i
   contributions_[contribution].counted_in = counted_in;
 }
 
-/// A share of an older version than the one before it: those behind it may be made once more. (So
-/// it is too when a worker that stood still comes late; then less is checked.)
+/// A share that repeats a version although a later one was seen: those behind it may be made once
+/// more. (Each worker's share counts, and so does that of one that stood still and comes late; then
+/// less is checked.)
 void Ledger::note_share(std::uint64_t version) {
-  const bool is_back = version < std::exchange(at_, version);
-  if (!is_back || versions_.empty()) return;
+  const std::uint64_t before = std::exchange(at_, version);
+  const std::uint64_t newest = versions_.empty() ? 0 : versions_.rbegin()->first;
+  if (version > before || version >= newest) return;
   went_back_ = true;
-  const std::uint64_t newest = versions_.rbegin()->first;
   for (std::uint64_t again = version + 1; again <= newest; ++again) ++versions_[again].most;
 }
 
