@@ -9,12 +9,13 @@
 
 #include "common/codec/momentum.h"
 #include "common/codec/warmup.h"
+#include "common/tensor/finite.h"
 #include "common/tensor/multiversion.h"
 
 namespace centroid {
 namespace {
 
-bool is_finite(float x) { return topk::key_of(x) < topk::kInfinity; }
+bool is_number(float x) { return topk::key_of(x) < topk::kInfinity; }
 
 struct Momentum {
   CENTROID_KERNEL void run(const float* g, float* u, float* out, float momentum, bool nesterov,
@@ -311,7 +312,7 @@ Result<std::span<const float>> ErrorFeedback::send_buffers(const Unit& unit,
     const Chunk& chunk = plan_.chunks()[c];
     if (!plan_.is_buffer(chunk)) continue;
     const std::span<float> values = given.subspan(chunk.position - unit.begin, chunk.elements);
-    const auto wrong = std::ranges::find_if_not(values, is_finite);
+    const auto wrong = std::ranges::find_if_not(values, is_number);
     if (wrong != values.end() && !pass_nonfinite_)
       return Error(ErrorCode::kInvalidArgument, "error feedback: tensor " +
                                                     plan_.manifest()[chunk.tensor.value].name +
@@ -398,7 +399,7 @@ Status ErrorFeedback::send_dense(const Chunk& chunk, ValueType type) {
   decoded_.resize(std::max<std::size_t>(decoded_.size(), chunk.elements));
   const std::span<float> sent = std::span(decoded_).first(chunk.elements);
   CENTROID_TRY(codec_->decode(Bytes(out_).first(bytes), sent));
-  const bool is_complete = pass_nonfinite_ && !std::ranges::all_of(sent, is_finite);
+  const bool is_complete = pass_nonfinite_ && !is_finite(sent);
   bool is_exact = spec_.kind == CodecSpec::Kind::kSign;  // sign rounds, and never overflows
   if (!is_exact)
     run_multiversioned<Subtract>(residual.data(), sent.data(), residual.size(), false, &is_exact);
@@ -458,7 +459,7 @@ void ErrorFeedback::take_back() {
     const std::span<float> sent = std::span(decoded_).first(chunk.elements);
     CENTROID_CHECK(codec_->decode(payload.bytes, sent).ok());
     for (std::size_t i = 0; i < sent.size(); ++i)
-      residual[i] += is_finite(sent[i]) ? sent[i] : 0.0f;
+      residual[i] += is_number(sent[i]) ? sent[i] : 0.0f;
   }
   if (has_sent) write_device();
   drop_copies();
@@ -477,7 +478,7 @@ void ErrorFeedback::add_residual(std::uint64_t position, std::span<const std::ui
   const std::span<float> residual = sums_.subspan(position);
   for (std::size_t j = 0; j < index.size(); ++j) {
     const float next = residual[index[j]] + factor * left[j];
-    if (is_finite(next)) residual[index[j]] = next;
+    if (is_number(next)) residual[index[j]] = next;
   }
 }
 
@@ -498,8 +499,7 @@ Status ErrorFeedback::restore(const State& state) {
     return bad("the state has " + std::to_string(state.residual.size()) + " numbers of residual, " +
                std::to_string(state.momentum.size()) + " of momentum; expected " +
                std::to_string(n) + " and " + std::to_string(momentum));
-  if (!std::ranges::all_of(state.residual, is_finite) ||
-      !std::ranges::all_of(state.momentum, is_finite))
+  if (!is_finite(state.residual) || !is_finite(state.momentum))
     return bad("the state has numbers that are not finite");
   reset();
   std::ranges::copy(state.residual, sums_.begin());

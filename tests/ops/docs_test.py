@@ -277,6 +277,7 @@ RUN = {
     "job resume": ["job resume"],
     "doctor [--no-members]": ["doctor", "doctor --no-members"],
     "bench [HOST:PORT]": ["bench {data}"],
+    "plan --model M --workers N --bandwidth B": ["plan --model mlp:64-128-128-10 --workers 2 --bandwidth 1Gb/s"],
     "trace [WORKER:PORT ...]": ["trace", "trace {metrics}", "trace --out {folder}/all.json"],
     "tables": ["tables"],
     "probe URL": ["probe http://{api}/healthz"],
