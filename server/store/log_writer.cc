@@ -125,12 +125,16 @@ Status LogWriter::sync_now() {
   // Never repeated: after a failed sync the system may have dropped the pages and report the next
   // one as a success.
   CENTROID_TRY(file::sync_data(*file, path));
-  if (log_.on_sync) log_.on_sync(seconds(now() - begin));
-  const std::lock_guard lock(mutex_);
-  if (file != file_) return {};
-  durable_end_ = end;
-  durable_mark_ = mark;
-  if (sound_end_ != end && unsynced_since_ == TimePoint::max()) unsynced_since_ = begin;
+  const double took = seconds(now() - begin);
+  {
+    const std::lock_guard lock(mutex_);
+    if (file == file_) {
+      durable_end_ = end;
+      durable_mark_ = mark;
+      if (sound_end_ != end && unsynced_since_ == TimePoint::max()) unsynced_since_ = begin;
+    }
+  }
+  if (log_.on_sync) log_.on_sync(took);  // who is told finds the state as it is now
   return {};
 }
 
