@@ -134,7 +134,7 @@ Status LogWriter::sync_now() {
       if (sound_end_ != end && unsynced_since_ == TimePoint::max()) unsynced_since_ = begin;
     }
   }
-  if (log_.on_sync) log_.on_sync(took);  // who is told finds the state as it is now
+  if (log_.on_sync) log_.on_sync(took);  // last: its receiver may read the state
   return {};
 }
 
