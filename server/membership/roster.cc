@@ -112,14 +112,15 @@ std::vector<MemberId> Roster::tick(TimePoint now) {
 
 Generation Roster::form(bool admit_joining) {
   std::vector<Member*> ranked;
-  bool left_out = false;
+  bool changes_again = false;  // at the next round: a newcomer is in, who drains is out
   for (auto& [id, member] : members_) {
-    if (member.state == MemberState::kActive ||
-        (member.state == MemberState::kDraining && !admit_joining && member.rank) ||
-        (member.state == MemberState::kJoining && admit_joining))
+    const bool drains_now = member.state == MemberState::kDraining && !admit_joining && member.rank;
+    if (member.state == MemberState::kActive || drains_now ||
+        (member.state == MemberState::kJoining && admit_joining)) {
+      changes_again = changes_again || drains_now;
       ranked.push_back(&member);
-    else if (is_present(member.state)) {
-      left_out = left_out || member.state == MemberState::kJoining;
+    } else if (is_present(member.state)) {
+      changes_again = changes_again || member.state == MemberState::kJoining;
       member.rank.reset();
     }
   }
@@ -133,7 +134,7 @@ Generation Roster::form(bool admit_joining) {
       ranked[i]->rank = Rank(static_cast<std::uint32_t>(i));
     }
   }
-  changed_ = left_out;
+  changed_ = changes_again;
   return generation_;
 }
 

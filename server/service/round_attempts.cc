@@ -33,17 +33,6 @@ proto::RoundRates RoundAttempts::round_rates() const {
   return rates;
 }
 
-/// The peers of a generation never change: a round of other members (at an epoch's end, or while
-/// one is away) gets a generation of its own.
-void RoundAttempts::renew_for(const std::vector<MemberId>& members) {
-  if (!open_.among_peers) return;
-  if (peers_.first == members_.roster.generation() && peers_.second != members) {
-    members_.roster.renew();
-    members_.roster.form(false);
-  }
-  peers_ = {members_.roster.generation(), members};
-}
-
 /// The members of the attempt, for each other.
 void RoundAttempts::tell_peers() {
   open_.attempt->peers.generation = open_.attempt->generation;
@@ -56,7 +45,6 @@ void RoundAttempts::tell_peers() {
 void RoundAttempts::open_attempt(std::vector<MemberId> members,
                                  std::vector<proto::RoundOpen> shares, bool resend) {
   open_.looked_at = clock_.now();
-  renew_for(members);
   job_.aggregator->begin({});  // gives credit back by the ranks of the attempt before
   open_.attempt = std::make_shared<Attempt>();
   open_.attempt->generation = members_.roster.generation();

@@ -42,7 +42,6 @@ class RoundAttempts : private JobPart {
   void give_up_merge(const Error& why);
 
  private:
-  void renew_for(const std::vector<MemberId>& members);
   void tell_peers();
   void announce_generation();
   void begin_round();
@@ -57,8 +56,7 @@ class RoundAttempts : private JobPart {
   ElasticRound& elastic_;
   WaitReport& wait_report_;
   Generation generation_sent_;
-  std::pair<Generation, std::vector<MemberId>> peers_;  ///< of the last attempt among peers
-  MemberId first_elsewhere_;                            ///< at the last look for who is silent
+  MemberId first_elsewhere_;  ///< at the last look for who is silent
 };
 
 }  // namespace centroid::server

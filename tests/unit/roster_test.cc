@@ -108,9 +108,9 @@ TEST(Roster, ADrainingMemberFinishesItsRoundAndGetsNoNextOne) {
   const MemberId a = join(roster, "a"), b = join(roster, "b");
   roster.form(true);
   EXPECT_TRUE(roster.drain(b));
-  roster.form(false);
+  const Generation both = roster.form(false);
   EXPECT_EQ(roster.ranked(), (std::vector<MemberId>{a, b}));
-  roster.form(true);
+  EXPECT_EQ(roster.form(true), both.next()) << "the peers of a generation never change";
   EXPECT_EQ(roster.ranked(), std::vector<MemberId>{a});
   EXPECT_TRUE(roster.leave(b, "drained"));
   EXPECT_FALSE(roster.drain(b));
@@ -135,6 +135,7 @@ TEST(Roster, RandomEventsKeepTheInvariants) {
   TimePoint now = kStart;
   std::set<MemberId> ever;
   Generation last;
+  std::vector<MemberId> of_last;
   for (int i = 0; i < 20000; ++i) {
     const std::string name(1, static_cast<char>('a' + rng.below(8)));
     const MemberId some(rng.below(ever.size() + 2));
@@ -164,7 +165,11 @@ TEST(Roster, RandomEventsKeepTheInvariants) {
       const bool changed = roster.is_changed();
       const Generation generation = roster.form(rng.below(2) == 0);
       EXPECT_TRUE(generation == last || (changed && generation == last.next()));
+      if (generation == last) {
+        EXPECT_EQ(roster.ranked(), of_last);
+      }
       last = generation;
+      of_last = roster.ranked();
     }
     std::set<std::string> names;
     std::size_t absent = 0;
