@@ -3,6 +3,8 @@
 #include <optional>
 
 #include "tests/conformance/collective_fixture.h"
+#include "tests/conformance/transport_fixture.h"
+#include "transport/handshake.h"
 
 namespace centroid::collective::testing {
 namespace {
@@ -251,6 +253,49 @@ TEST(Culprit, IsThatOfACallThatBeginsAfterTheLoss) {
     EXPECT_FALSE(barrier(*all, within(20s)).ok());
     EXPECT_EQ(group.culprit(), 2u);
   });
+}
+
+struct Greetings : ::testing::TestWithParam<Carrier> {};
+INSTANTIATE_TEST_SUITE_P(All, Greetings, Values(Carrier::kInProcess, Carrier::kTcp),
+                         ::testing::PrintToStringParamName());
+
+/// Calls `mesh`, which answers no greeting any more once `next` has begun.
+Task<void> call_too_early(transport::Transport& transport, Mesh& mesh, std::function<void()> next) {
+  transport::Greeting greeting;
+  greeting.role = "peer";
+  greeting.accepts_roles = {"peer"};
+  auto early = co_await transport.connect(mesh.endpoint(), now() + 20s);
+  auto second = co_await transport.connect(mesh.endpoint(), now() + 20s);
+  CO_ASSERT(early.ok() && second.ok());
+  // Calls are accepted in their order: once this one is answered, the first is being read.
+  const auto peer = co_await transport::send_hello(**second, greeting);
+  CO_ASSERT(peer.ok());
+  next();
+  const auto answer = co_await (*early)->read_header();
+  EXPECT_FALSE(answer.ok()) << "a frame of kind " << answer->header.kind;
+}
+
+// A peer that called a moment too early calls again; a refusal would end its operation.
+TEST_P(Greetings, ThatTheEndOfTheirGenerationCutsShortAreNoRefusals) {
+  const bool is_tcp = GetParam() == Carrier::kTcp;
+  const auto transports =
+      is_tcp ? tcp_factory() : inprocess_factory(transport::make_inprocess_hub());
+  transport::Endpoint own;
+  if (!is_tcp) own.host = "rank0";
+  auto mesh = Mesh::open(transports, own);
+  ASSERT_TRUE(mesh.ok());
+  Roster roster;
+  roster.endpoints = {(*mesh)->endpoint(), {"nobody", 1}};
+  std::vector<Group> groups;
+  const auto next = [&] {
+    ++roster.generation;
+    groups.push_back((*mesh)->join(roster).value());
+  };
+  next();
+  IoThread thread("caller");
+  const auto transport = transports(thread.executor());
+  transport::testing::wait(thread, call_too_early(*transport, **mesh, next));
+  groups.clear();
 }
 
 // A generation that begins while a group of the one before is still there is the one that answers.

@@ -21,21 +21,27 @@ ChunkPlan plan_of_two() {
 class Ranks {
  public:
   Ranks(const std::string& codec, bool refuses_nonfinite) : plan_(plan_of_two()) {
-    const auto transport = [](Executor executor) { return transport::make_tcp(executor); };
-    const auto anywhere = transport::Endpoint::parse("127.0.0.1:0").value();
+    terms_.run_id = "run";
+    terms_.bucket_bytes = 2000;
+    terms_.timeout = kPatience;
+    terms_.refuses_nonfinite = refuses_nonfinite;
+    terms_.codec = codec;
+    reducers_.resize(kWorld);
+    roster_.endpoints.resize(kWorld);
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      reducers_.push_back(PeerReducer::open(transport, anywhere, {}).value());
-      ReduceTerms terms;
-      terms.run_id = "run";
-      terms.bucket_bytes = 2000;
-      terms.timeout = kPatience;
-      terms.refuses_nonfinite = refuses_nonfinite;
-      terms.codec = codec;
-      EXPECT_TRUE(reducers_.back()->configure(plan_, terms).ok());
-      roster_.endpoints.push_back(reducers_.back()->endpoint());
+      replace(rank);
       roster_.nodes.push_back("node-" + std::to_string(rank));
     }
     roster_.generation = 1;
+  }
+
+  /// Another worker takes this rank. The generation keeps its number.
+  void replace(std::uint32_t rank) {
+    const auto transport = [](Executor executor) { return transport::make_tcp(executor); };
+    const auto anywhere = transport::Endpoint::parse("127.0.0.1:0").value();
+    reducers_[rank] = PeerReducer::open(transport, anywhere, {}).value();
+    EXPECT_TRUE(reducers_[rank]->configure(plan_, terms_).ok());
+    roster_.endpoints[rank] = reducers_[rank]->endpoint();
   }
 
   /// One round; every number of a rank's gradients is the same.
@@ -69,6 +75,7 @@ class Ranks {
 
  private:
   ChunkPlan plan_;
+  ReduceTerms terms_;
   collective::Roster roster_;
   std::vector<std::unique_ptr<PeerReducer>> reducers_;
 };
@@ -111,6 +118,15 @@ TEST(PeerReducer, WhereNumbersArePassedNobodyLooks) {
     EXPECT_TRUE(outcome.status.ok());
     EXPECT_EQ(outcome.nonfinite_tensor, "");
   }
+}
+
+// As a server may do that was started again without a checkpoint.
+TEST(PeerReducer, AGenerationOfOtherWorkersWithTheSameNumberIsEnteredAnew) {
+  Ranks ranks("f32", true);
+  for (const auto& outcome : ranks.reduce({1, 2, 3})) EXPECT_TRUE(outcome.status.ok());
+  ranks.replace(2);
+  for (const auto& outcome : ranks.reduce({1, 2, 3}))
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
 }
 
 }  // namespace
