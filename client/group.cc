@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "client/group_frames.h"
 #include "common/base/random.h"
 #include "transport/collective/collectives.h"
 
@@ -34,6 +35,19 @@ Result<Place> parse_place(const std::string& address) {
   CENTROID_ASSIGN(place.endpoint, Endpoint::parse(address.substr(0, first)));
   place.node = address.substr(second + 1);
   return place;
+}
+
+/// The ranks with these addresses.
+Result<collective::Roster> roster_of(const std::vector<std::string>& addresses,
+                                     std::uint32_t rank) {
+  collective::Roster roster;
+  roster.rank = rank;
+  for (const std::string& address : addresses) {
+    CENTROID_ASSIGN(Place place, parse_place(address));
+    roster.endpoints.push_back(std::move(place.endpoint));
+    roster.nodes.push_back(std::move(place.node));
+  }
+  return roster;
 }
 
 /// The same for all who have the same addresses, and not to be guessed by others.
@@ -109,8 +123,9 @@ Result<std::unique_ptr<PeerGroup>> PeerGroup::join(PeerOptions options,
   made->options_ = std::move(options);
   made->mesh_ = std::move(opened.mesh);
   made->address_ = std::move(opened.address);
-  CENTROID_ASSIGN(const auto addresses, exchange_addresses(made->options_, place, made->address_));
-  CENTROID_TRY(made->connect(addresses));
+  CENTROID_ASSIGN(Found found, find_group(made->options_, place, made->address_));
+  made->running_ = std::move(found.leader);
+  if (!found.addresses.empty()) CENTROID_TRY(made->connect(found.addresses));
   return made;
 }
 
@@ -124,15 +139,9 @@ Status PeerGroup::connect(const std::vector<std::string>& addresses) {
   if (addresses[options_.rank] != address_)
     return Error(ErrorCode::kInvalidArgument, "address " + std::to_string(options_.rank) +
                                                   " is not the one of this rank, " + address_);
-  collective::Roster roster;
+  CENTROID_ASSIGN(auto roster, roster_of(addresses, options_.rank));
   roster.run_id = run_id_of(addresses);
   roster.generation = 1;
-  roster.rank = options_.rank;
-  for (const std::string& address : addresses) {
-    CENTROID_ASSIGN(Place place, parse_place(address));
-    roster.endpoints.push_back(std::move(place.endpoint));
-    roster.nodes.push_back(std::move(place.node));
-  }
   Status met = meet(std::move(roster));
   if (!met.ok()) group_.reset();
   return met;
@@ -149,21 +158,17 @@ Status PeerGroup::meet(collective::Roster roster) {
                                 collective::Elements(DType::kU8, MutableBytes(in)));
 }
 
-Status PeerGroup::regroup(const std::vector<std::uint32_t>& ranks, std::uint64_t generation) {
-  const auto own = std::ranges::find(ranks, group_->rank());
-  if (own == ranks.end() || !std::ranges::is_sorted(ranks) || ranks.back() >= group_->world() ||
-      generation <= roster_.generation)
+Status PeerGroup::regroup(const std::string& job, const std::vector<std::string>& addresses,
+                          std::uint64_t generation) {
+  const auto own = std::ranges::find(addresses, address_);
+  if (own == addresses.end() || generation <= roster_.generation)
     return Error(ErrorCode::kInvalidArgument,
-                 "regroup: ranks of the group in order, ours among them, and a later generation");
-  collective::Roster next;
-  next.run_id = roster_.run_id;
-  next.generation = generation;
-  next.rank = static_cast<std::uint32_t>(own - ranks.begin());
-  for (const std::uint32_t rank : ranks) {
-    next.endpoints.push_back(roster_.endpoints[rank]);
-    next.nodes.push_back(roster_.nodes[rank]);
-  }
-  return meet(std::move(next));
+                 "regroup: addresses, ours among them, and a later generation");
+  CENTROID_ASSIGN(auto roster,
+                  roster_of(addresses, static_cast<std::uint32_t>(own - addresses.begin())));
+  roster.run_id = job;
+  roster.generation = generation;
+  return meet(std::move(roster));
 }
 
 Result<std::unique_ptr<PeerGroup>> PeerGroup::subgroup(std::vector<std::uint32_t> ranks) const {

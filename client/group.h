@@ -22,7 +22,8 @@ class PeerGroup {
   /// Listens.
   /// fails  invalid_argument (rank, world, host)
   static Result<std::unique_ptr<PeerGroup>> open(PeerOptions options);
-  /// Rank 0 listens at `rendezvous`, the others call it until it answers.
+  /// Rank 0 listens at `rendezvous`, the others call it until it answers. Not connected with
+  /// PeerOptions::may_be_newcomer: a job has begun there, `running`.
   ///
   /// fails  deadline_exceeded: names the ranks that did not come; failed_precondition: another
   ///        world or token, or two processes with the same rank; already_exists: port in use
@@ -40,13 +41,17 @@ class PeerGroup {
   /// Of these ranks, ours among them; every member makes it.
   Result<std::unique_ptr<PeerGroup>> subgroup(std::vector<std::uint32_t> ranks) const;
 
-  /// Replace the group by that of some of its ranks, ours among them, after the loss of others.
-  /// Each of these calls it with the same ranks and the same later generation. Groups made of the
-  /// earlier one stay as they are.
+  /// Be a rank of a later group, in place of the one there is: of those that are left of it, and of
+  /// others. Each of its ranks calls it with the same addresses by rank, its own among them, the
+  /// same job and the same later generation. Groups made of the earlier one stay as they are.
   ///
-  /// fails  invalid_argument: not such ranks; as an operation of collectives.h
-  Status regroup(const std::vector<std::uint32_t>& ranks, std::uint64_t generation);
+  /// fails  invalid_argument: not such addresses; as an operation of collectives.h
+  Status regroup(const std::string& job, const std::vector<std::string>& addresses,
+                 std::uint64_t generation);
 
+  /// The place of the leader (client::Meeting) of the job that `join` found in place of a group.
+  const transport::Endpoint& running() const { return running_; }
+  const std::string& job() const { return roster_.run_id; }  ///< of the group
   const collective::Group& group() const { return *group_; }
   const std::string& host() const { return options_.host; }  ///< of this rank's address
 
@@ -59,6 +64,7 @@ class PeerGroup {
   std::shared_ptr<collective::Mesh> mesh_;
   collective::Roster roster_;  ///< of the group
   std::optional<collective::Group> group_;
+  transport::Endpoint running_;
 };
 
 }  // namespace centroid::client

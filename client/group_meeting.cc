@@ -1,18 +1,15 @@
 #include "client/group_meeting.h"
 
 #include <algorithm>
-#include <charconv>
-#include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
-#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/error.hpp>
-#include <boost/asio/use_future.hpp>
 
-#include "client/group_rendezvous.h"
-#include "common/async/task_group.h"
+#include "client/group_frames.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "transport/handshake.h"
 
 namespace centroid::client {
@@ -22,76 +19,36 @@ using transport::Endpoint;
 
 namespace {
 
-/// Kinds of frames; on the wire.
-enum FrameKind : std::uint16_t {
-  kArrive = 0x5211,
-  kAsk = 0x5212,  ///< the leader asks whether the caller still waits
-  kHere = 0x5213,
-  kSurvivors = 0x5214,
-  kRefused = 0x5215,
-};
+constexpr std::string_view kMagic = "centroid meeting 2";
+constexpr std::chrono::seconds kHello{10};  ///< for the first frame of a connection
+constexpr std::chrono::milliseconds kRetry{50};
+constexpr std::size_t kMostConnections = 256;  ///< beside two of each member
 
-constexpr std::string_view kMagic = "centroid meeting 1";
-using Places = std::map<std::uint32_t, Endpoint>;
-
-/// What a rank says: kMagic, job, token, rank and generation, a line each.
-struct Arrival {
-  std::string job, token;
-  std::uint32_t rank = 0;
-  std::uint64_t generation = 0;
-};
-
-std::vector<std::string_view> split(std::string_view text, char end) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t at = text.find(end);
-    parts.push_back(text.substr(0, at));
-    if (at == std::string_view::npos) return parts;
-    text.remove_prefix(at + 1);
-  }
-}
-
-template <class Number>
-bool parse(std::string_view text, Number& number) {
-  const char* const end = text.data() + text.size();
-  const auto [at, failed] = std::from_chars(text.data(), end, number);
-  return failed == std::errc() && at == end;
-}
-
-std::string_view text_of(const transport::InFrame& frame) {
-  return {reinterpret_cast<const char*>(frame.head.data()), frame.head.size()};
-}
-
-std::string encode(const Arrival& arrival) {
-  std::string text(kMagic);
-  text += "\n" + arrival.job + "\n" + arrival.token + "\n" + std::to_string(arrival.rank);
-  return text + "\n" + std::to_string(arrival.generation);
-}
-
-std::optional<Arrival> decode_arrival(std::string_view text) {
-  const auto lines = split(text, '\n');
-  Arrival arrival;
-  if (lines.size() != 5 || lines[0] != kMagic || !parse(lines[3], arrival.rank) ||
-      !parse(lines[4], arrival.generation))
-    return std::nullopt;
-  arrival.job = lines[1];
-  arrival.token = lines[2];
-  return arrival;
-}
-
-/// The generation and the ranks.
-std::string encode(const Survivors& survivors) {
-  std::string text = std::to_string(survivors.generation);
-  for (const std::uint32_t rank : survivors.ranks) text += " " + std::to_string(rank);
+/// The job, the generation, the next number, and each member: number, place and address.
+std::string encode(const Membership& members) {
+  std::string text =
+      members.job + "\n" + std::to_string(members.generation) + "\n" + std::to_string(members.next);
+  for (const Member& one : members.members)
+    text += "\n" + std::to_string(one.number) + " " + one.place.to_string() + " " + one.address;
   return text;
 }
 
-std::optional<Survivors> decode_survivors(std::string_view text) {
-  const auto words = split(text, ' ');
-  Survivors out;
-  if (words.size() < 2 || !parse(words[0], out.generation)) return std::nullopt;
-  for (std::size_t i = 1; i < words.size(); ++i)
-    if (!parse(words[i], out.ranks.emplace_back())) return std::nullopt;
+std::optional<Membership> decode_members(std::string_view text) {
+  const auto lines = split(text, '\n');
+  Membership out;
+  if (lines.size() < 4 || !parse_number(lines[1], out.generation) ||
+      !parse_number(lines[2], out.next))
+    return std::nullopt;
+  out.job = lines[0];
+  for (std::size_t i = 3; i < lines.size(); ++i) {
+    const auto words = split(lines[i], ' ', 3);
+    Member& one = out.members.emplace_back();
+    if (words.size() != 3 || !parse_number(words[0], one.number)) return std::nullopt;
+    auto place = Endpoint::parse(words[1]);
+    if (!place.ok()) return std::nullopt;
+    one.place = std::move(*place);
+    one.address = words[2];
+  }
   return out;
 }
 
@@ -109,207 +66,356 @@ bool is_gone(const Error& error) {
   return false;
 }
 
-Task<Status> send(Connection& connection, FrameKind kind, std::string text) {
-  transport::OutFrame frame;
-  frame.kind = kind;
-  frame.head = std::as_bytes(std::span(text));
-  co_return co_await connection.write(frame);
+std::string names_of(const std::vector<std::uint32_t>& numbers) {
+  std::string text;
+  for (const std::uint32_t one : numbers) text += (text.empty() ? "" : ", ") + std::to_string(one);
+  return text;
 }
 
-std::string names_of(const std::vector<std::uint32_t>& ranks) {
-  std::string text;
-  for (const std::uint32_t rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
+std::map<std::string, std::string> parse_settings(const std::string& text) {
+  std::map<std::string, std::string> out;
+  for (const std::string& one : split(text, '\t')) {
+    const auto parts = split(one, '=', 2);
+    out[parts[0]] = parts.size() == 2 ? parts[1] : "";
+  }
+  return out;
+}
+
+/// The first one in which a newcomer differs; empty: none.
+std::string difference(const std::string& of_job, const std::string& of_newcomer) {
+  const auto own = parse_settings(of_job);
+  auto other = parse_settings(of_newcomer);
+  for (const auto& [name, value] : own)
+    if (const std::string is = other[name]; is != value)
+      return name + " is " + is + ", and " + value + " in the job: start it with the same settings";
+  return own.size() == other.size() ? "" : "it has other settings: it is another version";
 }
 
 }  // namespace
 
-/// Waits for the ranks above this one.
+/// What a process says that comes: kMagic and these, a line each.
+struct Meeting::Hello {
+  std::string job, token;
+  std::uint64_t generation = 0;
+  Member member;  ///< the number: of a member
+  std::string settings;
+
+  std::string text() const {
+    std::string out(kMagic);
+    for (const std::string& line :
+         {job, token, std::to_string(generation), std::to_string(member.number),
+          member.place.to_string(), member.address, settings})
+      out += "\n" + line;
+    return out;
+  }
+  static std::optional<Hello> parse(std::string_view text) {
+    const auto lines = split(text, '\n');
+    Hello out;
+    if (lines.size() != 8 || lines[0] != kMagic || !parse_number(lines[3], out.generation) ||
+        !parse_number(lines[4], out.member.number))
+      return std::nullopt;
+    auto place = Endpoint::parse(lines[5]);
+    if (!place.ok()) return std::nullopt;
+    out.job = lines[1];
+    out.token = lines[2];
+    out.member.place = std::move(*place);
+    out.member.address = lines[6];
+    out.settings = lines[7];
+    return out;
+  }
+  static Hello of(const Meeting& meeting) {
+    Hello out;
+    out.job = meeting.now_.job;
+    out.token = meeting.options_.token;
+    out.generation = meeting.now_.generation;
+    out.member.number = meeting.number_;
+    out.member.place = meeting.place_;
+    out.settings = meeting.options_.settings;
+    return out;
+  }
+};
+
+bool Membership::has(std::uint32_t number) const {
+  return std::ranges::find(members, number, &Member::number) != members.end();
+}
+
+/// Waits for the members above this one.
 class Meeting::Leader {
  public:
-  Leader(Meeting& meeting, const Places& places, std::uint64_t generation,
-         std::vector<std::uint32_t> missing)
-      : meeting_(meeting),
-        places_(places),
-        generation_(generation),
-        missing_(std::move(missing)),
-        changed_(meeting.context_.get_executor()),
-        tasks_(meeting.context_.get_executor()) {
-    for (const auto& [rank, place] : places)
-      if (rank > meeting.options_.rank) states_.try_emplace(rank);
+  Leader(Meeting& meeting, std::vector<std::uint32_t> missing)
+      : meeting_(meeting), missing_(std::move(missing)), tasks_(meeting.io_.executor()) {
+    for (const Member& one : meeting.now_.members)
+      if (one.number > meeting.number_) above_.push_back(one);
   }
 
-  static Task<Result<Survivors>> run(Leader* self) {
-    const Deadline deadline = centroid::now() + self->meeting_.options_.patience;
-    self->tasks_.spawn(accept(self));
-    for (const auto& [rank, state] : self->states_) self->tasks_.spawn(watch(self, rank, deadline));
+  static Task<Result<Membership>> run(Leader* self) {
+    Meeting& meeting = self->meeting_;
+    const Deadline deadline = centroid::now() + meeting.options_.patience;
+    for (const Member& one : self->above_) self->tasks_.spawn(watch(self, one, deadline));
     while (!self->is_known() && centroid::now() < deadline)
-      (void)co_await self->changed_.wait(deadline);
-    const Result<Survivors> result = self->decide();
-    const FrameKind kind = result.ok() ? kSurvivors : kRefused;
+      (void)co_await meeting.changed_.wait(deadline);
+    const Result<Membership> result = self->decide();
+    std::vector<std::shared_ptr<Connection>> callers;
+    for (const auto& [number, one] : std::exchange(meeting.arrivals_, {}))
+      if (!self->gone_.contains(number)) callers.push_back(one.connection);
+    for (const Newcomer& one : std::exchange(meeting.newcomers_, {}))
+      callers.push_back(one.connection);
+    meeting.waiting_ = 0;
+    if (result.ok()) meeting.adopt(*result);
+    const GroupFrame kind = result.ok() ? GroupFrame::kMembers : GroupFrame::kRefused;
     const std::string text = result.ok() ? encode(*result) : result.error().message();
-    for (auto& [rank, state] : self->states_)
-      if (state.has_come()) (void)co_await send(*state.arrival, kind, text);
+    for (const auto& one : callers) (void)co_await send_text(*one, kind, text);
     self->tasks_.cancel();
     co_await self->tasks_.join();
     co_return result;
   }
 
  private:
-  struct State {
-    std::unique_ptr<Connection> arrival;
-    bool is_gone = false, has_left = false;
-    bool has_come() const { return arrival && !is_gone && !has_left; }
-  };
-
+  bool has_come(std::uint32_t number) const {
+    return meeting_.arrivals_.contains(number) && !gone_.contains(number);
+  }
   bool is_known() const {
-    return std::ranges::all_of(
-        states_, [](const auto& one) { return one.second.is_gone || one.second.has_come(); });
+    return std::ranges::all_of(above_, [&](const Member& one) {
+      return gone_.contains(one.number) || has_come(one.number);
+    });
   }
 
-  Result<Survivors> decide() const {
-    Survivors survivors;
-    survivors.generation = generation_ + 1;
-    survivors.ranks = {meeting_.options_.rank};
-    std::vector<std::uint32_t> missing = missing_;
-    for (const auto& [rank, state] : states_) {
-      if (state.has_come()) survivors.ranks.push_back(rank);
-      if (!state.has_come() && !state.is_gone) missing.push_back(rank);
+  Result<Membership> decide() const {
+    Membership out = meeting_.now_;
+    std::vector<std::uint32_t> missing = missing_, left = {meeting_.number_};
+    std::erase_if(out.members, [&](const Member& one) { return one.number != meeting_.number_; });
+    for (const Member& one : above_) {
+      if (has_come(one.number)) {
+        left.push_back(one.number);
+        out.members.push_back(one);
+        out.generation = std::max(out.generation, meeting_.arrivals_.at(one.number).generation);
+      } else if (!gone_.contains(one.number)) {
+        missing.push_back(one.number);
+      }
     }
-    if (survivors.ranks.size() > missing.size()) return survivors;
-    return Error(ErrorCode::kUnavailable,
-                 "ranks " + names_of(missing) + " are silent, and no fewer than ranks " +
-                     names_of(survivors.ranks) +
-                     ": they may have gone on; restore a checkpoint on all");
-  }
-
-  static Task<void> accept(Leader* self) {
-    while (true) {
-      auto connection = co_await self->meeting_.listener_->accept();
-      if (!connection.ok()) co_return;
-      self->tasks_.spawn(answer(self, std::move(*connection)));
+    if (left.size() <= missing.size())
+      return Error(ErrorCode::kUnavailable,
+                   "ranks " + names_of(missing) + " are silent, and no fewer than ranks " +
+                       names_of(left) + ": they may have gone on; restore a checkpoint on all");
+    ++out.generation;
+    for (const Newcomer& one : meeting_.newcomers_) {
+      out.members.push_back(one.member);
+      out.members.back().number = out.next++;
     }
-  }
-
-  static Task<void> answer(Leader* self, std::unique_ptr<Connection> connection) {
-    const auto frame = co_await connection->read_header();
-    if (!frame.ok() || frame->header.kind != kArrive || frame->header.payload_bytes != 0) co_return;
-    const auto arrival = decode_arrival(text_of(*frame));
-    const MeetingOptions& options = self->meeting_.options_;
-    if (!arrival || arrival->job != options.job ||
-        !transport::is_same_secret(options.token, arrival->token))
-      co_return;
-    const auto state = self->states_.find(arrival->rank);
-    if (state == self->states_.end()) {
-      const std::string why =
-          "the others went on without rank " + std::to_string(arrival->rank) + ", which was silent";
-      (void)co_await send(*connection, kRefused, why);
-      co_return;
-    }
-    // It may have been queued since an earlier meeting.
-    (void)co_await send(*connection, kAsk, "");
-    const auto here = co_await connection->read_header();
-    if (!here.ok() || here->header.kind != kHere || state->second.arrival) co_return;
-    self->generation_ = std::max(self->generation_, arrival->generation);
-    State& of_rank = state->second;
-    of_rank.arrival = std::move(connection);
-    self->changed_.notify_all();
-    (void)co_await of_rank.arrival->read_header();
-    of_rank.has_left = true;
+    return out;
   }
 
   /// A connection that ends when the process does.
-  static Task<void> watch(Leader* self, std::uint32_t rank, Deadline deadline) {
-    auto connected = co_await self->meeting_.transport_->connect(self->places_.at(rank), deadline);
+  static Task<void> watch(Leader* self, Member member, Deadline deadline) {
+    Meeting& meeting = self->meeting_;
+    auto connected = co_await meeting.transport_->connect(member.place, deadline);
     bool gone = !connected.ok() && client::is_gone(connected.error());
     if (connected.ok()) {
+      (void)co_await send_text(**connected, GroupFrame::kWatch, Hello::of(meeting).text());
       const auto ended = co_await (*connected)->read_header();
       gone = !ended.ok() && client::is_gone(ended.error());
     }
-    self->states_[rank].is_gone = gone;
-    self->changed_.notify_all();
+    if (gone) self->gone_.insert(member.number);
+    meeting.changed_.notify_all();
   }
 
   Meeting& meeting_;
-  const Places& places_;
-  std::uint64_t generation_;
-  const std::vector<std::uint32_t> missing_;  ///< below this rank
-  std::map<std::uint32_t, State> states_;     ///< of the ranks above
-  Event changed_;
+  const std::vector<std::uint32_t> missing_;  ///< below this member
+  std::vector<Member> above_;
+  std::set<std::uint32_t> gone_;
   TaskGroup tasks_;
 };
 
-/// Calls the ranks below this one.
+/// Calls the members below this one.
 class Meeting::Caller {
  public:
-  static Task<Result<Survivors>> run(Meeting* meeting, const Places* places,
-                                     std::uint64_t generation) {
+  static Task<Result<Membership>> run(Meeting* meeting) {
+    const Membership last = meeting->now_;
     std::vector<std::uint32_t> missing;
-    for (const auto& [rank, place] : *places) {
-      if (rank >= meeting->options_.rank) break;
-      auto told = co_await call(meeting, place, generation);
+    for (const Member& one : last.members) {
+      if (one.number >= meeting->number_) break;
+      auto told = co_await call(meeting, one.place);
+      if (told.ok()) meeting->adopt(*told);
       if (told.ok() || told.error().code() == ErrorCode::kAborted) co_return told;
-      if (!is_gone(told.error())) missing.push_back(rank);
+      if (!is_gone(told.error())) missing.push_back(one.number);
     }
-    Leader leader(*meeting, *places, generation, std::move(missing));
+    Leader leader(*meeting, std::move(missing));
     co_return co_await Leader::run(&leader);
   }
 
  private:
-  static Task<Result<Survivors>> call(Meeting* meeting, Endpoint place, std::uint64_t generation) {
-    const MeetingOptions& options = meeting->options_;
-    CENTROID_CO_ASSIGN(const auto connection, co_await meeting->transport_->connect(
-                                                  place, centroid::now() + options.patience));
+  static Task<Result<Membership>> call(Meeting* meeting, Endpoint place) {
+    const auto patience = meeting->options_.patience;
+    CENTROID_CO_ASSIGN(const auto connection,
+                       co_await meeting->transport_->connect(place, centroid::now() + patience));
+    (void)co_await send_text(*connection, GroupFrame::kMember, Hello::of(*meeting).text());
     // Longer than the leader waits for others.
-    const Deadline deadline = centroid::now() + 2 * options.patience;
-    Timer timer(meeting->context_.get_executor(), deadline);
-    const auto is_over = std::make_shared<bool>(false);
-    timer.async_wait([&connection, is_over](const boost::system::error_code& error) {
-      if (error || *is_over) return;
-      connection->close(Error(ErrorCode::kDeadlineExceeded, "no answer"));
-    });
-    Arrival arrival;
-    arrival.job = options.job;
-    arrival.token = options.token;
-    arrival.rank = options.rank;
-    arrival.generation = generation;
-    (void)co_await send(*connection, kArrive, encode(arrival));
-    auto frame = co_await connection->read_header();
-    while (frame.ok() && frame->header.kind == kAsk) {
-      (void)co_await send(*connection, kHere, "");
-      frame = co_await connection->read_header();
-    }
-    *is_over = true;
-    timer.cancel();
-    if (!frame.ok()) co_return frame.error();
-    const std::string text(text_of(*frame));
-    const auto survivors = decode_survivors(text);
-    if (frame->header.kind == kSurvivors && survivors) co_return *survivors;
-    co_return Error(ErrorCode::kAborted, place.to_string() + ": " + text);
+    const Deadline deadline = centroid::now() + 2 * patience;
+    CENTROID_CO_ASSIGN(const auto frame, co_await read_text(*connection, deadline));
+    const auto members = decode_members(text_of(frame));
+    if (is_kind(frame, GroupFrame::kMembers) && members) co_return *members;
+    co_return Error(ErrorCode::kAborted, place.to_string() + ": " + std::string(text_of(frame)));
   }
 };
 
+Meeting::Meeting(MeetingOptions options)
+    : options_(std::move(options)), changed_(io_.executor()), tasks_(io_.executor()) {}
+
 Result<std::unique_ptr<Meeting>> Meeting::open(const std::string& host, MeetingOptions options) {
   std::unique_ptr<Meeting> made(new Meeting(std::move(options)));
-  transport::TransportOptions with;
-  with.limits.max_head_bytes = transport::kMaxHeadBytes;
-  made->transport_ = transport::make_tcp(made->context_.get_executor(), with);
+  made->transport_ = transport::make_tcp(made->io_.executor(), group_transport_options());
   made->place_.host = host;
   Endpoint here;
   here.host = listening_host(made->place_);
   CENTROID_ASSIGN(made->listener_, made->transport_->listen(here));
   made->place_.port = made->listener_->endpoint().port;
+  call_on(made->io_.executor(), [self = made.get()] { self->tasks_.spawn(accept(self)); });
   return made;
 }
 
-Meeting::~Meeting() = default;
+Meeting::~Meeting() { io_.wait(stop(this)); }
 
-Result<Survivors> Meeting::meet(const Places& places, std::uint64_t generation) {
-  context_.restart();
-  auto survivors = boost::asio::co_spawn(
-      context_, to_optional(Caller::run(this, &places, generation)), boost::asio::use_future);
-  context_.run();
-  return std::move(*survivors.get());
+Task<void> Meeting::stop(Meeting* self) {
+  co_await refuse_all(self, "the job has ended");
+  if (self->listener_) self->listener_->close();
+  self->tasks_.cancel();
+  co_await self->tasks_.join();
+  self->arrivals_.clear();
+  self->redirector_.reset();
+  self->listener_.reset();
+  self->transport_.reset();
+}
+
+void Meeting::begin(Membership members) {
+  call_on(io_.executor(), [&] { adopt(std::move(members)); });
+}
+
+Result<Membership> Meeting::join(const Endpoint& leader, const std::string& address,
+                                 Deadline deadline) {
+  return io_.wait(ask(this, leader, address, deadline));
+}
+
+Result<Membership> Meeting::meet() { return io_.wait(Caller::run(this)); }
+
+void Meeting::refuse_newcomers(const std::string& why) { io_.wait(refuse_all(this, why)); }
+
+bool Meeting::leads() const {
+  return !now_.members.empty() && now_.members.front().number == number_;
+}
+
+void Meeting::adopt(Membership members) {
+  now_ = std::move(members);
+  const auto own = std::ranges::find(now_.members, place_, &Member::place);
+  number_ = own == now_.members.end() ? now_.next : own->number;
+  if (!options_.rendezvous || now_.members.empty()) return;
+  if (!redirector_) {
+    redirector_.emplace(io_.executor(), *options_.rendezvous, options_.is_host, options_.token);
+    tasks_.spawn(Redirector::run(&*redirector_));
+  }
+  redirector_->set_leader(now_.members.front().place, leads());
+}
+
+Task<void> Meeting::accept(Meeting* self) {
+  while (true) {
+    auto connection = co_await self->listener_->accept();
+    if (!connection.ok()) co_return;
+    // Those that are over the limit wait in the system: a member that is not answered is not lost.
+    while (self->tasks_.size() > kMostConnections + 2 * self->now_.members.size())
+      if (!co_await sleep_until(centroid::now() + kRetry)) co_return;
+    self->tasks_.spawn(answer(self, std::move(*connection)));
+  }
+}
+
+Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection) {
+  const auto frame = co_await read_text(*connection, centroid::now() + kHello);
+  if (!frame.ok()) co_return;
+  const auto hello = Hello::parse(text_of(*frame));
+  if (!hello) co_return;
+  if (!transport::is_same_secret(self->options_.token, hello->token)) {
+    (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
+    co_return;
+  }
+  const bool is_member = self->now_.job.empty() || hello->job == self->now_.job;
+  if (is_kind(*frame, GroupFrame::kNewcomer))
+    co_await wait_newcomer(self, &*hello, connection);
+  else if (is_kind(*frame, GroupFrame::kMember) && is_member)
+    co_await wait_member(self, &*hello, connection);
+  else if (is_kind(*frame, GroupFrame::kWatch) && is_member)
+    (void)co_await connection->read_header();
+}
+
+Task<void> Meeting::wait_member(Meeting* self, const Hello* hello,
+                                std::shared_ptr<Connection> connection) {
+  const std::uint32_t number = hello->member.number;
+  if (!self->now_.members.empty() && !self->now_.has(number)) {
+    const std::string why =
+        "the others went on without rank " + std::to_string(number) + ", which was silent";
+    (void)co_await send_text(*connection, GroupFrame::kRefused, why);
+    co_return;
+  }
+  Arrival& own = self->arrivals_[number];
+  own.generation = hello->generation;
+  own.connection = connection;
+  self->changed_.notify_all();
+  (void)co_await connection->read_header();  // until it has its answer, or is gone
+  const auto at = self->arrivals_.find(number);
+  if (at != self->arrivals_.end() && at->second.connection == connection) self->arrivals_.erase(at);
+}
+
+Task<void> Meeting::wait_newcomer(Meeting* self, const Hello* hello,
+                                  std::shared_ptr<Connection> connection) {
+  if (!self->leads()) co_return;  // it asks again at the rendezvous
+  const std::string other = difference(self->options_.settings, hello->settings);
+  if (!other.empty()) {
+    (void)co_await send_text(*connection, GroupFrame::kRefused, other);
+    co_return;
+  }
+  Newcomer one;
+  one.member = hello->member;
+  one.connection = connection;
+  log::info("sharded.newcomer_came", {{"place", one.member.place.to_string()}});
+  self->newcomers_.push_back(std::move(one));
+  self->waiting_ = static_cast<std::uint32_t>(self->newcomers_.size());
+  (void)co_await connection->read_header();  // until it has its answer, or is gone
+  std::erase_if(self->newcomers_, [&](const Newcomer& it) { return it.connection == connection; });
+  self->waiting_ = static_cast<std::uint32_t>(self->newcomers_.size());
+}
+
+Task<void> Meeting::refuse_all(Meeting* self, std::string why) {
+  const auto newcomers = std::exchange(self->newcomers_, {});
+  self->waiting_ = 0;
+  for (const Newcomer& one : newcomers)
+    (void)co_await send_text(*one.connection, GroupFrame::kRefused, why);
+}
+
+Task<Result<Membership>> Meeting::ask(Meeting* self, Endpoint leader, std::string address,
+                                      Deadline deadline) {
+  Hello hello = Hello::of(*self);
+  hello.member.address = std::move(address);
+  auto connected = co_await self->transport_->connect(leader, deadline);
+  std::optional<Result<transport::InFrame>> frame;
+  if (connected.ok()) {
+    (void)co_await send_text(**connected, GroupFrame::kNewcomer, hello.text());
+    frame.emplace(co_await read_text(**connected, deadline));
+  }
+  if (connected.ok() && frame->ok()) {
+    const std::string text(text_of(**frame));
+    const auto members = decode_members(text);
+    if (!is_kind(**frame, GroupFrame::kMembers) || !members)
+      co_return Error(ErrorCode::kFailedPrecondition,
+                      "the job at " + leader.to_string() + " refuses this worker: " + text);
+    self->adopt(*members);
+    co_return *members;
+  }
+  const Error& why = connected.ok() ? frame->error() : connected.error();
+  if (why.code() == ErrorCode::kDeadlineExceeded)
+    co_return Error(ErrorCode::kDeadlineExceeded,
+                    "the job at " + leader.to_string() +
+                        " took no newcomer in time; it does after " +
+                        "each step: raise --join-timeout above the time of a step");
+  (void)co_await sleep_until(centroid::now() + kRetry);
+  co_return Error(ErrorCode::kUnavailable,
+                  "the job at " + leader.to_string() + ": " + why.message());
 }
 
 }  // namespace centroid::client

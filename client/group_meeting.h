@@ -1,70 +1,135 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include <boost/asio/io_context.hpp>
-
+#include "client/group_rendezvous.h"
+#include "common/async/io_thread.h"
+#include "common/async/task_group.h"
 #include "common/base/result.h"
 #include "transport/transport.h"
 
 namespace centroid::client {
 
+/// A process of a job.
+struct Member {
+  std::uint32_t number = 0;   ///< in the order of entry; of the first ones their rank
+  transport::Endpoint place;  ///< of its Meeting
+  std::string address;        ///< of its PeerGroup
+};
+
+/// The processes of a job at some time.
+struct Membership {
+  std::string job;               ///< the same on all, and not on those of another job
+  std::uint64_t generation = 0;  ///< of their group
+  std::uint32_t next = 0;        ///< number of the next newcomer
+  std::vector<Member> members;   ///< by number
+  bool has(std::uint32_t number) const;
+};
+
 struct MeetingOptions {
-  std::uint32_t rank = 0;  ///< of this process when the job began
-  std::string job;         ///< the same on all ranks, and not on those of another job
   std::string token;
-  std::chrono::milliseconds patience{60'000};  ///< for a rank that does not come
+  std::chrono::milliseconds patience{60'000};  ///< for a member that does not come
+  /// "name=value" of what all members need to have in common, separated by tabs.
+  std::string settings;
+  /// Where newcomers come first; none: nobody does.
+  std::optional<transport::Endpoint> rendezvous;
+  bool is_host = false;  ///< as Redirector
 };
 
-/// The ranks that are left, in order, and the number of their group.
-struct Survivors {
-  std::vector<std::uint32_t> ranks;
-  std::uint64_t generation = 0;
-};
-
-/// Where the ranks of a job find each other after a loss, without a server. Each one listens at a
-/// place that all know before.
+/// Where the processes of a job find each other after a loss, and take in others, without a server.
+/// Each one listens at a place that all know.
 ///
-/// leader    the lowest rank that is left: the others call the lower ones in order, until one
-///           answers. It waits for all whose process lives
-/// lost      ranks whose system refuses or ends the connection: the process is gone
-/// missing   ranks that are silent, or whose machine is: left out when the patience is over
-/// majority  the survivors must be more than the missing ones, which may have met elsewhere. So a
-///           divided network never makes two jobs of one
-/// thread    one at a time; between meetings none, the system queues who calls
+/// leader     the member with the lowest number that is left: the others call the lower ones in
+///            order, until one answers. It waits for all whose process lives
+/// lost       members whose system refuses or ends the connection: the process is gone
+/// missing    members that are silent, or whose machine is: left out when the patience is over
+/// majority   the survivors must be more than the missing ones, which may have met elsewhere. So a
+///            divided network never makes two jobs of one
+/// newcomers  wait at the leader, who refuses other settings than its own. The next meeting makes
+///            them members
+/// thread     one at a time, but `newcomers`: any
 class Meeting {
  public:
   /// `host`: of this machine, where the others reach it.
   ///
   /// fails  as Transport::listen
   static Result<std::unique_ptr<Meeting>> open(const std::string& host, MeetingOptions options);
+  /// Newcomers that wait learn that the job has ended.
   ~Meeting();
 
   const transport::Endpoint& place() const { return place_; }
 
-  /// Block until the survivors are known; the same on all of them. `places`: of the ranks of the
-  /// last group, ours among them; `generation`: its number.
+  /// The members of a job that begins, this process among them.
+  void begin(Membership members);
+  /// Become a member of the job whose leader is there, with this address of a PeerGroup. Blocks
+  /// until the job has its next meeting.
   ///
-  /// fails  unavailable: as many ranks are missing as are here; aborted: the others went on without
-  ///        this rank
-  Result<Survivors> meet(const std::map<std::uint32_t, transport::Endpoint>& places,
-                         std::uint64_t generation);
+  /// fails  unavailable: nobody leads a job there, it may be elsewhere; failed_precondition: other
+  ///        settings, another token, or the job has ended; deadline_exceeded
+  Result<Membership> join(const transport::Endpoint& leader, const std::string& address,
+                          Deadline deadline);
+  /// Block until the members are known; the same on all of them. Each one calls it.
+  ///
+  /// fails  unavailable: as many members are missing as are here; aborted: the others went on
+  ///        without this one
+  Result<Membership> meet();
+
+  /// How many wait here to become members.
+  std::uint32_t newcomers() const { return waiting_; }
+  /// Send those away that wait now.
+  void refuse_newcomers(const std::string& why);
 
  private:
   class Leader;
   class Caller;
-  explicit Meeting(MeetingOptions options) : options_(std::move(options)) {}
+  struct Newcomer {
+    Member member;
+    std::shared_ptr<transport::Connection> connection;
+  };
+  struct Arrival {
+    std::uint64_t generation = 0;
+    std::shared_ptr<transport::Connection> connection;
+  };
+  struct Hello;
+  explicit Meeting(MeetingOptions options);
+
+  bool leads() const;
+  void adopt(Membership members);
+  std::string refusal_of(const Hello& hello) const;
+  static Task<void> adopt_there(Meeting* self, Membership members);
+  static Task<void> accept(Meeting* self);
+  static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection);
+  static Task<void> wait_member(Meeting* self, const Hello* hello,
+                                std::shared_ptr<transport::Connection> connection);
+  static Task<void> wait_newcomer(Meeting* self, const Hello* hello,
+                                  std::shared_ptr<transport::Connection> connection);
+  static Task<void> refuse_all(Meeting* self, std::string why);
+  static Task<void> stop(Meeting* self);
+  static Task<Result<Membership>> ask(Meeting* self, transport::Endpoint leader,
+                                      std::string address, Deadline deadline);
 
   const MeetingOptions options_;
   transport::Endpoint place_;
-  boost::asio::io_context context_{1};
+  std::atomic<std::uint32_t> waiting_ = 0;  ///< of newcomers_
+  IoThread io_{"meeting"};
+  // On its thread:
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::Listener> listener_;
+  std::optional<Redirector> redirector_;
+  Membership now_;                             ///< no members: not yet known
+  std::uint32_t number_ = 0;                   ///< of this process
+  std::map<std::uint32_t, Arrival> arrivals_;  ///< members that wait for this one to lead
+  std::list<Newcomer> newcomers_;
+  Event changed_;
+  TaskGroup tasks_;
 };
 
 }  // namespace centroid::client

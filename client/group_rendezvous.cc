@@ -1,15 +1,13 @@
 #include "client/group_rendezvous.h"
 
-#include <algorithm>
-#include <charconv>
-#include <cstring>
+#include <optional>
 #include <string_view>
+#include <utility>
 
-#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/use_future.hpp>
 
-#include "common/async/task_group.h"
+#include "client/group_frames.h"
+#include "common/async/wait_on.h"
 #include "transport/handshake.h"
 
 namespace centroid::client {
@@ -17,14 +15,14 @@ namespace centroid::client {
 using transport::Connection;
 using transport::Endpoint;
 using transport::InFrame;
-using transport::OutFrame;
 
 namespace {
 
-/// Kinds of frames; on the wire.
-enum Kind : std::uint16_t { kArrive = 0x5201, kAddresses = 0x5202, kRefused = 0x5203 };
-
 constexpr std::chrono::milliseconds kRetry{50};
+constexpr std::chrono::milliseconds kPoll{500};  ///< of a Redirector
+constexpr std::chrono::seconds kAnswer{5};       ///< for the frame of a process that comes
+constexpr std::chrono::seconds kHandover{3};     ///< from one Redirector to another
+constexpr std::size_t kMostCallers = 256;
 constexpr std::string_view kMagic = "centroid group 1";
 
 /// What a rank says: kMagic, rank, world, token and address, a line each.
@@ -33,61 +31,35 @@ struct Arrival {
   std::string token, address;
 };
 
-std::vector<std::byte> bytes_of(std::string_view text) {
-  const auto* const begin = reinterpret_cast<const std::byte*>(text.data());
-  return {begin, begin + text.size()};
-}
-
-std::string text_of(Bytes bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-std::vector<std::string> lines_of(std::string_view text) {
-  std::vector<std::string> lines;
-  while (true) {
-    const std::size_t end = text.find('\n');
-    lines.emplace_back(text.substr(0, end));
-    if (end == std::string_view::npos) return lines;
-    text.remove_prefix(end + 1);
-  }
-}
-
-bool parse_number(const std::string& text, std::uint32_t& number) {
-  const char* const end = text.data() + text.size();
-  return std::from_chars(text.data(), end, number).ptr == end && !text.empty();
-}
-
-std::optional<Arrival> parse_arrival(Bytes head) {
-  const auto lines = lines_of(text_of(head));
+std::optional<Arrival> parse_arrival(const InFrame& frame) {
+  const auto lines = split(text_of(frame), '\n');
   Arrival arrival;
-  if (lines.size() != 5 || lines[0] != kMagic || !parse_number(lines[1], arrival.rank) ||
-      !parse_number(lines[2], arrival.world))
+  if (!is_kind(frame, GroupFrame::kArrive) || lines.size() != 5 || lines[0] != kMagic ||
+      !parse_number(lines[1], arrival.rank) || !parse_number(lines[2], arrival.world))
     return std::nullopt;
   arrival.token = lines[3];
   arrival.address = lines[4];
   return arrival;
 }
 
-transport::TransportOptions transport_options() {
-  transport::TransportOptions options;
-  options.limits.max_head_bytes = transport::kMaxHeadBytes;
-  return options;
+/// What a job that has begun says: kMagic, token and the leader's place. Nothing: not that, or
+/// another token.
+std::optional<Endpoint> parse_running(const InFrame& frame, const std::string& token) {
+  const auto lines = split(text_of(frame), '\n');
+  if (!is_kind(frame, GroupFrame::kRunning) || lines.size() != 3 || lines[0] != kMagic ||
+      !transport::is_same_secret(token, lines[1]))
+    return std::nullopt;
+  auto leader = Endpoint::parse(lines[2]);
+  if (!leader.ok()) return std::nullopt;
+  return std::move(*leader);
 }
 
-Task<void> send(Connection& connection, Kind kind, std::string text) {
-  const std::vector<std::byte> head = bytes_of(text);
-  OutFrame frame;
-  frame.kind = kind;
-  frame.head = head;
-  (void)co_await connection.write(frame);
-}
-
-/// Rank 0: waits until every rank has said its address.
+/// Rank 0: waits until every rank has said its address, or a job that has begun calls.
 class Collection {
  public:
   Collection(const PeerOptions& options, Executor executor, const std::string& address)
       : options_(options),
-        transport_(transport::make_tcp(executor, transport_options())),
+        transport_(transport::make_tcp(executor, group_transport_options())),
         changed_(executor),
         tasks_(executor),
         addresses_(options.world),
@@ -95,31 +67,40 @@ class Collection {
     addresses_[0] = address;
   }
 
-  static Task<Result<std::vector<std::string>>> run(Collection* self, Endpoint place,
-                                                    TimePoint deadline) {
+  static Task<Result<Found>> run(Collection* self, Endpoint place, TimePoint deadline) {
     CENTROID_CO_ASSIGN(const auto listener, self->transport_->listen(place));
     self->tasks_.spawn(accept(self, listener.get()));
-    while (!self->missing().empty() && centroid::now() < deadline)
+    while (!self->missing().empty() && !self->leader_ && centroid::now() < deadline)
       (void)co_await self->changed_.wait(deadline);
     const std::string missing = self->missing();
-    std::string all;
-    for (const std::string& address : self->addresses_) all += (all.empty() ? "" : "\n") + address;
     const std::string why = missing + " did not come to " + place.to_string() + " within " +
                             std::to_string(self->options_.timeout.count()) + " ms";
-    const Kind kind = missing.empty() ? kAddresses : kRefused;
-    const std::string text = missing.empty() ? all : why;
-    for (const auto& connection : self->connections_) {
-      if (!connection) continue;
-      co_await send(*connection, kind, text);
-    }
+    std::string refusal;
+    if (!missing.empty()) refusal = why;
+    if (!self->leader_) co_await answer_all(self, refusal);
     listener->close();
     self->tasks_.cancel();
     co_await self->tasks_.join();
-    if (!missing.empty()) co_return Error(ErrorCode::kDeadlineExceeded, why);
-    co_return self->addresses_;
+    Found found;
+    if (self->leader_)
+      found.leader = *self->leader_;
+    else if (missing.empty())
+      found.addresses = self->addresses_;
+    else
+      co_return Error(ErrorCode::kDeadlineExceeded, why);
+    co_return found;
   }
 
  private:
+  static Task<void> answer_all(Collection* self, std::string refusal) {
+    const GroupFrame kind = refusal.empty() ? GroupFrame::kAddresses : GroupFrame::kRefused;
+    std::string text = refusal;
+    if (refusal.empty())
+      for (const std::string& one : self->addresses_) text += (text.empty() ? "" : "\n") + one;
+    for (const auto& connection : self->connections_)
+      if (connection) (void)co_await send_text(*connection, kind, text);
+  }
+
   static Task<void> accept(Collection* self, transport::Listener* listener) {
     while (true) {
       auto connection = co_await listener->accept();
@@ -130,20 +111,25 @@ class Collection {
 
   static Task<void> answer(Collection* self, std::unique_ptr<Connection> connection) {
     const auto frame = co_await connection->read_header();
-    if (!frame.ok() || frame->header.kind != kArrive || frame->header.payload_bytes != 0) co_return;
-    const auto arrival = parse_arrival(frame->head);
+    if (!frame.ok() || frame->header.payload_bytes != 0) co_return;
+    if (auto leader = parse_running(*frame, self->options_.token);
+        leader && self->options_.may_be_newcomer) {
+      self->leader_ = std::move(*leader);
+      self->changed_.notify_all();
+    }
+    const auto arrival = parse_arrival(*frame);
     if (!arrival) co_return;
     const std::string refusal = self->refusal_of(*arrival);
     if (!refusal.empty()) {
-      co_await send(*connection, kRefused, refusal);
+      (void)co_await send_text(*connection, GroupFrame::kRefused, refusal);
       co_return;
     }
     self->addresses_[arrival->rank] = arrival->address;
     const auto before = std::exchange(self->connections_[arrival->rank], std::move(connection));
     self->changed_.notify_all();
     if (before)
-      co_await send(*before, kRefused,
-                    "another process came as rank " + std::to_string(arrival->rank));
+      (void)co_await send_text(*before, GroupFrame::kRefused,
+                               "another process came as rank " + std::to_string(arrival->rank));
   }
 
   std::string refusal_of(const Arrival& arrival) const {
@@ -171,18 +157,17 @@ class Collection {
   TaskGroup tasks_;
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<Connection>> connections_;
+  std::optional<Endpoint> leader_;  ///< of the job that has begun
 };
 
 /// The other ranks: call rank 0 until it answers.
 class Caller {
  public:
   Caller(const PeerOptions& options, Executor executor)
-      : options_(options),
-        executor_(executor),
-        transport_(transport::make_tcp(executor, transport_options())) {}
+      : options_(options), transport_(transport::make_tcp(executor, group_transport_options())) {}
 
-  static Task<Result<std::vector<std::string>>> run(Caller* self, Endpoint place,
-                                                    std::string address, TimePoint deadline) {
+  static Task<Result<Found>> run(Caller* self, Endpoint place, std::string address,
+                                 TimePoint deadline) {
     while (true) {
       auto tried = co_await try_once(self, place, address, deadline);
       if (tried.ok() || tried.error().code() != ErrorCode::kUnavailable) co_return tried;
@@ -192,73 +177,141 @@ class Caller {
                             std::to_string(self->options_.timeout.count()) +
                             " ms: " + tried.error().message());
       }
-      Event pause(self->executor_);
-      (void)co_await pause.wait(centroid::now() + kRetry);
+      if (!co_await sleep_until(centroid::now() + kRetry)) co_return tried;
     }
   }
 
  private:
-  static Task<Result<std::vector<std::string>>> try_once(Caller* self, Endpoint place,
-                                                         std::string address, TimePoint deadline) {
+  static Task<Result<Found>> try_once(Caller* self, Endpoint place, std::string address,
+                                      TimePoint deadline) {
     CENTROID_CO_ASSIGN(const auto connection, co_await self->transport_->connect(place, deadline));
-    Timer timer(self->executor_, deadline + kRetry);
-    const auto is_over = std::make_shared<bool>(false);
-    timer.async_wait([&connection, is_over](const boost::system::error_code& error) {
-      if (error || *is_over) return;
-      connection->close(Error(ErrorCode::kDeadlineExceeded, "rank 0 sent nothing"));
-    });
+    const PeerOptions& options = self->options_;
     std::string hello(kMagic);
-    hello += "\n" + std::to_string(self->options_.rank) + "\n";
-    hello += std::to_string(self->options_.world) + "\n" + self->options_.token + "\n" + address;
-    co_await send(*connection, kArrive, std::move(hello));
-    const auto frame = co_await connection->read_header();
-    *is_over = true;
-    timer.cancel();
-    if (!frame.ok()) co_return frame.error();
-    const std::string text = text_of(frame->head);
-    if (frame->header.kind == kRefused)
-      co_return Error(ErrorCode::kFailedPrecondition, place.to_string() + " refuses: " + text);
-    const auto addresses = lines_of(text);
-    if (frame->header.kind != kAddresses || addresses.size() != self->options_.world)
-      co_return Error(ErrorCode::kFailedPrecondition,
-                      place.to_string() + " is no rank 0 of a Centroid group");
-    co_return addresses;
+    hello += "\n" + std::to_string(options.rank) + "\n" + std::to_string(options.world);
+    hello += "\n" + options.token + "\n" + address;
+    (void)co_await send_text(*connection, GroupFrame::kArrive, std::move(hello));
+    CENTROID_CO_ASSIGN(const auto frame, co_await read_text(*connection, deadline + kRetry));
+    const auto refuse = [&](const std::string& why) {
+      return Error(ErrorCode::kFailedPrecondition, place.to_string() + why);
+    };
+    Found found;
+    if (is_kind(frame, GroupFrame::kRefused))
+      co_return refuse(" refuses: " + std::string(text_of(frame)));
+    if (const auto leader = parse_running(frame, options.token)) {
+      if (!options.may_be_newcomer)
+        co_return refuse(": a job has begun there; it takes only workers of exchange sharded");
+      found.leader = *leader;
+      co_return found;
+    }
+    found.addresses = split(text_of(frame), '\n');
+    if (!is_kind(frame, GroupFrame::kAddresses) || found.addresses.size() != options.world)
+      co_return refuse(" is no rank 0 of a Centroid group");
+    co_return found;
   }
 
   const PeerOptions& options_;
-  const Executor executor_;
   const std::unique_ptr<transport::Transport> transport_;
 };
 
 }  // namespace
 
-std::string listening_host(const Endpoint& place) {
-  if (place.is_loopback()) return place.host;
-  return place.host.find(':') == std::string::npos ? "0.0.0.0" : "::";
-}
-
-Result<std::vector<std::string>> exchange_addresses(const PeerOptions& options,
-                                                    const Endpoint& place,
-                                                    const std::string& address) {
+Result<Found> find_group(const PeerOptions& options, const Endpoint& place,
+                         const std::string& address) {
   if (options.token.find('\n') != std::string::npos)
     return Error(ErrorCode::kInvalidArgument, "the token has a line break");
-  if (options.world == 1) return std::vector<std::string>{address};
-  boost::asio::io_context context{1};
+  if (options.world == 1) return Found{{address}, {}};
   const TimePoint deadline = centroid::now() + options.timeout;
-  const auto run = [&context](Task<Result<std::vector<std::string>>> task) {
-    auto found =
-        boost::asio::co_spawn(context, to_optional(std::move(task)), boost::asio::use_future);
+  boost::asio::io_context context{1};
+  const auto run = [&context](Task<Result<Found>> task) {
+    Pending<Result<Found>> found(context.get_executor(), std::move(task));
+    context.restart();
     context.run();
-    return std::move(*found.get());
+    return found.get();
   };
-  if (options.rank == 0) {
-    Endpoint here = place;
-    here.host = listening_host(place);
+  const auto call = [&](TimePoint until) {
+    Caller caller(options, context.get_executor());
+    return run(Caller::run(&caller, place, address, until));
+  };
+  if (options.rank != 0) return call(deadline);
+  Endpoint here = place;
+  here.host = listening_host(place);
+  const auto collect = [&] {
     Collection collection(options, context.get_executor(), address);
     return run(Collection::run(&collection, here, deadline));
+  };
+  auto found = collect();
+  if (found.ok() || found.error().code() != ErrorCode::kAlreadyExists || !options.may_be_newcomer)
+    return found;
+  // A member of a job that has begun listens there, or did until now.
+  auto begun = call(std::min<TimePoint>(deadline, centroid::now() + kHandover));
+  if (begun.ok()) return begun;
+  return begun.error().code() == ErrorCode::kDeadlineExceeded ? collect() : std::move(found);
+}
+
+Redirector::Redirector(Executor executor, Endpoint rendezvous, bool is_host, std::string token)
+    : rendezvous_(std::move(rendezvous)),
+      here_{is_host ? listening_host(rendezvous_) : rendezvous_.host, rendezvous_.port},
+      token_(std::move(token)),
+      transport_(transport::make_tcp(executor, group_transport_options())),
+      tasks_(executor) {}
+
+Redirector::~Redirector() = default;
+
+void Redirector::set_leader(const Endpoint& leader, bool is_own) {
+  leader_ = leader;
+  leads_ = is_own;
+}
+
+std::string Redirector::text() const {
+  return std::string(kMagic) + "\n" + token_ + "\n" + leader_.to_string();
+}
+
+Task<void> Redirector::run(Redirector* self) {
+  do {
+    auto listener = self->transport_->listen(self->here_);
+    if (listener.ok()) {
+      self->listener_ = std::move(*listener);
+      self->tasks_.spawn(accept(self));
+      break;
+    }
+    if (self->leads_) co_await call(self);
+  } while (co_await sleep_until(centroid::now() + kPoll));
+  while (co_await sleep_until(TimePoint::max())) {
   }
-  Caller caller(options, context.get_executor());
-  return run(Caller::run(&caller, place, address, deadline));
+  self->tasks_.cancel();
+  co_await self->tasks_.join();
+}
+
+Task<void> Redirector::accept(Redirector* self) {
+  while (true) {
+    auto connection = co_await self->listener_->accept();
+    if (!connection.ok()) co_return;
+    if (self->tasks_.size() < kMostCallers)
+      self->tasks_.spawn(answer(self, std::move(*connection)));
+  }
+}
+
+Task<void> Redirector::answer(Redirector* self, std::unique_ptr<Connection> connection) {
+  const auto frame = co_await read_text(*connection, centroid::now() + kAnswer);
+  if (!frame.ok()) co_return;
+  const auto arrival = parse_arrival(*frame);
+  if (!arrival) {
+    if (parse_running(*frame, self->token_))
+      (void)co_await connection->read_header();  // the leader
+    co_return;
+  }
+  if (transport::is_same_secret(self->token_, arrival->token))
+    (void)co_await send_text(*connection, GroupFrame::kRunning, self->text());
+  else
+    (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
+  (void)co_await read_text(*connection, centroid::now() + kAnswer);  // until it has read that
+}
+
+Task<void> Redirector::call(Redirector* self) {
+  auto connected = co_await self->transport_->connect(self->rendezvous_, centroid::now() + kAnswer);
+  if (!connected.ok()) co_return;
+  (void)co_await send_text(**connected, GroupFrame::kRunning, self->text());
+  (void)co_await read_text(**connected, centroid::now() + kAnswer);
 }
 
 }  // namespace centroid::client

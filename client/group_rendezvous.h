@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "common/async/task_group.h"
 #include "transport/transport.h"
 
 namespace centroid::client {
@@ -16,17 +18,54 @@ struct PeerOptions {
   std::string host;
   std::string token;                          ///< the same on all ranks; empty: none
   std::chrono::milliseconds timeout{60'000};  ///< of the start, and of each operation
+  /// The rendezvous may be that of a job that has begun (PeerGroup::running).
+  bool may_be_newcomer = false;
+};
+
+/// What a process finds at the rendezvous.
+struct Found {
+  std::vector<std::string> addresses;  ///< of all ranks, by rank; empty: a job has begun
+  transport::Endpoint leader;          ///< where that job takes newcomers
 };
 
 /// The addresses of all ranks by rank: rank 0 collects them at `place`, and the others give theirs.
+/// Or with `may_be_newcomer` the job that has begun: its Redirector answers at `place`, or calls
+/// rank 0 there.
 ///
 /// fails  as PeerGroup::join
-Result<std::vector<std::string>> exchange_addresses(const PeerOptions& options,
-                                                    const transport::Endpoint& place,
-                                                    const std::string& address);
+Result<Found> find_group(const PeerOptions& options, const transport::Endpoint& place,
+                         const std::string& address);
 
-/// Where rank 0 listens: at `place` itself if that is loopback, else at all addresses, because
-/// `place` may be a name of another network (Kubernetes, NAT).
-std::string listening_host(const transport::Endpoint& place);
+/// The rendezvous of a job that has begun. One that comes there learns the place of the leader.
+///
+/// listens  at the rendezvous, if it is on this machine and free: tried all the time, so another
+///          member takes the place of one that is lost
+/// calls    the process that waits there as rank 0 for others, if this is the leader's
+/// thread   the executor's
+class Redirector {
+ public:
+  /// `is_host`: this process was started as rank 0, so it listens as that does.
+  Redirector(Executor executor, transport::Endpoint rendezvous, bool is_host, std::string token);
+  ~Redirector();
+
+  /// `is_own`: this process is the leader.
+  void set_leader(const transport::Endpoint& leader, bool is_own);
+  /// Until it is cancelled.
+  static Task<void> run(Redirector* self);
+
+ private:
+  static Task<void> accept(Redirector* self);
+  static Task<void> answer(Redirector* self, std::unique_ptr<transport::Connection> connection);
+  static Task<void> call(Redirector* self);
+  std::string text() const;
+
+  const transport::Endpoint rendezvous_, here_;
+  const std::string token_;
+  const std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<transport::Listener> listener_;
+  transport::Endpoint leader_;
+  bool leads_ = false;
+  TaskGroup tasks_;
+};
 
 }  // namespace centroid::client

@@ -1,11 +1,15 @@
 #include "worker/sharded_job.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <chrono>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
-#include "common/base/random.h"
+#include "common/checkpoint/fault_point.h"
+#include "transport/collective/collectives.h"
 #include "worker/node/job_memory.h"
 #include "worker/parallel/agreement.h"
 #include "worker/parallel/regroup.h"
@@ -25,21 +29,55 @@ bool is_loss(const Error& error) {
          error.code() == ErrorCode::kAborted;
 }
 
+std::string text_of(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+/// What all workers of a job need to have in common: it decides what is trained.
+std::string settings_of(const WorkerConfig& config, const Model& model, const DataSplit& data) {
+  const OptimizerConfig& o = config.optimizer;
+  const std::pair<const char*, std::string> all[] = {
+      {"--model", model.spec()},
+      {"--data (its hash)", std::to_string(data.train.fingerprint())},
+      {"--batch", std::to_string(config.batch)},
+      {"--seed", std::to_string(config.seed)},
+      {"--epochs", std::to_string(config.epochs)},
+      {"--rounds", std::to_string(config.rounds)},
+      {"--sharding", config.sharded.sharding},
+      {"--shard-replicas", config.sharded.replicas},
+      {"--optimizer", o.name},
+      {"--lr", text_of(o.learning_rate)},
+      {"--lr-schedule", o.schedule},
+      {"--momentum", text_of(o.momentum)},
+      {"--weight-decay", text_of(o.weight_decay)},
+      {"--clip-norm", text_of(o.clip_norm)},
+      {"--checkpoint.dir", config.checkpoint.dir.empty() ? "not set" : "set"},
+      {"--checkpoint.every-rounds", std::to_string(config.checkpoint.every_rounds)},
+  };
+  std::string text;
+  for (const auto& [name, value] : all)
+    text += (text.empty() ? "" : "\t") + std::string(name) + "=" + value;
+  return text;
+}
+
 }  // namespace
 
-Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config) {
+Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config,
+                                                      bool may_be_newcomer) {
   client::PeerOptions options;
   options.rank = static_cast<std::uint32_t>(config.sharded.rank);
   options.world = static_cast<std::uint32_t>(config.sharded.world);
   options.token = config.token;
   options.timeout = config.join_timeout;
+  options.may_be_newcomer = may_be_newcomer;
   return client::PeerGroup::join(options, config.sharded.rendezvous);
 }
 
 Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world) {
   ShardedOptions options;
   auto sharding = parallel::Sharding::parse(config.sharded.sharding, world);
-  if (!sharding.ok() && world < config.sharded.world)  // hybrid:K of a number that K divides not
+  if (!sharding.ok() && world != config.sharded.world)  // hybrid:K of a number that K divides not
     sharding = parallel::Sharding::parse("full", world);
   CENTROID_ASSIGN(options.sharding, std::move(sharding));
   options.optimizer = config.optimizer;
@@ -78,37 +116,54 @@ Status ShardedJob::begin() {
   training_.seed = config_.seed;
   training_.epochs = config_.epochs;
   training_.steps = config_.rounds;
-  CENTROID_ASSIGN(peers_, join_ranks(config_));
-  CENTROID_TRY(open_meeting());
+  const Deadline deadline = centroid::now() + config_.join_timeout;
+  while (true) {
+    CENTROID_ASSIGN(peers_, join_ranks(config_, true));
+    const Status opened = open_meeting();
+    if (peers_->is_connected()) return begin_with_others(opened);
+    CENTROID_TRY(opened);
+    log::info("sharded.newcomer_waiting", {{"leader", peers_->running().to_string()}});
+    auto members = meeting_->join(peers_->running(), peers_->address(), deadline);
+    if (members.ok()) return enter(std::move(*members));
+    const bool is_elsewhere = members.error().code() == ErrorCode::kUnavailable;
+    if (!is_elsewhere || centroid::now() >= deadline) return std::move(members).error();
+  }
+}
+
+Status ShardedJob::open_meeting() {
+  client::MeetingOptions options;
+  options.token = config_.token;
+  options.patience = config_.join_timeout;
+  options.settings = settings_of(config_, model_, data_);
+  CENTROID_ASSIGN(options.rendezvous, Endpoint::parse(config_.sharded.rendezvous));
+  options.is_host = config_.sharded.rank == 0;
+  CENTROID_ASSIGN(meeting_, client::Meeting::open(peers_->host(), std::move(options)));
+  return {};
+}
+
+/// `opened`: whether this rank has a place for meetings.
+Status ShardedJob::begin_with_others(const Status& opened) {
+  Notice own;
+  own.status = opened;
+  if (opened.ok()) own.text = meeting_->place().to_string() + " " + peers_->address();
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
+  CENTROID_TRY(parallel::first_failure(all));
+  members_.job = peers_->job();
+  members_.generation = group().generation();
+  members_.next = group().world();
+  for (std::uint32_t rank = 0; rank < all.size(); ++rank) {
+    const std::size_t end = all[rank].text.find(' ');
+    client::Member& member = members_.members.emplace_back();
+    member.number = rank;
+    CENTROID_ASSIGN(member.place, Endpoint::parse(all[rank].text.substr(0, end)));
+    member.address = all[rank].text.substr(end + 1);
+  }
+  meeting_->begin(members_);
   CENTROID_TRY(open_checkpoints({}));
   if (checkpoints_ && checkpoints_->resumes()) return restore();
   CENTROID_ASSIGN(replica_, ShardedReplica::make(group(), model_, config_.seed, options_));
   replica_world_ = group().world();
-  return {};
-}
-
-/// Open the place of this rank, and learn those of the others.
-Status ShardedJob::open_meeting() {
-  Notice own;
-  own.text = std::to_string(random_seed());
-  CENTROID_ASSIGN(const Notice job, parallel::announce(group(), own, config_.join_timeout));
-  client::MeetingOptions options;
-  options.rank = group().rank();
-  options.job = job.text;
-  options.token = config_.token;
-  options.patience = config_.join_timeout;
-  auto opened = client::Meeting::open(peers_->host(), options);
-  if (opened.ok()) {
-    meeting_ = std::move(*opened);
-    own.text = meeting_->place().to_string();
-  } else {
-    own.status = opened.error();
-  }
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
-  CENTROID_TRY(parallel::first_failure(all));
-  for (std::uint32_t rank = 0; rank < all.size(); ++rank) {
-    CENTROID_ASSIGN(places_[rank], Endpoint::parse(all[rank].text));
-  }
+  replica_generation_ = group().generation();
   return {};
 }
 
@@ -120,10 +175,24 @@ Status ShardedJob::open_checkpoints(const std::string& run) {
 
 Status ShardedJob::train(const ShardedObserver& observer) {
   while (true) {
-    Status result = train_group(observer);
-    if (result.ok() || !survives(result.error())) return result;
-    CENTROID_TRY(regroup(result.error()));
+    Result<bool> changes = true;
+    if (Status trained = train_group(observer); !trained.ok())
+      changes = std::move(trained).error();
+    else if (summary_.is_paused)
+      changes = has_room_for_newcomers();
+    else
+      break;
+    if (!changes.ok()) {
+      if (!survives(changes.error())) return std::move(changes).error();
+      log::warn("sharded.rank_lost", {{"step", summary_.steps}, {"error", changes.error()}});
+    } else if (!*changes) {
+      continue;
+    }
+    CENTROID_ASSIGN(auto members, meeting_->meet());
+    CENTROID_TRY(enter(std::move(members)));
   }
+  meeting_.reset();
+  return {};
 }
 
 Status ShardedJob::train_group(const ShardedObserver& observer) {
@@ -132,8 +201,9 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
     if (observer.stepped) observer.stepped(now);
     if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now, planned_);
   };
+  own.has_newcomers = [&] { return meeting_->newcomers() > 0; };
   CENTROID_TRY(train_sharded(*replica_, group(), data_, training_, summary_, own));
-  if (checkpoints_) checkpoints_->finish(replica_->parameters(), summary_);
+  if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(replica_->parameters(), summary_);
   return {};
 }
 
@@ -141,49 +211,89 @@ bool ShardedJob::survives(const Error& error) const {
   return !summary_.is_halted && is_loss(error) && (options_.replicas > 0 || checkpoints_);
 }
 
-/// Go on with those that are left; also if more are lost meanwhile.
-Status ShardedJob::regroup(const Error& cause) {
+Result<ShardedMemory> ShardedJob::plan(std::uint32_t world) const {
+  CENTROID_ASSIGN(const ShardedOptions options, sharded_options(config_, world));
+  return check_sharded_memory(config_, model_, data_, options, world);
+}
+
+/// Whether newcomers wait and every rank has memory for its part of the group with them. If one has
+/// none they are refused.
+Result<bool> ShardedJob::has_room_for_newcomers() {
+  Notice own;
+  own.numbers[0] = meeting_->newcomers();
+  CENTROID_ASSIGN(const Notice leader, parallel::announce(group(), own, config_.join_timeout));
+  if (leader.numbers[0] == 0) return false;  // they have left
+  const auto memory = plan(group().world() + static_cast<std::uint32_t>(leader.numbers[0]));
+  if (!memory.ok()) own.status = memory.error();
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
+  const Status fits = parallel::first_failure(all);
+  if (fits.ok()) return true;
+  log::warn("sharded.newcomers_refused", {{"error", fits.error()}});
+  meeting_->refuse_newcomers("with one more worker " + fits.error().message());
+  return false;
+}
+
+/// Be in the group of these members, with a replica; also if more are lost meanwhile.
+Status ShardedJob::enter(client::Membership next) {
   const auto begin = std::chrono::steady_clock::now();
-  log::warn("sharded.rank_lost", {{"step", summary_.steps}, {"error", cause}});
-  const auto before = places_;
-  while (true) {
-    CENTROID_ASSIGN(const std::vector<std::uint32_t> ranks, meet());
-    const Status joined = peers_->regroup(ranks, generation_);
+  const client::Membership before = members_;
+  const bool is_newcomer = before.members.empty();
+  for (bool may_do_without = !is_newcomer;;) {
+    members_ = std::move(next);
+    std::vector<std::string> addresses;
+    for (const client::Member& one : members_.members) addresses.push_back(one.address);
+    const Status joined = peers_->regroup(members_.job, addresses, members_.generation);
     const Result<const char*> from =
         joined.ok() ? take_over() : Result<const char*>(joined.error());
-    if (!from.ok() && is_loss(from.error()) && group().culprit()) continue;
-    if (!from.ok()) return from.error();
-    std::string lost;
-    for (const auto& [rank, place] : before)
-      if (!places_.contains(rank)) lost += (lost.empty() ? "" : ", ") + std::to_string(rank);
-    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-    log::warn("sharded.regrouped", {{"lost", lost},
-                                    {"rank", group().rank()},
-                                    {"world", group().world()},
-                                    {"sharding", options_.sharding.text()},
-                                    {"step", summary_.steps},
-                                    {"from", *from},
-                                    {"seconds", time.count()}});
-    return {};
+    if (from.ok()) {
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+      log_change(before, *from, time.count());
+      return {};
+    }
+    const bool is_lost = is_loss(from.error()) && peers_->is_connected() && group().culprit();
+    if (!is_lost) {
+      // Newcomers that are not able to go on leave. The others go on without them.
+      may_do_without = may_do_without && members_.next > before.next;
+      if (!may_do_without) return from.error();
+      log::warn("sharded.newcomer_failed", {{"error", from.error()}});
+      if (peers_->is_connected()) group().abort(from.error());
+      may_do_without = false;
+    }
+    CENTROID_ASSIGN(next, meeting_->meet());
   }
 }
 
-/// The ranks of the group that are left.
-Result<std::vector<std::uint32_t>> ShardedJob::meet() {
-  CENTROID_ASSIGN(const client::Survivors left, meeting_->meet(places_, generation_));
-  std::vector<std::uint32_t> ranks;
-  std::uint32_t index = 0;
-  std::map<std::uint32_t, Endpoint> places;
-  for (const auto& [rank, place] : places_) {
-    if (std::ranges::find(left.ranks, rank) != left.ranks.end()) {
-      ranks.push_back(index);
-      places[rank] = place;
-    }
-    ++index;
-  }
-  places_ = std::move(places);
-  generation_ = left.generation;
-  return ranks;
+void ShardedJob::log_change(const client::Membership& before, const char* from,
+                            double seconds) const {
+  const auto less = [](const client::Membership& all, const client::Membership& those) {
+    std::string text;
+    for (const client::Member& one : all.members)
+      if (!those.has(one.number)) text += (text.empty() ? "" : ", ") + std::to_string(one.number);
+    return text;
+  };
+  const bool is_newcomer = before.members.empty();
+  const std::string lost = less(before, members_);
+  const log::Fields fields{{"lost", lost},
+                           {"joined", is_newcomer ? "" : less(members_, before)},
+                           {"generation", members_.generation},
+                           {"rank", group().rank()},
+                           {"world", group().world()},
+                           {"sharding", options_.sharding.text()},
+                           {"step", summary_.steps},
+                           {"from", from},
+                           {"seconds", seconds}};
+  if (is_newcomer)
+    log::info("sharded.joined", fields);
+  else if (lost.empty())
+    log::info("sharded.regrouped", fields);
+  else
+    log::warn("sharded.regrouped", fields);
+}
+
+/// The parameters that this rank has of a group; nullptr: none.
+parallel::ShardedParameters* ShardedJob::earlier(std::uint64_t generation) {
+  if (replica_ && replica_generation_ == generation) return &replica_->parameters();
+  return made_ && made_generation_ == generation ? made_.get() : nullptr;
 }
 
 /// Make the replica of this group, from "memory" or "checkpoint".
@@ -192,8 +302,9 @@ Result<const char*> ShardedJob::take_over() {
   checkpoints_.reset();  // ends the write in progress
   const std::uint32_t world = group().world();
   Notice own;
+  own.numbers[0] = replica_ ? replica_generation_ : 0;
   CENTROID_ASSIGN(options_, sharded_options(config_, world));
-  const auto memory = check_sharded_memory(config_, model_, data_, options_, world);
+  const auto memory = plan(world);
   if (memory.ok())
     planned_ = *memory;
   else
@@ -202,29 +313,59 @@ Result<const char*> ShardedJob::take_over() {
   CENTROID_TRY(parallel::first_failure(all));
   CENTROID_TRY(open_checkpoints(run));
   CENTROID_ASSIGN(auto shapes, parameter_shapes(model_));
-  parallel::ShardedParameters* const old = replica_ ? &replica_->parameters() : nullptr;
+  // The newest group that was complete on some rank, then all its ranks have its parameters.
+  const auto newest =
+      std::ranges::max_element(all, {}, [](const Notice& notice) { return notice.numbers[0]; });
+  parallel::ShardedParameters* const old = earlier(newest->numbers[0]);
   auto made = parallel::regroup(group(), std::move(shapes), options_, old);
-  if (made.ok()) {
-    // The last step may have ended without its loss being known.
-    while (summary_.steps < (*made)->steps())
-      count_step(summary_, next_samples(summary_, training_, data_.train.samples, replica_world_),
-                 data_.train.samples);
-    replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(*made));
-    replica_world_ = world;
-    return "memory";
+  if (!made.ok()) {
+    if (group().culprit()) return made.error();  // another loss
+    if (!checkpoints_)
+      return std::move(made).error().with_context("there are no checkpoints (--checkpoint.dir)");
+    replica_.reset();
+    made_.reset();
+    CENTROID_TRY(restore());
+    return "checkpoint";
   }
-  if (group().culprit()) return made.error();  // another loss
-  if (!checkpoints_)
-    return std::move(made).error().with_context("there are no checkpoints (--checkpoint.dir)");
-  replica_.reset();
-  CENTROID_TRY(restore());
-  return "checkpoint";
+  made_ = std::move(*made);
+  made_generation_ = group().generation();
+  fault::point("sharded.divided");
+  CENTROID_TRY(share_position(static_cast<std::uint32_t>(newest - all.begin())));
+  CENTROID_TRY(collective::barrier(group()));  // every rank has its part now
+  replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(made_));
+  replica_world_ = world;
+  replica_generation_ = made_generation_;
+  return "memory";
+}
+
+/// Be where that rank is in the data, at the step of the parameters that were made.
+Status ShardedJob::share_position(std::uint32_t from) {
+  ShardedSummary& s = summary_;
+  if (group().rank() == from) {
+    // The last step may have ended without its loss being known.
+    while (s.steps < made_->steps())
+      count_step(s, next_samples(s, training_, data_.train.samples, replica_world_),
+                 data_.train.samples);
+  }
+  std::array<std::uint64_t*, 4> counts = {&s.steps, &s.epochs, &s.samples, &s.offset};
+  std::array<double*, 5> values = {&s.loss, &s.accuracy, &s.gradient_norm, &s.test_loss,
+                                   &s.test_accuracy};
+  std::array<double, 9> all;
+  for (std::size_t i = 0; i < counts.size(); ++i) all[i] = static_cast<double>(*counts[i]);
+  for (std::size_t i = 0; i < values.size(); ++i) all[counts.size() + i] = *values[i];
+  collective::CallOptions call;
+  call.timeout = config_.join_timeout;
+  CENTROID_TRY(collective::broadcast(group(), std::span<double>(all), from, call));
+  for (std::size_t i = 0; i < counts.size(); ++i) *counts[i] = static_cast<std::uint64_t>(all[i]);
+  for (std::size_t i = 0; i < values.size(); ++i) *values[i] = all[counts.size() + i];
+  return {};
 }
 
 Status ShardedJob::restore() {
   CENTROID_ASSIGN(auto restored, checkpoints_->restore(options_, summary_));
   replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(restored));
   replica_world_ = group().world();
+  replica_generation_ = group().generation();
   return {};
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,10 +20,11 @@ namespace centroid::worker {
 /// The settings as the library takes them, of a group of `world` ranks.
 Result<parallel::ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world);
 
-/// Meet the other ranks.
+/// Meet the other ranks, or the job that they have begun.
 ///
 /// fails  as PeerGroup::join
-Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config);
+Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config,
+                                                      bool may_be_newcomer = false);
 
 /// Refuse a job that needs this memory. A snapshot is not counted: without memory for it,
 /// checkpoints are written in place.
@@ -42,7 +42,8 @@ Result<parallel::ShardedMemory> check_sharded_memory(const WorkerConfig& config,
 
 /// A job of exchange sharded on this rank, over all its groups. When ranks are lost, those that are
 /// left meet, make a group of their own, and take over the lost shards from their copies; without
-/// these from the newest checkpoint.
+/// these from the newest checkpoint. A worker that comes later joins them between two steps, and
+/// gets its shard from theirs.
 ///
 /// order   every rank makes the same calls
 class ShardedJob {
@@ -50,9 +51,11 @@ class ShardedJob {
   ShardedJob(const WorkerConfig& config, const Model& model, const DataSplit& data)
       : config_(config), model_(model), data_(data) {}
 
-  /// Join the other ranks, and restore the newest checkpoint or draw the initial values.
+  /// Join the other ranks, and restore the newest checkpoint or draw the initial values. Or join a
+  /// job that they have begun.
   ///
-  /// fails  as check_sharded_memory, PeerGroup::join, JobCheckpoints and ShardedReplica::make
+  /// fails  as check_sharded_memory, PeerGroup::join, client::Meeting::join, JobCheckpoints and
+  ///        ShardedReplica::make
   Status begin();
   /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
   ///
@@ -73,12 +76,17 @@ class ShardedJob {
 
  private:
   Status open_meeting();
+  Status begin_with_others(const Status& opened);
   Status open_checkpoints(const std::string& run);
   Status train_group(const ShardedObserver& observer);
   bool survives(const Error& error) const;
-  Status regroup(const Error& cause);
-  Result<std::vector<std::uint32_t>> meet();
+  Result<bool> has_room_for_newcomers();
+  Status enter(client::Membership next);
+  void log_change(const client::Membership& before, const char* from, double seconds) const;
   Result<const char*> take_over();
+  Result<parallel::ShardedMemory> plan(std::uint32_t world) const;
+  parallel::ShardedParameters* earlier(std::uint64_t generation);
+  Status share_position(std::uint32_t from);
   Status restore();
 
   const WorkerConfig& config_;
@@ -90,12 +98,14 @@ class ShardedJob {
   ShardedSummary summary_;
   std::unique_ptr<client::PeerGroup> peers_;
   std::unique_ptr<client::Meeting> meeting_;
-  /// Where each rank of the group waits after a loss; by the rank of the beginning.
-  std::map<std::uint32_t, transport::Endpoint> places_;
-  std::uint64_t generation_ = 1;
+  client::Membership members_;                   ///< of the group
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
-  std::unique_ptr<ShardedReplica> replica_;
-  std::uint32_t replica_world_ = 0;  ///< ranks of the group of `replica_`
+  std::unique_ptr<ShardedReplica> replica_;      ///< null: of a newcomer
+  std::uint32_t replica_world_ = 0;              ///< ranks of the group of `replica_`
+  std::uint64_t replica_generation_ = 0;         ///< of that group; 0: null
+  /// Those of a later group, while another rank may lack its own.
+  std::unique_ptr<parallel::ShardedParameters> made_;
+  std::uint64_t made_generation_ = 0;
 };
 
 }  // namespace centroid::worker

@@ -6,47 +6,79 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "client/group_rendezvous.h"
+
 namespace centroid::client {
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
-/// The ranks of a job, each with its place.
+std::vector<std::uint32_t> numbers_of(const Membership& all) {
+  std::vector<std::uint32_t> numbers;
+  for (const Member& one : all.members) numbers.push_back(one.number);
+  return numbers;
+}
+
+/// The members of a job, each with its place.
 class MeetingTest : public ::testing::Test {
  protected:
   void open(std::uint32_t world, std::chrono::milliseconds patience) {
-    for (std::uint32_t rank = 0; rank < world; ++rank) add(rank, patience, "secret");
+    meetings_.clear();
+    all_ = {};
+    for (std::uint32_t number = 0; number < world; ++number) add(number, patience, "secret");
+    begin();
   }
-  void add(std::uint32_t rank, std::chrono::milliseconds patience, const std::string& token) {
+  static std::unique_ptr<Meeting> made(std::chrono::milliseconds patience, const std::string& token,
+                                       const std::string& settings = "--lr=1\t--batch=8") {
     MeetingOptions options;
-    options.rank = rank;
-    options.job = "job";
     options.token = token;
     options.patience = patience;
+    options.settings = settings;
     auto opened = Meeting::open("127.0.0.1", options);
-    ASSERT_TRUE(opened.ok()) << opened.error().to_string();
-    places_[rank] = (*opened)->place();
-    meetings_[rank] = std::move(*opened);
+    EXPECT_TRUE(opened.ok()) << opened.error().to_string();
+    return std::move(*opened);
   }
+  void add(std::uint32_t number, std::chrono::milliseconds patience, const std::string& token) {
+    meetings_[number] = made(patience, token);
+    Member member;
+    member.number = number;
+    member.place = meetings_[number]->place();
+    member.address = "address of " + std::to_string(number);
+    all_.members.push_back(member);
+  }
+  void begin(std::uint64_t generation = 1) {
+    all_.job = "job";
+    all_.generation = generation;
+    all_.next = static_cast<std::uint32_t>(all_.members.size());
+    for (auto& [number, meeting] : meetings_) meeting->begin(all_);
+  }
+  using Results = std::map<std::uint32_t, Result<Membership>>;
   /// What each of these finds, all at the same time.
-  std::map<std::uint32_t, Result<Survivors>> meet(const std::vector<std::uint32_t>& ranks,
-                                                  std::uint64_t generation = 1) {
-    std::map<std::uint32_t, std::optional<Result<Survivors>>> found;
-    for (const std::uint32_t rank : ranks) found[rank];
+  Results meet(const std::vector<std::uint32_t>& numbers) {
+    std::map<std::uint32_t, std::optional<Result<Membership>>> found;
+    for (const std::uint32_t number : numbers) found[number];
     std::vector<std::jthread> threads;
-    for (auto& [rank, out] : found)
-      threads.emplace_back([this, rank = rank, &out = out, generation] {
-        out.emplace(meetings_[rank]->meet(places_, generation));
-      });
+    for (auto& [number, out] : found)
+      threads.emplace_back(
+          [this, number = number, &out = out] { out.emplace(meetings_[number]->meet()); });
     threads.clear();
-    std::map<std::uint32_t, Result<Survivors>> results;
-    for (auto& [rank, out] : found) results.emplace(rank, std::move(*out));
+    Results results;
+    for (auto& [number, out] : found) results.emplace(number, std::move(*out));
     return results;
   }
+  static void expect_all(const Results& results, const std::vector<std::uint32_t>& numbers,
+                         std::uint64_t generation) {
+    for (const auto& [number, found] : results) {
+      ASSERT_TRUE(found.ok()) << number << ": " << found.error().to_string();
+      EXPECT_THAT(numbers_of(*found), ElementsAreArray(numbers));
+      EXPECT_EQ(found->generation, generation);
+    }
+  }
 
-  std::map<std::uint32_t, transport::Endpoint> places_;
+  Membership all_;
   std::map<std::uint32_t, std::unique_ptr<Meeting>> meetings_;
 };
 
@@ -56,53 +88,41 @@ TEST_F(MeetingTest, ThoseThatAreLeftAgreeWhoeverIsLost) {
     SCOPED_TRACE("lost " + std::to_string(lost));
     open(kWorld, 60s);
     std::vector<std::uint32_t> left;
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      if ((lost >> rank & 1) == 0)
-        left.push_back(rank);
+    for (std::uint32_t number = 0; number < kWorld; ++number) {
+      if ((lost >> number & 1) == 0)
+        left.push_back(number);
       else
-        meetings_.erase(rank);  // its system refuses connections
+        meetings_.erase(number);  // its system refuses connections
     }
-    for (const auto& [rank, found] : meet(left, 7)) {
-      ASSERT_TRUE(found.ok()) << found.error().to_string();
-      EXPECT_EQ(found->ranks, left);
-      EXPECT_EQ(found->generation, 8u);
-    }
+    expect_all(meet(left), left, 2);
   }
 }
 
 TEST_F(MeetingTest, TheSamePlacesServeForTheNextLoss) {
   open(4, 60s);
   meetings_.erase(3);
-  for (const auto& [rank, found] : meet({0, 1, 2})) ASSERT_TRUE(found.ok());
-  places_.erase(3);
+  expect_all(meet({0, 1, 2}), {0, 1, 2}, 2);
   meetings_.erase(0);
-  for (const auto& [rank, found] : meet({1, 2}, 2)) {
-    ASSERT_TRUE(found.ok()) << found.error().to_string();
-    EXPECT_THAT(found->ranks, ElementsAre(1, 2));
-    EXPECT_EQ(found->generation, 3u);
-  }
+  expect_all(meet({1, 2}), {1, 2}, 3);
 }
 
 TEST_F(MeetingTest, ASilentRankIsLeftOutByTheMajorityAndLearnsIt) {
   for (const std::uint32_t silent : {0u, 2u}) {
     open(3, 1s);
     std::vector<std::uint32_t> others;
-    for (std::uint32_t rank = 0; rank < 3; ++rank)
-      if (rank != silent) others.push_back(rank);
-    for (const auto& [rank, found] : meet(others)) {
-      ASSERT_TRUE(found.ok()) << found.error().to_string();
-      EXPECT_EQ(found->ranks, others);
-    }
-    const auto late = meet({silent}).at(silent);
+    for (std::uint32_t number = 0; number < 3; ++number)
+      if (number != silent) others.push_back(number);
+    expect_all(meet(others), others, 2);
+    const auto late = std::move(meet({silent}).at(silent));
     ASSERT_FALSE(late.ok());
-    EXPECT_EQ(late.error().code(), ErrorCode::kUnavailable);
+    EXPECT_EQ(late.error().code(), silent == 0 ? ErrorCode::kUnavailable : ErrorCode::kAborted);
     EXPECT_THAT(late.error().message(), HasSubstr("silent"));
   }
 }
 
 TEST_F(MeetingTest, NoHalfGoesOnWithoutTheOtherThatMayLive) {
   open(4, 1s);
-  for (const auto& [rank, found] : meet({0, 1})) {
+  for (const auto& [number, found] : meet({0, 1})) {
     ASSERT_FALSE(found.ok());
     EXPECT_THAT(found.error().message(), HasSubstr("ranks 2, 3 are silent"));
   }
@@ -110,31 +130,229 @@ TEST_F(MeetingTest, NoHalfGoesOnWithoutTheOtherThatMayLive) {
 
 TEST_F(MeetingTest, OneThatIsNoMemberIsRefused) {
   open(3, 60s);
-  const auto all = places_;
-  places_.erase(2);
-  Result<Survivors> stranger = Error(ErrorCode::kInternal, "not asked");
-  std::jthread thread([&] { stranger = meetings_[2]->meet(all, 1); });
-  // Rank 0 waits for rank 1, which comes when rank 2 has its answer.
-  Result<Survivors> first = Error(ErrorCode::kInternal, "not asked");
-  std::jthread leader([&] { first = meetings_[0]->meet(places_, 2); });
-  thread.join();
+  Membership others = all_;
+  others.generation = 2;
+  others.members.pop_back();
+  meetings_[0]->begin(others);
+  meetings_[1]->begin(others);
+  const auto stranger = meetings_[2]->meet();
   ASSERT_FALSE(stranger.ok());
   EXPECT_EQ(stranger.error().code(), ErrorCode::kAborted);
   EXPECT_THAT(stranger.error().message(), HasSubstr("went on without rank 2"));
-  EXPECT_TRUE(meetings_[1]->meet(places_, 2).ok());
-  leader.join();
-  ASSERT_TRUE(first.ok()) << first.error().to_string();
-  EXPECT_THAT(first->ranks, ElementsAre(0, 1));
+  expect_all(meet({0, 1}), {0, 1}, 3);
 }
 
 TEST_F(MeetingTest, AnotherTokenDoesNotCount) {
   add(0, 1s, "secret");
   add(1, 1s, "secret");
   add(2, 1s, "guess");
+  begin();
   const auto found = meet({0, 1, 2});
   ASSERT_TRUE(found.at(0).ok()) << found.at(0).error().to_string();
-  EXPECT_THAT(found.at(0)->ranks, ElementsAre(0, 1));
+  EXPECT_THAT(numbers_of(*found.at(0)), ElementsAre(0, 1));
   EXPECT_FALSE(found.at(2).ok());
+}
+
+/// One that waits at the leader, on a thread of its own.
+class Waiting {
+ public:
+  Waiting(std::unique_ptr<Meeting> meeting, const transport::Endpoint& leader,
+          std::chrono::milliseconds time = 60s)
+      : meeting_(std::move(meeting)), thread_([this, leader, time] {
+          answer_.emplace(meeting_->join(leader, "a new address", centroid::now() + time));
+        }) {}
+  Result<Membership> answer() {
+    thread_.join();
+    return std::move(*answer_);
+  }
+  std::unique_ptr<Meeting> take_meeting() { return std::move(meeting_); }
+
+ private:
+  std::unique_ptr<Meeting> meeting_;
+  std::optional<Result<Membership>> answer_;
+  std::jthread thread_;
+};
+
+class NewcomerTest : public MeetingTest {
+ protected:
+  void wait_for_newcomers(std::uint32_t leader, std::uint32_t count) {
+    const TimePoint deadline = centroid::now() + 60s;
+    while (meetings_[leader]->newcomers() != count && centroid::now() < deadline)
+      std::this_thread::yield();
+    ASSERT_EQ(meetings_[leader]->newcomers(), count);
+  }
+};
+
+TEST_F(NewcomerTest, JoinsAtTheNextMeetingWithANumberOfItsOwn) {
+  open(3, 60s);
+  meetings_.erase(1);
+  Waiting newcomer(made(60s, "secret"), meetings_[0]->place());
+  wait_for_newcomers(0, 1);
+  const auto members = meet({0, 2});
+  expect_all(members, {0, 2, 3}, 2);
+  const auto answer = newcomer.answer();
+  ASSERT_TRUE(answer.ok()) << answer.error().to_string();
+  EXPECT_THAT(numbers_of(*answer), ElementsAre(0, 2, 3));
+  EXPECT_EQ(answer->job, "job");
+  EXPECT_EQ(answer->members.back().address, "a new address");
+  EXPECT_EQ(meetings_[0]->newcomers(), 0u);
+  // It is a member like the others, and leads when they are lost.
+  meetings_[3] = newcomer.take_meeting();
+  meetings_.erase(0);
+  expect_all(meet({2, 3}), {2, 3}, 3);
+  meetings_.erase(2);
+  expect_all(meet({3}), {3}, 4);
+  Waiting next(made(60s, "secret"), meetings_[3]->place());
+  wait_for_newcomers(3, 1);
+  expect_all(meet({3}), {3, 4}, 5);
+}
+
+TEST_F(NewcomerTest, IsRefusedWithTheSettingThatDiffers) {
+  open(2, 60s);
+  for (const auto& [settings, why] :
+       {std::pair{"--lr=1\t--batch=16", "--batch is 16, and 8 in the job"},
+        {"--lr=1", "--batch is , and 8 in the job"},
+        {"--lr=1\t--batch=8\t--new=1", "another version"}}) {
+    Waiting newcomer(made(60s, "secret", settings), meetings_[0]->place());
+    const auto answer = newcomer.answer();
+    ASSERT_FALSE(answer.ok());
+    EXPECT_EQ(answer.error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(answer.error().message(), HasSubstr(why));
+  }
+  EXPECT_EQ(meetings_[0]->newcomers(), 0u);
+}
+
+TEST_F(NewcomerTest, IsSentElsewhereByOneThatDoesNotLead) {
+  open(2, 60s);
+  Waiting newcomer(made(60s, "secret"), meetings_[1]->place());
+  const auto answer = newcomer.answer();
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(NewcomerTest, WithAnotherTokenIsNoNewcomer) {
+  open(2, 60s);
+  Waiting newcomer(made(60s, "guess"), meetings_[0]->place());
+  const auto answer = newcomer.answer();
+  ASSERT_FALSE(answer.ok());
+  EXPECT_THAT(answer.error().message(), HasSubstr("token"));
+  EXPECT_EQ(meetings_[0]->newcomers(), 0u);
+}
+
+TEST_F(NewcomerTest, WaitsNoLongerThanItsDeadlineAndIsForgotten) {
+  open(2, 60s);
+  Waiting newcomer(made(60s, "secret"), meetings_[0]->place(), 200ms);
+  const auto answer = newcomer.answer();
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(answer.error().message(), HasSubstr("--join-timeout"));
+  wait_for_newcomers(0, 0);
+  expect_all(meet({0, 1}), {0, 1}, 2);
+}
+
+TEST_F(NewcomerTest, LearnsThatItHasNoPlaceOrThatTheJobHasEnded) {
+  open(2, 60s);
+  Waiting first(made(60s, "secret"), meetings_[0]->place());
+  wait_for_newcomers(0, 1);
+  meetings_[0]->refuse_newcomers("no memory");
+  EXPECT_THAT(first.answer().error().message(), HasSubstr("no memory"));
+  Waiting second(made(60s, "secret"), meetings_[0]->place());
+  wait_for_newcomers(0, 1);
+  meetings_.clear();
+  const auto answer = second.answer();
+  EXPECT_EQ(answer.error().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(answer.error().message(), HasSubstr("the job has ended"));
+}
+
+/// Where a process of this rank that comes to the rendezvous of a job that has begun is sent.
+Result<Found> come(const transport::Endpoint& place, std::uint32_t rank,
+                   bool may_be_newcomer = true, const std::string& token = "secret") {
+  PeerOptions options;
+  options.rank = rank;
+  options.world = 3;
+  options.token = token;
+  options.may_be_newcomer = may_be_newcomer;
+  return find_group(options, place, "127.0.0.1:1 nonce node");
+}
+
+/// A loopback port that is free now.
+transport::Endpoint free_place() {
+  IoThread io("free");
+  const auto transport = transport::make_tcp(io.executor());
+  auto listener = transport->listen({});
+  EXPECT_TRUE(listener.ok());
+  return (*listener)->endpoint();
+}
+
+class RendezvousTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Meeting> led(bool is_host) {
+    MeetingOptions options;
+    options.token = "secret";
+    options.rendezvous = place_;
+    options.is_host = is_host;
+    auto opened = Meeting::open("127.0.0.1", options);
+    EXPECT_TRUE(opened.ok());
+    Membership all;
+    all.job = "job";
+    all.generation = all.next = 1;
+    all.members.resize(1);
+    all.members[0].place = (*opened)->place();
+    all.members[0].address = "an address";
+    (*opened)->begin(all);
+    return std::move(*opened);
+  }
+  const transport::Endpoint place_ = free_place();
+};
+
+TEST_F(RendezvousTest, LeadsEveryRankToTheLeaderOfTheJobThatHasBegun) {
+  const auto job = led(true);
+  for (const std::uint32_t rank : {1u, 0u, 2u}) {  // rank 0 may listen before the job does
+    const auto found = come(place_, rank);
+    ASSERT_TRUE(found.ok()) << found.error().to_string();
+    EXPECT_TRUE(found->addresses.empty());
+    EXPECT_EQ(found->leader, job->place());
+  }
+  const auto other = come(place_, 1, false);
+  ASSERT_FALSE(other.ok());
+  EXPECT_THAT(other.error().message(), HasSubstr("has begun"));
+  const auto stranger = come(place_, 1, true, "guess");
+  ASSERT_FALSE(stranger.ok());
+  EXPECT_THAT(stranger.error().message(), HasSubstr("token"));
+}
+
+TEST_F(RendezvousTest, OfARankZeroThatWaitsForOthersIsCalledByTheLeader) {
+  std::optional<Result<Found>> found;
+  std::jthread first([&] { found.emplace(come(place_, 0)); });
+  IoThread io("caller");
+  const auto transport = transport::make_tcp(io.executor());
+  const TimePoint deadline = centroid::now() + 60s;
+  while (!io.wait(transport->connect(place_, deadline)).ok() && centroid::now() < deadline)
+    std::this_thread::yield();  // until it listens
+  const auto job = led(false);
+  first.join();
+  ASSERT_TRUE(found->ok()) << found->error().to_string();
+  EXPECT_EQ((*found)->leader, job->place());
+}
+
+TEST_F(RendezvousTest, IsTakenOverByAnotherMember) {
+  auto first = led(true);
+  ASSERT_TRUE(come(place_, 1).ok());
+  const auto second = led(false);
+  first.reset();
+  const auto found = come(place_, 1);
+  ASSERT_TRUE(found.ok()) << found.error().to_string();
+  EXPECT_EQ(found->leader, second->place());
+}
+
+TEST_F(RendezvousTest, WhereAnotherProgramListensIsRefusedToRankZero) {
+  IoThread io("other");
+  const auto transport = transport::make_tcp(io.executor());
+  const auto listener = transport->listen(place_);
+  ASSERT_TRUE(listener.ok());
+  const auto found = come(place_, 0);
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(found.error().code(), ErrorCode::kAlreadyExists);
 }
 
 }  // namespace

@@ -227,6 +227,121 @@ class Losses(Sharded):
         self.assertEqual(self.summary("r1")["rounds"], 40)
 
 
+class Returns(Sharded):
+    """Workers are started again after a kill, or come later, and the others let them join between two steps."""
+
+    RULE = ("--optimizer", "adam", "--clip-norm", "1")
+    STEPS = 60
+
+    def start(self, world, *arguments, name, place, rank, environment=None, **settings):
+        flags = ["--exchange", "sharded", "--world", world, "--rendezvous", place, "--rank", rank, *arguments]
+        return self.worker("127.0.0.1:1", name, *flags, environment=environment, **settings)
+
+    def assert_as_replayed(self, workers, file, sharding, history, run):
+        """The bytes of jobs that are stopped and resumed with as many ranks as this one had. `history`: (ranks, step at which others came or went)."""
+        flags = [*self.RULE, "--checkpoint.dir", self.folder / f"replay{run}"]
+        replayed = self.folder / f"replayed{run}.safetensors"
+        for number, (world, step) in enumerate([*history, (len(workers), self.STEPS)]):
+            way = sharding if not sharding.startswith("hybrid") or world % 2 == 0 else "full"
+            end = ["--save", replayed] if step == self.STEPS else []
+            resume = ["--resume"] if number else []
+            self.assert_exit(DONE, *self.ranks(world, *flags, "--sharding", way, "--rounds", step, *resume, *end, run=f"{run}-{number}"))
+        self.assertEqual(file.read_bytes(), replayed.read_bytes())
+        should = self.summary(f"r0{run}-{len(history)}")
+        for worker in workers:
+            is_ = self.summary(worker.name)
+            for key in ("loss", "test_loss", "rounds", "samples", "world"):
+                self.assertEqual(is_[key], should[key], key)
+
+    def test_a_killed_worker_that_is_started_again_joins_and_the_bits_are_those_of_the_history(self):
+        for sharding, victim in (("full", 2), ("grad", 0), ("hybrid:2", 3)):
+            with self.subTest(sharding=sharding):
+                run = f"-{sharding}".replace(":", "")
+                place, file = f"127.0.0.1:{free_port()}", self.folder / f"model{run}.safetensors"
+                flags = [*self.RULE, "--sharding", sharding, "--rounds", self.STEPS, "--save", file]
+                # All stand still at a step until the worker is back: a rank that lives stops there.
+                hold = Hold(self, "sharded.stepped", f"hold{run}", 30).close()
+                environments = {victim: {"CENTROID_TEST_FAULT": "sharded.stepped:10"}, (victim + 1) % 4: hold.environment}
+                workers = [self.start(4, *flags, name=f"r{rank}{run}", place=place, rank=rank, environment=environments.get(rank)) for rank in range(4)]
+                self.assert_status(workers[victim], -signal.SIGKILL)
+                hold.wait_reached()
+                back = self.start(4, *flags, name=f"back{run}", place=place, rank=victim)
+                others = [worker for rank, worker in enumerate(workers) if rank != victim]
+                others[0].wait_event("sharded.newcomer_came")
+                hold.open()
+                self.assert_exit(DONE, *others, back)
+                lost = [one.wait_event("sharded.regrouped", lost=str(victim), world=3)["step"] for one in others]
+                came = [one.wait_event("sharded.regrouped", joined="4", world=4)["step"] for one in others]
+                self.assertEqual({*lost}, {10})
+                self.assertEqual({*came, back.wait_event("sharded.joined", world=4)["step"]}, {came[0]})
+                self.assertGreaterEqual(came[0], 30)
+                self.assert_as_replayed([*others, back], file, sharding, [(4, 10), (3, came[0])], run)
+
+    def held(self, world, *arguments, run, step=10):
+        """A job whose last rank stands still at this step."""
+        place, hold = f"127.0.0.1:{free_port()}", Hold(self, "sharded.stepped", f"hold{run}", step).close()
+        flags = [*self.RULE, "--rounds", self.STEPS, *arguments]
+        workers = [self.start(world, *flags, name=f"r{rank}{run}", place=place, rank=rank, environment=hold.environment if rank + 1 == world else None) for rank in range(world)]
+        hold.wait_reached()
+        return workers, hold, place, flags
+
+    def test_one_more_worker_joins_than_the_job_began_with(self):
+        file = self.folder / "model.safetensors"
+        workers, hold, place, flags = self.held(2, "--save", file, run="-more")
+        more = self.start(3, *flags, name="more", place=place, rank=2)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_exit(DONE, *workers, more)
+        came = [one.wait_event("sharded.regrouped", lost="", joined="2", world=3)["step"] for one in workers]
+        self.assertEqual({one.wait_event("sharded.regrouped")["from"] for one in workers}, {"memory"})
+        self.assert_as_replayed([*workers, more], file, "full", [(2, came[0])], "-more")
+
+    def test_a_worker_with_other_settings_is_refused_and_the_job_does_not_notice(self):
+        workers, hold, place, flags = self.held(2, run="-refused")
+        for arguments, settings, text in (
+            (["--optimizer", "sgd"], {}, "--optimizer is sgd, and adam in the job"),
+            ([], {"batch": 8}, "--batch is 8, and 16 in the job"),
+            ([], {"model": "mlp:64-17-10"}, "--model is mlp:64-17-10,relu, and mlp:64-16-10,relu in the job"),
+        ):
+            other = self.start(2, *flags, *arguments, name=f"other{len(self.processes)}", place=place, rank=1, **settings)
+            self.assert_status(other, USAGE, text)
+        stranger = self.start(2, *flags, "--token", "a guess", name="stranger", place=place, rank=1)
+        self.assert_status(stranger, USAGE, "the token is refused")
+        hold.open()
+        self.assert_exit(DONE, *workers)
+        for worker in workers:
+            self.assertEqual(worker.events("sharded.regrouped"), [])
+            self.assertEqual(self.summary(worker.name)["rounds"], self.STEPS)
+
+    def test_a_worker_that_dies_while_it_joins_is_one_more_loss(self):
+        file = self.folder / "model.safetensors"
+        workers, hold, place, flags = self.held(3, "--save", file, run="-dies")
+        fault = {"CENTROID_TEST_FAULT": "sharded.divided:1"}  # it has its part, and the others do not know
+        more = self.start(3, *flags, name="more", place=place, rank=1, environment=fault)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_status(more, -signal.SIGKILL)
+        self.assert_exit(DONE, *workers)
+        for worker in workers:
+            worker.wait_event("sharded.regrouped", lost="", joined="", world=3)
+        self.assert_as_replayed(workers, file, "full", [(3, 20)], "-dies")
+
+    def test_a_member_that_dies_while_another_joins_is_one_more_loss(self):
+        file = self.folder / "model.safetensors"
+        place, hold = f"127.0.0.1:{free_port()}", Hold(self, "sharded.stepped", "hold", 10).close()
+        flags = [*self.RULE, "--rounds", self.STEPS, "--save", file]
+        environments = {1: {"CENTROID_TEST_FAULT": "sharded.divided:1"}, 3: hold.environment}
+        workers = [self.start(4, *flags, name=f"r{rank}", place=place, rank=rank, environment=environments.get(rank)) for rank in range(4)]
+        hold.wait_reached()
+        more = self.start(4, *flags, name="more", place=place, rank=1)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_status(workers.pop(1), -signal.SIGKILL)
+        self.assert_exit(DONE, *workers, more)
+        told = [one.wait_event("sharded.regrouped", lost="1", joined="4", world=4)["step"] for one in workers]
+        self.assert_as_replayed([*workers, more], file, "full", [(4, told[0])], "")
+
+
 class Pipeline(Sharded, CtlTest):
     TEXT = "transformer:layers=2,width=16,heads=2,context=16"
     GOAL = ("--optimizer", "sgd", "--lr", "0.1", "--clip-norm", "0.5", "--seed", 3, "--rounds", 30)

@@ -19,6 +19,11 @@ namespace centroid::worker {
 
 namespace {
 
+/// What some rank wants.
+struct Wishes {
+  bool stop = false, pause = false;
+};
+
 class ShardedTraining {
  public:
   ShardedTraining(DividedReplica& replica, const collective::Group& group, const DataSplit& data,
@@ -29,17 +34,17 @@ class ShardedTraining {
     return (options_.epochs > 0 && summary_.epochs >= options_.epochs) ||
            (options_.steps > 0 && summary_.steps >= options_.steps);
   }
-  /// True: a rank wants to stop.
-  Result<bool> step(bool is_stopping);
+  /// Returns the wishes of all ranks.
+  Result<Wishes> step(const ShardedObserver& observer);
   Status evaluate();
 
  private:
   /// What ranks add up.
-  enum Total : std::size_t { kLoss, kCorrect, kTargets, kStopping, kTotals };
+  enum Total : std::size_t { kLoss, kCorrect, kTargets, kStopping, kPausing, kTotals };
   using Totals = std::array<double, kTotals>;
   static Totals totals_of(const StepResult& result) {
     return {result.loss_sum, static_cast<double>(result.correct),
-            static_cast<double>(result.targets), 0};
+            static_cast<double>(result.targets)};
   }
   Status add_up(Totals& totals) const {
     return collective::all_reduce(group_, std::span<double>(totals));
@@ -68,7 +73,7 @@ Batch ShardedTraining::load(const Dataset& data, std::span<const std::uint64_t> 
   return batch;
 }
 
-Result<bool> ShardedTraining::step(bool is_stopping) {
+Result<Wishes> ShardedTraining::step(const ShardedObserver& observer) {
   const std::uint64_t samples = data_.train.samples;
   if (order_.empty() || summary_.offset == 0)
     order_ = permutation(samples, options_.seed, summary_.epochs);
@@ -77,7 +82,8 @@ Result<bool> ShardedTraining::step(bool is_stopping) {
   CENTROID_ASSIGN(const ShardedStep done, replica_.step({&batch, 1}, count));
   fault::point("sharded.stepped");
   Totals totals = totals_of(done.result);
-  totals[kStopping] = is_stopping ? 1 : 0;
+  totals[kStopping] = observer.is_stopping && observer.is_stopping() ? 1 : 0;
+  totals[kPausing] = observer.has_newcomers && observer.has_newcomers() ? 1 : 0;
   CENTROID_TRY(add_up(totals));
   count_step(summary_, count, samples);
   summary_.loss = totals[kLoss] / totals[kTargets];
@@ -88,9 +94,10 @@ Result<bool> ShardedTraining::step(bool is_stopping) {
     return Error(
         ErrorCode::kFailedPrecondition,
         "the loss of step " + std::to_string(summary_.steps) + " is not finite: lower --lr");
-  const bool stops = totals[kStopping] > 0;
-  if (summary_.offset == 0 && !stops && !is_done()) CENTROID_TRY(evaluate());  // else at the end
-  return stops;
+  const Wishes wishes{totals[kStopping] > 0, totals[kPausing] > 0};
+  if (summary_.offset == 0 && !wishes.stop && !is_done())
+    CENTROID_TRY(evaluate());  // else at the end
+  return wishes;
 }
 
 Status ShardedTraining::evaluate() {
@@ -136,12 +143,18 @@ Status train_sharded(DividedReplica& replica, const collective::Group& group, co
   const double before = summary.seconds;
   ShardedTraining training(replica, group, data, options, summary);
   summary.end = "the goal is reached";
-  for (bool stops = false; !stops && !training.is_done();) {
-    CENTROID_ASSIGN(stops, training.step(observer.is_stopping && observer.is_stopping()));
+  summary.is_paused = false;
+  while (!training.is_done()) {
+    CENTROID_ASSIGN(const Wishes wishes, training.step(observer));
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
     summary.seconds = before + time.count();
     if (observer.stepped) observer.stepped(summary);
-    if (stops) summary.end = "stopped";
+    if (wishes.stop) {
+      summary.end = "stopped";
+      break;
+    }
+    summary.is_paused = wishes.pause && !training.is_done();
+    if (summary.is_paused) return {};
   }
   return training.evaluate();
 }

@@ -26,12 +26,15 @@ struct ShardedSummary {
   double seconds = 0;
   std::string end;         ///< why the training ended
   bool is_halted = false;  ///< the loss was not finite
+  bool is_paused = false;  ///< newcomers wait (ShardedObserver::has_newcomers)
 };
 
 struct ShardedObserver {
   std::function<void(const ShardedSummary&)> stepped{};  ///< after each step
-  /// Whether this rank wants to stop. All ranks stop after the step that follows.
+  /// Whether this rank wants to stop, asked in each step. All ranks stop after it.
   std::function<bool()> is_stopping{};
+  /// Whether others wait for this rank to let them join, asked in each step. All pause after it.
+  std::function<bool()> has_newcomers{};
 };
 
 /// The samples of the next step of `world` data parallel ranks.
@@ -40,9 +43,9 @@ std::uint64_t next_samples(const ShardedSummary& summary, const ShardedTrainingO
 /// Count a step with these samples.
 void count_step(ShardedSummary& summary, std::uint64_t samples, std::uint64_t train_samples);
 
-/// Train from the summary's position until a goal is reached. The samples of a step are those of
-/// one worker with exchange local and the batch of all ranks together; the held-out data is
-/// evaluated after each epoch.
+/// Train from the summary's position until a goal is reached, or newcomers wait. The samples of a
+/// step are those of one worker with exchange local and the batch of all ranks together; the
+/// held-out data is evaluated after each epoch.
 ///
 /// order  every rank of the group calls it, with the same data and options
 /// fails  failed_precondition: the loss is not finite, on all ranks; as the replica. The summary

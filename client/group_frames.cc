@@ -1,0 +1,56 @@
+#include "client/group_frames.h"
+
+#include <memory>
+#include <span>
+
+#include "common/async/timer.h"
+
+namespace centroid::client {
+
+using transport::Connection;
+using transport::InFrame;
+
+transport::TransportOptions group_transport_options() {
+  transport::TransportOptions options;
+  options.limits.max_head_bytes = transport::kMaxHeadBytes;
+  return options;
+}
+
+Task<Status> send_text(Connection& connection, GroupFrame kind, std::string text) {
+  transport::OutFrame frame;
+  frame.kind = static_cast<std::uint16_t>(kind);
+  frame.head = std::as_bytes(std::span(text));
+  co_return co_await connection.write(frame);
+}
+
+Task<Result<InFrame>> read_text(Connection& connection, Deadline deadline) {
+  Timer timer(connection.executor(), deadline);
+  const auto is_over = std::make_shared<bool>(false);
+  timer.async_wait([&connection, is_over](const boost::system::error_code& error) {
+    if (error || *is_over) return;
+    connection.close(Error(ErrorCode::kDeadlineExceeded, connection.peer() + " sent nothing"));
+  });
+  auto frame = co_await connection.read_header();
+  *is_over = true;
+  timer.cancel();
+  if (frame.ok() && frame->header.payload_bytes != 0)
+    co_return Error(ErrorCode::kDataLoss, connection.peer() + " sent a payload");
+  co_return frame;
+}
+
+std::vector<std::string> split(std::string_view text, char end, std::size_t most) {
+  std::vector<std::string> parts;
+  while (true) {
+    const std::size_t at = parts.size() + 1 < most ? text.find(end) : std::string_view::npos;
+    parts.emplace_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
+}
+
+std::string listening_host(const transport::Endpoint& place) {
+  if (place.is_loopback()) return place.host;
+  return place.host.find(':') == std::string::npos ? "0.0.0.0" : "::";
+}
+
+}  // namespace centroid::client

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace centroid::client {
+
+/// Frames between the processes of a group when they find each other: a kind, and a head of text.
+/// The kinds are on the wire.
+enum class GroupFrame : std::uint16_t {
+  // at the rendezvous
+  kArrive = 0x5201,
+  kAddresses = 0x5202,
+  kRefused = 0x5203,
+  kRunning = 0x5204,  ///< of a job that has begun: where it takes newcomers
+  // at the place of a member
+  kMember = 0x5211,    ///< it waits for the meeting
+  kNewcomer = 0x5212,  ///< it wants to be a member
+  kWatch = 0x5213,     ///< the connection ends with the process
+  kMembers = 0x5214,
+};
+
+inline bool is_kind(const transport::InFrame& frame, GroupFrame kind) {
+  return frame.header.kind == static_cast<std::uint16_t>(kind);
+}
+
+transport::TransportOptions group_transport_options();
+
+Task<Status> send_text(transport::Connection& connection, GroupFrame kind, std::string text);
+
+/// The next frame, which has no payload.
+///
+/// fails  deadline_exceeded: closes the connection; as Connection::read_header
+Task<Result<transport::InFrame>> read_text(transport::Connection& connection, Deadline deadline);
+
+inline std::string_view text_of(const transport::InFrame& frame) {
+  return {reinterpret_cast<const char*>(frame.head.data()), frame.head.size()};
+}
+
+/// Parts of a text; the last one has the rest.
+std::vector<std::string> split(std::string_view text, char end,
+                               std::size_t most = std::string_view::npos);
+
+template <class Number>
+bool parse_number(std::string_view text, Number& number) {
+  const char* const end = text.data() + text.size();
+  const auto [at, failed] = std::from_chars(text.data(), end, number);
+  return failed == std::errc() && at == end;
+}
+
+/// Where to listen so that others reach `place`: at `place` itself if that is loopback, else at all
+/// addresses, because it may be a name of another network (Kubernetes, NAT).
+std::string listening_host(const transport::Endpoint& place);
+
+}  // namespace centroid::client
