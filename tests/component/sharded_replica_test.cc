@@ -169,8 +169,11 @@ TEST(ShardedReplica, HasFewUnitsAtOnce) {
     ASSERT_TRUE(made.ok());
     const Samples samples(*model, 4, 1);
     const Batch batch = samples.part(group.rank(), 1);
+    ASSERT_TRUE((*made)->step({&batch, 1}, kWorld).ok());
+    const std::uint64_t of_one_step = (*made)->most_memory().total();
     for (int step = 0; step < 3; ++step) ASSERT_TRUE((*made)->step({&batch, 1}, kWorld).ok());
     const parallel::ShardedMemory most = (*made)->most_memory();
+    EXPECT_EQ(most.total(), of_one_step);  // spare memory does not add to it
     const auto need = sharded_memory(*model, options_of("full", kWorld, "adam", 0.01), kWorld);
     ASSERT_TRUE(need.ok());
     // Two units are gathered, and the gradients of three are whole: one is computed while two are

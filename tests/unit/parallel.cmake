@@ -6,3 +6,4 @@ centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_
 centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc DEPS centroid::group TIMEOUT 300)
 centroid_test(regroup_test LABEL component SOURCES component/regroup_test.cc DEPS centroid::parallel TIMEOUT 300)
 centroid_test(pipeline_test LABEL component SOURCES component/pipeline_test.cc DEPS centroid::parallel)
+centroid_test(unit_buffers_test LABEL unit SOURCES unit/unit_buffers_test.cc DEPS centroid::parallel)

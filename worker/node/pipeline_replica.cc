@@ -368,9 +368,8 @@ Result<PipelineReport> PipelineReplica::run(std::span<const Actions> schedule) {
   CENTROID_ASSIGN(const PipelineReport done,
                   parallel::run_pipeline(line_, schedule, *this, options_.sharded.timeout));
   ShardedMemory now = parameters_->memory();
-  now.gradients += scratch_.size() * sizeof(float);
-  if (now.parameters + now.gradients + now.state > most_.parameters + most_.gradients + most_.state)
-    most_ = now;
+  now.gradients += std::exchange(now.spare, 0) + scratch_.size() * sizeof(float);
+  if (now.total() > most_.total()) most_ = now;
   CENTROID_TRY(release());
   return done;
 }

@@ -24,10 +24,6 @@ std::vector<std::size_t> less(const std::vector<std::size_t>& units,
   return out;
 }
 
-std::uint64_t sum(const ShardedMemory& memory) {
-  return memory.parameters + memory.gradients + memory.state;
-}
-
 }  // namespace
 
 Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& model) {
@@ -139,9 +135,8 @@ ShardedReplica::ShardedReplica(const collective::Group& group, const Model& mode
 
 void ShardedReplica::measure() {
   ShardedMemory now = parameters_->memory();
-  for (const std::vector<float>& gradient : later_)
-    now.gradients += gradient.capacity() * sizeof(float);
-  if (sum(now) > sum(most_)) most_ = now;
+  now.gradients += std::exchange(now.spare, 0);
+  if (now.total() > most_.total()) most_ = now;
 }
 
 Status ShardedReplica::gather(std::size_t unit) {
@@ -163,13 +158,16 @@ Status ShardedReplica::release(std::size_t unit) {
 Status ShardedReplica::place_gradients(std::size_t unit, bool is_first) {
   const ShardLayout& layout = parameters_->layout();
   const parallel::Range tensors = layout.units()[unit].parameters;
-  if (!is_first) later_[unit].resize(layout.units()[unit].elements.count);
+  if (is_first)
+    CENTROID_TRY(parameters_->take_gradient(unit));
+  else if (!later_[unit])
+    later_[unit] = parameters_->buffers().take(layout.units()[unit].elements.count);
   for (std::size_t i = tensors.begin; i < tensors.end(); ++i) {
     if (is_first) {
       CENTROID_ASSIGN(const std::span<float> gradient, parameters_->gradient(i));
       places_.gradients[i] = gradient.data();
     } else {
-      places_.gradients[i] = later_[unit].data() + layout.within_unit(i).begin;
+      places_.gradients[i] = later_[unit].as<float>().data() + layout.within_unit(i).begin;
     }
   }
   return {};
@@ -183,13 +181,13 @@ Status ShardedReplica::complete(std::size_t unit, bool has_samples, bool is_firs
   for (std::size_t i = tensors.begin; i < tensors.end() && has_samples; ++i) {
     CENTROID_ASSIGN(const std::span<float> gradient, parameters_->gradient(i));
     if (!is_first) {
-      const float* const own = later_[unit].data() + layout.within_unit(i).begin;
+      const float* const own = later_[unit].as<float>().data() + layout.within_unit(i).begin;
       for (std::size_t k = 0; k < gradient.size(); ++k) gradient[k] += factor * own[k];
     } else if (factor != 1) {
       for (float& value : gradient) value *= factor;
     }
   }
-  later_[unit] = std::vector<float>();
+  parameters_->buffers().give_back(std::move(later_[unit]));
   return parameters_->reduce(unit);
 }
 

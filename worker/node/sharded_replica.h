@@ -73,6 +73,7 @@ class ShardedReplica final : public DividedReplica {
   std::uint32_t data_world() const override { return world_; }
   parallel::ShardedParameters& parameters() { return *parameters_; }
   /// The most bytes that this rank had at once, without those of activations (Model::work_bytes).
+  /// Spare memory counts as gradients.
   parallel::ShardedMemory most_memory() const { return most_; }
 
  private:
@@ -89,7 +90,7 @@ class ShardedReplica final : public DividedReplica {
   const std::unique_ptr<parallel::ShardedParameters> parameters_;
   std::vector<ShardedPass> training_, evaluation_;
   TensorPlaces places_;
-  std::vector<std::vector<float>> later_;  ///< by unit: gradient of a batch after the first
+  std::vector<Buffer> later_;  ///< by unit: gradient of a batch after the first
   parallel::ShardedMemory most_;
 };
 

@@ -1,5 +1,6 @@
 #include "worker/parallel/reducing.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "transport/collective/collectives.h"
@@ -19,28 +20,32 @@ collective::CallOptions mean_of(std::size_t unit, std::chrono::milliseconds time
 }  // namespace
 
 Reducing::Reducing(const ShardLayout& layout, const collective::Group& shards,
-                   const collective::Group& replicas, std::chrono::milliseconds timeout)
+                   const collective::Group& replicas, UnitBuffers& buffers,
+                   std::chrono::milliseconds timeout)
     : layout_(layout),
       shards_(shards),
       replicas_(replicas),
+      buffers_(buffers),
       timeout_(timeout),
       begun_(layout.units().size()),
       means_(layout.units().size()) {}
 
 std::span<float> Reducing::part(Entry& entry) const {
   const Range shard = layout_.shard(entry.unit, shards_.rank());
-  return std::span(entry.gradient).subspan(shard.begin, shard.count);
+  return entry.gradient.as<float>().subspan(shard.begin, shard.count);
 }
 
-Status Reducing::begin(std::size_t unit, std::vector<float> gradient) {
+Status Reducing::begin(std::size_t unit, Buffer gradient) {
   begun_[unit] = true;
   Entry& entry = entries_.emplace_back();
   entry.unit = unit;
   entry.gradient = std::move(gradient);
-  if (shards_.world() > 1)
-    entry.scatter = collective::reduce_scatter_async(
-        shards_, std::span<const float>(entry.gradient), part(entry), mean_of(unit, timeout_),
-        shard_counts(entry.gradient.size(), shards_.world()));
+  if (shards_.world() > 1) {
+    const std::span<const float> whole = entry.gradient.as<float>();
+    entry.scatter =
+        collective::reduce_scatter_async(shards_, whole, part(entry), mean_of(unit, timeout_),
+                                         shard_counts(whole.size(), shards_.world()));
+  }
   CENTROID_TRY(begin_seconds(entry.scatter ? 1 : 0));
   while (entries_.size() > kInProgress) CENTROID_TRY(end_first());
   return {};
@@ -70,11 +75,17 @@ Status Reducing::end_first() {
   begin_second(entry);
   if (entry.reduce) CENTROID_TRY(entry.reduce->wait());
   const std::span<const float> own = part(entry);
-  std::vector<float>& mean = means_[entry.unit];
-  if (mean.empty())
-    mean.assign(own.begin(), own.end());
-  else
-    for (std::size_t i = 0; i < own.size(); ++i) mean[i] += own[i];
+  Buffer& mean = means_[entry.unit];
+  if (mean) {
+    const std::span<float> sum = mean.as<float>();
+    for (std::size_t i = 0; i < own.size(); ++i) sum[i] += own[i];
+  } else if (shards_.world() == 1) {
+    mean = std::move(entry.gradient);
+  } else {
+    mean = buffers_.take(own.size());
+    std::ranges::copy(own, mean.as<float>().begin());
+  }
+  buffers_.give_back(std::move(entry.gradient));
   entries_.pop_front();
   return {};
 }
@@ -87,14 +98,7 @@ Status Reducing::finish() {
 
 void Reducing::clear() {
   begun_.assign(begun_.size(), false);
-  for (std::vector<float>& mean : means_) mean = std::vector<float>();
-}
-
-std::uint64_t Reducing::elements() const {
-  std::uint64_t sum = 0;
-  for (const Entry& entry : entries_) sum += entry.gradient.capacity();
-  for (const std::vector<float>& mean : means_) sum += mean.capacity();
-  return sum;
+  for (Buffer& mean : means_) buffers_.give_back(std::move(mean));
 }
 
 }  // namespace centroid::parallel

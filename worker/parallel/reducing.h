@@ -10,6 +10,7 @@
 #include "common/base/result.h"
 #include "transport/collective/group.h"
 #include "worker/parallel/shard_layout.h"
+#include "worker/parallel/unit_buffers.h"
 
 namespace centroid::parallel {
 
@@ -22,27 +23,28 @@ class Reducing {
   /// Whole gradients that wait for their operations; each is memory of a unit.
   static constexpr std::size_t kInProgress = 2;
 
+  /// All references outlive it; `buffers` gives the memory of means.
   Reducing(const ShardLayout& layout, const collective::Group& shards,
-           const collective::Group& replicas, std::chrono::milliseconds timeout);
+           const collective::Group& replicas, UnitBuffers& buffers,
+           std::chrono::milliseconds timeout);
 
-  /// Begin with a unit's gradient; waits while more than `kInProgress` are on their way.
-  Status begin(std::size_t unit, std::vector<float> gradient);
+  /// Begin with a unit's gradient, of `buffers`; waits while more than `kInProgress` are on their
+  /// way.
+  Status begin(std::size_t unit, Buffer gradient);
   /// Wait for all.
   Status finish();
 
   /// The unit was reduced since the last `clear`, or is on its way.
   bool has(std::size_t unit) const { return begun_[unit]; }
   /// This rank's part of a unit's mean; the sum if the unit was reduced several times.
-  std::span<float> mean(std::size_t unit) { return means_[unit]; }
+  std::span<float> mean(std::size_t unit) { return means_[unit].as<float>(); }
   /// Forget the means. Nothing is on its way.
   void clear();
-
-  std::uint64_t elements() const;  ///< in memory
 
  private:
   struct Entry {
     std::size_t unit = 0;
-    std::vector<float> gradient;
+    Buffer gradient;
     std::optional<collective::Handle> scatter, reduce;
   };
   std::span<float> part(Entry& entry) const;
@@ -53,10 +55,11 @@ class Reducing {
   const ShardLayout& layout_;
   const collective::Group& shards_;
   const collective::Group& replicas_;
+  UnitBuffers& buffers_;
   const std::chrono::milliseconds timeout_;
   std::deque<Entry> entries_;  ///< in the order of `begin`
   std::vector<bool> begun_;    ///< by unit
-  std::vector<std::vector<float>> means_;
+  std::vector<Buffer> means_;
 };
 
 }  // namespace centroid::parallel

@@ -94,7 +94,7 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       is_safe_(options.replicas > 0),
       units_(layout_.units().size()),
       copies_(is_safe_ && replicas_.world() == 1 ? units_.size() : 0),
-      reducing_(layout_, shards_, replicas_, timeout_) {}
+      reducing_(layout_, shards_, replicas_, buffers_, timeout_) {}
 
 Status ShardedParameters::fill(const collective::Group& all, const Initial& initial) {
   collective::CallOptions options;
@@ -103,16 +103,17 @@ Status ShardedParameters::fill(const collective::Group& all, const Initial& init
     const Range& elements = layout_.units()[i].elements;
     const Range& parameters = layout_.units()[i].parameters;
     const Range shard = layout_.shard(i, shards_.rank());
-    std::vector<float> values(elements.count);
+    Buffer whole = buffers_.take(elements.count);
+    const std::span<float> values = whole.as<float>();
     for (std::size_t index = parameters.begin; all.rank() == 0 && index < parameters.end();
          ++index) {
       const Range within = layout_.within_unit(index);
-      Status filled = initial(index, std::span(values).subspan(within.begin, within.count));
+      Status filled = initial(index, values.subspan(within.begin, within.count));
       if (!filled.ok())
         return std::move(filled).error().with_context("initial values of " +
                                                       printable(layout_.parameters()[index].name));
     }
-    CENTROID_TRY(collective::broadcast(all, std::span(values), 0, options));
+    CENTROID_TRY(collective::broadcast(all, values, 0, options));
     units_[i].state.assign(optimizer_->slots(), std::vector<float>(shard.count));
     if (has_copy()) {
       const Range copied = layout_.shard(i, copied_rank());
@@ -120,11 +121,13 @@ Status ShardedParameters::fill(const collective::Group& all, const Initial& init
                                values.begin() + static_cast<std::ptrdiff_t>(copied.end()));
       copies_[i].state.assign(optimizer_->slots(), std::vector<float>(copied.count));
     }
-    if (keeps_full_)
-      units_[i].full = std::move(values);
-    else
-      units_[i].master.assign(values.begin() + static_cast<std::ptrdiff_t>(shard.begin),
-                              values.begin() + static_cast<std::ptrdiff_t>(shard.end()));
+    if (keeps_full_) {
+      units_[i].full = std::move(whole);
+      continue;
+    }
+    units_[i].master.assign(values.begin() + static_cast<std::ptrdiff_t>(shard.begin),
+                            values.begin() + static_cast<std::ptrdiff_t>(shard.end()));
+    buffers_.give_back(std::move(whole));
   }
   return {};
 }
@@ -135,10 +138,13 @@ Status ShardedParameters::read(const Stored& stored) {
     const Range& elements = layout_.units()[i].elements;
     Range shard = layout_.shard(i, shards_.rank());
     shard.begin += elements.begin;
-    std::vector<float>& values = keeps_full_ ? one.full : one.master;
-    const Range read = keeps_full_ ? elements : shard;
-    values.resize(read.count);
-    CENTROID_TRY(stored(0, read, values));
+    if (keeps_full_) {
+      one.full = buffers_.take(elements.count);
+      CENTROID_TRY(stored(0, elements, one.full.as<float>()));
+    } else {
+      one.master.resize(shard.count);
+      CENTROID_TRY(stored(0, shard, one.master));
+    }
     for (std::size_t slot = 0; slot < optimizer_->slots(); ++slot) {
       one.state.emplace_back(shard.count);
       CENTROID_TRY(stored(1 + slot, shard, one.state.back()));
@@ -175,24 +181,23 @@ Error ShardedParameters::fail(Error cause) {
 std::span<float> ShardedParameters::own(std::size_t unit) {
   if (!keeps_full_) return units_[unit].master;
   const Range shard = layout_.shard(unit, shards_.rank());
-  return std::span(units_[unit].full).subspan(shard.begin, shard.count);
+  return units_[unit].full.as<float>().subspan(shard.begin, shard.count);
 }
 
 std::span<const float> ShardedParameters::shard(std::size_t unit) const {
   if (!keeps_full_) return units_[unit].master;
   const Range shard = layout_.shard(unit, shards_.rank());
-  return std::span(units_[unit].full).subspan(shard.begin, shard.count);
+  return units_[unit].full.as<float>().subspan(shard.begin, shard.count);
 }
 
 collective::Handle ShardedParameters::begin_gather(std::size_t unit) {
   collective::CallOptions options;
   options.tag = 2 * unit;
   options.timeout = timeout_;
-  std::vector<float>& full = units_[unit].full;
+  const std::span<float> full = units_[unit].full.as<float>();
   const Range shard = layout_.shard(unit, shards_.rank());
-  return collective::all_gather_async(
-      shards_, std::span<const float>(full).subspan(shard.begin, shard.count), std::span(full),
-      options, shard_counts(full.size(), shards_.world()));
+  return collective::all_gather_async(shards_, full.subspan(shard.begin, shard.count), full,
+                                      options, shard_counts(full.size(), shards_.world()));
 }
 
 Status ShardedParameters::prefetch(std::size_t unit) {
@@ -200,11 +205,10 @@ Status ShardedParameters::prefetch(std::size_t unit) {
   if (keeps_full_) return {};
   Unit& one = units_[unit];
   if (one.gathering) return wrong_use("prefetch of " + name_of_unit(unit) + " was called twice");
-  if (!one.full.empty()) return wrong_use(name_of_unit(unit) + " is gathered already");
-  one.full.resize(layout_.units()[unit].elements.count);
-  std::copy(
-      one.master.begin(), one.master.end(),
-      one.full.begin() + static_cast<std::ptrdiff_t>(layout_.shard(unit, shards_.rank()).begin));
+  if (one.full) return wrong_use(name_of_unit(unit) + " is gathered already");
+  one.full = buffers_.take(layout_.units()[unit].elements.count);
+  const Range shard = layout_.shard(unit, shards_.rank());
+  std::ranges::copy(one.master, one.full.as<float>().subspan(shard.begin).begin());
   one.gathering = begin_gather(unit);
   return {};
 }
@@ -216,24 +220,24 @@ bool ShardedParameters::is_prefetched(std::size_t unit) const {
 Status ShardedParameters::gather(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   Unit& one = units_[unit];
-  if (one.full.empty()) CENTROID_TRY(prefetch(unit));
+  if (!one.full) CENTROID_TRY(prefetch(unit));
   if (!one.gathering) return {};
   Status gathered = one.gathering->wait();
   one.gathering.reset();
   if (gathered.ok()) return {};
-  one.full = std::vector<float>();
+  buffers_.give_back(std::move(one.full));
   return fail(std::move(gathered).error().with_context("gather " + name_of_unit(unit)));
 }
 
 bool ShardedParameters::is_gathered(std::size_t unit) const {
-  return unit < units_.size() && !units_[unit].full.empty() && !units_[unit].gathering;
+  return unit < units_.size() && units_[unit].full && !units_[unit].gathering;
 }
 
 Status ShardedParameters::release(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   if (keeps_full_) return {};
   if (units_[unit].gathering) CENTROID_TRY(gather(unit));  // the operation uses the memory
-  units_[unit].full = std::vector<float>();                // `= {}` would keep the memory
+  buffers_.give_back(std::move(units_[unit].full));
   return {};
 }
 
@@ -248,7 +252,7 @@ Result<std::span<const float>> ShardedParameters::parameter(std::size_t index) c
     return wrong_use(printable(layout_.parameters()[index].name) + " is in " + name_of_unit(unit) +
                      ", which is not gathered");
   const Range within = layout_.within_unit(index);
-  return std::span(units_[unit].full).subspan(within.begin, within.count);
+  return units_[unit].full.as<const float>().subspan(within.begin, within.count);
 }
 
 Result<std::span<float>> ShardedParameters::gradient(std::size_t index) {
@@ -259,19 +263,32 @@ Result<std::span<float>> ShardedParameters::gradient(std::size_t index) {
                                                   std::to_string(layout_.parameters().size()));
   const std::size_t unit = layout_.unit_of(index);
   has_gradient_ = true;
-  std::vector<float>& gradient = units_[unit].gradient;
-  if (gradient.empty()) gradient.resize(layout_.units()[unit].elements.count);
   const Range within = layout_.within_unit(index);
-  return std::span(gradient).subspan(within.begin, within.count);
+  return gradient_of(unit).as<float>().subspan(within.begin, within.count);
+}
+
+/// 0 if it was not here.
+Buffer& ShardedParameters::gradient_of(std::size_t unit) {
+  Buffer& gradient = units_[unit].gradient;
+  if (gradient) return gradient;
+  gradient = buffers_.take(layout_.units()[unit].elements.count);
+  std::ranges::fill(gradient.as<float>(), 0.0F);
+  return gradient;
+}
+
+Status ShardedParameters::take_gradient(std::size_t unit) {
+  CENTROID_TRY(check_unit(unit));
+  has_gradient_ = true;
+  Buffer& gradient = units_[unit].gradient;
+  if (!gradient) gradient = buffers_.take(layout_.units()[unit].elements.count);
+  return {};
 }
 
 Status ShardedParameters::reduce(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   has_gradient_ = true;
   if (!is_syncing_) return {};
-  std::vector<float> gradient = std::exchange(units_[unit].gradient, {});
-  gradient.resize(layout_.units()[unit].elements.count);  // 0 without samples
-  Status begun = reducing_.begin(unit, std::move(gradient));
+  Status begun = reducing_.begin(unit, std::move(gradient_of(unit)));  // 0 without samples
   if (begun.ok()) return {};
   return fail(std::move(begun).error().with_context("reduce gradients"));
 }
@@ -281,7 +298,7 @@ Status ShardedParameters::check_step() const {
   if (!has_gradient_)
     return wrong_use("step without a gradient since the last one; was backward called before it?");
   for (std::size_t unit = 0; unit < units_.size() && !keeps_full_; ++unit)
-    if (!units_[unit].full.empty())
+    if (units_[unit].full)
       return wrong_use("step while " + name_of_unit(unit) +
                        (units_[unit].gathering ? " is prefetched" : " is gathered") +
                        "; release it before");
@@ -292,7 +309,7 @@ Status ShardedParameters::reduce_rest() {
   const bool was_syncing = std::exchange(is_syncing_, true);
   Status reduced;
   for (std::size_t unit = 0; unit < units_.size() && reduced.ok(); ++unit)
-    if (!units_[unit].gradient.empty() || !reducing_.has(unit)) reduced = reduce(unit);
+    if (units_[unit].gradient || !reducing_.has(unit)) reduced = reduce(unit);
   is_syncing_ = was_syncing;
   CENTROID_TRY(reduced);
   if (Status ended = reducing_.finish(); !ended.ok())
@@ -307,11 +324,10 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
     collective::CallOptions options;
     options.tag = kCopyTag + unit;
     options.timeout = timeout_;
-    std::vector<float>& mean = copies_[unit].mean;
-    mean.resize(copies_[unit].values.size());
+    copies_[unit].mean = buffers_.take(copies_[unit].values.size());
+    const std::span<float> mean = copies_[unit].mean.as<float>();
     if (!mean.empty())
-      copying.push_back(
-          collective::receive_async(shards_, std::span(mean), copied_rank(), options));
+      copying.push_back(collective::receive_async(shards_, mean, copied_rank(), options));
     const std::span<const float> own = reducing_.mean(unit);
     if (!own.empty())
       copying.push_back(
@@ -372,7 +388,7 @@ void ShardedParameters::clip(const StepReport& report) {
   for (std::size_t unit = 0; unit < units_.size() && factor != 1; ++unit) {
     for (float& value : reducing_.mean(unit)) value *= factor;
     if (!has_copy()) continue;
-    for (float& value : copies_[unit].mean) value *= factor;
+    for (float& value : copies_[unit].mean.as<float>()) value *= factor;
   }
 }
 
@@ -398,8 +414,8 @@ void ShardedParameters::apply() {
     if (!has_copy()) continue;
     Copy& copy = copies_[unit];
     slots.assign(copy.state.begin(), copy.state.end());
-    optimizer_->step(steps_, copy.values, copy.mean, slots, copy.values);
-    copy.mean = {};
+    optimizer_->step(steps_, copy.values, copy.mean.as<float>(), slots, copy.values);
+    buffers_.give_back(std::move(copy.mean));
   }
   reducing_.clear();
   has_gradient_ = is_prepared_ = false;
@@ -430,15 +446,15 @@ Result<StepReport> ShardedParameters::step() {
 
 ShardedMemory ShardedParameters::memory() const {
   ShardedMemory out;
-  out.gradients = reducing_.elements() * sizeof(float);
+  out.gradients = buffers_.used() * sizeof(float);
+  out.spare = buffers_.spare() * sizeof(float);
   for (const Unit& unit : units_) {
-    out.parameters += (unit.master.size() + unit.full.capacity()) * sizeof(float);
-    out.gradients += unit.gradient.capacity() * sizeof(float);
+    out.parameters += unit.master.size() * sizeof(float) + unit.full.size();
+    out.gradients -= unit.full.size();
     for (const std::vector<float>& slot : unit.state) out.state += slot.size() * sizeof(float);
   }
   for (const Copy& copy : copies_) {
     out.parameters += copy.values.size() * sizeof(float);
-    out.gradients += copy.mean.size() * sizeof(float);
     for (const std::vector<float>& slot : copy.state) out.state += slot.size() * sizeof(float);
   }
   return out;

@@ -14,6 +14,7 @@
 #include "worker/parallel/mesh.h"
 #include "worker/parallel/reducing.h"
 #include "worker/parallel/shard_layout.h"
+#include "worker/parallel/unit_buffers.h"
 
 namespace centroid::parallel {
 
@@ -34,11 +35,12 @@ struct ShardedOptions {
 struct ShardedMemory {
   std::uint64_t parameters = 0;  ///< own shards, copies, and units that are gathered
   std::uint64_t gradients = 0;   ///< of whole units, in operations, of own shards and copies
+  std::uint64_t spare = 0;       ///< of earlier units and gradients, for the next ones
   std::uint64_t state = 0;       ///< of the optimizer, with that of copies
   // Only of a plan:
   std::uint64_t snapshot = 0;  ///< what ShardedCheckpoints::begin copies
   std::uint64_t other = 0;     ///< data, batch and activations
-  std::uint64_t total() const { return parameters + gradients + state + other; }
+  std::uint64_t total() const { return parameters + gradients + spare + state + other; }
 };
 
 /// What a step was.
@@ -101,7 +103,7 @@ class ShardedParameters {
   /// Return when the unit's parameters are here.
   Status gather(std::size_t unit);
   bool is_gathered(std::size_t unit) const;
-  /// Free what gather brought; spans of `parameter` end.
+  /// End the use of what gather brought, and of spans of `parameter`; its memory is spare.
   Status release(std::size_t unit);
   /// A parameter of a gathered unit, until release or step.
   Result<std::span<const float>> parameter(std::size_t index) const;
@@ -109,8 +111,11 @@ class ShardedParameters {
   /// The gradient of a parameter in this rank's samples, which the caller adds to; 0 at first and
   /// after each reduction. Valid until its unit is reduced.
   Result<std::span<float>> gradient(std::size_t index);
+  /// Take memory for the gradient of a unit that has none, for a caller who writes each element
+  /// instead of adding to it: it is not 0.
+  Status take_gradient(std::size_t unit);
   /// The unit's gradient is complete: begin to reduce it, and add the mean to that of this step.
-  /// Its memory is freed when that has ended; two reductions may be in progress.
+  /// Its memory is spare when that has ended; two reductions may be in progress.
   Status reduce(std::size_t unit);
   /// Without: reduce leaves gradients where they are, so micro-batches accumulate without
   /// communication.
@@ -124,6 +129,8 @@ class ShardedParameters {
 
   /// This rank's elements of a unit; `unit` < layout().units().size().
   std::span<const float> shard(std::size_t unit) const;
+  /// Memory for gradients of units beside those that are here.
+  UnitBuffers& buffers() { return buffers_; }
   /// The optimizer's state of these elements; `slot` < optimizer().slots().
   std::span<const float> state(std::size_t unit, std::size_t slot) const {
     return units_[unit].state[slot];
@@ -150,13 +157,14 @@ class ShardedParameters {
  private:
   /// Another rank's part of a unit.
   struct Copy {
-    std::vector<float> values, mean;
+    std::vector<float> values;
+    Buffer mean;
     std::vector<std::vector<float>> state;
   };
   struct Unit {
     std::vector<float> master;              ///< this rank's shard; empty if `full` stays
-    std::vector<float> full;                ///< all elements; empty: not gathered
-    std::vector<float> gradient;            ///< of all elements, of this rank's samples; empty: 0
+    Buffer full;                            ///< all elements; empty: not gathered
+    Buffer gradient;                        ///< of all elements, of this rank's samples; empty: 0
     std::vector<std::vector<float>> state;  ///< by slot, of the shard
     std::optional<collective::Handle> gathering;
   };
@@ -172,6 +180,7 @@ class ShardedParameters {
   Status check_step() const;
   double squares(std::size_t unit);
   collective::Handle begin_gather(std::size_t unit);
+  Buffer& gradient_of(std::size_t unit);
   std::span<float> own(std::size_t unit);
   Status reduce_rest();
   std::vector<collective::Handle> begin_copies();
@@ -191,6 +200,7 @@ class ShardedParameters {
   const bool is_safe_;     ///< a lost rank loses nothing: with replicas
   std::vector<Unit> units_;
   std::vector<Copy> copies_;  ///< by unit; empty: none
+  UnitBuffers buffers_;
   Reducing reducing_;
   std::uint64_t steps_ = 0;
   bool is_syncing_ = true, has_gradient_ = false, is_prepared_ = false;

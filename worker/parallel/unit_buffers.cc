@@ -1,0 +1,46 @@
+#include "worker/parallel/unit_buffers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace centroid::parallel {
+namespace {
+
+std::uint64_t elements_of(const Buffer& buffer) { return buffer.size() / sizeof(float); }
+
+}  // namespace
+
+Buffer UnitBuffers::take(std::uint64_t elements) {
+  if (elements == 0) return {};
+  used_ += elements;
+  most_ = std::max(most_, used_);
+  // The last one given back: it may still be in the cache. Units of a model have few sizes.
+  const auto found = std::find_if(spares_.rbegin(), spares_.rend(), [&](const Buffer& spare) {
+    return elements_of(spare) == elements;
+  });
+  if (found != spares_.rend()) {
+    Buffer out = std::move(*found);
+    spares_.erase(std::next(found).base());
+    spare_ -= elements;
+    return out;
+  }
+  trim();  // first, so that both never exist at once
+  return Buffer(elements * sizeof(float));
+}
+
+void UnitBuffers::give_back(Buffer buffer) {
+  const std::uint64_t elements = elements_of(buffer);
+  if (elements == 0) return;
+  used_ -= elements;
+  spare_ += elements;
+  spares_.push_back(std::move(buffer));
+  trim();
+}
+
+void UnitBuffers::trim() {
+  auto end = spares_.begin();
+  for (; used_ + spare_ > most_; ++end) spare_ -= elements_of(*end);
+  spares_.erase(spares_.begin(), end);
+}
+
+}  // namespace centroid::parallel

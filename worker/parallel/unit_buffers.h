@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/tensor/buffer.h"
+
+namespace centroid::parallel {
+
+/// Memory of units, of their gradients and of the means. What is given back is used again: fresh
+/// pages cost more than to fill them.
+///
+/// memory  in use and spare together, at most what was in use at once: spares never raise the peak
+/// thread  one at a time
+class UnitBuffers {
+ public:
+  /// Memory of so many float32, uninitialised; empty for 0.
+  Buffer take(std::uint64_t elements);
+  void give_back(Buffer buffer);
+  // Float32 in memory:
+  std::uint64_t used() const { return used_; }
+  std::uint64_t spare() const { return spare_; }
+
+ private:
+  void trim();
+
+  std::vector<Buffer> spares_;  ///< in the order in which they were given back
+  std::uint64_t used_ = 0, spare_ = 0, most_ = 0;
+};
+
+}  // namespace centroid::parallel
