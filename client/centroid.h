@@ -343,14 +343,15 @@ typedef struct centroid_codec centroid_codec;
 /* Of `count` numbers, with error feedback: what a payload lacks goes with the next one. spec: a codec
  * with feedback, such as "topk:0.01" or "int8:feedback=on", without momentum and clip. */
 CENTROID_API int centroid_codec_open(const char* spec, uint64_t count, centroid_codec** codec);
-/* The most bytes of a payload. */
+/* Bytes of the longest payload, as many wherever spec and count are the same. */
 CENTROID_API uint64_t centroid_codec_room(const centroid_codec* codec);
-/* Writes the payload of values + residual to centroid_codec_room bytes. The residual of `count`
- * numbers is the caller's: 0 at first, then what the payload lacks. A sum that is not finite
- * arrives; then the others of its megabyte (topk: all others) do too, and their residual is 0. */
+/* Writes the payload of values + residual, and zeros behind it up to centroid_codec_room bytes. The
+ * residual of `count` numbers is the caller's: 0 at first, then what the payload lacks. If a sum is
+ * not finite and does not fit, all numbers arrive as NaN; the residual is 0. */
 CENTROID_API int centroid_codec_encode(centroid_codec* codec, const float* values, float* residual,
                                        void* payload, uint64_t* bytes);
-/* sum[i] += scale * number i of the payload; with first: = . Sums are undefined after an error. */
+/* sum[i] += scale * number i of the payload; with first: = . Zeros may follow it. Sums are undefined
+ * after an error. */
 CENTROID_API int centroid_codec_decode(const centroid_codec* codec, const void* payload,
                                        uint64_t bytes, float scale, int first, float* sum);
 CENTROID_API void centroid_codec_close(centroid_codec* codec);

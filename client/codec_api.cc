@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -9,6 +11,7 @@
 #include "client/centroid.h"
 #include "common/base/bytes.h"
 #include "common/codec/error_feedback.h"
+#include "common/codec/payload.h"
 #include "common/tensor/chunk_plan.h"
 
 /// The C interface of codecs (c_api.cc has the rest).
@@ -24,16 +27,36 @@ struct centroid_codec {
   centroid::ChunkPlan plan;
   std::unique_ptr<centroid::Codec> codec;
   std::unique_ptr<centroid::ErrorFeedback> feedback;
+  std::uint64_t room = 0;  ///< bytes of the longest payload
   std::uint64_t payloads = 0;
 };
 
 namespace {
 
 using Size = std::uint32_t;  ///< of a chunk's bytes, which follow it
+/// In place of the first size: every number is NaN.
+constexpr Size kNotFinite = std::numeric_limits<Size>::max();
 /// The passes over a chunk's numbers find them in a core's cache.
 constexpr std::uint64_t kChunkBytes = 1 << 20;
 /// Selecting counts in 32 bits.
 constexpr std::uint64_t kMostNumbers = (std::uint64_t{1} << 32) - 1;
+
+/// Bytes of a payload of finite sums, at most. Of dense codecs all have as many, so that receivers
+/// know the size; of top-k most are up to 3 % shorter.
+std::uint64_t room_of(const centroid_codec& c, const centroid::CodecSpec& spec) {
+  const auto chunks = c.plan.chunks();
+  const std::uint64_t count = c.plan.total_elements(), sizes = chunks.size() * sizeof(Size);
+  if (spec.kind == centroid::CodecSpec::Kind::kTopk) {
+    const std::uint64_t kept = c.feedback->ratio().count_of(count);
+    if (!centroid::payload::is_dense_better(spec.values, kept, count))
+      return sizes + centroid::payload::sparse_bytes(spec.values, kept, count, chunks.size());
+  }
+  std::uint64_t bytes = sizes;
+  for (const Chunk& chunk : chunks)
+    bytes += spec.has_form() ? centroid::payload::dense_bytes(spec.values, chunk.elements)
+                             : c.codec->max_bytes(chunk.elements);
+  return bytes;
+}
 
 Status open(const char* spec, std::uint64_t count, std::unique_ptr<centroid_codec>& out) {
   if (count > kMostNumbers)
@@ -48,23 +71,46 @@ Status open(const char* spec, std::uint64_t count, std::unique_ptr<centroid_code
                   centroid::ErrorFeedback::make(text(spec), made->plan, nullptr,
                                                 centroid::ErrorFeedback::Residual::kCallers));
   made->feedback->pass_nonfinite(true);
+  CENTROID_ASSIGN(const auto parsed, centroid::CodecSpec::parse(text(spec)));
+  made->room = room_of(*made, parsed);
   out = std::move(made);
   return {};
 }
 
-Status encode(centroid_codec& c, const float* values, float* residual, std::byte* payload,
-              std::uint64_t& bytes) {
-  const std::uint64_t count = c.plan.total_elements();
+/// A payload with numbers that are not finite was longer than the room.
+Status mark_not_finite(centroid_codec& c, std::span<const float> values, std::span<float> residual,
+                       std::byte* payload) {
+  bool is_finite = true;
+  for (const Chunk& chunk : c.plan.chunks()) {
+    CENTROID_ASSIGN(const Bytes coded,
+                    c.feedback->encode_onto(chunk.id, values, residual, c.payloads));
+    is_finite = is_finite && c.codec->check_finite(coded).ok();
+  }
+  CENTROID_CHECK(!is_finite);
+  std::ranges::fill(residual, 0.0f);
+  std::memcpy(payload, &kNotFinite, sizeof kNotFinite);
+  return {};
+}
+
+Status encode(centroid_codec& c, std::span<const float> values, std::span<float> residual,
+              std::byte* payload, std::uint64_t& bytes) {
   ++c.payloads;
   std::byte* at = payload;
+  std::byte* const end = payload + c.room;
   for (const Chunk& chunk : c.plan.chunks()) {
-    CENTROID_ASSIGN(const Bytes coded, c.feedback->encode_onto(chunk.id, {values, count},
-                                                               {residual, count}, c.payloads));
+    CENTROID_ASSIGN(const Bytes coded,
+                    c.feedback->encode_onto(chunk.id, values, residual, c.payloads));
     const Size size = static_cast<Size>(coded.size());
+    if (sizeof size + size > static_cast<std::uint64_t>(end - at)) {
+      CENTROID_TRY(mark_not_finite(c, values, residual, payload));
+      at = payload + sizeof kNotFinite;
+      break;
+    }
     std::memcpy(at, &size, sizeof size);
     std::memcpy(at + sizeof size, coded.data(), size);
     at += sizeof size + size;
   }
+  std::fill(at, end, std::byte{0});
   bytes = static_cast<std::uint64_t>(at - payload);
   return {};
 }
@@ -73,6 +119,11 @@ Status decode(const centroid_codec& c, Bytes payload, float scale, bool first, f
   for (const Chunk& chunk : c.plan.chunks()) {
     Size size = 0;
     if (payload.size() >= sizeof size) std::memcpy(&size, payload.data(), sizeof size);
+    if (size == kNotFinite && chunk.position == 0) {
+      std::fill_n(sum, c.plan.total_elements(), std::numeric_limits<float>::quiet_NaN());
+      payload = payload.subspan(sizeof size);
+      break;
+    }
     if (payload.size() < sizeof size || payload.size() - sizeof size < size)
       return bad("the payload ends within chunk " + centroid::to_string(chunk.id) + " of " +
                  std::to_string(c.plan.chunks().size()));
@@ -80,8 +131,8 @@ Status decode(const centroid_codec& c, Bytes payload, float scale, bool first, f
     CENTROID_TRY(c.codec->decode_add(payload.subspan(sizeof size, size), scale, first, to));
     payload = payload.subspan(sizeof size + size);
   }
-  if (!payload.empty())
-    return bad("the payload has " + std::to_string(payload.size()) + " more bytes");
+  if (std::ranges::any_of(payload, [](std::byte one) { return one != std::byte{0}; }))
+    return bad("the " + std::to_string(payload.size()) + " bytes behind the payload are not 0");
   return {};
 }
 
@@ -102,11 +153,7 @@ int centroid_codec_open(const char* spec, uint64_t count, centroid_codec** codec
 }
 
 uint64_t centroid_codec_room(const centroid_codec* codec) {
-  if (codec == nullptr) return 0;
-  std::uint64_t room = 0;
-  for (const Chunk& chunk : codec->plan.chunks())
-    room += sizeof(Size) + codec->codec->max_bytes(chunk.elements);
-  return room;
+  return codec == nullptr ? 0 : codec->room;
 }
 
 int centroid_codec_encode(centroid_codec* codec, const float* values, float* residual,
@@ -119,7 +166,9 @@ int centroid_codec_encode(centroid_codec* codec, const float* values, float* res
       CENTROID_TRY(given(residual, "residual"));
       CENTROID_TRY(given(payload, "payload"));
     }
-    return encode(*codec, values, residual, static_cast<std::byte*>(payload), *bytes);
+    const std::uint64_t count = codec->plan.total_elements();
+    return encode(*codec, {values, count}, {residual, count}, static_cast<std::byte*>(payload),
+                  *bytes);
   });
 }
 

@@ -25,7 +25,8 @@ namespace {
 Status save(DividedReplica& replica, const std::string& path, bool is_writer) {
   std::optional<SafetensorsWriter> file;
   if (is_writer) {
-    const std::map<std::string, std::string> metadata = {{"model", replica.model().spec()}};
+    const std::map<std::string, std::string> metadata = {{"format", "pt"},
+                                                         {"model", replica.model().spec()}};
     auto created = SafetensorsWriter::create(path, replica.model().manifest(), metadata);
     if (!created.ok()) return std::move(created).error();
     file.emplace(std::move(*created));

@@ -80,9 +80,10 @@ Result<ShardedWriter> ShardedWriter::create(const fs::path& folder, const std::s
 
 Status ShardedWriter::begin_file() {
   const Shard& shard = shards_[next_++];
+  // "pt" is PyTorch: from_pretrained of Hugging Face refuses other files.
   CENTROID_ASSIGN(
       SafetensorsWriter file,
-      SafetensorsWriter::create(folder_ / shard.name, shard.tensors, {{"format", "centroid"}}));
+      SafetensorsWriter::create(folder_ / shard.name, shard.tensors, {{"format", "pt"}}));
   open_.reset();
   open_.emplace(std::move(file));
   left_ = shard.bytes;

@@ -247,6 +247,14 @@ std::size_t sparse_bytes(ValueType type, std::uint64_t count, std::uint64_t n) {
   return 1 + count_bytes(count) + index_code::max_bytes(count, n) + value_bytes(type, count);
 }
 
+std::size_t sparse_bytes(ValueType type, std::uint64_t count, std::uint64_t n,
+                         std::uint64_t chunks) {
+  // More than one: form, count, two paddings, l, and the paddings of values and bounds.
+  constexpr std::uint64_t kChunk = 16;
+  // Chunks with different means cost up to 0.12 bits more per index, as blocks do (index_code.cc).
+  return sparse_bytes(type, count, n) + count / 64 + 1 + chunks * kChunk;
+}
+
 std::size_t encode_dense(ValueType type, int8::Draw draw, std::span<const float> x,
                          std::byte* out) {
   *out = static_cast<std::byte>(type);

@@ -26,6 +26,10 @@ std::size_t value_bytes(ValueType type, std::size_t n);
 inline std::size_t dense_bytes(ValueType type, std::size_t n) { return 1 + value_bytes(type, n); }
 /// Upper bound of `encode_sparse`.
 std::size_t sparse_bytes(ValueType type, std::uint64_t count, std::uint64_t n);
+/// Upper bound of the payloads of all `chunks` together, wherever the `count` numbers are; a chunk
+/// whose part would be longer is dense.
+std::size_t sparse_bytes(ValueType type, std::uint64_t count, std::uint64_t n,
+                         std::uint64_t chunks);
 inline bool is_dense_better(ValueType type, std::uint64_t count, std::uint64_t n) {
   return sparse_bytes(type, count, n) >= dense_bytes(type, n);
 }

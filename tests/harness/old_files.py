@@ -19,7 +19,7 @@ CLIENT = 7  # of the pushes
 VIEWER = "viewer-secret"
 RECORD = struct.Struct("<4sBBHQ24x")  # magic, kind, form, reserved, bytes of the payload
 BASE, BASE_NUMBERS = 1, 33  # the first record of a journal of rounds; then run and terms follow
-KNOWN = {"extra.curves", "extra.returned", "operator.stop"}  # beside those of the files: unknown text is skipped, or the old source has it
+KNOWN = {"extra.curves", "extra.returned", "operator.stop", ("model", "pt"), ("optimizer", "pt")}  # beside those of the files: unknown text is skipped, or the old source has it
 
 
 def formats_in(folder):

@@ -167,6 +167,8 @@ TEST_F(Checkpoints, ModelFileCanBeReadByHand) {
   EXPECT_EQ(header % 8, 0u);
   EXPECT_THAT(file.substr(8, header),
               HasSubstr(R"("w":{"dtype":"F32","shape":[5],"data_offsets":[0,20]})"));
+  EXPECT_THAT(file.substr(8, header), HasSubstr(R"("__metadata__":{"format":"pt"})"))
+      << "from_pretrained of Hugging Face refuses it";
   ASSERT_EQ(file.size(), 8 + header + 20);
   EXPECT_EQ(std::memcmp(file.data() + 8 + header, planes[0].data(), 20), 0);
 }

@@ -11,7 +11,6 @@ import centroid
 
 from ._abi import _memory, _u64
 from ._arrays import _bad
-from ._views import memory_of
 from .group import Work, _call
 from .torch_backend import ProcessGroupCentroid, _shared_ends
 
@@ -41,7 +40,7 @@ def bf16_hook():
 
 
 class _Codec:
-    """A codec of `count` numbers. What a payload lacks stays in the residual."""
+    """A codec of `count` numbers. What a payload lacks stays in the residual. All payloads have `room` bytes, so receivers know how many come."""
 
     def __init__(self, spec, count):
         handle = _memory()
@@ -50,10 +49,8 @@ class _Codec:
         self._handle, self.room = handle, centroid._library.centroid_codec_room(handle)
 
     def encode(self, values, residual, payload):
-        """Write the payload of values + residual; how many bytes it has."""
-        written = _u64()
-        _call("codec_encode", self._handle, values.data_ptr(), residual.data_ptr(), payload.data_ptr(), ctypes.byref(written))
-        return written.value
+        """Write the payload of values + residual."""
+        _call("codec_encode", self._handle, values.data_ptr(), residual.data_ptr(), payload.data_ptr(), ctypes.byref(_u64()))
 
     def decode(self, payload, scale, first, sums):
         """sums += scale * numbers; with `first` they become it."""
@@ -165,7 +162,8 @@ class _ToAll(_Hook):
     def _steps(self, group, index, values, residual):
         codec = self._codec(index, len(values))
         payload = torch.empty(codec.room, dtype=torch.uint8)
-        received = yield from _gather(group, payload[: codec.encode(values, residual, payload)])
+        codec.encode(values, residual, payload)
+        received = yield from _gather(group, payload, [codec.room] * group.world)
         for rank, part in enumerate(received):
             codec.decode(part, 1 / group.world, rank == 0, values)
 
@@ -177,48 +175,42 @@ class _Parts(_Hook):
     """
 
     def _steps(self, group, index, values, residual):
-        world = group.world
+        world, me = group.world, group.rank
         counts = [len(values) // world + (rank < len(values) % world) for rank in range(world)]
         parts, rests = values.split(counts), residual.split(counts)
-        own, rest = parts[group.rank], rests[group.rank]
         codecs = [self._codec(index, count) for count in counts]
-        payload = torch.empty(sum(codec.room for codec in codecs), dtype=torch.uint8)
-        sizes, at = [0] * world, 0
-        for rank, codec in enumerate(codecs):
-            if rank != group.rank:
-                sizes[rank] = codec.encode(parts[rank], rests[rank], payload[at:])
-                at += sizes[rank]
-        received = yield from _exchange(group, payload[:at], sizes)
+        rooms = [codec.room for codec in codecs]
+        sent = [0 if rank == me else room for rank, room in enumerate(rooms)]
+        payload = torch.empty(sum(sent), dtype=torch.uint8)
+        for rank, part in enumerate(payload.split(sent)):
+            if rank != me:
+                codecs[rank].encode(parts[rank], rests[rank], part)
+        received = yield from _exchange(group, payload, sent, [0 if rank == me else rooms[me] for rank in range(world)])
+        own, rest = parts[me], rests[me]
         own.add_(rest)
         rest.zero_()
         for rank, part in enumerate(received):
-            if rank != group.rank:
-                codecs[group.rank].decode(part, 1, False, own)
+            if rank != me:
+                codecs[me].decode(part, 1, False, own)
         own.mul_(1 / world)
-        means = yield from _gather(group, payload[: codecs[group.rank].encode(own, rest, payload)])
+        payload = torch.empty(rooms[me], dtype=torch.uint8)
+        codecs[me].encode(own, rest, payload)
+        means = yield from _gather(group, payload, rooms)
         rest.mul_(world)  # what the mean lacks counts once for each rank
         for codec, mean, part in zip(codecs, means, parts):
             codec.decode(mean, 1, True, part)
 
 
-def _gather(group, payload):
-    """The payload of each rank."""
-    own, all_sizes = torch.tensor([len(payload)]), torch.empty(group.world, dtype=torch.int64)
-    one, other = memory_of(own), memory_of(all_sizes)
-    yield "all_gather", (one.address, other.address, other.bytes, None), (own, all_sizes)
-    sizes = all_sizes.tolist()
+def _gather(group, payload, sizes):
+    """The payloads of all ranks; that of rank i has `sizes[i]` bytes."""
     received = torch.empty(sum(sizes), dtype=torch.uint8)
     yield "all_gather", (payload.data_ptr(), received.data_ptr(), len(received), group._numbers(sizes)), (payload, received)
     return received.split(sizes)
 
 
-def _exchange(group, payload, sizes):
-    """Send `sizes[i]` bytes of the payload to rank i, one after the other; what came from each rank."""
-    own, others = torch.tensor(sizes), torch.empty(group.world, dtype=torch.int64)
-    one, other = memory_of(own), memory_of(others)
-    yield "all_to_all", (one.address, one.bytes, None, other.address, other.bytes, None), (own, others)
-    theirs = others.tolist()
-    received = torch.empty(sum(theirs), dtype=torch.uint8)
-    memory = payload.data_ptr(), len(payload), group._numbers(sizes), received.data_ptr(), len(received), group._numbers(theirs)
+def _exchange(group, payload, sent, sizes):
+    """Send `sent[i]` bytes of the payload to rank i, one after the other. Returns what came from each rank, `sizes[i]` bytes."""
+    received = torch.empty(sum(sizes), dtype=torch.uint8)
+    memory = payload.data_ptr(), len(payload), group._numbers(sent), received.data_ptr(), len(received), group._numbers(sizes)
     yield "all_to_all", memory, (payload, received)
-    return received.split(theirs)
+    return received.split(sizes)
