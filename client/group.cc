@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "client/group_frames.h"
+#include "common/async/io_thread.h"
 #include "common/base/random.h"
 #include "transport/collective/collectives.h"
 
@@ -13,6 +14,8 @@ using collective::Mesh;
 using transport::Endpoint;
 
 namespace {
+
+constexpr std::chrono::milliseconds kProbe{500};
 
 std::string hex(std::uint64_t number) {
   char text[17];
@@ -154,8 +157,26 @@ Status PeerGroup::meet(collective::Roster roster) {
   const std::uint32_t world = group_->world();
   if (world > kAllPairs) return collective::barrier(*group_);
   std::vector<std::byte> out(world), in(world);
-  return collective::all_to_all(*group_, collective::ConstElements(DType::kU8, Bytes(out)),
-                                collective::Elements(DType::kU8, MutableBytes(in)));
+  collective::Handle met =
+      collective::all_to_all_async(*group_, collective::ConstElements(DType::kU8, Bytes(out)),
+                                   collective::Elements(DType::kU8, MutableBytes(in)));
+  while (!met.wait_for(kProbe))
+    if (Status all = probe(); !all.ok()) group_->abort(std::move(all).error());
+  return met.wait();
+}
+
+/// All listened before others learned their addresses: one that refuses a connection is gone. The
+/// mesh calls it until the deadline.
+Status PeerGroup::probe() const {
+  IoThread io("probe");
+  const std::vector<std::string> connections = group_->connections();
+  for (std::uint32_t rank = 0; rank < connections.size(); ++rank) {
+    if (rank == group_->rank() || !connections[rank].empty()) continue;
+    Status reached = io.wait(mesh_->reach(roster_.endpoints[rank], kProbe));
+    if (!reached.ok() && is_gone(reached.error()))
+      return std::move(reached).error().with_context("rank " + std::to_string(rank) + " is gone");
+  }
+  return {};
 }
 
 Status PeerGroup::regroup(const std::string& job, const std::vector<std::string>& addresses,

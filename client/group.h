@@ -57,6 +57,7 @@ class PeerGroup {
 
  private:
   Status meet(collective::Roster roster);
+  Status probe() const;
   static constexpr std::uint32_t kAllPairs = 64;
 
   PeerOptions options_;

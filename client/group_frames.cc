@@ -3,6 +3,8 @@
 #include <memory>
 #include <span>
 
+#include <boost/asio/error.hpp>
+
 #include "common/async/timer.h"
 
 namespace centroid::client {
@@ -46,6 +48,18 @@ std::vector<std::string> split(std::string_view text, char end, std::size_t most
     if (at == std::string_view::npos) return parts;
     text.remove_prefix(at + 1);
   }
+}
+
+bool is_gone(const Error& error) {
+  if (error.code() != ErrorCode::kUnavailable) return false;
+  const std::string& text = error.message();
+  if (text.find("closed the connection") != std::string::npos) return true;
+  for (const auto code : {boost::asio::error::connection_refused,
+                          boost::asio::error::connection_reset, boost::asio::error::broken_pipe}) {
+    const boost::system::error_code named(code);
+    if (text.find(named.message()) != std::string::npos) return true;
+  }
+  return false;
 }
 
 std::string listening_host(const transport::Endpoint& place) {

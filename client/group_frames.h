@@ -53,6 +53,10 @@ bool parse_number(std::string_view text, Number& number) {
   return failed == std::errc() && at == end;
 }
 
+/// Whether the system of the peer says that its process is gone. A machine that does not answer
+/// says nothing.
+bool is_gone(const Error& error);
+
 /// Where to listen so that others reach `place`: at `place` itself if that is loopback, else at all
 /// addresses, because it may be a name of another network (Kubernetes, NAT).
 std::string listening_host(const transport::Endpoint& place);

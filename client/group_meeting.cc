@@ -5,8 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include <boost/asio/error.hpp>
-
 #include "client/group_frames.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -50,20 +48,6 @@ std::optional<Membership> decode_members(std::string_view text) {
     one.address = words[2];
   }
   return out;
-}
-
-/// Whether the system of the peer says that its process is gone. A machine that does not answer
-/// says nothing.
-bool is_gone(const Error& error) {
-  if (error.code() != ErrorCode::kUnavailable) return false;
-  const std::string& text = error.message();
-  if (text.find("closed the connection") != std::string::npos) return true;
-  for (const auto code : {boost::asio::error::connection_refused,
-                          boost::asio::error::connection_reset, boost::asio::error::broken_pipe}) {
-    const boost::system::error_code named(code);
-    if (text.find(named.message()) != std::string::npos) return true;
-  }
-  return false;
 }
 
 std::string names_of(const std::vector<std::uint32_t>& numbers) {

@@ -117,13 +117,15 @@ Status ShardedJob::begin() {
   training_.epochs = config_.epochs;
   training_.steps = config_.rounds;
   const Deadline deadline = centroid::now() + config_.join_timeout;
-  while (true) {
+  for (Endpoint leader;;) {
     CENTROID_ASSIGN(peers_, join_ranks(config_, true));
     const Status opened = open_meeting();
     if (peers_->is_connected()) return begin_with_others(opened);
     CENTROID_TRY(opened);
-    log::info("sharded.newcomer_waiting", {{"leader", peers_->running().to_string()}});
-    auto members = meeting_->join(peers_->running(), peers_->address(), deadline);
+    if (leader != peers_->running())
+      log::info("sharded.newcomer_waiting", {{"leader", peers_->running().to_string()}});
+    leader = peers_->running();
+    auto members = meeting_->join(leader, peers_->address(), deadline);
     if (members.ok()) return enter(std::move(*members));
     const bool is_elsewhere = members.error().code() == ErrorCode::kUnavailable;
     if (!is_elsewhere || centroid::now() >= deadline) return std::move(members).error();
@@ -250,7 +252,7 @@ Status ShardedJob::enter(client::Membership next) {
       log_change(before, *from, time.count());
       return {};
     }
-    const bool is_lost = is_loss(from.error()) && peers_->is_connected() && group().culprit();
+    const bool is_lost = is_loss(from.error()) && (!joined.ok() || group().culprit());
     if (!is_lost) {
       // Newcomers that are not able to go on leave. The others go on without them.
       may_do_without = may_do_without && members_.next > before.next;
@@ -298,8 +300,10 @@ parallel::ShardedParameters* ShardedJob::earlier(std::uint64_t generation) {
 
 /// Make the replica of this group, from "memory" or "checkpoint".
 Result<const char*> ShardedJob::take_over() {
-  const std::string run = checkpoints_ ? checkpoints_->run() : "";
-  checkpoints_.reset();  // ends the write in progress
+  if (checkpoints_) run_ = checkpoints_->run();
+  if (run_.empty()) run_ = members_.job;  // a newcomer, whose first group did not last
+  checkpoints_.reset();                   // ends the write in progress
+  fault::point("sharded.grouped");
   const std::uint32_t world = group().world();
   Notice own;
   own.numbers[0] = replica_ ? replica_generation_ : 0;
@@ -311,7 +315,7 @@ Result<const char*> ShardedJob::take_over() {
     own.status = memory.error();
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
   CENTROID_TRY(parallel::first_failure(all));
-  CENTROID_TRY(open_checkpoints(run));
+  CENTROID_TRY(open_checkpoints(run_));
   CENTROID_ASSIGN(auto shapes, parameter_shapes(model_));
   // The newest group that was complete on some rank, then all its ranks have its parameters.
   const auto newest =

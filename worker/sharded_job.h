@@ -99,6 +99,7 @@ class ShardedJob {
   std::unique_ptr<client::PeerGroup> peers_;
   std::unique_ptr<client::Meeting> meeting_;
   client::Membership members_;                   ///< of the group
+  std::string run_;                              ///< of the last checkpoints
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
   std::unique_ptr<ShardedReplica> replica_;      ///< null: of a newcomer
   std::uint32_t replica_world_ = 0;              ///< ranks of the group of `replica_`

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "client/group.h"
 #include "client/group_rendezvous.h"
 
 namespace centroid::client {
@@ -353,6 +354,31 @@ TEST_F(RendezvousTest, WhereAnotherProgramListensIsRefusedToRankZero) {
   const auto found = come(place_, 0);
   ASSERT_FALSE(found.ok());
   EXPECT_EQ(found.error().code(), ErrorCode::kAlreadyExists);
+}
+
+TEST(PeerGroupTest, DoesNotWaitForARankThatIsGone) {
+  std::vector<std::unique_ptr<PeerGroup>> groups;
+  std::vector<std::string> addresses;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    PeerOptions options;
+    options.rank = rank;
+    options.world = 3;
+    options.timeout = 10min;  // longer than this test may take
+    auto opened = PeerGroup::open(options);
+    ASSERT_TRUE(opened.ok()) << opened.error().to_string();
+    addresses.push_back((*opened)->address());
+    groups.push_back(std::move(*opened));
+  }
+  groups[1].reset();
+  std::vector<Status> results(3);
+  std::vector<std::jthread> threads;
+  for (const std::uint32_t rank : {0u, 2u})
+    threads.emplace_back([&, rank] { results[rank] = groups[rank]->connect(addresses); });
+  threads.clear();
+  for (const std::uint32_t rank : {0u, 2u}) {
+    ASSERT_FALSE(results[rank].ok());
+    EXPECT_THAT(results[rank].error().message(), HasSubstr("rank 1 is gone"));
+  }
 }
 
 }  // namespace

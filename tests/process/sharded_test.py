@@ -193,6 +193,18 @@ class Losses(Sharded):
             workers[rank].kill()
         return [worker for rank, worker in enumerate(workers) if rank not in victims]
 
+    def test_a_rank_that_dies_while_the_others_take_over_is_one_more_loss(self):
+        file = self.folder / "model.safetensors"
+        flags = [*self.RULE, "--rounds", 40, "--save", file, "--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 4]
+        faults = {1: "sharded.stepped:10", 3: "sharded.grouped:1"}
+        workers = self.ranks(5, *flags, environments={rank: {"CENTROID_TEST_FAULT": point} for rank, point in faults.items()})
+        for rank in (3, 1):
+            self.assert_status(workers.pop(rank), -signal.SIGKILL)
+        self.assert_exit(DONE, *workers)
+        for worker in workers:
+            self.assertEqual(worker.wait_event("sharded.regrouped", lost="1, 3", world=3, step=10)["from"], "memory")
+        self.assert_as_replayed(workers, file, 10, 5, "full", "")
+
     def test_after_the_loss_of_partners_the_others_go_on_from_the_checkpoint(self):
         file = self.folder / "model.safetensors"
         arguments = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 4, "--save", file]
