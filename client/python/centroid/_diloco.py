@@ -15,7 +15,7 @@ class DiLoCo(Wrapped):
     """An optimizer that exchanges every so many steps, through a server with `--local-steps`. `centroid.local(local_steps=H, ...)` trains alone.
 
         optimizer = centroid.torch.DiLoCo(model, torch.optim.AdamW(model.parameters()), every=20, samples=len(data), batch=16)
-        loader = DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=16))
+        loader = centroid.torch.Loader(data, optimizer, batch=16, num_workers=2)
         while not optimizer.end:
             for batch in loader:
                 ...
