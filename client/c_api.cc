@@ -211,6 +211,19 @@ int centroid_trainer_indices(centroid_trainer* trainer, uint64_t* numbers) {
   });
 }
 
+int centroid_trainer_indices_ahead(centroid_trainer* trainer, uint64_t shares, uint64_t* numbers,
+                                   uint64_t* count) {
+  return guarded([&]() -> Status {
+    CENTROID_TRY(given(trainer, "trainer"));
+    CENTROID_TRY(given(count, "count"));
+    CENTROID_ASSIGN(const auto found, trainer->it->indices_ahead(shares));
+    if (!found.empty()) CENTROID_TRY(given(numbers, "numbers"));
+    std::ranges::copy(found, numbers);
+    *count = found.size();
+    return {};
+  });
+}
+
 float* centroid_trainer_parameters(centroid_trainer* trainer, uint64_t tensor) {
   return memory_of(trainer, tensor, [&](TensorId id) { return trainer->it->parameters(id); });
 }

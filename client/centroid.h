@@ -146,6 +146,11 @@ CENTROID_API int centroid_trainer_open(const centroid_server* server,
 CENTROID_API int centroid_trainer_next(centroid_trainer* trainer, centroid_share* share);
 /* Writes share.count numbers of samples. */
 CENTROID_API int centroid_trainer_indices(centroid_trainer* trainer, uint64_t* numbers);
+/* Those of at most so many shares that probably come next in this epoch, to load them ahead. Each
+ * has share.count numbers, the last one what is left: writes at most shares * share.count, and how
+ * many to `count`. */
+CENTROID_API int centroid_trainer_indices_ahead(centroid_trainer* trainer, uint64_t shares,
+                                                uint64_t* numbers, uint64_t* count);
 /* Memory of one tensor, from the first share on; NULL: there is no such tensor, or (gradient) the
  * server wants local steps. Valid until close. */
 CENTROID_API float* centroid_trainer_parameters(centroid_trainer* trainer, uint64_t tensor);

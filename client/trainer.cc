@@ -241,6 +241,15 @@ Result<std::vector<std::uint64_t>> Trainer::indices() {
   }
 }
 
+Result<std::vector<std::uint64_t>> Trainer::indices_ahead(std::uint64_t shares) {
+  const auto open = indices();  // a program may not have asked for them, and the guess needs them
+  if (!open.ok()) return open.error();
+  std::vector<std::uint64_t> numbers;
+  for (const auto part : impl_->rounds.samples_ahead(shares))
+    numbers.insert(numbers.end(), part.begin(), part.end());
+  return numbers;
+}
+
 Result<std::variant<Share, Finished>> Trainer::next() {
   worker::Rounds& rounds = impl_->rounds;
   CENTROID_ASSIGN(auto what, rounds.next());

@@ -77,6 +77,10 @@ class Trainer {
   /// Samples of the share that `next` gave, as numbers below `samples`: the same epoch order on all
   /// workers.
   Result<std::vector<std::uint64_t>> indices();
+  /// Samples of the shares that probably come next in this epoch, one after the other, to load them
+  /// ahead: at most so many shares, each with as many samples as the open one, or what is left of
+  /// the epoch. A guess from the distance of the last two shares; empty before.
+  Result<std::vector<std::uint64_t>> indices_ahead(std::uint64_t shares);
 
   const Manifest& manifest() const;
   /// From the first round on: read them; with local steps train them in place.

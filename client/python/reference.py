@@ -17,9 +17,9 @@ FOLDER = pathlib.Path("client/python/centroid")
 PAGE = pathlib.Path("docs/reference/python.md")
 HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run it. -->\n\n# Python API"
 ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "local", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
-MODULES = {"torch": ["_data_parallel", "_sampler", "_diloco", "_hooks"], "torch_backend": ["torch_backend"], "trace": ["trace"]}  # the files that have what is in `__all__`
+MODULES = {"torch": ["_data_parallel", "_sampler", "_loader", "_diloco", "_hooks"], "torch_backend": ["torch_backend"], "trace": ["trace"]}  # the files that have what is in `__all__`
 BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
-SHORT = ["DataParallel", "Optimizer", "DiLoCo", "sampler"]  # neither methods, arguments nor code
+SHORT = ["DataParallel", "Optimizer", "DiLoCo", "Loader", "sampler"]  # neither methods, arguments nor code
 ITEM = re.compile(r"(\w+(?:, \w+)*)  +(\S.*)")
 
 

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/codec/spec.h"
+#include "common/optim/local_steps.h"
 #include "server/aggregate/round_policy.h"
 #include "server/election/etcd_client.h"
 #include "server/rows/row_spec.h"
@@ -45,28 +46,13 @@ Status check_local_steps(ServerConfig& c) {
   const auto refuse = [](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, why);
   };
-  const std::string steps = "local_steps " + std::to_string(c.local.count);
-  if (c.local.count == 1) {
-    if (c.local.fragments != 1 || c.local.overlap != 0)
-      return refuse(
-          "fragments and overlap are for rounds of local steps: set local_steps, or "
-          "leave fragments 1 and overlap 0");
-    if (c.local.inner_rate > 0)
-      return refuse("inner_lr is for rounds of local steps: set local_steps, or leave inner_lr 0");
-    if (c.local.outer == "average")
-      return refuse(
-          "outer average is for rounds of local steps: set local_steps to 2 or more, or leave "
-          "outer "
-          "out");
-    return {};
-  }
-  if (c.local.count % c.local.fragments != 0)
-    return refuse(steps + " is no multiple of fragments " + std::to_string(c.local.fragments) +
-                  ": a fragment is contributed every local_steps / fragments steps");
-  if (c.local.overlap >= c.steps_per_round())
-    return refuse("overlap " + std::to_string(c.local.overlap) +
-                  " must be below local_steps / fragments, " + std::to_string(c.steps_per_round()) +
-                  ": a round ends before the next begins");
+  if (c.local.count == 1 && c.local.inner_rate > 0)
+    return refuse("inner_lr is for rounds of local steps: set local_steps, or leave inner_lr 0");
+  CENTROID_TRY(use_local_steps({.count = c.local.count,
+                                .fragments = c.local.fragments,
+                                .overlap = c.local.overlap,
+                                .outer = c.local.outer},
+                               c.optimizer));
   RoundPolicy policy;
   CENTROID_TRY(parse_policy(c.policy, c.late, policy));
   if (policy.applies_each() && (c.local.fragments > 1 || c.local.overlap > 0))
@@ -78,21 +64,6 @@ Status check_local_steps(ServerConfig& c) {
         "late " + c.late +
         ": the fragment of a late contribution is not the one of a later round: leave late "
         "drop, or fragments 1");
-  if (c.local.outer == "optimizer") return {};
-  OptimizerConfig wanted = c.optimizer;
-  wanted.name = c.local.outer == "average" ? "mean" : "nesterov";
-  wanted.learning_rate = c.local.outer == "average" ? 1.0 : 0.7;
-  wanted.momentum = 0.9;
-  wanted.weight_decay = 0;
-  const auto is_same = [&](const OptimizerConfig& other) {
-    return c.optimizer.name == other.name && c.optimizer.learning_rate == other.learning_rate &&
-           c.optimizer.momentum == other.momentum && c.optimizer.weight_decay == other.weight_decay;
-  };
-  if (!is_same(OptimizerConfig()) && !is_same(wanted))
-    return refuse(steps + " with outer " + c.local.outer +
-                  " sets the optimizer by itself: leave optimizer, lr, momentum and "
-                  "weight_decay, or take outer optimizer");
-  c.optimizer = wanted;
   return {};
 }
 

@@ -29,7 +29,7 @@ class Alone(ClientTest):
         """The bits at the end, with buffers between the parameters, and what the shares were."""
         tensors = {"a": array.array("f", [1, 2]), "n.running_mean": array.array("f", [0]), "z": array.array("f", [3])}
         shares, evaluated = [], []
-        with centroid.Trainer(where, tensors, samples=10, batch=4, timeout=30) as trainer:
+        with centroid.Trainer(where, tensors, samples=10, batch=3, timeout=30) as trainer:
             for share in trainer:
                 shares.append((share.round, share.version, share.epoch, share.world, share.is_local, share.indices()))
                 evaluated += [share.round] if share.evaluate else []
@@ -49,10 +49,45 @@ class Alone(ClientTest):
         server = self.server(*flags, "--exit-when-finished")
         self.assertEqual(alone, self.train(server.data))
         self.assertEqual(server.exit_status(), DONE)
-        self.assertEqual(len(alone[1]), 6)
-        self.assertEqual(len({tuple(share[-1]) for share in alone[1]}), 6)
+        self.assertEqual(len(alone[1]), 8)
+        self.assertEqual(len({tuple(share[-1]) for share in alone[1]}), 8)
         kept = tensors_of(next((self.folder / "kept").glob("checkpoint-*")))
         self.assertEqual({name: bytes(array.array("f", values)) for name, values in kept.items()}, alone[0])
+
+    def train_locally(self, where):
+        """Steps of a program's own, of which some come after the contribution; batches of 3, whose weight rounds."""
+        tensors = {"a": array.array("f", [1, 2]), "n.running_mean": array.array("f", [0]), "z": array.array("f", [3])}
+        said = []
+        with centroid.Trainer(where, tensors, samples=20, batch=3, timeout=30) as trainer:
+            for share in trainer:
+                numbers = share.indices()
+                steps = [numbers[at : at + 3] for at in range(0, len(numbers), 3)]
+                sent = len(steps) - min(share.overlap, len(steps) - 1)
+                for number, step in enumerate(steps):
+                    if number == sent:
+                        trainer.contribute()
+                    for name, values in tensors.items():
+                        for at, value in enumerate(values):
+                            values[at] = value - 0.1 * (value - sum(step) / (at + 7)) if name != "n.running_mean" else value + 0.3 * step[0]
+                done = trainer.finish()
+                said.append((share.round, share.version, share.epoch, share.is_local, share.overlap, numbers, done.outcome, done.version))
+                said.append([trainer.committed(name) for name in tensors])
+        self.assertEqual(trainer.end, centroid.End.FINISHED)
+        return said, {name: bytes(values) for name, values in tensors.items()}
+
+    def test_local_steps_have_the_bits_of_a_server_too(self):
+        for settings in (
+            {"local_steps": 2, "epochs": 2},
+            {"local_steps": 3, "outer": "average", "overlap": 1, "rounds": 7},
+            {"local_steps": 4, "fragments": 2, "overlap": 1, "epochs": 3},
+            {"local_steps": 2, "outer": "optimizer", "optimizer": "adam", "lr": 0.3, "lr_schedule": "cosine:rounds=9", "clip_norm": 0.5, "epochs": 2},
+        ):
+            with self.subTest(settings):
+                alone = self.train_locally(centroid.local(**settings))
+                server = self.launch_server(*[f"--{name.replace('_', '-')}={value}" for name, value in settings.items()], "--exit-when-finished", name=f"server-{len(self.processes)}", run=f"run-{len(self.processes)}").wait_ready()
+                self.assertEqual(alone, self.train_locally(server.data))
+                self.assertEqual(server.exit_status(), DONE)
+                self.assertTrue(all(step[3] for step in alone[0][::2]))
 
     def test_a_program_that_names_no_server_runs_alone_by_the_environment(self):
         variables = {**os.environ, **self.environment, "PYTHONPATH": str(PYTHON), "CENTROID_SERVER": centroid.local(lr=0.25, rounds=3)}
@@ -76,6 +111,8 @@ class Alone(ClientTest):
             ({"epochs": 1, "optimiser": "adam"}, "optimizer"),
             ({"epochs": 1, "optimizer": "adam2"}, "adam2"),
             ({"epochs": 1, "lr": -1}, "lr"),
+            ({"epochs": 1, "local_steps": 4, "fragments": 3}, "local_steps 4 is no multiple of fragments 3"),
+            ({"epochs": 1, "local_steps": 4, "lr": 0.1}, "local_steps 4 with outer nesterov sets the optimizer by itself"),
         ):
             with self.subTest(settings):
                 self.assert_fails("invalid_argument", text, self.trainer, centroid.local(**settings), "alone", {"w": array.array("f", [1])})

@@ -32,6 +32,13 @@ with centroid.Trainer(None, {"w": w}, samples=400, batch=10) as trainer:
         trainer.finish({"w": memoryview(bytearray(32)).cast("f")})
 print(trainer.end, round, *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CENTROID_NAME")))
 """
+COLLECTIVES = """
+import array, centroid
+group = centroid.join(timeout=60)
+one = array.array("f", [group.rank + 1])
+group.all_reduce(one)
+print("sum", one[0], flush=True)
+"""
 ROUNDS = "--rounds=40"
 
 
@@ -115,6 +122,20 @@ class RunTest(ClusterTest):
         for rank in range(2):
             self.assertEqual(self.line(process, f"[{rank}] finished"), f"[{rank}] finished 40 {rank} {rank} 2 2 127.0.0.1 worker-{rank}")
         self.assert_gone(*pids, server)
+
+    def test_without_settings_a_server_starts_when_a_program_looks_for_it(self):
+        (self.folder / "collectives.py").write_text(COLLECTIVES)
+        process = self.start("run", "--workers", "2", "collectives.py")
+        self.assert_status(process, 0)
+        self.assertEqual([self.line(process, f"[{rank}] sum") for rank in range(2)], ["[0] sum 3.0", "[1] sum 3.0"])
+        self.assertNotIn("server", process.text())
+        self.assertFalse((self.folder / "run").exists())
+        (self.folder / "train.py").write_text(PROGRAM.replace("while share.round", "if share.round == 20: trainer.stop()\n        while share.round"))
+        self.go()
+        process = self.start("run", "--workers", "2", "train.py")
+        self.assert_status(process, 0, "centroid: the server 127.0.0.1:")
+        self.assertIn("[0] stopped 20 0", process.text())
+        self.assert_gone(json.loads(next(self.folder.glob("run/*/endpoints.json")).read_text())["pid"])
 
     def test_changes_are_a_line_each(self):
         process, _, _ = self.train()

@@ -11,6 +11,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import free_port, main, wait_for
 from harness.groups import TorchTest
+import centroid
 
 DATA = """
 import torch, centroid.torch
@@ -60,8 +61,7 @@ say("end", sampler.epoch, len(workers), model.steps, model.world, model.module.w
 SHARES = """
 model = model_of()
 with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, name=f"w{rank}", overlap=False) as trainer:
-    sampler = centroid.torch.sampler(data, trainer, batch=8)
-    loader = DataLoader(data, batch_sampler=sampler, num_workers=2, persistent_workers=True)
+    loader = centroid.torch.Loader(data, trainer, batch=8, num_workers=2)
     for share in trainer:
         numbers = []
         model.zero_grad()
@@ -83,6 +83,61 @@ with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, 
         if trainer.finish().outcome == centroid.Outcome.COMMITTED:
             say("trained", *numbers)
     say("end", trainer.end, len(workers))
+"""
+# The samples of the next share are loaded before the round ends: it ends only then.
+AHEAD = """
+import centroid
+class Noted(Data):
+    def __getitem__(self, number):
+        open(os.path.join(os.environ["LOADED"], str(number)), "w").close()
+        return super().__getitem__(number)
+def loaded():
+    return {int(name) for name in os.listdir(os.environ["LOADED"])}
+model, data = model_of(), Noted()
+with centroid.Trainer(centroid.local(lr=0.01, epochs=1), model, samples=len(data), batch=48, overlap=False) as trainer:
+    loader = centroid.torch.Loader(data, trainer, batch=BATCH, num_workers=2)
+    for share in trainer:
+        was_loaded = set(share.indices()) <= loaded()
+        model.zero_grad()
+        numbers = []
+        for x, chosen, pids in loader:
+            workers |= set(pids.tolist())
+            numbers += chosen.tolist()
+            (loss_of(model, x) * len(x) / len(share)).backward()
+        assert sorted(numbers) == sorted(share.indices()), (numbers, share)
+        deadline = time.monotonic() + 60
+        for following in share._ahead(1):
+            while not set(following) <= loaded() and time.monotonic() < deadline:
+                threading.Event().wait(0.01)
+        trainer.finish()
+        say("round", was_loaded, len(numbers))
+say("end", len(workers), len(loaded()))
+"""
+# Passes that are broken off or made twice, with and without processes.
+PASSES = """
+import centroid
+for processes in (0, 2):
+    model = model_of()
+    with centroid.Trainer(centroid.local(lr=0.01, epochs=2), model, samples=len(data), batch=48, overlap=False) as trainer:
+        loader = centroid.torch.Loader(data, trainer, batch=10, num_workers=processes)
+        for share in trainer:
+            model.zero_grad()
+            for passes in range(share.round % 3):
+                for x, *_ in loader:
+                    break
+            found = []
+            for x, chosen, _ in loader:
+                found += chosen.tolist()
+                (loss_of(model, x) * len(x) / len(share)).backward()
+            assert len(loader) == -(-len(share) // 10)
+            assert sorted(found) == sorted(share.indices())
+            trainer.finish()
+        say("end", share.round)
+for wrong in (lambda: centroid.torch.Loader(data, centroid.torch.DataParallel(model_of()), batch=8), lambda: centroid.torch.Loader(data, trainer, batch=0), lambda: centroid.torch.Loader(data, trainer, batch=8, in_order=False)):
+    try:
+        wrong()
+    except centroid.CentroidError as error:
+        say("refused", error)
 """
 DILOCO = """
 model = model_of()
@@ -192,6 +247,28 @@ class Shares(LoaderTest):
         self.assertIn("child failed_precondition: a forked child cannot use the trainer of its parent", ranks[0].text())
 
 
+    def test_the_next_share_is_loaded_before_the_round_ends(self):
+        for batch in (16, 48):  # three batches of a share, which are fewer than are loaded ahead; one
+            loaded = self.folder / f"loaded-{batch}"
+            loaded.mkdir()
+            [rank] = self.start(1, AHEAD.replace("BATCH", str(batch)), LOADED=str(loaded))
+            ends = self.assert_ends(rank)
+            self.assertEqual(ends, [["2", "400"]])
+            rounds = self.words(rank, "round")
+            self.assertEqual([int(samples) for _, samples in rounds], [48] * 8 + [16])
+            # How far shares are apart is known from the second one on.
+            self.assertEqual([was_loaded for was_loaded, _ in rounds], ["False"] * 2 + ["True"] * 7)
+
+    def test_a_pass_may_be_broken_off(self):
+        [rank] = self.start(1, PASSES)
+        self.assertEqual(self.assert_ends(rank), [["18"]])
+        self.assertEqual([words[0] for words in self.words(rank, "end")], ["18", "18"])
+        refused = [line for line in rank.text().splitlines() if line.startswith("refused")]
+        for line, text in zip(refused, ["rest of the epoch", "batch", "in_order=False"]):
+            self.assertIn(text, line)
+        self.assertEqual(len(refused), 3)
+
+
 class DiLoCo(LoaderTest):
     STEPS = ["--local-steps", 5, "--outer", "average", "--exit-when-finished"]
 
@@ -206,6 +283,14 @@ class DiLoCo(LoaderTest):
         ours, by_hand = (self.weights(body, "--rounds", 12, ranks=2, run=str(number)) for number, body in enumerate((DILOCO, BY_HAND)))
         self.assertEqual(ours, by_hand)
         self.assertEqual(ours[0][0], "finished")
+
+    def test_alone_it_trains_as_with_a_server(self):
+        whole = self.weights(DILOCO, "--rounds", 12)
+        for folder, body in ("sampler", DILOCO), ("loader", DILOCO.replace("DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=8), num_workers=2, persistent_workers=True)", "centroid.torch.Loader(data, optimizer, batch=8, num_workers=2)")):
+            [rank] = self.start(1, body, SERVER=centroid.local(local_steps=5, outer="average", rounds=12), FOLDER=str(self.folder / folder))
+            self.assert_ends(rank)
+            self.assertEqual(self.words(rank, "end"), whole)
+            self.assertEqual([file.name for file in (self.folder / folder / "w0").iterdir()], ["000000012.pt"])
 
     def test_the_optimizer_continues_with_the_checkpoint(self):
         settings = ["--rounds", 8, "--checkpoint.every-rounds", 3]

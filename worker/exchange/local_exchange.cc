@@ -1,6 +1,8 @@
 #include "worker/exchange/local_exchange.h"
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "common/optim/norm.h"
 #include "common/tensor/fingerprint.h"
 #include "common/tensor/finite.h"
+#include "common/tensor/fragments.h"
 
 namespace centroid::worker {
 
@@ -18,21 +21,14 @@ namespace {
 
 class LocalExchange final : public Exchange {
  public:
-  LocalExchange(LocalOptions options, ChunkPlan plan, ExchangeMemory memory,
+  LocalExchange(LocalOptions options, ChunkPlan plan, FragmentPlan fragments, ExchangeMemory memory,
                 std::unique_ptr<Optimizer> optimizer)
       : options_(std::move(options)),
         plan_(std::move(plan)),
+        fragments_(std::move(fragments)),
         memory_(std::move(memory)),
-        optimizer_(std::move(optimizer)) {
-    std::size_t at = 0;
-    for (const TensorInfo& tensor : options_.manifest) {
-      const auto size = static_cast<std::size_t>(tensor.elements());
-      if (parts_.empty() || parts_.back().is_buffer != is_buffer(tensor))
-        parts_.push_back({.begin = at, .size = 0, .is_buffer = is_buffer(tensor)});
-      parts_.back().size += size;
-      at += size;
-    }
-    slots_.assign(optimizer_->slots(), std::vector<float>(memory_.params.size()));
+        optimizer_(std::move(optimizer)),
+        slots_(optimizer_->slots(), std::vector<float>(memory_.params.size())) {
     memory_.initialize(options_.seed);
   }
 
@@ -53,9 +49,16 @@ class LocalExchange final : public Exchange {
     share.version = version_;
     share.epoch = epoch_;
     share.seed = options_.seed;
+    const std::uint64_t left = options_.train_samples - offset_, batch = options_.batch,
+                        steps = options_.local.steps_per_round();
     share.begin = offset_;
-    share.end = std::min(offset_ + options_.batch, options_.train_samples);
+    share.end = offset_ + (steps > left / batch ? left : steps * batch);
     share.evaluate = std::exchange(evaluate_next_, false);
+    share.is_local = options_.local.count > 1;
+    share.fragment = fragments_.turn(steps_);
+    // What is made after a contribution goes into the next one: there is none behind the last.
+    if (!is_last(share)) share.overlap = static_cast<std::uint32_t>(options_.local.overlap);
+    share.steps_before = local_steps_;
     return std::variant<Share, Finished>(share);
   }
 
@@ -76,6 +79,8 @@ class LocalExchange final : public Exchange {
       report.outcome = RoundReport::Outcome::kSkipped;
       report.reason = "the gradient of tensor " + bad + " is not finite";
     }
+    if (share_.is_local)
+      local_steps_ += share_.samples() / options_.batch + (share_.samples() % options_.batch > 0);
     report.version = version_;
     round_ = round_.next();
     offset_ = share_.end;
@@ -105,51 +110,74 @@ class LocalExchange final : public Exchange {
   }
 
  private:
-  /// Neighbouring tensors that are all trained, or all buffers.
-  struct Part {
-    std::size_t begin = 0, size = 0;
-    bool is_buffer = false;
-  };
+  bool is_last(const Share& share) const {
+    return (options_.rounds > 0 && share.round.value >= options_.rounds) ||
+           (options_.epochs > 0 && epoch_ + 1 >= options_.epochs &&
+            share.end >= options_.train_samples);
+  }
+
+  /// The chunks that this round steps.
+  const FragmentPlan::Fragment& fragment() const { return fragments_[fragments_.turn(steps_)]; }
 
   void step() {
-    const std::span<const float> gradient = clipped_gradient();
-    ++steps_;
-    for (const Part& part : parts_) {
-      const std::span<float> params = memory_.params.subspan(part.begin, part.size);
-      if (part.is_buffer) {
-        step_buffer(params, memory_.gradients.subspan(part.begin, part.size), params);
+    const std::span<const float> mean = clipped_mean();
+    const std::uint64_t number = fragments_.steps_before(steps_) + 1;
+    for (const Chunk& chunk : fragment().chunks) {
+      const std::span<float> params = part(memory_.params, chunk);
+      if (plan_.is_buffer(chunk)) {
+        step_buffer(params, part(mean, chunk), params);
         continue;
       }
       std::vector<std::span<float>> slots;
-      for (auto& slot : slots_) slots.push_back(std::span(slot).subspan(part.begin, part.size));
-      optimizer_->step(steps_, params, gradient.subspan(part.begin, part.size), slots, params);
+      for (auto& slot : slots_) slots.push_back(part(std::span(slot), chunk));
+      optimizer_->step(number, params, part(mean, chunk), slots, params);
     }
+    ++steps_;
   }
 
-  /// The round's gradient, clipped where that is asked for; of buffers it has no meaning.
-  std::span<const float> clipped_gradient() {
-    PlaneNorm norm;
+  template <class T>
+  static std::span<T> part(std::span<T> plane, const Chunk& chunk) {
+    return plane.subspan(chunk.position, chunk.elements);
+  }
+
+  /// The mean, clipped where that is asked for; of buffers a norm has no meaning.
+  std::span<const float> clipped_mean() {
+    const std::span<const float> mean = weighed();
     const double bound = optimizer_->config().clip_norm;
-    if (bound > 0)
-      for (const Chunk& chunk : plan_.chunks()) {
-        if (plan_.is_buffer(chunk)) continue;
-        norm.add(chunk.position, memory_.gradients.subspan(chunk.position, chunk.elements));
-        norm.end_chunk();
-      }
+    if (bound <= 0) return mean;
+    PlaneNorm norm;
+    for (const Chunk& chunk : fragment().chunks) {
+      if (plan_.is_buffer(chunk)) continue;
+      norm.add(chunk.position, part(mean, chunk));
+      norm.end_chunk();
+    }
     const float factor = clip_factor(norm.value(), bound);
-    const std::span<const float> gradient = memory_.gradients;
-    if (factor == 1) return gradient;
-    clipped_.assign(gradient.begin(), gradient.end());
-    for (float& g : clipped_) g *= factor;
-    return clipped_;
+    if (factor == 1) return mean;
+    mean_.resize(mean.size());
+    for (const Chunk& chunk : fragment().chunks)
+      std::ranges::transform(
+          part(mean, chunk), part(std::span(mean_), chunk).begin(),
+          [by = plan_.is_buffer(chunk) ? 1.0f : factor](float g) { return g * by; });
+    return mean_;
+  }
+
+  /// The contribution as a server has it: times its weight, divided by the sum of weights.
+  std::span<const float> weighed() {
+    const std::uint64_t samples = share_.samples();
+    if (std::has_single_bit(samples)) return memory_.gradients;  // nothing is rounded
+    const auto weight = static_cast<float>(samples);
+    const auto factor = static_cast<float>(1.0 / static_cast<double>(samples));
+    mean_.resize(memory_.gradients.size());
+    for (const Chunk& chunk : fragment().chunks)
+      std::ranges::transform(part(memory_.gradients, chunk), part(std::span(mean_), chunk).begin(),
+                             [=](float g) { return weight * g * factor; });
+    return mean_;
   }
 
   std::string nonfinite_tensor() const {
-    std::size_t at = 0;
-    for (const TensorInfo& tensor : options_.manifest) {
-      if (!is_finite(memory_.gradients.subspan(at, tensor.elements()))) return tensor.name;
-      at += tensor.elements();
-    }
+    for (const TensorId tensor : fragment().tensors)
+      for (const Chunk& chunk : plan_.chunks_of(tensor))
+        if (!is_finite(part(memory_.gradients, chunk))) return options_.manifest[tensor.value].name;
     return {};
   }
 
@@ -168,6 +196,9 @@ class LocalExchange final : public Exchange {
     info.slot_names = optimizer_->slot_names();
     info.created_unix_seconds = SystemClock().unix_seconds();
     info.extra["model"] = options_.model;
+    if (options_.local.fragments > 1)
+      info.extra["fragments"] = std::to_string(options_.local.fragments);
+    if (local_steps_ > 0) info.extra["local_steps"] = std::to_string(local_steps_);
     const auto read = [&](std::size_t plane, std::uint64_t offset,
                           std::span<float> into) -> Status {
       const float* const from = plane == 0 ? memory_.params.data() : slots_[plane - 1].data();
@@ -180,16 +211,17 @@ class LocalExchange final : public Exchange {
   }
 
   LocalOptions options_;
-  ChunkPlan plan_;  ///< when the norm may be clipped
+  ChunkPlan plan_;
+  FragmentPlan fragments_;
   ExchangeMemory memory_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<Part> parts_;
   std::vector<std::vector<float>> slots_;
-  std::vector<float> clipped_;
+  std::vector<float> mean_;  ///< where it is not the gradient
   Share share_;
   Round round_{1};
   Version version_{1};
-  std::uint64_t epoch_ = 0, offset_ = 0, steps_ = 0;
+  std::uint64_t epoch_ = 0, offset_ = 0;
+  std::uint64_t steps_ = 0, local_steps_ = 0;  ///< of the optimizer; of the worker
   bool evaluate_next_ = false;
   std::atomic<bool> stop_ = false;
 };
@@ -212,6 +244,14 @@ Result<LocalOptions> parse_local_options(const std::string& json) {
   s.field("weight_decay", &optimizer.weight_decay, {.text = "as on the server"});
   s.field("l1", &optimizer.l1, {.text = "ftrl"});
   s.field("ftrl_beta", &optimizer.ftrl_beta, {.text = "ftrl"});
+  s.field("local_steps", &options.local.count,
+          {.text = "steps of a round", .min = 1, .max = 1'000'000});
+  s.field("fragments", &options.local.fragments,
+          {.text = "sets of tensors", .min = 1, .max = 4096});
+  s.field("overlap", &options.local.overlap,
+          {.text = "steps after the contribution", .max = 1'000'000});
+  s.field("outer", &options.local.outer,
+          {.text = "use of the change", .choices = {"nesterov", "average", "optimizer"}});
   s.field("seed", &options.seed, {.text = "of the data order"});
   s.field("epochs", &options.epochs, {.text = "the goal; 0: none"});
   s.field("rounds", &options.rounds, {.text = "the goal; 0: none"});
@@ -222,6 +262,7 @@ Result<LocalOptions> parse_local_options(const std::string& json) {
   CENTROID_TRY(s.load_text(json, "settings without a server"));
   options.skip_nonfinite = nonfinite == "skip";
   options.propagate_nonfinite = nonfinite == "propagate";
+  CENTROID_TRY(use_local_steps(options.local, options.optimizer));
   return options;
 }
 
@@ -230,12 +271,20 @@ Result<std::unique_ptr<Exchange>> make_local_exchange(LocalOptions options, Exch
     return Error(ErrorCode::kInvalidArgument,
                  "without a server training needs a goal: epochs or rounds");
   CENTROID_ASSIGN(auto optimizer, make_optimizer(options.optimizer));
-  ChunkPlan plan;
-  if (options.optimizer.clip_norm > 0) {
-    CENTROID_ASSIGN(plan, ChunkPlan::make(options.manifest, options.chunk_bytes));
+  CENTROID_ASSIGN(ChunkPlan plan, ChunkPlan::make(options.manifest, options.chunk_bytes));
+  const auto count = static_cast<std::uint32_t>(options.local.fragments);
+  CENTROID_ASSIGN(FragmentPlan fragments, FragmentPlan::make(plan, count));
+  if (options.local.count > 1) {
+    if (!memory.begin_local)
+      return Error(ErrorCode::kInvalidArgument,
+                   "local_steps " + std::to_string(options.local.count) +
+                       ": this program makes a gradient in every step");
+    LocalTerms terms{.run_id = "local", .fragments = count};
+    CENTROID_ASSIGN(memory.gradients, memory.begin_local(terms, plan));
   }
-  return std::unique_ptr<Exchange>(std::make_unique<LocalExchange>(
-      std::move(options), std::move(plan), std::move(memory), std::move(optimizer)));
+  return std::unique_ptr<Exchange>(
+      std::make_unique<LocalExchange>(std::move(options), std::move(plan), std::move(fragments),
+                                      std::move(memory), std::move(optimizer)));
 }
 
 }  // namespace centroid::worker

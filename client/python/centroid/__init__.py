@@ -145,12 +145,21 @@ class Share:
 
     def indices(self):
         """Return the numbers of the samples, each below `samples`, while the round is open. No sample comes twice in an epoch."""
+        numbers = (_u64 * max(self.count, 1))()
+        _call("trainer_indices", self._open(), numbers)
+        return numbers[: self.count]
+
+    def _ahead(self, shares):
+        """The samples of shares that probably come next, a list for each; fewer than `shares` near the end of an epoch."""
+        numbers, count = (_u64 * max(shares * self.count, 1))(), _u64()
+        _call("trainer_indices_ahead", self._open(), shares, numbers, ctypes.byref(count))
+        return [numbers[at : min(at + self.count, count.value)] for at in range(0, count.value, max(self.count, 1))]
+
+    def _open(self):
         trainer = self._trainer()
         if trainer is None or trainer._share is not self:
             raise CentroidError("failed_precondition", f"round {self.round} is over")
-        numbers = (_u64 * max(self.count, 1))()
-        _call("trainer_indices", trainer._open(), numbers)
-        return numbers[: self.count]
+        return trainer._open()
 
 
 @dataclasses.dataclass(frozen=True)

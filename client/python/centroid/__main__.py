@@ -12,7 +12,8 @@ again. Ctrl-C ends all.
 
   --workers N            workers on this machine; default: 1
   --restarts N           how often a worker or the server may start again; default: 3
-  --SETTING=VALUE        a setting of the server, such as --optimizer=adamw; with the `=`. `centroid server --help` lists them
+  --SETTING=VALUE        a setting of the server, such as --optimizer=adamw; with the `=`. `centroid server --help` lists them. Without
+                         any the server starts when a program connects to it: DistributedDataParallel and DataParallel need none
   --server HOST:PORT     join this cluster instead of starting a server
   --token-file FILE      the cluster's token (with --server)
   --tls-authority FILE   whose certificates count (with --server)
@@ -205,19 +206,49 @@ class Run:
         self.options, self.settings, self.words = options, settings, words
         self.selector = selectors.DefaultSelector()
         self.server, self.workers, self.endpoints, self.live = None, [], None, None
+        self.door, self.visitor = None, None  # listens where the server will; who came first
         self.status = 0
         self.interrupts, self.is_stopping, self.term_at, self.kill_at = 0, False, None, None
 
     # ---- start
 
-    def add_server(self):
+    def listen_for_server(self):
+        """Its address. It starts when the first program connects to it."""
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.selector.register(self.door, selectors.EVENT_READ)
+        return f"127.0.0.1:{self.door.getsockname()[1]}"
+
+    def open_door(self):
+        self.visitor, _ = self.door.accept()
+        self.selector.unregister(self.door)
+
+    def start_server(self, listen="127.0.0.1:0"):
+        """Returns its address, once it listens."""
+        self.add_server(listen)
+        server, api = self.wait_for_server()
+        self.fix_ports(server, api)
+        if api:
+            from .demo import Api  # which imports this module
+
+            self.live = Live(Api(api), say, lambda: self.waker.send(b"\0"))
+        self.say(f"the server {server} has its files in {self.endpoints.parent}; `centroid ctl --server http://{api} status --watch` shows it")
+        return server
+
+    def start_wanted_server(self):
+        """In place of the door. Who came first tries again when its connection ends."""
+        listen = "{}:{}".format(*self.door.getsockname())
+        self.door.close()
+        self.start_server(listen)
+        self.visitor.close()
+
+    def add_server(self, listen):
         given = dict(self.settings)
         named = {name[2:].replace("_", "-") for name in given}
         folder = pathlib.Path(given["--run-dir"]) if given.get("--run-dir") else new_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.endpoints = folder / "endpoints.json"
         self.endpoints.unlink(missing_ok=True)
-        own = {"run-dir": folder, "listen": "127.0.0.1:0", "api.listen": "127.0.0.1:0", "endpoints-file": self.endpoints.resolve(), "min-workers": self.options["workers"]}
+        own = {"run-dir": folder, "listen": listen, "api.listen": "127.0.0.1:0", "endpoints-file": self.endpoints.resolve(), "min-workers": self.options["workers"]}
         words = [f"--{name}={value}" for name, value in own.items() if name not in named]
         words += [name if value is None else f"{name}={value}" for name, value in self.settings]
         environment = {name: value for name, value in os.environ.items() if name not in ("CENTROID_SERVER", "CENTROID_NAME")}
@@ -274,6 +305,9 @@ class Run:
         if self.live and any(key.data for key, _ in found):
             self.live.hide()
         for key, _ in found:
+            if key.fileobj is self.door:
+                self.open_door()
+                continue
             if key.data is None:  # a signal woke us, or the live table
                 os.read(key.fd, LINE_BYTES)
                 continue
@@ -321,8 +355,13 @@ class Run:
     def is_over(self, children):
         return all(not child.is_running() and child.again_at is None for child in children)
 
-    def turn(self, everybody):
-        now = time.monotonic()
+    def everybody(self):
+        return [*self.workers, *([self.server] if self.server else [])]
+
+    def turn(self):
+        if self.visitor and not self.server and not self.is_stopping:
+            self.start_wanted_server()
+        everybody, now = self.everybody(), time.monotonic()
         timers = [child.again_at for child in everybody if child.again_at] + [at for at in (self.term_at, self.kill_at) if at]
         self.read(min([at - now for at in timers], default=60.0))
         for child in everybody:
@@ -350,30 +389,20 @@ class Run:
         self.interrupts += 1
 
     def run(self):
-        wake, waker = socket.socketpair()
-        for end in (wake, waker):
+        wake, self.waker = socket.socketpair()
+        for end in (wake, self.waker):
             end.setblocking(False)
         self.selector.register(wake, selectors.EVENT_READ)
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in SIGNALS:
             signal.signal(number, self.note_signal)
         try:
-            server = self.options["server"]
-            if not server:
-                self.add_server()
-                server, api = self.wait_for_server()
-                self.fix_ports(server, api)
-                if api:
-                    from .demo import Api  # which imports this module
-
-                    self.live = Live(Api(api), say, lambda: waker.send(b"\0"))
-                say(f"{self.options['workers']} workers of the server {server}; files in {self.endpoints.parent}; `centroid ctl --server http://{api} status --watch` shows it")
+            server = self.options["server"] or (self.start_server() if self.settings else self.listen_for_server())
             if not self.interrupts:
                 self.add_workers(server)
-            everybody = [*self.workers, *([self.server] if self.server else [])]
-            while not self.is_over(everybody):
-                self.turn(everybody)
+            while not self.is_over(self.everybody()):
+                self.turn()
         finally:
             self.end_all()
         return self.status
@@ -384,10 +413,10 @@ class Run:
             self.live.is_over.set()
             self.live.hide()
             self.live = None
-        for child in [*self.workers, *([self.server] if self.server else [])]:
+        for child in self.everybody():
             child.send(signal.SIGKILL)
         deadline = time.monotonic() + 2
-        while len(self.selector.get_map()) > 1 and time.monotonic() < deadline:
+        while any(isinstance(key.data, Lines) for key in self.selector.get_map().values()) and time.monotonic() < deadline:
             self.read(deadline - time.monotonic())
 
 

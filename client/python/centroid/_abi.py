@@ -77,6 +77,7 @@ _PROTOTYPES = {
     "trainer_open": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory]),
     "trainer_next": (ctypes.c_int, [_memory, _memory]),
     "trainer_indices": (ctypes.c_int, [_memory, _memory]),
+    "trainer_indices_ahead": (ctypes.c_int, [_memory, _u64, _memory, _memory]),
     "trainer_parameters": (_memory, [_memory, _u64]),
     "trainer_committed": (_memory, [_memory, _u64]),
     "trainer_gradient": (_memory, [_memory, _u64]),

@@ -12,10 +12,10 @@ from ._optimizer import Wrapped
 
 
 class DiLoCo(Wrapped):
-    """An optimizer that exchanges every so many steps, through a server with `--local-steps`.
+    """An optimizer that exchanges every so many steps, through a server with `--local-steps`. `centroid.local(local_steps=H, ...)` trains alone.
 
         optimizer = centroid.torch.DiLoCo(model, torch.optim.AdamW(model.parameters()), every=20, samples=len(data), batch=16)
-        loader = DataLoader(data, batch_sampler=centroid.torch.sampler(data, optimizer, batch=16))
+        loader = centroid.torch.Loader(data, optimizer, batch=16, num_workers=2)
         while not optimizer.end:
             for batch in loader:
                 ...
@@ -107,7 +107,7 @@ class DiLoCo(Wrapped):
     def _check(self):
         share = self._share
         if not share.is_local:
-            raise CentroidError("failed_precondition", f"the server wants a gradient a round: start it with --local-steps={self.every or 'H'}")
+            raise CentroidError("failed_precondition", f"the server wants a gradient a round: start it with --local-steps={self.every or 'H'}, or give centroid.local(local_steps={self.every or 'H'})")
         is_tail = share.begin + share.count * share.world >= self._samples  # where an epoch ends shares are shorter
         if self.every and (self._steps > self.every or (self._steps < self.every and not is_tail)):
             raise _bad(f"every={self.every}, but a share of this server has {self._steps} steps: start it with --local-steps={self.every}")

@@ -15,7 +15,7 @@ def sampler(dataset, source, *, batch, seed=0, shuffle=True, drop_last=False, ac
             for x, y in loader: ...
 
     One pass over the loader is the open share of a Trainer or DiLoCo, or with a DataParallel the rest of the epoch, less where processes
-    come or go. Batches are loaded ahead within a pass, never beyond: a Trainer's share is often one batch.
+    come or go. Batches are loaded ahead within a pass; for a Trainer's share, which is often one batch, take `Loader`.
 
     source      a DataParallel, DiLoCo or Trainer
     batch       most samples of a batch
@@ -45,11 +45,20 @@ class Shares(torch.utils.data.Sampler):
         return share
 
     def __iter__(self):
-        indices, count = self._share().indices(), len(self)
-        return iter([indices[number::count] for number in range(count)])
+        return iter(self._divide(self._share().indices()))
 
     def __len__(self):
         return -(-len(self._share()) // self._batch)
+
+    def _divide(self, indices):
+        count = -(-len(indices) // self._batch)
+        return [indices[number::count] for number in range(count)]
+
+    def _plan(self, batches):
+        """The batches of the open share, and at least so many that probably follow, up to the end of the epoch."""
+        open_ = list(self)
+        shares = self._share()._ahead(-(-batches // len(open_))) if open_ and batches else []
+        return open_, [batch for indices in shares for batch in self._divide(indices)]
 
 
 class Epochs(torch.utils.data.Sampler):

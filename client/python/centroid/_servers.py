@@ -18,7 +18,7 @@ def local(**settings):
         with centroid.Trainer(centroid.local(optimizer="adamw", lr=0.001, epochs=20), model, samples=len(data)) as trainer:
 
     Settings are the server's: epochs, rounds, optimizer, lr, lr_schedule, clip_norm, momentum, beta1, beta2, epsilon, weight_decay, l1,
-    ftrl_beta, seed, nonfinite; and checkpoint_dir, a folder for the final state. No local steps.
+    ftrl_beta, seed, nonfinite, local_steps, fragments, overlap, outer; and checkpoint_dir, a folder for the final state.
     """
     return f"local:{json.dumps(settings)}"
 

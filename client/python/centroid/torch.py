@@ -11,6 +11,7 @@ they have. All ranks register the same hooks in the same order.
 from ._data_parallel import DataParallel, Optimizer
 from ._diloco import DiLoCo
 from ._hooks import bf16_hook, int8_hook, topk_hook
+from ._loader import Loader
 from ._sampler import sampler
 
-__all__ = ["DataParallel", "DiLoCo", "Optimizer", "bf16_hook", "int8_hook", "sampler", "topk_hook"]
+__all__ = ["DataParallel", "DiLoCo", "Loader", "Optimizer", "bf16_hook", "int8_hook", "sampler", "topk_hook"]
