@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <unordered_map>
+#include <iterator>
 
 #include "common/base/refusal.h"
 
@@ -60,41 +60,49 @@ std::string grouped(std::uint64_t count) {
   return digits;
 }
 
+void StrangerPlaces::Group::add(const std::string& address, Id id) {
+  std::set<Id>& ids = by_address_[address];
+  if (!ids.empty()) crowds_.erase({-std::ssize(ids), *ids.begin()});
+  ids.insert(id);
+  crowds_.emplace(-std::ssize(ids), *ids.begin());
+}
+
+void StrangerPlaces::Group::remove(const std::string& address, Id id) {
+  const auto found = by_address_.find(address);
+  std::set<Id>& ids = found->second;
+  crowds_.erase({-std::ssize(ids), *ids.begin()});
+  ids.erase(id);
+  if (ids.empty())
+    by_address_.erase(found);
+  else
+    crowds_.emplace(-std::ssize(ids), *ids.begin());
+}
+
 StrangerPlaces::Arrival StrangerPlaces::arrive(const std::string& address) {
   Arrival arrival;
   if (!present_.empty() && present_.size() >= most_) {
-    arrival.displaced = victim();
+    arrival.displaced = (silent_.is_empty() ? greeted_ : silent_).victim();
     leave(*arrival.displaced);
   }
   arrival.id = next_++;
-  present_.emplace(arrival.id, Stranger{client_of(address)});
+  const auto at = present_.emplace(arrival.id, Stranger{client_of(address)}).first;
+  silent_.add(at->second.address, arrival.id);
   return arrival;
 }
 
 void StrangerPlaces::greeted(Id id) {
   const auto found = present_.find(id);
-  if (found == present_.end() || std::exchange(found->second.is_greeted, true)) return;
-  ++greeted_;
+  if (found == present_.end() || found->second.is_greeted) return;
+  silent_.remove(found->second.address, id);
+  found->second.is_greeted = true;
+  greeted_.add(found->second.address, id);
 }
 
 void StrangerPlaces::leave(Id id) {
   const auto found = present_.find(id);
   if (found == present_.end()) return;
-  if (found->second.is_greeted) --greeted_;
+  group_of(found->second).remove(found->second.address, id);
   present_.erase(found);
-}
-
-StrangerPlaces::Id StrangerPlaces::victim() const {
-  const bool is_any = greeted_ == present_.size();
-  std::unordered_map<std::string_view, std::size_t> counts;
-  std::size_t most = 0;
-  for (const auto& [id, one] : present_)
-    if (is_any || !one.is_greeted) most = std::max(most, ++counts[one.address]);
-  const auto at = std::find_if(present_.begin(), present_.end(), [&](const auto& entry) {
-    const Stranger& one = entry.second;
-    return (is_any || !one.is_greeted) && counts[one.address] == most;
-  });
-  return at->first;
 }
 
 }  // namespace centroid::transport

@@ -5,8 +5,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "common/base/clock.h"
@@ -96,7 +98,7 @@ std::string client_of(const std::string& address);
 /// most, the oldest. So strangers from few addresses displace each other, and one address may have
 /// every place that nobody else wants. Pure; one thread.
 ///
-/// cost  constant, but for the number of places when all are taken
+/// cost  a logarithm of the number of places
 class StrangerPlaces {
  public:
   using Id = std::uint64_t;
@@ -116,15 +118,29 @@ class StrangerPlaces {
   std::size_t size() const { return present_.size(); }
 
  private:
+  /// Some of them, by address.
+  class Group {
+   public:
+    void add(const std::string& address, Id id);
+    void remove(const std::string& address, Id id);
+    bool is_empty() const { return by_address_.empty(); }
+    /// The oldest of the address with most.
+    Id victim() const { return crowds_.begin()->second; }
+
+   private:
+    /// How many (negative) and the oldest of each address.
+    std::set<std::pair<std::ptrdiff_t, Id>> crowds_;
+    std::map<std::string, std::set<Id>> by_address_;
+  };
   struct Stranger {
     std::string address;
     bool is_greeted = false;
   };
-  Id victim() const;
+  Group& group_of(const Stranger& one) { return one.is_greeted ? greeted_ : silent_; }
 
   std::size_t most_;
-  std::map<Id, Stranger> present_;  ///< the oldest first
-  std::size_t greeted_ = 0;         ///< of them
+  std::unordered_map<Id, Stranger> present_;
+  Group silent_, greeted_;
   Id next_ = 1;
 };
 

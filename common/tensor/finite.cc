@@ -33,4 +33,9 @@ bool is_finite(std::span<const float> values) { return is_below(values, 0x7F8000
 
 bool is_moderate(std::span<const float> values) { return is_below(values, 0x4F800000u); }
 
+Magnitude magnitude_of(std::span<const float> values) {
+  if (is_moderate(values)) return Magnitude::kModerate;
+  return is_finite(values) ? Magnitude::kLarge : Magnitude::kInfinite;
+}
+
 }  // namespace centroid

@@ -1,5 +1,8 @@
 #include "server/service/local_shard.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "common/optim/norm.h"
 #include "server/store/turns.h"
 
@@ -45,24 +48,55 @@ float LocalShard::clip_measured() {
   return factor;
 }
 
-Task<void> LocalShard::clip(double total_weight) {
-  if (config_.optimizer.clip_norm == 0) co_return;
-  co_await measure(total_weight);
-  clip_measured();
+Task<Result<float>> LocalShard::clip(std::shared_ptr<const Attempt> results) {
+  if (job_.shard->encodes())
+    CENTROID_CO_TRY(co_await measure(std::move(results)));
+  else
+    co_await measure(0);
+  co_return clip_measured();
 }
 
 void LocalShard::look_at_sum(const Chunk& chunk) const {
   if (policy_.nonfinite == NonFinitePolicy::kPropagate || open_.overflow) return;
-  using Size = ModelShard::Size;
-  const Size size = job_.shard->size_of_sum(chunk);
+  const Magnitude size = job_.shard->size_of_sum(chunk);
   // The mean of small weights is larger than the sum.
-  open_.has_large_sum = open_.has_large_sum || size != Size::kModerate || open_.chunk_weight < 1;
-  if (size == Size::kInfinite) open_.overflow = chunk.id;
+  open_.has_large_sum =
+      open_.has_large_sum || size != Magnitude::kModerate || open_.chunk_weight < 1;
+  if (size == Magnitude::kInfinite) open_.overflow = chunk.id;
 }
 
 void LocalShard::look_at_result(const Chunk& chunk) const {
   if (policy_.nonfinite == NonFinitePolicy::kPropagate || open_.overflow) return;
   if (!job_.shard->is_result_finite(chunk, open_.has_large_sum)) open_.overflow = chunk.id;
+}
+
+bool LocalShard::may_overflow() const {
+  return policy_.nonfinite != NonFinitePolicy::kPropagate &&
+         job_.shard->may_overflow(open_.has_large_sum);
+}
+
+Task<Status> LocalShard::try_step(std::shared_ptr<const Attempt> results) {
+  const bool encodes = job_.shard->encodes();
+  const std::vector<Chunk>& chunks = job_.shard->round_chunks();
+  Magnitude largest = Magnitude::kModerate;
+  for (std::size_t turn = 0; turn < chunks.size(); ++turn) {
+    const Chunk& chunk =
+        encodes ? job_.shard->plan().chunk(results->pieces[turn].chunk) : chunks[turn];
+    Magnitude made = Magnitude::kModerate;
+    if (encodes) {
+      CENTROID_CO_ASSIGN(made, job_.shard->try_step(chunk, results->pieces[turn].values));
+    } else {
+      made = job_.shard->try_step(chunk);
+    }
+    largest = std::max(largest, made);
+    if (made == Magnitude::kInfinite) {
+      open_.overflow = chunk.id;
+      co_return Status();
+    }
+    if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
+  }
+  job_.shard->tried(largest);
+  co_return Status();
 }
 
 Task<Status> LocalShard::follow(std::shared_ptr<const Attempt> results) {

@@ -19,14 +19,18 @@ class LocalShard : private JobPart {
   Task<Status> measure(std::shared_ptr<const Attempt> results);
   /// Clip what was measured. Returns the factor.
   float clip_measured();
-  /// Measure and clip, where the setting says so.
-  Task<void> clip(double total_weight);
+  /// Measure and clip the mean, or results as workers decode them. Returns the factor.
+  Task<Result<float>> clip(std::shared_ptr<const Attempt> results);
 
   /// Note in OpenRound::overflow a chunk whose sum, or what the step made of it, is not finite.
   /// While it is in the cache.
   void look_at_sum(const Chunk& chunk) const;
   void look_at_result(const Chunk& chunk) const;
 
+  /// Whether the workers' step may make numbers that are not finite.
+  bool may_overflow() const;
+  /// Note in OpenRound::overflow a chunk of which it does, before it is made. `results` as below
+  Task<Status> try_step(std::shared_ptr<const Attempt> results);
   /// Make the workers' step with their mean, and commit it. `results`: of a codec, else unused
   Task<Status> follow(std::shared_ptr<const Attempt> results);
 

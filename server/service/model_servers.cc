@@ -339,8 +339,7 @@ Task<Result<std::vector<std::byte>>> ModelServers::fetch_chunk(proto::ServerChun
   const Chunk chunk = job_.store().plan().chunk(head.chunk);
   const std::size_t bytes = chunk.elements * sizeof(float);
   if (!head.frozen && job_.store().is_here(head.chunk)) {  // it has moved since it was asked for
-    const auto values = std::as_bytes(head.plane == 0 ? job_.store().params(chunk)
-                                                      : job_.store().slot(head.plane - 1u, chunk));
+    const auto values = std::as_bytes(job_.store().values(head.plane, chunk));
     co_return std::vector<std::byte>(values.begin(), values.end());
   }
   auto shard = spread_.present.at(owners[head.chunk.value]);

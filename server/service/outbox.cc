@@ -213,8 +213,7 @@ Task<Status> Outbox::send_state(std::shared_ptr<WorkerSession> worker, Session& 
         CENTROID_CO_ASSIGN(fetched, co_await servers_.fetch_chunk(wanted));
         values = fetched;
       } else {
-        values = std::as_bytes(plane == 0 ? job_.store().params(chunk)
-                                          : job_.store().slot(plane - 1, chunk));
+        values = std::as_bytes(job_.store().values(plane, chunk));
       }
       const auto head = proto::encode(message);
       const auto kind = static_cast<std::uint16_t>(Kind::kStateChunk);

@@ -47,10 +47,8 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   }
   Merging round(executor_, std::move(decision));
   round.is_spread = spread_.has_others();
-  if (!round.is_spread)
-    round.written = round_journal_.end_round(journal::Kind::kCommit, round.decision);
-  if (config_.applies_on_worker() && !round.is_spread)
-    CENTROID_CO_TRY(co_await round_journal_.written(round.written));
+  const bool writes_now = !config_.applies_on_worker() && !round.is_spread;
+  if (writes_now) round.written = round_journal_.end_round(journal::Kind::kCommit, round.decision);
   const TimePoint begin = clock_.now();
   CENTROID_CO_TRY(co_await images_.until_copied());
   const Raised merging(use_.is_merging, changed_);
@@ -60,6 +58,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
     round.elsewhere.spawn(round_servers_.prepare_elsewhere(std::move(named), &round.prepared));
   }
   if (open_.among_peers) {
+    if (!round.is_spread) CENTROID_CO_TRY(co_await write_commit(round));
     close(round);
     job_.store().commit_elsewhere();
   } else if (config_.applies_on_worker()) {
@@ -102,35 +101,42 @@ Task<Status> RoundMerge::await_chunks() {
   co_return Status();
 }
 
+/// With one server.
+Task<Status> RoundMerge::write_commit(Merging& round) {
+  round.written = round_journal_.end_round(journal::Kind::kCommit, round.decision);
+  co_return co_await round_journal_.written(round.written);
+}
+
 void RoundMerge::close(const Merging& round) {
   attempts_.close_attempt(proto::Outcome::kCommitted, round.decision.total_weight,
                           round.contributors, "");
 }
 
 /// The workers apply the mean themselves: the round is committed first, then the server takes the
-/// same step. False: another server could not prepare it, or a mean is not finite.
+/// same step. A step that cannot be undone is tried before, where it may make numbers that are not
+/// finite. False: another server could not prepare it, or a number is not finite.
 Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   co_await round.elsewhere.join();
   if (open_.overflow && clips) co_return false;  // nobody has made the step
   if (open_.overflow) co_return halt_on_overflow(round);
-  if (round.is_spread && round.prepared.ok() && clips) {
-    if (job_.shard->encodes())
-      CENTROID_CO_TRY(co_await local_.measure(open_.attempt));
-    else
-      co_await local_.measure(0);
-    round.prepared = co_await round_servers_.step_elsewhere(local_.clip_measured());
-  }
   if (!round.prepared.ok()) co_return false;
-  if (open_.overflow) co_return halt_on_overflow(round);
-  if (round.is_spread) CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
-  close(round);
-  if (job_.shard->encodes() && clips && !round.is_spread) {
-    CENTROID_CO_TRY(co_await local_.measure(open_.attempt));
-    local_.clip_measured();
-  } else if (!round.is_spread) {
-    co_await local_.clip(0);
+  const bool tries = local_.may_overflow();
+  const bool clips_first = clips && (tries || round.is_spread);
+  if (clips_first) {
+    CENTROID_CO_ASSIGN(const float factor, co_await local_.clip(open_.attempt));
+    if (round.is_spread) round.prepared = co_await round_servers_.step_elsewhere(factor);
+    if (!round.prepared.ok()) co_return false;
   }
+  if (tries && !open_.overflow) CENTROID_CO_TRY(co_await local_.try_step(open_.attempt));
+  if (open_.overflow && !round.is_spread) co_return false;
+  if (open_.overflow) co_return halt_on_overflow(round);  // the others have made their steps
+  if (round.is_spread)
+    CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
+  else
+    CENTROID_CO_TRY(co_await write_commit(round));
+  close(round);
+  if (clips && !clips_first) CENTROID_CO_TRY(co_await local_.clip(open_.attempt));
   CENTROID_CO_TRY(co_await local_.follow(open_.attempt));
   if (open_.overflow) co_return halt_on_overflow(round);
   if (job_.shard->encodes()) local_.count_results();

@@ -51,6 +51,7 @@ class RoundMerge : private JobPart {
   Task<Status> await_chunks();
   Task<Result<bool>> step_as_workers(Merging& round);
   Task<Result<bool>> step_here(Merging& round);
+  Task<Status> write_commit(Merging& round);
   void close(const Merging& round);
   void count_round(const Merging& round);
   void add_to_curves(const Merging& round, double elapsed);

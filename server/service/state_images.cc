@@ -118,8 +118,7 @@ Task<Status> StateImages::copy_image(StateImage& image) {
   for (std::size_t plane = 0; plane < image.planes.size(); ++plane)
     for (const Chunk& chunk : job_.store().plan().chunks()) {
       if (!job_.store().is_here(chunk.id)) continue;
-      const auto values =
-          plane == 0 ? job_.store().params(chunk) : job_.store().slot(plane - 1, chunk);
+      const auto values = job_.store().values(plane, chunk);
       std::ranges::copy(values,
                         image.planes[plane].begin() + static_cast<std::ptrdiff_t>(chunk.position));
       if (++turn % kChunksPerTurn == 0) co_await yield(executor_);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "common/optim/norm.h"
-#include "common/tensor/finite.h"
 
 namespace centroid::server {
 
@@ -13,7 +12,8 @@ ModelShard::ModelShard(ChunkPlan plan, FragmentPlan fragments, std::unique_ptr<O
                        bool stores_residual, const Terms& terms)
     : terms_(terms),
       store_(std::move(plan), std::move(optimizer), stores_residual),
-      fragments_(std::move(fragments)) {
+      fragments_(std::move(fragments)),
+      moderate_(fragments_.count()) {
   store_.set_fragments(fragments_.count());
   assign({});
 }
@@ -88,19 +88,29 @@ void ModelShard::apply(const Chunk& chunk) {
     store_.apply(chunk);
 }
 
-ModelShard::Size ModelShard::size_of_sum(const Chunk& chunk) const {
-  const std::span<const float> sum = store_.spare(chunk);
-  if (is_moderate(sum)) return Size::kModerate;  // the usual case: one pass
-  return is_finite(sum) ? Size::kLarge : Size::kInfinite;
-}
-
-bool ModelShard::is_result_finite(const Chunk& chunk, bool is_large) const {
+bool ModelShard::is_result_finite(const Chunk& chunk, bool is_large) {
   const auto result = terms_.apply_on_worker ? store_.params(chunk) : store_.spare(chunk);
   if (!is_large && is_moderate(result)) return true;
+  moderate_[turn()] = 0;
   if (!is_finite(result)) return false;
   for (std::size_t k = 0; k < store_.optimizer().slots(); ++k)
-    if (!is_finite(store_.slot(k, chunk))) return false;
+    if (!is_finite(store_.values(1 + k, chunk))) return false;
   return true;
+}
+
+bool ModelShard::may_overflow(bool is_large) const {
+  const std::uint64_t step = fragments_.steps_before(store_.optimizer_step()) + 1;
+  return is_large || moderate_[turn()] != store_.loads() ||
+         !is_bounded(store_.optimizer().at(step));
+}
+
+Result<Magnitude> ModelShard::try_step(const Chunk& chunk, Bytes payload) {
+  CENTROID_TRY(encoder_->codec(chunk).decode(payload, decoded(chunk)));
+  return store_.try_step(chunk, decoded(chunk));
+}
+
+void ModelShard::tried(Magnitude largest) {
+  moderate_[turn()] = largest == Magnitude::kModerate ? store_.loads() : 0;
 }
 
 void ModelShard::clear_residual() {

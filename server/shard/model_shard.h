@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/checkpoint/journal_format.h"
+#include "common/tensor/finite.h"
 #include "common/tensor/fragments.h"
 #include "server/aggregate/contribution_stage.h"
 #include "server/aggregate/reply_encoder.h"
@@ -74,10 +75,19 @@ class ModelShard {
   /// Make the step with the mean in the spare plane, by the server's rule or the workers'.
   void apply(const Chunk& chunk);
   /// Of the sum or mean in the spare plane, and of what the step made. While they are in the cache.
-  enum class Size : std::uint8_t { kModerate, kLarge, kInfinite };
-  Size size_of_sum(const Chunk& chunk) const;
+  Magnitude size_of_sum(const Chunk& chunk) const { return magnitude_of(store_.spare(chunk)); }
   /// Parameters and slots. `is_large`: a sum of the round was; else slots cannot have overflowed.
-  bool is_result_finite(const Chunk& chunk, bool is_large) const;
+  bool is_result_finite(const Chunk& chunk, bool is_large);
+
+  // the workers' step, before it is made: it cannot be undone
+  /// Whether parameters and slots may not be finite after it. `is_large`: a sum of the round is
+  bool may_overflow(bool is_large) const;
+  /// Of what it makes of a chunk, with the mean in the spare plane, or as workers decode it.
+  /// fails  as the codec
+  Magnitude try_step(const Chunk& chunk) { return store_.try_step(chunk, store_.spare(chunk)); }
+  Result<Magnitude> try_step(const Chunk& chunk, Bytes payload);
+  /// Of all chunks of the round.
+  void tried(Magnitude largest);
 
   // encoded results
   bool encodes() const { return encoder_ != nullptr; }
@@ -111,6 +121,8 @@ class ModelShard {
   std::vector<float> mean_;                ///< a chunk, decoded
   std::vector<bool> is_mine_;              ///< by chunk; empty: all
   std::vector<std::vector<Chunk>> parts_;  ///< by fragment: chunks of this server
+  /// By fragment: `ParameterStore::loads` when its state was found moderate; 0: it is not
+  std::vector<std::uint64_t> moderate_;
 };
 
 }  // namespace centroid::server

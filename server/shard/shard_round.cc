@@ -149,10 +149,9 @@ Task<Status> ShardRound::make_means(bool has_sums, std::vector<double>& squares)
   for (const Chunk& chunk : chunks_.round_chunks()) {
     if (!has_sums) add_up(chunk);
     chunks_.store().scale(chunk, merge_.total_weight);
-    using Size = ModelShard::Size;
-    const Size size = refuses_nonfinite() ? shard().size_of_sum(chunk) : Size::kModerate;
-    has_large_mean_ = has_large_mean_ || size != Size::kModerate;
-    if (size == Size::kInfinite) {
+    const Magnitude size = refuses_nonfinite() ? shard().size_of_sum(chunk) : Magnitude::kModerate;
+    has_large_mean_ = has_large_mean_ || size != Magnitude::kModerate;
+    if (size == Magnitude::kInfinite) {
       overflow_ = chunk.id;  // nothing is made of it, and no residual is spoilt
       co_return Status();
     }

@@ -63,10 +63,6 @@ std::span<const float> ParameterStore::spare(const Chunk& chunk) const {
   return spare_->values(chunk);
 }
 
-std::span<const float> ParameterStore::slot(std::size_t k, const Chunk& chunk) const {
-  return slots_[k]->values(chunk);
-}
-
 void ParameterStore::clear_residual() {
   for (const Chunk& chunk : plan_->chunks()) {
     if (!is_here(chunk.id)) continue;
@@ -137,6 +133,15 @@ void ParameterStore::step(const Chunk& chunk, std::span<const float> gradient,
   optimizer_->step(next_step(), params_->values(chunk), times_factor(gradient), slots, out);
 }
 
+Magnitude ParameterStore::try_step(const Chunk& chunk, std::span<const float> mean) {
+  if (plan_->is_buffer(chunk))
+    return trial_.step(rules::kBufferStep, params_->values(chunk), mean, {});
+  std::vector<std::span<const float>> slots;
+  for (const auto& slot : slots_) slots.emplace_back(slot->values(chunk));
+  return trial_.step(optimizer_->at(next_step()), params_->values(chunk), mean, slots,
+                     gradient_factor_);
+}
+
 std::span<const float> ParameterStore::times_factor(std::span<const float> gradient) {
   if (gradient_factor_ == 1) return gradient;
   scratch_.resize(plan_->max_chunk_elements());
@@ -156,13 +161,13 @@ void ParameterStore::commit_in_place() {
 }
 
 void ParameterStore::commit_swap(std::span<const Chunk> chunks) {
-  if (is_all(chunks)) return commit_swap();
+  if (chunks.size() == chunks_here_) return commit_swap();
   for (const Chunk& chunk : chunks) copy_spare(chunk, *params_);
   commit_in_place(chunks);
 }
 
 void ParameterStore::commit_in_place(std::span<const Chunk> chunks) {
-  if (is_all(chunks)) return commit_in_place();
+  if (chunks.size() == chunks_here_) return commit_in_place();
   if (residual_)
     for (const Chunk& chunk : chunks) copy_spare(chunk, *residual_);
   count_step();
@@ -243,6 +248,7 @@ Status ParameterStore::load(std::size_t number, std::uint64_t offset, std::span<
           "chunk " + to_string(chunk->id) + " is being sent: load when replies have ended");
   }
   for (auto chunk = first; chunk != last; ++chunk) preserve(to, *chunk);
+  ++loads_;
   std::copy(from.begin(), from.end(), to.values().begin() + static_cast<std::ptrdiff_t>(offset));
   return {};
 }
@@ -256,6 +262,7 @@ void ParameterStore::restore(Version version, std::uint64_t optimizer_step) {
   version_ = held_ = version;
   optimizer_step_ = optimizer_step;
   is_ahead_ = false;
+  ++loads_;
 }
 
 std::uint64_t ParameterStore::fingerprint() const {

@@ -10,6 +10,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/optim/optimizer.h"
+#include "common/optim/step_trial.h"
 #include "common/tensor/chunk_plan.h"
 #include "server/store/plane.h"
 #include "server/store/snapshot.h"
@@ -63,7 +64,6 @@ class ParameterStore {
   std::span<float> spare(const Chunk& chunk);
   /// To read (a reply): preserves nothing.
   std::span<const float> spare(const Chunk& chunk) const;
-  std::span<const float> slot(std::size_t k, const Chunk& chunk) const;
   /// Planes of the state, in the order of a checkpoint: parameters, slots, residual.
   std::size_t planes() const { return 1 + slots_.size() + (residual_ ? 1 : 0); }
   std::span<const float> values(std::size_t number, const Chunk& chunk) const {
@@ -99,6 +99,9 @@ class ParameterStore {
   /// buffers.
   void shadow_apply(const Chunk& chunk, std::span<const std::uint32_t> index,
                     std::span<const float> value);
+
+  /// What `shadow_apply` with this mean would make of parameters and slots.
+  Magnitude try_step(const Chunk& chunk, std::span<const float> mean);
 
   /// Repeat a step that was committed before: in place, with its rule, the mean times `factor`. For
   /// elements of one chunk, by any one thread, while no snapshot exists.
@@ -155,6 +158,8 @@ class ParameterStore {
   ///        there
   Status load(std::size_t plane, std::uint64_t offset, std::span<const float> from);
   void restore(Version version, std::uint64_t optimizer_step);
+  /// Grows with each of these two; at least 1.
+  std::uint64_t loads() const { return loads_; }
 
   /// 64-bit hash of the parameters' bits: centroid::fingerprint of the whole plane.
   std::uint64_t fingerprint() const;
@@ -162,7 +167,6 @@ class ParameterStore {
  private:
   bool has_snapshot() const { return snapshot_ && !snapshot_->is_dropped(); }
   void preserve(const Plane& plane, const Chunk& chunk);
-  bool is_all(std::span<const Chunk> chunks) const { return chunks.size() == chunks_here_; }
   std::span<const float> times_factor(std::span<const float> gradient);
   void copy_spare(const Chunk& chunk, Plane& to);
   void count_step();
@@ -173,10 +177,11 @@ class ParameterStore {
   std::unique_ptr<Optimizer> optimizer_;
   Version version_, held_;
   std::uint64_t next_step() const { return optimizer_step_ / fragments_ + 1; }
-  std::uint64_t optimizer_step_ = 0, fragments_ = 1;
+  std::uint64_t optimizer_step_ = 0, fragments_ = 1, loads_ = 1;
   float gradient_factor_ = 1;
   std::vector<float> scratch_;  // a chunk of the mean times gradient_factor_
-  std::vector<bool> is_here_;   // by chunk; empty: all
+  StepTrial trial_;
+  std::vector<bool> is_here_;  // by chunk; empty: all
   std::size_t chunks_here_ = 0;
   bool is_ahead_ = false;  // slots or parameters contain part of the next version
   // Shared with a running snapshot only, which may outlive the store.

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -125,6 +126,43 @@ TEST_P(RingTest, AddingInRankOrderHasTheBitsOfStar) {
     chain.reduce.algorithm = "chain";
     EXPECT_TRUE(same_bits(train(star, 4, data)[0].params, train(chain, 4, data)[0].params));
   }
+}
+
+/// The mean is finite, and what every worker would make of it is not.
+TEST_P(RingTest, AStepThatIsNotFiniteIsMadeByNobody) {
+  const auto data = make_blobs(64, 8, 4, 6);
+  const auto expect_finite = [](const WorkerOutcome& outcome) {
+    for (const float x : outcome.params) ASSERT_TRUE(std::isfinite(x));
+  };
+  for (const char* codec : {"f32", "int8", "topk:0.1"})
+    for (const char* optimizer : {"sgd", "adam"}) {
+      SCOPED_TRACE(std::string(codec) + ", " + optimizer);
+      codec_ = codec;
+      ServerConfig c = config();
+      c.optimizer = {.name = optimizer, .learning_rate = 1e39};
+      c.workers.min = 3;
+      {
+        TestServer server(c, transports());
+        const auto outcomes = run_workers(workers(c, 3), data, server.endpoint(), transports());
+        const Status ended = server.join();
+        ASSERT_FALSE(ended.ok());
+        EXPECT_NE(ended.error().message().find(
+                      "is not finite in round 1, though every contribution is; the largest"),
+                  std::string::npos)
+            << ended.error().message();
+        for (const WorkerOutcome& outcome : outcomes) {
+          EXPECT_LT(outcome.summary.version, Version(2));
+          expect_finite(outcome);
+        }
+      }
+      c.run_dir += "-skips";
+      c.nonfinite = "skip";
+      for (const WorkerOutcome& outcome : train(c, 3, data)) {
+        EXPECT_LT(outcome.summary.version, Version(2));
+        EXPECT_GT(outcome.summary.skipped, 0u);
+        expect_finite(outcome);
+      }
+    }
 }
 
 TEST_P(RingTest, EveryAlgorithmLearnsAndRepeats) {

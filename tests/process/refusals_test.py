@@ -323,23 +323,58 @@ class Refusals(ClusterTest):
                 first.end()
                 halted = server.wait_event("job.halted", error="is not finite in round 2, though every contribution is")
                 self.assertIn("is of first", halted["error"])
-                if apply == "worker":  # the round is committed before the server makes its step
-                    server.wait_event("checkpoint.failed", why="whose numbers are not finite")
                 wait_for(lambda: server.cluster()["state"] == "halted", "the end of the job")
+                self.assertEqual(server.cluster()["version"], 2)
                 self.assertEqual([2], [event["version"] for event in server.events("checkpoint.written")])
                 first.close()
 
-    def test_a_journal_with_such_a_round_is_not_followed(self):
-        flags = ["--apply", "worker", "--optimizer", "adam", "--min-workers", 1, "--journal.mode", "on"]
-        server = self.launch_server(*flags).wait_ready()
-        first = Peer(server.data, "first").join().until_round()
+    def test_a_step_of_the_workers_that_is_not_finite_is_skipped_where_the_setting_says_so(self):
+        for more in ([], ["--clip-norm", 1e30]):
+            with self.subTest(more):
+                tag = f"skips-{len(more)}"
+                server = self.launch_server(*self.BY_WORKERS, *more, "--nonfinite", "skip", run=tag, name=tag).wait_ready()
+                first = Peer(server.data, "first").join().until_round()
+                first.whole()
+                first.until_round()
+                before = server.get("/v1/parameters")
+                self.push_squares_too_large(first)
+                server.wait_event("round.skipped", worker="first", why="is not finite in round 2, though every contribution is")
+                found = server.get("/v1/parameters")
+                self.assertEqual((found["version"], found["parameters"]), (before["version"], before["parameters"]))
+                first.until_round()
+                first.whole()
+                wait_for(lambda server=server: server.cluster()["version"] == 3, "the round behind it")
+                first.close()
+
+    BY_WORKERS = ("--apply", "worker", "--optimizer", "adam", "--min-workers", 1, "--journal.mode", "on")
+
+    def push_squares_too_large(self, peer):
         for chunk, count in enumerate((8, 6, 1)):
-            first.push(chunk, [1e22] * count)
-        first.end()
-        server.wait_event("job.halted", error="is not finite in round 1")
+            peer.push(chunk, [1e22] * count)
+        peer.end()
+
+    def test_a_journal_ends_before_such_a_round(self):
+        server = self.launch_server(*self.BY_WORKERS).wait_ready()
+        first = Peer(server.data, "first").join().until_round()
+        first.whole()
+        first.until_round()
+        before = server.get("/v1/parameters")
+        self.push_squares_too_large(first)
+        server.wait_event("job.halted", error="is not finite in round 2")
         first.close()
         server.kill()
-        again = self.launch_server(*flags, "--resume", name="again")
+        again = self.launch_server(*self.BY_WORKERS, "--resume", name="again").wait_ready()
+        found = again.get("/v1/parameters")
+        self.assertEqual((found["version"], found["parameters"]), (before["version"], before["parameters"]))
+
+    def test_a_journal_with_such_a_round_is_not_followed(self):
+        server = self.launch_server(*self.BY_WORKERS, "--nonfinite", "propagate").wait_ready()
+        first = Peer(server.data, "first").join().until_round()
+        self.push_squares_too_large(first)
+        wait_for(lambda: server.cluster()["version"] == 2, "the round")
+        first.close()
+        server.kill()
+        again = self.launch_server(*self.BY_WORKERS, "--resume", name="again")
         again.wait_event("server.failed", error="a round in the journal made tensor a not finite")
 
     def test_members_messages_do_not_fill_the_log(self):

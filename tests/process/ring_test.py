@@ -5,7 +5,7 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, FAILED, HALTED, USAGE, ClusterTest, free_port, main, wait_for
+from harness.cluster import DONE, HALTED, USAGE, ClusterTest, free_port, main, wait_for
 from harness.wire import Link
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB
@@ -297,7 +297,7 @@ class Codecs(RingTest):
         for i in range(2):
             self.peer(server, f"h{i}", "--codec", "topk:0.05")
         halted = server.wait_event("job.halted")
-        self.assertRegex(halted["error"], r"JIDOKA HALT: worker \d \(h\d\): the gradient of tensor layers")
+        self.assertRegex(halted["error"], r"JIDOKA HALT: worker \d \(h\d\): the sum or result of tensor layers\S+ is not finite in round 2")
         skips = ["--min-workers", 2, "--lr", 1e30, "--nonfinite", "skip"]
         server = self.server("--exchange", "ring", *skips, name="skips", run="skips")
         workers = [self.peer(server, f"s{i}", "--codec", "topk:0.05") for i in range(2)]
@@ -305,7 +305,7 @@ class Codecs(RingTest):
         self.assertEqual(server.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, *workers)
         self.assert_same_fingerprint("s0", "s1")
-        self.assert_status(server, FAILED, "is not finite: the checkpoints before it stay")  # a step of the workers was not
+        self.assert_exit(DONE, server)  # no step was made that is not finite: what they hold is a checkpoint
 
     def test_workers_must_have_one_codec(self):
         server = self.server("--exchange", "ring", "--min-workers", 2)

@@ -1,5 +1,6 @@
 """What guards a model on several servers: no number that is not finite is committed, no stranger has a part of it. servers_guards_test.py BIN_DIR"""
 
+import concurrent.futures
 import pathlib
 import signal
 import subprocess
@@ -61,6 +62,54 @@ class Guards(ServersTest):
         giant.close()
         for process in (leader, *shards):
             process.kill()
+
+    def test_a_contribution_that_is_not_finite_is_one_of_those_that_may_be_false(self):
+        leader = self.launch_server("--servers", 3, "--min-workers", 3, "--aggregate", "trimmed_mean:1", "--lease", "20s").wait_ready()
+        for name in ("b", "c"):
+            self.shard(leader, name)
+        peers = [Peer(leader.data, f"p{i}").join() for i in range(3)]
+        *honest, liar = peers
+
+        def wait_staged(is_so, what):
+            wait_for(lambda: all(is_so(server["staged_bytes"]) for server in leader.get("/v1/servers")["servers"][1:]), what)
+
+        def push(peer):
+            for chunk, count in enumerate(SIZES):
+                peer.push(chunk, [1.0] * count)
+
+        def nothing():
+            liar.end(nonfinite=True)
+            for peer in honest:
+                self.contribute(peer)
+
+        def first():
+            push(liar)
+            nothing()
+
+        def last():  # its numbers are in the result already
+            for peer in honest:
+                push(peer)
+            wait_staged(lambda staged: staged > 0, "numbers that wait for those of all")
+            push(liar)
+            wait_staged(lambda staged: staged == 0, "results")
+            liar.end(nonfinite=True)
+            for peer in honest:
+                peer.end()
+
+        for number, contribute in enumerate((nothing, first, last, nothing)):
+            with self.subTest(contribute.__name__), concurrent.futures.ThreadPoolExecutor(len(peers)) as pool:
+                list(pool.map(lambda peer: peer.until_round(), peers))
+                contribute()
+                wait_for(lambda number=number: leader.cluster()["version"] == 2 + number, "the round of the others")
+        self.assertEqual({"p2"}, {event["worker"] for event in leader.events("contribution.excluded")})
+        self.assertEqual([], leader.events("round.merge_failed"))
+        for peer in peers:
+            peer.until_round()
+        for peer in peers[1:]:
+            peer.end(nonfinite=True)  # more than F
+        leader.wait_event("job.halted", error="is not finite in round 5")
+        for peer in peers:
+            peer.close()
 
     def test_with_a_key_of_their_own_no_workers_token_lets_a_server_in(self):
         leader = self.launch_server("--servers", 2, "--min-workers", 1, "--token", "of-workers", "--servers-token", "of-servers").wait_ready()

@@ -75,7 +75,7 @@ void round_trip(ParameterStore& store, const fs::path& folder, std::uint64_t sha
   EXPECT_EQ(store.fingerprint(), expected);
   for (const Chunk& chunk : store.plan().chunks())
     for (std::size_t k = 0; k < slots; ++k) {
-      const auto values = store.slot(k, chunk);
+      const auto values = store.values(1 + k, chunk);
       for (std::size_t i = 0; i < values.size(); ++i)
         ASSERT_EQ(values[i], number(k + 1, chunk.position + i)) << chunk.position + i;
     }

@@ -1,5 +1,7 @@
 #include "common/optim/optimizer.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -8,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/optim/step_trial.h"
 #include "common/tensor/multiversion.h"
 #include "tests/support/optimizer_oracle.h"
 
@@ -452,6 +455,91 @@ TEST(Optimizers, AStepWhereTheGradientIsHasTheBitsOfAStepEverywhere) {
   config.weight_decay = 0;
   config.name = "momentum";
   EXPECT_FALSE(made(config)->ignores_zeros());
+}
+
+/// `count` numbers of any magnitude below `most`, 0 among them.
+std::vector<float> of_any_magnitude(CounterRng& rng, std::size_t count, double most) {
+  std::vector<float> out(count);
+  for (float& x : out) {
+    const double magnitude = most * std::exp2(-static_cast<double>(rng.below(80)));
+    if (rng.below(8) != 0) x = static_cast<float>((rng.below(2) ? 1 : -1) * magnitude);
+  }
+  return out;
+}
+
+TEST(StepTrial, ForeseesEveryStepAndChangesNothing) {
+  constexpr std::size_t kElements = 40000;  // more than a block
+  StepTrial trial;
+  std::array<int, 3> found{};
+  for (const std::string& name : optimizer_names())
+    for (const double most : {1.0, 1e15, 3e38}) {
+      const auto optimizer = made(with(name, 0));
+      State state(*optimizer, kElements);
+      CounterRng rng(kSeed, static_cast<std::uint64_t>(std::log2(most)));
+      state.params = of_any_magnitude(rng, kElements, 1);
+      const auto gradient = of_any_magnitude(rng, kElements, most);
+      const State before = state;
+      std::vector<std::span<const float>> read(state.slots.begin(), state.slots.end());
+      const Magnitude foreseen = trial.step(optimizer->at(1), state.params, gradient, read);
+      EXPECT_TRUE(state == before) << name;
+      const auto slots = state.slot_spans(0, kElements);
+      optimizer->step(1, state.params, gradient, slots, state.params);
+      Magnitude made = magnitude_of(state.params);
+      for (const auto& slot : state.slots) made = std::max(made, magnitude_of(slot));
+      EXPECT_EQ(foreseen, made) << name << " " << most;
+      ++found[static_cast<std::size_t>(made)];
+    }
+  for (const int count : found) EXPECT_GT(count, 0);
+}
+
+TEST(StepTrial, ABoundedRuleMakesOnlyFiniteNumbersOfModerateOnes) {
+  constexpr std::size_t kElements = 3000;
+  for (const std::string& name : optimizer_names())
+    for (const double decay : {0.0, 0.1}) {
+      if (name == "mean" && decay > 0) continue;
+      OptimizerConfig config = with(name, decay);
+      config.learning_rate = 1;
+      config.epsilon = config.ftrl_beta = 1e-12;
+      const auto optimizer = made(config);
+      State state(*optimizer, kElements);
+      CounterRng rng(kSeed);
+      for (std::uint64_t step = 1; step <= 200; ++step) {
+        ASSERT_TRUE(is_bounded(optimizer->at(step))) << name;
+        // Any that earlier steps may make; those of ftrl and its slots belong together.
+        if (name != "ftrl" || step == 1) state.params = of_any_magnitude(rng, kElements, 4e9);
+        const auto gradient = of_any_magnitude(rng, kElements, step % 3 == 0 ? 4e9 : 1);
+        const auto slots = state.slot_spans(0, kElements);
+        optimizer->step(step, state.params, gradient, slots, state.params);
+        ASSERT_TRUE(is_finite(state.params)) << name << " in step " << step;
+        for (const auto& slot : state.slots) ASSERT_TRUE(is_finite(slot)) << name;
+      }
+    }
+}
+
+TEST(StepTrial, RatesThatAreNotBoundedAreToBeTried) {
+  OptimizerConfig config = with("adam", 0);
+  EXPECT_TRUE(is_bounded(made(config)->at(1)));
+  config.epsilon = 0;  // 0 / 0
+  EXPECT_FALSE(is_bounded(made(config)->at(1)));
+  for (const std::string& name : optimizer_names()) {
+    if (name == "mean") continue;
+    config = with(name, 0);
+    config.learning_rate = name == "ftrl" ? 1e-14 : 1e39;
+    EXPECT_FALSE(is_bounded(made(config)->at(1))) << name;
+  }
+}
+
+TEST(StepTrial, LooksOnlyWhereASparseGradientIs) {
+  const auto optimizer = made(with("sgd", 0));
+  std::vector<float> params{1, 3e38f, 3};
+  const std::vector<std::uint32_t> index{0, 2};
+  StepTrial trial;
+  const auto with_gradient = [&](std::vector<float> gradient) {
+    return trial.step_at(optimizer->at(1), index, gradient, params);
+  };
+  EXPECT_EQ(with_gradient({1, 1}), Magnitude::kModerate);
+  EXPECT_EQ(with_gradient({1, 1e30f}), Magnitude::kLarge);
+  EXPECT_EQ(with_gradient({INFINITY, 1}), Magnitude::kInfinite);
 }
 
 }  // namespace

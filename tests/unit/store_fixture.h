@@ -54,7 +54,7 @@ inline Planes planes_of(const ParameterStore& store) {
   Planes planes(1 + store.optimizer().slots());
   for (std::size_t k = 0; k < planes.size(); ++k) {
     for (const Chunk& chunk : store.plan().chunks()) {
-      const auto values = k == 0 ? store.params(chunk) : store.slot(k - 1, chunk);
+      const auto values = store.values(k, chunk);
       planes[k].insert(planes[k].end(), values.begin(), values.end());
     }
   }

@@ -84,7 +84,7 @@ TEST(ParameterStore, WhatResultsLeaveOutGrowsInSpareAndIsTheResidualWithTheCommi
     store.shadow_apply(chunk, std::span(mean).first(chunk.elements));
   store.commit_in_place();
   EXPECT_THAT(store.residual(), Each(4.0f));
-  EXPECT_THAT(store.slot(0, store.plan().chunks()[0]), Each(testing::Ne(4.0f)));
+  EXPECT_THAT(store.values(1, store.plan().chunks()[0]), Each(testing::Ne(4.0f)));
   store.clear_residual();
   EXPECT_THAT(store.residual(), Each(0.0f));
 }

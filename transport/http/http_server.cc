@@ -1,8 +1,11 @@
 #include "transport/http/http_server.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
+#include <iterator>
 #include <list>
+#include <map>
 #include <utility>
 
 #include <boost/asio/ip/tcp.hpp>
@@ -25,20 +28,61 @@ constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr std::uint64_t kLargeHeads = 16u << 20;  ///< bytes of requests beyond their first 4 KiB
 constexpr std::chrono::seconds kSlow{1};  ///< time of a request that others need not wait for
 
-/// `close` spares only a connection that is running a call or writing its answer.
-enum class Phase : std::uint8_t { kIdle, kReading, kBusy, kStreaming };
+/// `close` spares only a connection that is running a call or writing its answer. kSilent: it has
+/// sent no request yet.
+enum class Phase : std::uint8_t { kSilent, kReading, kIdle, kBusy, kStreaming, kDropped };
 
 struct Peer {
-  explicit Peer(std::unique_ptr<ByteStream> bytes) : stream(std::move(bytes)) {}
-  void drop() {
-    is_dropped = true;
-    stream.close();
-  }
+  Peer(std::unique_ptr<ByteStream> bytes, std::uint64_t arrival)
+      : stream(std::move(bytes)), number(arrival) {}
   HttpStream stream;
-  Phase phase = Phase::kIdle;
+  const std::uint64_t number;  ///< in the order of arrival
+  Phase phase = Phase::kSilent;
   TimePoint since = centroid::now();  ///< of the phase
-  bool has_request = false;           ///< a complete request, once
-  bool is_dropped = false;
+};
+
+/// Connections, by phase those that are longest in it first.
+class Peers {
+ public:
+  using Place = std::list<Peer>::iterator;
+  Place add(std::unique_ptr<ByteStream> stream) {
+    std::list<Peer>& silent = in(Phase::kSilent);
+    return silent.emplace(silent.end(), std::move(stream), next_++);
+  }
+  void enter(Place at, Phase phase) {
+    if (at->phase == Phase::kDropped) return;
+    if (at->phase == Phase::kIdle) idle_.erase(at->number);
+    if (phase == Phase::kIdle) idle_.emplace(at->number, at);
+    std::list<Peer>& to = in(phase);
+    to.splice(to.end(), in(at->phase), at);
+    at->phase = phase;
+    at->since = centroid::now();
+  }
+  void drop(Place at) {
+    enter(at, Phase::kDropped);
+    at->stream.close();
+  }
+  void drop_all(Phase phase) {
+    while (!in(phase).empty()) drop(in(phase).begin());
+  }
+  void erase(Place at) {
+    idle_.erase(at->number);
+    in(at->phase).erase(at);
+  }
+  /// The idle one that came last.
+  Place newest_idle() { return std::prev(idle_.end())->second; }
+  std::list<Peer>& in(Phase phase) { return lists_[static_cast<std::size_t>(phase)]; }
+  /// With those that are dropped, and have not ended yet.
+  std::size_t size() const {
+    std::size_t size = 0;
+    for (const auto& list : lists_) size += list.size();
+    return size;
+  }
+
+ private:
+  std::array<std::list<Peer>, 6> lists_;
+  std::map<std::uint64_t, Place> idle_;
+  std::uint64_t next_ = 0;
 };
 
 }  // namespace
@@ -59,8 +103,8 @@ struct HttpServer::Impl {
   Task<void> accept_loop();
   void take(Tcp::socket socket);
   bool make_room();
-  Task<void> serve(std::list<Peer>::iterator at);
-  Task<void> serve_requests(Peer& peer);
+  Task<void> serve(Peers::Place at);
+  Task<void> serve_requests(Peers::Place at);
   Task<bool> write(Peer& peer, HttpResponse response, HttpFraming framing);
   Task<void> refuse(std::unique_ptr<Peer> peer);
 
@@ -70,9 +114,9 @@ struct HttpServer::Impl {
   const std::string name;
   const HttpMeters meters;
   Tcp::acceptor acceptor;
-  TaskGroup group;        ///< the accept loop, connections and refusals
-  Event changed;          ///< a connection ended
-  std::list<Peer> peers;  ///< in the order of their arrival
+  TaskGroup group;  ///< the accept loop, connections and refusals
+  Event changed;    ///< a connection ended
+  Peers peers;
   std::size_t refusals = 0;
   LineBudget lines;
   const std::shared_ptr<ByteBudget> heads = std::make_shared<ByteBudget>(kLargeHeads);
@@ -103,11 +147,11 @@ void HttpServer::Impl::take(Tcp::socket socket) {
     meters.connections.refused.add();
     if (refusals >= kMaxRefusals || tls) return;
     ++refusals;
-    group.spawn(refuse(std::make_unique<Peer>(std::move(stream))));
+    group.spawn(refuse(std::make_unique<Peer>(std::move(stream), 0)));
     return;
   }
   if (tls) stream = tls->accepted(std::move(stream));
-  const auto at = peers.emplace(peers.end(), std::move(stream));
+  const auto at = peers.add(std::move(stream));
   at->stream.held = HeldBytes(heads);
   show();
   group.spawn(serve(at));
@@ -120,29 +164,26 @@ void HttpServer::Impl::show() const {
 }
 
 bool HttpServer::Impl::make_room() {
-  const TimePoint now = centroid::now();
-  std::size_t live = 0;
-  Peer *silent = nullptr, *slow = nullptr, *idle = nullptr;
-  for (Peer& peer : peers) {
-    if (peer.is_dropped) continue;
-    ++live;
-    const bool is_idle = peer.phase == Phase::kIdle;
-    if (is_idle) idle = &peer;
-    if (is_idle && !peer.has_request && silent == nullptr) silent = &peer;
-    const bool is_slow = peer.phase == Phase::kReading && now - peer.since > kSlow;
-    if (is_slow && (slow == nullptr || peer.since < slow->since)) slow = &peer;
-  }
-  if (live < limits.max_connections) return true;
-  Peer* const victim = silent != nullptr ? silent : slow != nullptr ? slow : idle;
-  if (victim == nullptr) return false;
+  if (peers.size() - peers.in(Phase::kDropped).size() < limits.max_connections) return true;
+  const auto is_slow = [now = centroid::now()](const Peer& peer) {
+    return now - peer.since > kSlow;
+  };
+  std::list<Peer>&silent = peers.in(Phase::kSilent), &reading = peers.in(Phase::kReading);
+  if (!silent.empty())
+    peers.drop(silent.begin());
+  else if (!reading.empty() && is_slow(reading.front()))
+    peers.drop(reading.begin());
+  else if (!peers.in(Phase::kIdle).empty())
+    peers.drop(peers.newest_idle());
+  else
+    return false;
   meters.connections.refused.add();
-  victim->drop();
   return true;
 }
 
-Task<void> HttpServer::Impl::serve(std::list<Peer>::iterator at) {
+Task<void> HttpServer::Impl::serve(Peers::Place at) {
   try {
-    co_await serve_requests(*at);
+    co_await serve_requests(at);
   } catch (const std::exception& failure) {
     log::error("api.connection_threw", {{"what", failure.what()}});
   }
@@ -151,24 +192,23 @@ Task<void> HttpServer::Impl::serve(std::list<Peer>::iterator at) {
   changed.notify_all();
 }
 
-Task<void> HttpServer::Impl::serve_requests(Peer& peer) {
+Task<void> HttpServer::Impl::serve_requests(Peers::Place at) {
+  Peer& peer = *at;
+  const auto is_dropped = [&peer] { return peer.phase == Phase::kDropped; };
   HttpFraming framing;
   peer.stream.expires_after(limits.read_timeout);
   const SystemError unshaken = co_await peer.stream.shake_hands();
-  if (unshaken || peer.is_dropped) co_return;
-  do {
-    peer.phase = Phase::kIdle;
+  if (unshaken || is_dropped()) co_return;
+  for (;;) {
     const bool has_begun = co_await wait_for_request(peer.stream, limits);
-    if (!has_begun || peer.is_dropped || is_stopping) co_return;
-    peer.phase = Phase::kReading;
-    peer.since = centroid::now();
+    if (!has_begun || is_dropped() || is_stopping) co_return;
+    peers.enter(at, Phase::kReading);
     auto incoming = co_await read_request(peer.stream, limits, service);
     if (incoming.is_slow) meters.dropped_slow.add();
     show();
     const bool is_answered = incoming.refused != 0 || incoming.answer;
-    if (peer.is_dropped || (!incoming.request && !is_answered)) co_return;
-    peer.phase = Phase::kBusy;
-    peer.has_request = true;
+    if (is_dropped() || (!incoming.request && !is_answered)) co_return;
+    peers.enter(at, Phase::kBusy);
     HttpResponse response;
     framing = HttpFraming();
     if (incoming.answer) {
@@ -182,22 +222,23 @@ Task<void> HttpServer::Impl::serve_requests(Peer& peer) {
       const bool ends = framing.version < 11 && response.stream;
       framing.keep_alive = incoming.keep_alive && !ends && !is_stopping;
     }
+    if (response.stream && !framing.is_head) peers.enter(at, Phase::kStreaming);
     const bool is_written = co_await write(peer, std::move(response), framing);
     if (!is_written) co_return;
-  } while (framing.keep_alive && !is_stopping);
-  peer.phase = Phase::kReading;
+    if (!framing.keep_alive || is_stopping) break;
+    peers.enter(at, Phase::kIdle);
+  }
+  peers.enter(at, Phase::kReading);
   if (!is_stopping) co_await linger(peer.stream);
 }
 
 /// False: the connection is not usable any more.
 Task<bool> HttpServer::Impl::write(Peer& peer, HttpResponse response, HttpFraming framing) {
-  const bool is_stream = response.stream != nullptr && !framing.is_head;
-  if (is_stream) peer.phase = Phase::kStreaming;
   const Duration timeout = std::min<Duration>(limits.write_timeout, write_at_most);
   const SystemError ec =
       co_await write_response(peer.stream, std::move(response), framing, name, timeout);
   if (ec == asio::error::timed_out) meters.dropped_slow.add();
-  co_return !ec && !peer.is_dropped;
+  co_return !ec && peer.phase != Phase::kDropped;
 }
 
 /// Refuse one connection too many.
@@ -234,17 +275,19 @@ Task<void> HttpServer::close(Duration grace) {
   impl_->is_stopping = true;
   SystemError ec;
   impl_->acceptor.close(ec);
-  for (Peer& peer : impl_->peers)
-    if (peer.phase != Phase::kBusy) peer.drop();
+  for (const Phase phase : {Phase::kSilent, Phase::kReading, Phase::kIdle, Phase::kStreaming})
+    impl_->peers.drop_all(phase);
   const TimePoint until = centroid::now() + grace;
   bool goes_on = true;
-  while (goes_on && !impl_->peers.empty() && centroid::now() < until)
+  while (goes_on && impl_->peers.size() > 0 && centroid::now() < until)
     goes_on = co_await impl_->changed.wait(until);
   impl_->write_at_most = grace;
 }
 
 void HttpServer::drop() {
-  for (Peer& peer : impl_->peers) peer.drop();
+  for (const Phase phase :
+       {Phase::kSilent, Phase::kReading, Phase::kIdle, Phase::kBusy, Phase::kStreaming})
+    impl_->peers.drop_all(phase);
   impl_->group.cancel();
 }
 

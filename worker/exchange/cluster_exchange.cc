@@ -11,10 +11,13 @@
 #include "common/optim/norm.h"
 #include "common/tensor/fingerprint.h"
 #include "worker/exchange/server_link.h"
+#include "worker/exchange/step_guard.h"
 
 namespace centroid::worker {
 
 namespace {
+
+constexpr std::uint64_t kPiece = 65536;  ///< elements that stay in the cache during their step
 
 /// The loop's half: turns the link's events into the Exchange contract. One thread (`ready`: device
 /// threads).
@@ -226,42 +229,57 @@ class ClusterExchange final : public Exchange {
     optimizer_->set_rate_factor(rate_factor_of(contributors, link_.model().terms().scale_ratio));
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.model().slots()) slots.emplace_back(slot);
-    if (link_.model().results_are_encoded()) return step_encoded(params, slots);
-    const SparseMean* const mean = among_peers ? link_.sparse_mean() : nullptr;
-    if (mean != nullptr) return step_listed(*mean, params, results);
-    // With one fragment that is all tensors, end to end.
-    std::vector<Range> runs{{0, params.size()}}, buffers;
-    if (link_.model().fragments().count() > 1 || link_.model().plan().has_buffers()) {
-      runs.clear();
-      for (const Chunk& chunk : fragment().chunks)
-        (link_.model().plan().is_buffer(chunk) ? buffers : runs)
-            .push_back({chunk.position, chunk.position + chunk.elements});
-    }
-    const auto part = [](std::span<float> plane, const Range& run) {
-      return plane.subspan(run.begin, run.size());
-    };
-    if (const double bound = optimizer_->config().clip_norm; bound > 0) {
-      PlaneNorm norm;
-      for (const Chunk& chunk : fragment().chunks) {
-        if (link_.model().plan().is_buffer(chunk)) continue;
-        norm.add(chunk.position, results.subspan(chunk.position, chunk.elements));
-        norm.end_chunk();
-      }
-      const float factor = clip_factor(norm.value(), bound);
-      if (factor != 1)
-        for (const Range& run : runs)
-          for (float& g : part(results, run)) g *= factor;
-    }
-    std::vector<std::span<float>> parts(slots.size());
-    for (const Range& run : runs) {
-      for (std::size_t k = 0; k < slots.size(); ++k) parts[k] = part(slots[k], run);
-      const std::span<float> to = part(params, run);
-      optimizer_->step(optimizer_step_ + 1, to, part(results, run), parts, to);
-    }
-    for (const Range& run : buffers)
-      step_buffer(part(params, run), part(results, run), part(params, run));
+    is_moderate_ =
+        among_peers && link_.model().is_moderate(fragment_) && link_.model().checks_nonfinite();
+    if (link_.model().results_are_encoded())
+      CENTROID_TRY(step_encoded(params, slots));
+    else if (const SparseMean* mean = among_peers ? link_.sparse_mean() : nullptr; mean != nullptr)
+      step_listed(*mean, params, results);
+    else
+      step_dense(params, slots, results);
+    link_.model().set_moderate(fragment_, is_moderate_);
     return {};
   }
+
+  /// The same with a mean that is in the plane.
+  void step_dense(std::span<float> params, const std::vector<std::span<float>>& slots,
+                  std::span<float> results) {
+    const ModelPlanes& model = link_.model();
+    // With one fragment that is all tensors, end to end.
+    std::vector<Range> runs{{0, params.size()}}, buffers;
+    if (model.fragments().count() > 1 || model.plan().has_buffers()) {
+      runs.clear();
+      for (const Chunk& chunk : fragment().chunks)
+        (model.plan().is_buffer(chunk) ? buffers : runs)
+            .push_back({chunk.position, chunk.position + chunk.elements});
+    }
+    const bool clips = optimizer_->config().clip_norm > 0;
+    const float factor = clips ? clip_factor_of(model, fragment()) : 1;
+    const rules::Step rule = optimizer_->at(optimizer_step_ + 1);
+    std::vector<std::span<float>> parts(slots.size());
+    const auto step = [&](const Range& piece) {
+      const auto part = [&piece](std::span<float> plane) {
+        return plane.subspan(piece.begin, piece.size());
+      };
+      const std::span<float> mean = part(results), to = part(params);
+      if (factor != 1)
+        for (float& g : mean) g *= factor;
+      std::ranges::transform(slots, parts.begin(), part);
+      run_step(rule, to, mean, parts, to);
+      look_at(to);
+    };
+    for (const Range& run : runs)
+      for (std::uint64_t at = run.begin; at < run.end; at += kPiece)
+        step({at, std::min(at + kPiece, run.end)});
+    for (const Range& run : buffers) {
+      const std::span<float> to = params.subspan(run.begin, run.size());
+      step_buffer(to, results.subspan(run.begin, run.size()), to);
+      look_at(to);
+    }
+  }
+
+  /// What a step has made, while it is in the cache.
+  void look_at(std::span<const float> made) { is_moderate_ = is_moderate_ && is_moderate(made); }
 
   /// The round's learning rate: a server may have come back with another one, or its operator has
   /// changed it.
@@ -280,19 +298,23 @@ class ClusterExchange final : public Exchange {
   const FragmentPlan::Fragment& fragment() const { return link_.model().fragments()[fragment_]; }
 
   /// The same with a mean that is mostly 0, for rules that do nothing there.
-  Status step_listed(const SparseMean& mean, std::span<float> params, std::span<float> results) {
+  void step_listed(const SparseMean& mean, std::span<float> params, std::span<float> results) {
     const std::uint64_t step = optimizer_step_ + 1;
     for (const SparseMean::Part& part : mean.parts) {
       const std::span<float> to = params.subspan(part.position, part.elements);
+      if (part.is_listed) {
+        const auto index = std::span(mean.index).subspan(part.first, part.count);
+        optimizer_->step_at(step, index, std::span(mean.value).subspan(part.first, part.count), to);
+        for (const std::uint32_t i : index) is_moderate_ = is_moderate_ && is_moderate(to[i]);
+        continue;
+      }
+      const std::span<float> dense = results.subspan(part.position, part.elements);
       if (part.is_buffer)
-        step_buffer(to, results.subspan(part.position, part.elements), to);
-      else if (part.is_listed)
-        optimizer_->step_at(step, std::span(mean.index).subspan(part.first, part.count),
-                            std::span(mean.value).subspan(part.first, part.count), to);
+        step_buffer(to, dense, to);
       else
-        optimizer_->step(step, to, results.subspan(part.position, part.elements), {}, to);
+        optimizer_->step(step, to, dense, {}, to);
+      look_at(to);
     }
-    return {};
   }
 
   /// The same chunk by chunk, so that a decoded mean is used while it is in the cache.
@@ -365,6 +387,7 @@ class ClusterExchange final : public Exchange {
   std::vector<float> mean_;  // a chunk's
   std::uint64_t serial_ = 0, optimizer_step_ = 0;
   std::uint32_t fragment_ = 0;  // of the round
+  bool is_moderate_ = false;    // what its step makes, and made before
   double rate_ = -1;            // of the round, if it is not the terms'
   Version version_;             // with which it began
   std::optional<Round> keep_;   // a Keep that came before its round's end was heard

@@ -28,6 +28,7 @@ Status ModelPlanes::open(const proto::JoinReply& terms) {
   CENTROID_ASSIGN(plan_, plan_of(options_.join.manifest, terms));
   CENTROID_ASSIGN(fragments_, FragmentPlan::make(plan_, terms.fragments));
   params_ = memory_.params;
+  moderate_.assign(fragments_.count(), false);
   if (terms.local_steps > 1) CENTROID_TRY(begin_local(terms));
   CENTROID_TRY(open_results(terms));
   if (!terms.apply_on_worker) return {};
@@ -81,6 +82,7 @@ Status ModelPlanes::open_results(const proto::JoinReply& terms) {
 
 void ModelPlanes::initialize() {
   memory_.initialize(terms_.seed);
+  moderate_.assign(fragments_.count(), false);
   if (params_.data() != memory_.params.data())  // the planes have changed places
     std::ranges::copy(memory_.params, params_.begin());
   for (auto& slot : slots_) std::ranges::fill(slot, 0.0f);
@@ -124,6 +126,7 @@ Result<MutableBytes> ModelPlanes::plane_memory(const proto::StateChunk& head, st
   const auto memory =
       std::as_writable_bytes(plane(head.plane).subspan(chunk.position, chunk.elements));
   if (bytes != memory.size()) return wrong_size(what, bytes, std::to_string(memory.size()));
+  moderate_.assign(fragments_.count(), false);
   return memory;
 }
 

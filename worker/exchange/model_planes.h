@@ -55,6 +55,10 @@ class ModelPlanes {
   std::span<const float> gradients_of(const Chunk& chunk) const {
     return memory_.gradients.subspan(chunk.position, chunk.elements);
   }
+  /// Whether all parameters of a fragment are moderate (common/tensor/finite.h), and its slots come
+  /// from moderate gradients; false: it is not known.
+  bool is_moderate(std::uint32_t fragment) const { return moderate_[fragment]; }
+  void set_moderate(std::uint32_t fragment, bool is) { moderate_[fragment] = is; }
   /// The values that the seed gives.
   void initialize();
 
@@ -82,6 +86,7 @@ class ModelPlanes {
   Buffer second_plane_;
   std::span<float> params_, results_;
   std::vector<std::vector<float>> slots_;
+  std::vector<bool> moderate_;                           // by fragment
   std::unique_ptr<Codec> codec_down_;                    // nullptr: results are floats
   std::vector<std::vector<std::byte>> encoded_results_;  // per chunk
 };

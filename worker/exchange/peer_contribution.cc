@@ -1,5 +1,6 @@
 #include "worker/exchange/peer_contribution.h"
 
+#include <memory>
 #include <utility>
 
 #include <boost/asio/post.hpp>
@@ -7,6 +8,7 @@
 
 #include "common/base/log.h"
 #include "transport/echo.h"
+#include "worker/exchange/step_guard.h"
 
 namespace centroid::worker {
 
@@ -72,6 +74,12 @@ Result<PeerReducer::Job> PeerContribution::job_of(const proto::RoundOpen& open) 
   job.weight = round_.weight_of(open);
   job.gradients = link_.model.memory().gradients;
   job.mean = link_.model.results();
+  if (link_.model.terms().apply_on_worker) {
+    auto guard = std::make_shared<StepGuard>(link_.model, open);
+    job.refused_tensor = [guard = std::move(guard)](bool is_large, const SparseMean* listed) {
+      return guard->refused_tensor(is_large, listed);
+    };
+  }
   return job;
 }
 

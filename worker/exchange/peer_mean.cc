@@ -457,7 +457,9 @@ Status CodedMean::add(Run& run, Flight& flight) {
     }
     // Where nothing is sent others have 0: so that we have not -0 there, 0 is added.
     for (float& x : sum) x = x * factor + 0.0f;
-    if (!terms_.passes_nonfinite && !is_finite(sum)) {  // no codec takes it
+    const Magnitude size = terms_.passes_nonfinite ? Magnitude::kModerate : magnitude_of(sum);
+    run.outcome.has_large_mean = run.outcome.has_large_mean || size != Magnitude::kModerate;
+    if (size == Magnitude::kInfinite) {  // no codec takes it
       run.outcome.nonfinite_mean = plan_.manifest()[chunk.tensor.value].name;
       std::ranges::fill(sum, 0.0f);
     }

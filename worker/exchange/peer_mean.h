@@ -94,7 +94,8 @@ class CodedMean {
     Status status;
     std::optional<std::uint32_t> culprit;  ///< rank of the generation that sent what is not right
     std::string nonfinite_tensor;
-    std::string nonfinite_mean;  ///< a tensor whose mean is not finite; 0 was sent in its place
+    bool has_large_mean = false;  ///< of what this rank has added
+    std::string nonfinite_mean;   ///< a tensor whose mean is not finite; 0 was sent in its place
     CodedStats stats;
   };
   /// Blocks. When it fails every rank's job of these groups ends with the cause.

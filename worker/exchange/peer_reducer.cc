@@ -135,6 +135,7 @@ PeerReducer::Outcome PeerReducer::run(const Job& job) {
   else if (outcome.status.ok())
     outcome = reduce(job);
   if (outcome.status.ok() && !coded_) look_at_mean(job, outcome);  // who encodes it has looked
+  if (outcome.status.ok()) look_at_step(job, outcome);
   if (!outcome.status.ok() && !outcome.culprit && groups_) outcome.culprit = groups_->all.culprit();
   return outcome;
 }
@@ -257,6 +258,7 @@ PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
   if (outcome.nonfinite_tensor.empty() && !ended.nonfinite_mean.empty())
     refuse_mean(job, ended.nonfinite_mean, outcome);
   outcome.stats = ended.stats;
+  outcome.has_large_mean = ended.has_large_mean;
   if (auto cause = aborted()) outcome.status = *std::move(cause);
   return outcome;
 }
@@ -266,13 +268,22 @@ PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
 void PeerReducer::look_at_mean(const Job& job, Outcome& outcome) const {
   if (!terms_.refuses_nonfinite || !outcome.nonfinite_tensor.empty()) return;
   for (const Bucket& bucket : buckets_[job.fragment]) {
-    if (is_finite(job.mean.subspan(bucket.begin, bucket.end - bucket.begin))) continue;
+    const auto size = magnitude_of(job.mean.subspan(bucket.begin, bucket.end - bucket.begin));
+    outcome.has_large_mean = outcome.has_large_mean || size != Magnitude::kModerate;
+    if (size != Magnitude::kInfinite) continue;
     for (const TensorId tensor : bucket.tensors) {
       const TensorInfo& info = plan_.manifest()[tensor.value];
       if (!is_finite(job.mean.subspan(plan_.position_of(tensor), info.elements())))
         return refuse_mean(job, info.name, outcome);
     }
   }
+}
+
+/// Every rank makes the same step when the round counts.
+void PeerReducer::look_at_step(const Job& job, Outcome& outcome) const {
+  if (!terms_.refuses_nonfinite || !outcome.nonfinite_tensor.empty() || !job.refused_tensor) return;
+  const std::string tensor = job.refused_tensor(outcome.has_large_mean, sparse_mean());
+  if (!tensor.empty()) refuse_mean(job, tensor, outcome);
 }
 
 void PeerReducer::refuse_mean(const Job& job, const std::string& tensor, Outcome& outcome) const {

@@ -64,14 +64,17 @@ class PeerReducer {
     std::span<const float> gradients;
     std::span<float> mean;           ///< sum of weight times gradient over the sum of the weights
     std::optional<RoundEnd> before;  ///< what became of the round before; set by `start`
+    /// StepGuard::refused_tensor, when the mean is here
+    std::function<std::string(bool is_large, const SparseMean* listed)> refused_tensor;
   };
   struct Outcome {
     Status status;
     std::optional<std::uint32_t> culprit;  ///< the rank that was lost or silent
-    /// Of our own gradients, or of the mean with `norm`; the job went on all the same.
+    /// Of our own gradients, or of the mean or its step with `norm`; the job went on all the same.
     std::string nonfinite_tensor;
-    double norm = -1;  ///< of our own gradients, where only the mean is not finite; -1: unknown
-    CodedStats stats;  ///< all 0 with codec f32
+    double norm = -1;             ///< of our own gradients, where they are finite; -1: unknown
+    bool has_large_mean = false;  ///< of what this rank has added
+    CodedStats stats;             ///< all 0 with codec f32
   };
   /// One job at a time. `done` is called from the worker thread, exactly once.
   void start(Job job, std::function<void(Outcome)> done);
@@ -106,6 +109,7 @@ class PeerReducer {
   Status enter(const Job& job);
   Outcome reduce(const Job& job);
   void look_at_mean(const Job& job, Outcome& outcome) const;
+  void look_at_step(const Job& job, Outcome& outcome) const;
   void refuse_mean(const Job& job, const std::string& tensor, Outcome& outcome) const;
   Outcome reduce_coded(const Job& job);
   void settle();

@@ -1,0 +1,84 @@
+#include "worker/exchange/step_guard.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/optim/norm.h"
+
+namespace centroid::worker {
+
+StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
+    : model_(model),
+      fragment_(model.fragments().turn(open.optimizer_step)),
+      step_(model.fragments().steps_before(open.optimizer_step) + 1) {
+  OptimizerConfig config = model.terms().optimizer;
+  if (open.rates.learning_rate >= 0) {
+    config.learning_rate = open.rates.learning_rate;
+    config.schedule = "constant";  // it is the one by the schedule
+  }
+  auto optimizer = make_optimizer(config);
+  if (!optimizer.ok()) return;
+  optimizer_ = std::move(optimizer).value();
+  optimizer_->set_rate_factor(rate_factor_of(open.world, model.terms().scale_ratio));
+  rule_ = optimizer_->at(step_);
+}
+
+std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
+  const bool is_safe = !is_large && model_.is_moderate(fragment_) && is_bounded(rule_);
+  if (optimizer_ == nullptr || is_safe) return "";
+  const ChunkPlan& plan = model_.plan();
+  const FragmentPlan::Fragment& fragment = model_.fragments()[fragment_];
+  if (optimizer_->config().clip_norm > 0) factor_ = clip_factor_of(model_, fragment);
+  Magnitude largest = Magnitude::kModerate;
+  if (listed == nullptr) {
+    for (const Chunk& chunk : fragment.chunks) {
+      const Magnitude made = try_chunk(chunk);
+      if (made == Magnitude::kInfinite) return plan.manifest()[chunk.tensor.value].name;
+      largest = std::max(largest, made);
+    }
+  } else {
+    for (const SparseMean::Part& part : listed->parts) {
+      const Magnitude made = try_part(*listed, part);
+      if (made == Magnitude::kInfinite) {
+        const auto chunk = std::ranges::find(plan.chunks(), part.position, &Chunk::position);
+        return plan.manifest()[chunk->tensor.value].name;
+      }
+      largest = std::max(largest, made);
+    }
+  }
+  model_.set_moderate(fragment_, largest == Magnitude::kModerate);
+  return "";
+}
+
+Magnitude StepGuard::try_chunk(const Chunk& chunk) {
+  const auto part = [&](std::span<const float> plane) {
+    return plane.subspan(chunk.position, chunk.elements);
+  };
+  const auto params = part(model_.params()), mean = part(model_.results());
+  if (model_.plan().is_buffer(chunk)) return trial_.step(rules::kBufferStep, params, mean, {});
+  std::vector<std::span<const float>> slots;
+  for (const auto& slot : std::as_const(model_).slots()) slots.push_back(part(slot));
+  return trial_.step(rule_, params, mean, slots, factor_);
+}
+
+Magnitude StepGuard::try_part(const SparseMean& mean, const SparseMean::Part& part) {
+  const auto params = model_.params().subspan(part.position, part.elements);
+  if (part.is_listed)
+    return trial_.step_at(rule_, std::span(mean.index).subspan(part.first, part.count),
+                          std::span(mean.value).subspan(part.first, part.count), params);
+  const auto dense = model_.results().subspan(part.position, part.elements);
+  return trial_.step(part.is_buffer ? rules::Step(rules::kBufferStep) : rule_, params, dense, {});
+}
+
+float clip_factor_of(const ModelPlanes& model, const FragmentPlan::Fragment& fragment) {
+  PlaneNorm norm;
+  for (const Chunk& chunk : fragment.chunks) {
+    if (model.plan().is_buffer(chunk)) continue;
+    norm.add(chunk.position, model.results().subspan(chunk.position, chunk.elements));
+    norm.end_chunk();
+  }
+  return clip_factor(norm.value(), model.terms().optimizer.clip_norm);
+}
+
+}  // namespace centroid::worker

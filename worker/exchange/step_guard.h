@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/optim/optimizer.h"
+#include "common/optim/step_trial.h"
+#include "worker/exchange/model_planes.h"
+#include "worker/exchange/sparse_mean.h"
+
+namespace centroid::worker {
+
+/// Learns before a round counts whether its step is finite. Workers that add among themselves make
+/// the step when the round counts, and cannot undo it.
+///
+/// thread  one, while nothing else changes the model
+class StepGuard {
+ public:
+  StepGuard(ModelPlanes& model, const proto::RoundOpen& open);
+
+  /// A tensor of which parameters or slots would not be finite; empty: there is none.
+  /// `is_large`: not all of the mean is known to be moderate. `listed`: the mean, where it is
+  /// sparse
+  std::string refused_tensor(bool is_large, const SparseMean* listed);
+
+ private:
+  Magnitude try_chunk(const Chunk& chunk);
+  Magnitude try_part(const SparseMean& mean, const SparseMean::Part& part);
+
+  ModelPlanes& model_;
+  const std::uint32_t fragment_;
+  const std::uint64_t step_;
+  std::unique_ptr<Optimizer> optimizer_;  ///< nullptr: the step itself will fail
+  rules::Step rule_;
+  float factor_ = 1;
+  StepTrial trial_;
+};
+
+/// What the mean of a fragment is to be multiplied with, so that its norm keeps the bound.
+float clip_factor_of(const ModelPlanes& model, const FragmentPlan::Fragment& fragment);
+
+}  // namespace centroid::worker
