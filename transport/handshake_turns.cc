@@ -30,10 +30,11 @@ void HandshakeTurns::ask(Id id, const std::string& address) {
   waiting_.emplace(id, client);
 }
 
-std::optional<HandshakeTurns::Id> HandshakeTurns::next(TimePoint now) {
+std::optional<HandshakeTurns::Id> HandshakeTurns::next(TimePoint now, bool is_idle) {
   credit_ = credit_at(now);
   at_ = now;
-  if (addresses_.empty() || credit_ < cost_) return std::nullopt;
+  const bool lends = is_idle && lent_ < kMostLent;
+  if (addresses_.empty() || (!lends && credit_ < cost_)) return std::nullopt;
   const std::string client = std::move(addresses_.front());
   addresses_.pop_front();
   const auto found = by_address_.find(client);
@@ -44,8 +45,10 @@ std::optional<HandshakeTurns::Id> HandshakeTurns::next(TimePoint now) {
     by_address_.erase(found);
   else
     addresses_.push_back(client);
-  credit_ -= cost_;
-  begun_.emplace(id, cost_);
+  const double pays = lends ? 0 : cost_;
+  credit_ -= pays;
+  lent_ += lends ? 1 : 0;
+  begun_.emplace(id, pays);
   return id;
 }
 
@@ -62,7 +65,10 @@ TimePoint HandshakeTurns::next_at(TimePoint now) const {
 void HandshakeTurns::end(Id id, double seconds) {
   if (const auto begun = begun_.find(id); begun != begun_.end()) {
     const double cost = kLeastCost + seconds;
-    credit_ += begun->second - cost;
+    if (begun->second > 0)
+      credit_ += begun->second - cost;
+    else
+      --lent_;
     cost_ = std::min(kBurst, cost_ + kNewest * (cost - cost_));
     begun_.erase(begun);
     return;

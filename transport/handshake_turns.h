@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -12,7 +13,8 @@ namespace centroid::transport {
 
 /// When each handshake may begin, so that all of them take at most a share of one processor beyond
 /// a burst. While some wait, their addresses take turns. A turn pays what handshakes cost lately;
-/// its end settles the difference. Pure; one thread.
+/// its end settles the difference. A processor with nothing else to do is lent beyond that share.
+/// Pure; one thread.
 class HandshakeTurns {
  public:
   using Id = std::uint64_t;
@@ -20,11 +22,15 @@ class HandshakeTurns {
   static constexpr double kBurst = 1;  ///< seconds of processor time: 1,000 handshakes of TLS
   /// Of a handshake without TLS: a coroutine, two messages, a comparison of tokens.
   static constexpr double kLeastCost = 50e-6;
+  /// Lent turns at a time: enough for a processor where a handshake waits 60 ms for its peer. Those
+  /// that stall take none of the share.
+  static constexpr std::size_t kMostLent = 64;
 
   /// It waits for its turn.
   void ask(Id id, const std::string& address);
-  /// Whose turn it is; nobody's: none waits, or not before `next_at`.
-  std::optional<Id> next(TimePoint now);
+  /// Whose turn it is; nobody's: none waits, or not before `next_at`. `is_idle`: the processor has
+  /// nothing else to do
+  std::optional<Id> next(TimePoint now, bool is_idle = false);
   TimePoint next_at(TimePoint now) const;
   /// It took `seconds` of processor time beyond kLeastCost; or it waits no longer.
   void end(Id id, double seconds);
@@ -41,7 +47,8 @@ class HandshakeTurns {
   std::map<Id, std::string> waiting_;  ///< to their addresses
   std::map<std::string, std::deque<Id>> by_address_;
   std::deque<std::string> addresses_;  ///< the next one first
-  std::map<Id, double> begun_;         ///< what each has paid
+  std::map<Id, double> begun_;         ///< what each has paid; 0: it is lent
+  std::size_t lent_ = 0;               ///< of them
 };
 
 }  // namespace centroid::transport

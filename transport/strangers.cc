@@ -91,7 +91,7 @@ void Strangers::show() const {
 
 /// Those whose turn it is go on.
 void Strangers::give_turns() {
-  while (const auto id = turns_.next(centroid::now())) {
+  while (const auto id = turns_.next(centroid::now(), is_idle_())) {
     Place& place = *by_id_.at(*id);
     place.has_turn_ = true;
     place.turn_.notify_all();
@@ -126,8 +126,14 @@ Task<Status> Strangers::Place::turn() {
                   "handshakes take as much processor time as they may: try again");
 }
 
+/// A turn that was lent may be the next one's.
+void Strangers::end_handshake(StrangerPlaces::Id id, double seconds) {
+  turns_.end(id, seconds);
+  give_turns();
+}
+
 /// Also of one that never began.
-void Strangers::Place::end_handshake() { all_.turns_.end(id_, *handshake_seconds_); }
+void Strangers::Place::end_handshake() { all_.end_handshake(id_, *handshake_seconds_); }
 
 Strangers::Place::~Place() {
   end_handshake();

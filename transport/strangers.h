@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "common/async/task_group.h"
 #include "common/base/budget.h"
@@ -33,6 +34,8 @@ class Strangers {
   /// So many connections of strangers, and so many of guests.
   Strangers(std::size_t connections, metrics::Registry& registry);
   void set_connections(std::size_t most);
+  /// Handshakes may take more than their share while `is_idle` says that nothing else is to do.
+  void lend_while(std::function<bool()> is_idle) { is_idle_ = std::move(is_idle); }
 
   /// The place of one connection among all. Destroyed with its connection, nothing else in between.
   class Place {
@@ -81,12 +84,14 @@ class Strangers {
  private:
   void displace(Place& place);
   void give_turns();
+  void end_handshake(StrangerPlaces::Id id, double seconds);
 
   std::size_t most_;
   StrangerPlaces places_;
   std::map<StrangerPlaces::Id, Place*> by_id_;
   const std::shared_ptr<ByteBudget> bytes_ = std::make_shared<ByteBudget>(kMessageBytes);
   HandshakeTurns turns_;
+  std::function<bool()> is_idle_ = [] { return false; };
   bool is_giving_ = false;  ///< one of those that wait gives the turns
   /// Lines of the log, and their series.
   struct Lines {

@@ -53,6 +53,40 @@ TEST(HandshakeTurns, AllTogetherTakeAShareOfTheProcessor) {
   EXPECT_NEAR(later, 10 * HandshakeTurns::kShare / kTls, 100);
 }
 
+TEST(HandshakeTurns, AProcessorWithNothingElseToDoIsLent) {
+  HandshakeTurns turns;
+  const TimePoint now;
+  std::map<std::string, int> begun;
+  for (std::uint64_t id = 0; id < 5000; ++id)
+    turns.ask(id, id < 4000 ? "10.0.0.1:1" : "10.0.0.2:1");
+  for (int i = 0; i < 2000; ++i) {
+    const auto id = turns.next(now, true);
+    ASSERT_TRUE(id.has_value()) << i;
+    ++begun[*id < 4000 ? "first" : "second"];
+    turns.end(*id, kTls);
+  }
+  EXPECT_EQ(begun["first"], begun["second"]);
+  EXPECT_EQ(turns.used(now), 0) << "the burst is still there";
+  int more = 0;
+  for (; const auto id = turns.next(now); ++more) turns.end(*id, kTls);
+  EXPECT_NEAR(more, HandshakeTurns::kBurst / kTls, 100) << "behind it the share";
+}
+
+TEST(HandshakeTurns, ThoseThatStallTakeWhatIsLentAndNotTheShare) {
+  HandshakeTurns turns;
+  TimePoint now;
+  std::uint64_t id = 0;
+  for (; id < 30'000; ++id) turns.ask(id, "10.0.0.1:1");
+  while (const auto stalls = turns.next(now, true)) id = *stalls;
+  EXPECT_GT(id, HandshakeTurns::kMostLent);  // and the burst
+  now += seconds(1);
+  ASSERT_TRUE(turns.next(now, true).has_value()) << "the share";
+  while (turns.next(now, true)) continue;
+  turns.end(0, 0);
+  EXPECT_TRUE(turns.next(now, true).has_value()) << "in place of one that has ended";
+  EXPECT_FALSE(turns.next(now, true).has_value());
+}
+
 TEST(HandshakeTurns, AddressesTakeTurns) {
   HandshakeTurns turns;
   std::map<std::uint64_t, std::string> asked;
