@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "worker/node/sharded_replica.h"
+#include "worker/node/sharded_memory.h"
 
 namespace centroid::worker {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "tests/conformance/collective_fixture.h"
 #include "tests/support/whole_training.h"
+#include "worker/node/sharded_memory.h"
 
 namespace centroid::worker {
 namespace {
@@ -176,14 +177,13 @@ TEST(ShardedReplica, HasFewUnitsAtOnce) {
     EXPECT_EQ(most.total(), of_one_step);  // spare memory does not add to it
     const auto need = sharded_memory(*model, options_of("full", kWorld, "adam", 0.01), kWorld);
     ASSERT_TRUE(need.ok());
-    // Two units are gathered, and the gradients of three are whole: one is computed while two are
-    // reduced.
-    EXPECT_EQ(need->parameters, kUnits * kUnit / kWorld + 2 * kUnit);
-    EXPECT_EQ(need->gradients, kUnits * kUnit / kWorld + 3 * kUnit);
-    EXPECT_LE(most.parameters, need->parameters);
-    EXPECT_LE(most.gradients, need->gradients);
+    EXPECT_EQ(most.total(), need->total());
     EXPECT_EQ(most.state, need->state);
     EXPECT_EQ(most.state, 2 * kUnits * kUnit / kWorld);
+    // Two units are gathered, and the gradients of two are whole: one is computed while one is
+    // reduced. The means of two are not here yet when that is so for the last time.
+    EXPECT_LE(most.parameters, kUnits * kUnit / kWorld + 2 * kUnit);
+    EXPECT_LE(most.total(), 4 * kUnits * kUnit / kWorld + 3 * kUnit);
   });
 }
 

@@ -66,7 +66,9 @@ class ReducingTime {
   void begin(double elements) {
     entries_.push_back({elements, worker_.send(of_.gathered(elements)), {}});
     begin_seconds(of_.shards > 1 ? 1 : 0);
-    while (entries_.size() > parallel::Reducing::kInProgress) end_first();
+    const auto shards = static_cast<std::uint64_t>(of_.shards),
+               replicas = static_cast<std::uint64_t>(of_.replicas);
+    while (entries_.size() > parallel::Reducing::in_progress(shards, replicas)) end_first();
   }
   void finish() {
     begin_seconds(0);
@@ -80,7 +82,9 @@ class ReducingTime {
   };
   void begin_second(Entry& entry) {
     worker_.wait(entry.scattered);
-    if (!entry.reduced) entry.reduced = worker_.send(of_.averaged(entry.elements));
+    if (!entry.reduced)
+      entry.reduced =
+          of_.replicas == 1 ? entry.scattered : worker_.send(of_.averaged(entry.elements));
   }
   void begin_seconds(std::size_t without) {
     for (std::size_t i = 0; of_.replicas > 1 && i + without < entries_.size(); ++i)

@@ -94,6 +94,7 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       is_safe_(options.replicas > 0),
       units_(layout_.units().size()),
       copies_(is_safe_ && replicas_.world() == 1 ? units_.size() : 0),
+      copied_(buffers_),
       reducing_(layout_, shards_, replicas_, buffers_, timeout_) {}
 
 Status ShardedParameters::fill(const collective::Group& all, const Initial& initial) {
@@ -324,8 +325,11 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
     collective::CallOptions options;
     options.tag = kCopyTag + unit;
     options.timeout = timeout_;
-    copies_[unit].mean = buffers_.take(copies_[unit].values.size());
-    const std::span<float> mean = copies_[unit].mean.as<float>();
+    const std::size_t count = copies_[unit].values.size();
+    std::span<float>& mean = copies_[unit].mean;
+    mean = copied_.find(count);
+    if (mean.empty() && count > 0)
+      mean = copied_.add(buffers_.take(layout_.units()[unit].elements.count), count);
     if (!mean.empty())
       copying.push_back(collective::receive_async(shards_, mean, copied_rank(), options));
     const std::span<const float> own = reducing_.mean(unit);
@@ -388,7 +392,7 @@ void ShardedParameters::clip(const StepReport& report) {
   for (std::size_t unit = 0; unit < units_.size() && factor != 1; ++unit) {
     for (float& value : reducing_.mean(unit)) value *= factor;
     if (!has_copy()) continue;
-    for (float& value : copies_[unit].mean.as<float>()) value *= factor;
+    for (float& value : copies_[unit].mean) value *= factor;
   }
 }
 
@@ -414,10 +418,11 @@ void ShardedParameters::apply() {
     if (!has_copy()) continue;
     Copy& copy = copies_[unit];
     slots.assign(copy.state.begin(), copy.state.end());
-    optimizer_->step(steps_, copy.values, copy.mean.as<float>(), slots, copy.values);
-    buffers_.give_back(std::move(copy.mean));
+    optimizer_->step(steps_, copy.values, copy.mean, slots, copy.values);
+    copy.mean = {};
   }
   reducing_.clear();
+  copied_.clear();
   has_gradient_ = is_prepared_ = false;
 }
 
