@@ -187,6 +187,28 @@ TEST(ShardedReplica, HasFewUnitsAtOnce) {
   });
 }
 
+/// 65 x 64 elements on 3 ranks: parts of 1387, 1387 and 1386.
+TEST(ShardedReplica, UnevenPartsOfUnitsFillTheirMemoryToo) {
+  const auto model = model_of("mlp:64-64-64-64-64-64-64-64-64-64-64-64-64");
+  constexpr std::uint64_t kPart = 1387 * sizeof(float), kUnits = 12, kWorld = 3;
+  Job job(Carrier::kInProcess, kWorld);
+  job.run([&](Group& group) {
+    const ShardedOptions options = options_of("full", kWorld, "sgd", 0.01);
+    auto made = ShardedReplica::make(group, *model, kSeed, options);
+    ASSERT_TRUE(made.ok());
+    const Samples samples(*model, 3, 1);
+    const Batch batch = samples.part(group.rank(), 1);
+    for (int step = 0; step < 2; ++step) ASSERT_TRUE((*made)->step({&batch, 1}, kWorld).ok());
+    const auto need = sharded_memory(*model, options, kWorld);
+    ASSERT_TRUE(need.ok());
+    const std::uint64_t most = (*made)->most_memory().total();
+    EXPECT_LE(most, need->total());
+    EXPECT_GT(most + kUnits * kPart / 100, need->total());
+    // Parameters, means, and at most four units beside them.
+    EXPECT_LE(need->total(), 2 * kUnits * kPart + 4 * kWorld * kPart);
+  });
+}
+
 TEST(ShardedReplica, RefusesAModelWithoutLayersAndAStepWithoutSamples) {
   Job job(Carrier::kInProcess, 2);
   job.run([&](Group& group) {

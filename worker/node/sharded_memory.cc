@@ -73,7 +73,9 @@ class StepMemory {
   std::uint64_t gradients() const { return most_ - gathered_at_most_; }
 
  private:
-  std::uint64_t elements(std::size_t unit) const { return layout_.units()[unit].elements.count; }
+  std::uint64_t elements(std::size_t unit) const {
+    return layout_.ranks() * layout_.shard(unit, 0).count;  // as ShardedParameters
+  }
   void take(std::uint64_t elements) {
     used_ += elements;
     if (used_ <= most_) return;

@@ -132,7 +132,7 @@ Status ShardedReplica::place_gradients(std::size_t unit, bool is_first) {
   if (is_first)
     CENTROID_TRY(parameters_->take_gradient(unit));
   else if (!later_[unit])
-    later_[unit] = parameters_->buffers().take(layout.units()[unit].elements.count);
+    later_[unit] = parameters_->buffers().take(layout.ranks() * layout.shard(unit, 0).count);
   for (std::size_t i = tensors.begin; i < tensors.end(); ++i) {
     if (is_first) {
       CENTROID_ASSIGN(const std::span<float> gradient, parameters_->gradient(i));

@@ -43,7 +43,8 @@ Status Reducing::begin(std::size_t unit, Buffer gradient) {
   entry.unit = unit;
   entry.gradient = std::move(gradient);
   if (shards_.world() > 1) {
-    const std::span<const float> whole = entry.gradient.as<float>();
+    const std::span<const float> whole =
+        entry.gradient.as<float>().first(layout_.units()[unit].elements.count);
     entry.scatter =
         collective::reduce_scatter_async(shards_, whole, part(entry), mean_of(unit, timeout_),
                                          shard_counts(whole.size(), shards_.world()));

@@ -26,6 +26,11 @@ Result<collective::Group> everyone(const collective::Group& group) {
   return group.subgroup(std::move(ranks));
 }
 
+/// Elements of a unit's memory: room for as many largest parts as there are ranks (UnitParts).
+std::uint64_t room_of(const ShardLayout& layout, std::size_t unit) {
+  return layout.ranks() * layout.shard(unit, 0).count;
+}
+
 std::string name_of_unit(std::size_t unit) { return "unit " + std::to_string(unit); }
 
 }  // namespace
@@ -195,7 +200,8 @@ collective::Handle ShardedParameters::begin_gather(std::size_t unit) {
   collective::CallOptions options;
   options.tag = 2 * unit;
   options.timeout = timeout_;
-  const std::span<float> full = units_[unit].full.as<float>();
+  const std::span<float> full =
+      units_[unit].full.as<float>().first(layout_.units()[unit].elements.count);
   const Range shard = layout_.shard(unit, shards_.rank());
   return collective::all_gather_async(shards_, full.subspan(shard.begin, shard.count), full,
                                       options, shard_counts(full.size(), shards_.world()));
@@ -207,7 +213,7 @@ Status ShardedParameters::prefetch(std::size_t unit) {
   Unit& one = units_[unit];
   if (one.gathering) return wrong_use("prefetch of " + name_of_unit(unit) + " was called twice");
   if (one.full) return wrong_use(name_of_unit(unit) + " is gathered already");
-  one.full = buffers_.take(layout_.units()[unit].elements.count);
+  one.full = buffers_.take(room_of(layout_, unit));
   const Range shard = layout_.shard(unit, shards_.rank());
   std::ranges::copy(one.master, one.full.as<float>().subspan(shard.begin).begin());
   one.gathering = begin_gather(unit);
@@ -272,7 +278,7 @@ Result<std::span<float>> ShardedParameters::gradient(std::size_t index) {
 Buffer& ShardedParameters::gradient_of(std::size_t unit) {
   Buffer& gradient = units_[unit].gradient;
   if (gradient) return gradient;
-  gradient = buffers_.take(layout_.units()[unit].elements.count);
+  gradient = buffers_.take(room_of(layout_, unit));
   std::ranges::fill(gradient.as<float>(), 0.0F);
   return gradient;
 }
@@ -281,7 +287,7 @@ Status ShardedParameters::take_gradient(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   has_gradient_ = true;
   Buffer& gradient = units_[unit].gradient;
-  if (!gradient) gradient = buffers_.take(layout_.units()[unit].elements.count);
+  if (!gradient) gradient = buffers_.take(room_of(layout_, unit));
   return {};
 }
 
@@ -328,8 +334,7 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
     const std::size_t count = copies_[unit].values.size();
     std::span<float>& mean = copies_[unit].mean;
     mean = copied_.find(count);
-    if (mean.empty() && count > 0)
-      mean = copied_.add(buffers_.take(layout_.units()[unit].elements.count), count);
+    if (mean.empty() && count > 0) mean = copied_.add(buffers_.take(room_of(layout_, unit)), count);
     if (!mean.empty())
       copying.push_back(collective::receive_async(shards_, mean, copied_rank(), options));
     const std::span<const float> own = reducing_.mean(unit);
