@@ -2,8 +2,9 @@
 """What `centroidctl plan` predicts, beside what workers measure on links of that bandwidth.
 
 Makes a network namespace for each worker (collectives_namespaces.py), whose link sends at most RATE, and trains in every way of
-the plan. Prints predicted over measured time of a step, and memory. Needs root, ip and tc; without them it says so and ends
-well. The link of a worker is limited in both directions; a rate near the speed of this machine's processors measures these.
+the plan. A worker has its part of this machine's cores, or one that others share; so has the plan, which is made for each worker
+at the same time. Prints predicted over measured time of a step, and memory. Needs root, ip, tc and taskset; without them it says so
+and ends well. The link of a worker is limited in both directions; a rate near the speed of this machine's processors measures these.
 """
 
 import argparse
@@ -24,11 +25,23 @@ BYTES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 UNITS = {"gbit": "Gb/s", "mbit": "Mb/s"}
 
 
+def pinned(rank, ranks):
+    """Begin of a command that runs on this rank's cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // ranks)
+    return ["taskset", "-c", ",".join(str(cores[(rank * share + i) % len(cores)]) for i in range(share))]
+
+
 def plan_of(arguments):
+    """The first worker's."""
     number, unit = arguments.rate[:-4], UNITS[arguments.rate[-4:]]
     command = [arguments.bin / "centroidctl", "--output", "json", "plan", "--model", arguments.model, "--workers", str(arguments.ranks)]
     command += ["--bandwidth", number + unit, "--optimizer", arguments.optimizer, "--batch", str(arguments.batch)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    plans = [subprocess.Popen([*pinned(rank, arguments.ranks), *command], stdout=subprocess.PIPE) for rank in range(arguments.ranks)]
+    outputs = [plan.communicate()[0] for plan in plans]
+    if any(plan.returncode != 0 for plan in plans):
+        sys.exit("a plan failed")
+    return json.loads(outputs[0])
 
 
 def train(arguments, network, row, folder):
@@ -40,7 +53,7 @@ def train(arguments, network, row, folder):
         ranks = []
         for rank, name in enumerate(network.names):
             own = [str(rank) if word == "RANK" else word for word in words[1:]]
-            command = ["ip", "netns", "exec", name, arguments.bin / "centroid-worker", *own]
+            command = [*pinned(rank, arguments.ranks), "ip", "netns", "exec", name, arguments.bin / "centroid-worker", *own]
             command += ["--rounds", str(rounds), "--summary-file", files[rank], "--log.level", "error"]
             ranks.append(subprocess.Popen(command))
         if any(rank.wait() != 0 for rank in ranks):
@@ -62,8 +75,8 @@ def main():
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--turns", type=int, default=1)
     arguments = parser.parse_args()
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
-        print("skipped: needs root, ip and tc (package iproute2)")
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "taskset"))):
+        print("skipped: needs root, ip and tc (package iproute2), and taskset (util-linux)")
         return 0
     # So that a signal leaves through __exit__.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "worker/node/sharded_replica.h"
+#include "worker/node/sharded_memory.h"
 
 namespace centroid::worker {
 namespace {
@@ -135,9 +135,19 @@ TEST(JobPlan, ThisMachineIsMeasured) {
   EXPECT_EQ(speed->micro_batch.samples, 2u);
   EXPECT_GT(speed->batch.update, 0);
   EXPECT_GT(speed->batch.fill, 0);
+  EXPECT_GT(speed->batch.copy, 0);
   const auto refused = measure_speed(*model, question_of(2), 1000);
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.error().message(), HasSubstr("--step-time"));
+}
+
+TEST(TransferCosts, AreMeasuredOverLoopback) {
+  const auto costs = measure_transfers();
+  ASSERT_TRUE(costs.ok()) << costs.error().to_string();
+  EXPECT_GT(costs->gather, 0);
+  EXPECT_GT(costs->reduce, 0);
+  EXPECT_LT(costs->reduce, 1e-3);
+  EXPECT_GE(usable_cores(), 1u);
 }
 
 TEST(JobPlan, BadInputIsRefused) {

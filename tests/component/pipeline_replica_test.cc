@@ -53,8 +53,8 @@ struct Outcome {
   std::vector<double> norms;   ///< by step, with clip_norm: the same on all ranks
   Floats values;               ///< all parameters, on rank 0
   double evaluated = 0;
-  std::vector<std::uint64_t> parameter_bytes;  ///< by rank
-  std::vector<std::string> tensors;            ///< names and sizes that rank 0 visits
+  std::vector<std::uint64_t> parameter_bytes, gradient_bytes;  ///< by rank
+  std::vector<std::string> tensors;  ///< names and sizes that rank 0 visits
 };
 
 Outcome train(const std::string& spec, const PipelineOptions& options, std::uint64_t steps) {
@@ -62,6 +62,7 @@ Outcome train(const std::string& spec, const PipelineOptions& options, std::uint
   Job job(Carrier::kInProcess, options.mesh.world());
   Outcome out;
   out.parameter_bytes.resize(job.world());
+  out.gradient_bytes.resize(job.world());
   std::vector<std::vector<double>> losses(job.world(), std::vector<double>(steps));
   std::vector<std::vector<double>> norms(job.world());
   std::vector<double> evaluated(job.world());
@@ -85,6 +86,7 @@ Outcome train(const std::string& spec, const PipelineOptions& options, std::uint
     ASSERT_TRUE(result.ok()) << result.error().to_string();
     evaluated[rank] = result->loss_sum;
     out.parameter_bytes[rank] = replica.most_memory().parameters;
+    out.gradient_bytes[rank] = replica.most_memory().gradients;
     EXPECT_TRUE(succeeds(replica.visit([&](TensorId tensor, std::span<const float> of) -> Status {
       if (rank != 0) return {};
       const TensorInfo& info = replica.model().manifest()[tensor.value];
@@ -235,6 +237,7 @@ TEST(PipelineReplica, ARankHasOnlyItsStage) {
     const auto need = pipeline_memory(*model_of(spec), options, rank, 16);
     ASSERT_TRUE(need.ok()) << need.error().to_string();
     EXPECT_EQ(need->planes.parameters, out.parameter_bytes[rank]);
+    EXPECT_EQ(need->planes.gradients, out.gradient_bytes[rank]);
   }
   const auto first = pipeline_memory(*model_of(spec), options, 0, 16);
   const auto last = pipeline_memory(*model_of(spec), options, 3, 16);
@@ -336,6 +339,7 @@ TEST(TensorParallel, ARankHasItsPartAndThePlanCountsIt) {
     const auto need = pipeline_memory(*model_of(spec), options, rank, 16);
     ASSERT_TRUE(need.ok()) << need.error().to_string();
     EXPECT_EQ(need->planes.parameters, out.parameter_bytes[rank]);
+    EXPECT_EQ(need->planes.gradients, out.gradient_bytes[rank]);
     EXPECT_LT(need->planes.parameters, 0.3 * static_cast<double>(of_one->planes.parameters));
     EXPECT_LT(need->activations, of_one->activations);
   }

@@ -4,6 +4,7 @@
 
 #include "tests/conformance/collective_fixture.h"
 #include "tests/support/whole_training.h"
+#include "worker/node/sharded_memory.h"
 
 namespace centroid::worker {
 namespace {
@@ -176,14 +177,35 @@ TEST(ShardedReplica, HasFewUnitsAtOnce) {
     EXPECT_EQ(most.total(), of_one_step);  // spare memory does not add to it
     const auto need = sharded_memory(*model, options_of("full", kWorld, "adam", 0.01), kWorld);
     ASSERT_TRUE(need.ok());
-    // Two units are gathered, and the gradients of three are whole: one is computed while two are
-    // reduced.
-    EXPECT_EQ(need->parameters, kUnits * kUnit / kWorld + 2 * kUnit);
-    EXPECT_EQ(need->gradients, kUnits * kUnit / kWorld + 3 * kUnit);
-    EXPECT_LE(most.parameters, need->parameters);
-    EXPECT_LE(most.gradients, need->gradients);
+    EXPECT_EQ(most.total(), need->total());
     EXPECT_EQ(most.state, need->state);
     EXPECT_EQ(most.state, 2 * kUnits * kUnit / kWorld);
+    // Two units are gathered, and the gradients of two are whole: one is computed while one is
+    // reduced. The means of two are not here yet when that is so for the last time.
+    EXPECT_LE(most.parameters, kUnits * kUnit / kWorld + 2 * kUnit);
+    EXPECT_LE(most.total(), 4 * kUnits * kUnit / kWorld + 3 * kUnit);
+  });
+}
+
+/// 65 x 64 elements on 3 ranks: parts of 1387, 1387 and 1386.
+TEST(ShardedReplica, UnevenPartsOfUnitsFillTheirMemoryToo) {
+  const auto model = model_of("mlp:64-64-64-64-64-64-64-64-64-64-64-64-64");
+  constexpr std::uint64_t kPart = 1387 * sizeof(float), kUnits = 12, kWorld = 3;
+  Job job(Carrier::kInProcess, kWorld);
+  job.run([&](Group& group) {
+    const ShardedOptions options = options_of("full", kWorld, "sgd", 0.01);
+    auto made = ShardedReplica::make(group, *model, kSeed, options);
+    ASSERT_TRUE(made.ok());
+    const Samples samples(*model, 3, 1);
+    const Batch batch = samples.part(group.rank(), 1);
+    for (int step = 0; step < 2; ++step) ASSERT_TRUE((*made)->step({&batch, 1}, kWorld).ok());
+    const auto need = sharded_memory(*model, options, kWorld);
+    ASSERT_TRUE(need.ok());
+    const std::uint64_t most = (*made)->most_memory().total();
+    EXPECT_LE(most, need->total());
+    EXPECT_GT(most + kUnits * kPart / 100, need->total());
+    // Parameters, means, and at most four units beside them.
+    EXPECT_LE(need->total(), 2 * kUnits * kPart + 4 * kWorld * kPart);
   });
 }
 

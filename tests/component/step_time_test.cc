@@ -84,9 +84,21 @@ TEST(StepTime, CountsTheOptimizerAndMemory) {
   EXPECT_DOUBLE_EQ(time_of("full", 2, speeds), kPasses + 1.5);
   EXPECT_DOUBLE_EQ(time_of("full", 4, speeds, 1), kPasses + 1.5);  // its own shard and a copy
   speeds.update = 0;
-  speeds.fill = 1.0 / kElements;
-  EXPECT_DOUBLE_EQ(time_of("none", 2, speeds), kPasses + 3);
-  EXPECT_DOUBLE_EQ(time_of("full", 2, speeds), kPasses + 3 + 4);
+  // Own halves are copied to their units, two of which come again, and out of the means.
+  speeds.copy = 1.0 / kElements;
+  EXPECT_DOUBLE_EQ(time_of("none", 2, speeds), kPasses);
+  EXPECT_DOUBLE_EQ(time_of("full", 2, speeds), kPasses + 4 * 0.5 + 3 * 0.5);
+}
+
+TEST(StepTime, TransfersTakeTheProcessorFromPasses) {
+  Speeds speeds = speeds_of(3, kEndless);
+  speeds.transfers = {1.0 / (sizeof(float) * kElements), 2.0 / (sizeof(float) * kElements)};
+  EXPECT_DOUBLE_EQ(time_of("full", 2, speeds), kPasses + 4 * 0.5 * 1 + 3 * 0.5 * 2);
+  EXPECT_DOUBLE_EQ(time_of("none", 2, speeds), kPasses + 3 * 0.5 * (1 + 2));
+  // A slow link hides them: the last reduction is waited for anyway.
+  speeds.bandwidth = sizeof(float) * kElements / 100.0;
+  for (LayerCost& cost : speeds.layers) cost = {};
+  EXPECT_NEAR(time_of("full", 2, speeds), 50 * (3 + 1 + 3), 3);
 }
 
 Result<StepTime> pipeline_time(const char* mesh, std::uint32_t world, const char* sharding,

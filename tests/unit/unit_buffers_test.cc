@@ -1,6 +1,7 @@
 #include "worker/parallel/unit_buffers.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,23 @@ TEST(UnitBuffers, AnotherSizeTakesThePlaceOfTheOldestSpares) {
   const Buffer middle = buffers.take(5);  // 10 is free now, 90 is spare
   EXPECT_EQ(buffers.spare(), 90u);
   EXPECT_EQ(buffers.take(90).data(), kept);
+}
+
+TEST(UnitParts, SeveralLieInOneUnit) {
+  UnitBuffers buffers;
+  UnitParts parts(buffers);
+  EXPECT_TRUE(parts.find(3).empty());
+  const std::span<float> first = parts.add(buffers.take(10), 4), second = parts.find(5);
+  EXPECT_EQ(first.size(), 4u);
+  EXPECT_EQ(second.data(), first.data() + 4);
+  EXPECT_EQ(second.size(), 5u);
+  EXPECT_TRUE(parts.find(2).empty());
+  EXPECT_EQ(parts.find(1).data(), first.data() + 9);
+  EXPECT_EQ(buffers.used(), 10u);
+  parts.clear();
+  EXPECT_EQ(buffers.used(), 0u);
+  EXPECT_EQ(buffers.spare(), 10u);
+  EXPECT_TRUE(parts.find(1).empty());
 }
 
 TEST(UnitBuffers, SparesNeverRaiseThePeak) {

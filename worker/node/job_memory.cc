@@ -1,7 +1,7 @@
 #include "worker/node/job_memory.h"
 
 #include "worker/node/group_memory.h"
-#include "worker/node/sharded_replica.h"
+#include "worker/node/sharded_memory.h"
 
 namespace centroid::worker {
 

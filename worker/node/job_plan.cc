@@ -39,23 +39,19 @@ double fastest(const Run& run) {
   return best;
 }
 
-/// Seconds per parameter of a step of the optimizer, and to take memory for a unit.
-Status measure_parameters(const Model& model, const PlanQuestion& question, Speeds& speeds) {
-  constexpr std::uint64_t kElements = 4 << 20, kMostElements = 32 << 20;
+/// Seconds per parameter of a step of the optimizer, of a copy and of a 0, in more memory than
+/// processors cache.
+Status measure_parameters(const PlanQuestion& question, Speeds& speeds) {
+  constexpr std::uint64_t kElements = 8 << 20;
   CENTROID_ASSIGN(const auto optimizer, make_optimizer(question.optimizer));
   std::vector<float> values(kElements, 1), gradient(kElements, 0.1F);
   std::vector<std::vector<float>> state(optimizer->slots(), std::vector<float>(kElements));
   const std::vector<std::span<float>> slots(state.begin(), state.end());
   speeds.update = fastest([&] { optimizer->step(1, values, gradient, slots, values); }) / kElements;
-  CENTROID_ASSIGN(auto shapes, parameter_shapes(model));
-  CENTROID_ASSIGN(const auto layout, parallel::ShardLayout::make(std::move(shapes), 1));
-  const std::uint64_t unit = std::min(layout.largest_unit(), kMostElements);
-  speeds.fill = fastest([unit] {
-                  const std::vector<float> taken(unit);
-                  const volatile float* const seen = taken.data();  // or the compiler leaves it out
-                  static_cast<void>(*seen);
-                }) /
-                static_cast<double>(unit);
+  speeds.copy = fastest([&] { std::ranges::copy(gradient, values.begin()); }) / kElements;
+  speeds.fill = fastest([&] { std::ranges::fill(gradient, 0.0F); }) / kElements;
+  if (usable_cores() > 1) return {};  // one of them computes, another one transfers
+  CENTROID_ASSIGN(speeds.transfers, measure_transfers());
   return {};
 }
 
@@ -152,7 +148,7 @@ Result<ComputingSpeed> measure_speed(const Model& model, const PlanQuestion& que
   ComputingSpeed out;
   out.batch.samples = question.batch;
   CENTROID_ASSIGN(out.batch.layers, measure_layers(model, question.batch));
-  CENTROID_TRY(measure_parameters(model, question, out.batch));
+  CENTROID_TRY(measure_parameters(question, out.batch));
   out.micro_batch = out.batch;
   out.micro_batch.samples = micro_batch_of(question);
   CENTROID_ASSIGN(out.micro_batch.layers, measure_layers(model, out.micro_batch.samples));

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kLongPass = 0.05;  ///< seconds of a pass that tells the time of more samples
 constexpr double kLongEnough = 0.02, kTooLong = 1;  ///< seconds of repeated passes
-constexpr int kLeastRuns = 3, kMostRuns = 40;
+constexpr int kLeastRuns = 5, kMostRuns = 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -70,7 +70,7 @@ class LoneLayer {
   }
 
   std::uint64_t bytes(std::uint64_t samples) const {
-    return 3 * sizeof(float) * elements() + model_->work_bytes(samples, true);
+    return sizeof(float) * (3 * elements() + others()) + model_->work_bytes(samples, true);
   }
 
   LayerCost measure(std::uint64_t samples) {
@@ -78,17 +78,17 @@ class LoneLayer {
     // Beginning with few samples also warms up.
     for (std::uint64_t count = 1;; count = std::min(4 * count, samples)) {
       const AnySamples some(*model_, count);
-      LayerCost best = run(some.batch());
-      if (count < samples && best.sum() < kLongPass) continue;
-      const auto begin = Clock::now();
-      const auto goes_on = [&](int runs) {
-        const double time = best.sum() + seconds_since(begin);
-        return time < kTooLong && (runs < kLeastRuns || time < kLongEnough);
-      };
-      for (int runs = 0; runs < kMostRuns && goes_on(runs); ++runs)
-        improve(best, run(some.batch()));
+      std::vector<LayerCost> runs = {run(some.batch())};
+      double time = runs.back().sum();
+      if (count < samples && time < kLongPass) continue;
+      for (int n = 1; n < kMostRuns && time < kTooLong && (n < kLeastRuns || time < kLongEnough);
+           ++n) {
+        runs.push_back(run(some.batch()));
+        time += runs.back().sum();
+      }
       const double factor = static_cast<double>(samples) / static_cast<double>(count);
-      return {factor * best.forward, factor * best.backward, best.accumulate};
+      return {factor * median(runs, &LayerCost::forward),
+              factor * median(runs, &LayerCost::backward), median(runs, &LayerCost::accumulate)};
     }
   }
 
@@ -101,11 +101,19 @@ class LoneLayer {
     return sum;
   }
 
+  /// Of the other layers, as many as fill the caches.
+  std::uint64_t others() const {
+    std::uint64_t sum = 0;
+    for (const TensorInfo& tensor : model_->manifest()) sum += tensor.elements();
+    return std::min(sum - elements(), kCacheBytes / sizeof(float));
+  }
+
   void allocate() {
     const auto layers = layered_.layers();
     values_.resize(elements());
     gradient_.resize(values_.size());
     sum_.resize(values_.size());
+    others_.resize(others());
     places_.params.resize(layers.size());
     places_.gradients.resize(layers.size());
     std::size_t at = 0;
@@ -129,6 +137,7 @@ class LoneLayer {
     };
     if (layer_ > 0) fill(layered_.stage_input(), layered_.border(layer_), 1);
     LayerCost cost;
+    use_others();
     auto begin = Clock::now();
     layered_.run(layer_);
     if (!is_last_) layered_.stage_output();
@@ -136,6 +145,7 @@ class LoneLayer {
     if (!is_last_) fill(layered_.stage_gradient(), layered_.border(layer_ + 1), 1e-3);
     const std::uint32_t back = passes_ - 1 - layer_;
     if (back != layer_) {  // else the forward did both
+      use_others();
       begin = Clock::now();
       layered_.run(back);
       cost.backward = seconds_since(begin);
@@ -146,17 +156,21 @@ class LoneLayer {
     return cost;
   }
 
-  static void improve(LayerCost& best, const LayerCost& cost) {
-    best.forward = std::min(best.forward, cost.forward);
-    best.backward = std::min(best.backward, cost.backward);
-    best.accumulate = std::min(best.accumulate, cost.accumulate);
+  void use_others() {
+    for (float& value : others_) value += 1;
+  }
+
+  static double median(std::span<LayerCost> runs, double LayerCost::* of) {
+    std::ranges::nth_element(runs, runs.begin() + static_cast<std::ptrdiff_t>(runs.size() / 2), {},
+                             of);
+    return runs[runs.size() / 2].*of;
   }
 
   const std::unique_ptr<Model> model_;
   Layered& layered_;
   const std::uint32_t layer_, passes_;
   const bool is_last_;
-  std::vector<float> values_, gradient_, sum_;
+  std::vector<float> values_, gradient_, sum_, others_;
   TensorPlaces places_;
 };
 

@@ -18,15 +18,20 @@ struct LayerCost {
 };
 std::vector<double> sums_of(std::span<const LayerCost> costs);
 
-/// Bytes that measure_layers needs at once: a layer with its gradient and its activations.
+/// More than processors cache, of the other layers.
+inline constexpr std::uint64_t kCacheBytes = 64 << 20;
+
+/// Bytes that measure_layers needs at once: a layer with its gradient and its activations, and at
+/// most kCacheBytes that empty the caches.
 ///
 /// fails  as measure_layers
 Result<std::uint64_t> measuring_bytes(const Model& model, std::uint64_t samples);
 
-/// Measure the layers on this machine, each alone and at its fastest. Layers of equal shapes are
+/// Measure the layers on this machine, each alone, the median of some runs. Its parameters are not
+/// in the caches, as in a step that has used the other layers since. Layers of equal shapes are
 /// measured once. The time of many samples is estimated from that of fewer.
 ///
-/// cost   about a tenth of a second for each kind of layer; one pass of a sample if that is longer
+/// cost   some tenths of a second for each kind of layer; one pass of a sample if that is longer
 /// fails  invalid_argument: the model has no passes
 Result<std::vector<LayerCost>> measure_layers(const Model& model, std::uint64_t samples);
 

@@ -157,9 +157,7 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   PipelineMemory need;
   need.planes.parameters =
       sizeof(float) * (whole + (sharding.shards_parameters() && ranks > 1 ? shard : 0));
-  // A unit's gradient is freed when its part of the mean is here.
-  const std::uint64_t mean = (layout.largest_unit() + ranks - 1) / ranks;
-  need.planes.gradients = sizeof(float) * (whole + mean + scratch);
+  need.planes.gradients = sizeof(float) * (whole + scratch);  // means lie in their memory
   need.planes.state = sizeof(float) * optimizer->slots() * shard;
   need.planes.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
   CENTROID_ASSIGN(

@@ -75,35 +75,6 @@ std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
   return plan;
 }
 
-Result<ShardedMemory> sharded_memory(const Model& model, const parallel::ShardedOptions& options,
-                                     std::uint32_t world) {
-  CENTROID_ASSIGN(auto shapes, parameter_shapes(model));
-  CENTROID_ASSIGN(const auto optimizer, make_optimizer(options.optimizer));
-  const auto ranks = static_cast<std::uint32_t>(options.sharding.shard_ranks(0, world).size());
-  CENTROID_ASSIGN(const ShardLayout layout,
-                  ShardLayout::make(std::move(shapes), ranks, options.least_elements));
-  const std::uint64_t whole = layout.elements(), shard = layout.shard_elements(0);
-  const std::uint64_t unit = layout.largest_unit();
-  // Of a sharded model a unit is in use while the next one comes. The gradients of three units are
-  // whole: one is computed, two are reduced.
-  const bool has_shards = options.sharding.shards_parameters() && ranks > 1;
-  ShardedMemory need;
-  need.parameters =
-      sizeof(float) * (has_shards ? std::min(shard + 2 * unit, shard + whole) : whole);
-  need.gradients =
-      sizeof(float) * (shard + std::min((parallel::Reducing::kInProgress + 1) * unit, whole));
-  need.state = sizeof(float) * optimizer->slots() * shard;
-  need.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
-  const bool has_copy =
-      options.replicas > 0 && options.sharding.replica_ranks(0, world).size() == 1;
-  if (!has_copy) return need;
-  need.parameters += sizeof(float) * shard;
-  // The copy's gradient comes when no unit's is whole any more.
-  need.gradients = std::max(need.gradients, 2 * sizeof(float) * shard);
-  need.state *= 2;
-  return need;
-}
-
 Result<std::unique_ptr<ShardedReplica>> ShardedReplica::make(
     const collective::Group& group, const Model& model, std::uint64_t seed,
     const parallel::ShardedOptions& options) {
@@ -161,7 +132,7 @@ Status ShardedReplica::place_gradients(std::size_t unit, bool is_first) {
   if (is_first)
     CENTROID_TRY(parameters_->take_gradient(unit));
   else if (!later_[unit])
-    later_[unit] = parameters_->buffers().take(layout.units()[unit].elements.count);
+    later_[unit] = parameters_->buffers().take(layout.ranks() * layout.shard(unit, 0).count);
   for (std::size_t i = tensors.begin; i < tensors.end(); ++i) {
     if (is_first) {
       CENTROID_ASSIGN(const std::span<float> gradient, parameters_->gradient(i));

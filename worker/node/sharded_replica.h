@@ -35,14 +35,6 @@ Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& mode
 std::vector<parallel::ParameterShape> cut(const std::vector<parallel::ParameterShape>& shapes,
                                           parallel::Range tensors);
 
-/// The most bytes that a rank has at once, from shapes alone. Without activations
-/// (Model::work_bytes) and operations in progress in the collectives.
-///
-/// fails  as ShardedReplica::make
-Result<parallel::ShardedMemory> sharded_memory(const Model& model,
-                                               const parallel::ShardedOptions& options,
-                                               std::uint32_t world);
-
 /// Training of a built-in model on the CPU, with its parameters divided among the ranks of a group.
 ///
 /// memory  a unit is gathered before the first pass that reads it and freed after the last one that

@@ -21,21 +21,25 @@ namespace {
 /// A worker that computes, and its link, which sends what is queued meanwhile. Seconds.
 class Worker {
  public:
-  explicit Worker(double bandwidth) : bandwidth_(bandwidth) {}
+  explicit Worker(const Speeds& speeds) : speeds_(speeds) {}
   void compute(double seconds) {
     now_ += seconds;
     computing_ += seconds;
   }
-  /// The time when these bytes are sent.
-  double send(double bytes) {
-    sent_ = std::max(sent_, now_) + bytes / bandwidth_;
-    return sent_;
-  }
+  // The time when these bytes are sent:
+  double gather(double bytes) { return send(bytes, speeds_.transfers.gather); }
+  double reduce(double bytes) { return send(bytes, speeds_.transfers.reduce); }
   void wait(double time) { now_ = std::max(now_, time); }
   StepTime time() const { return {now_, computing_}; }
 
  private:
-  const double bandwidth_;
+  double send(double bytes, double processor) {
+    sent_ = std::max(sent_, now_) + bytes / speeds_.bandwidth;
+    compute(bytes * processor);
+    return sent_;
+  }
+
+  const Speeds& speeds_;
   double now_ = 0, sent_ = 0, computing_ = 0;
 };
 
@@ -55,18 +59,21 @@ struct Division {
   static double bytes(double elements) { return sizeof(float) * elements; }
   double gathered(double elements) const { return bytes(elements) * (shards - 1) / shards; }
   double averaged(double elements) const {
-    return 2 * bytes(elements / shards) * (replicas - 1) / replicas;
+    return bytes(elements / shards) * (replicas - 1) / replicas;
   }
 };
 
 /// parallel::Reducing in time.
 class ReducingTime {
  public:
-  ReducingTime(Worker& worker, const Division& division) : worker_(worker), of_(division) {}
+  ReducingTime(Worker& worker, const Division& division, double copy)
+      : worker_(worker), of_(division), copy_(copy) {}
   void begin(double elements) {
-    entries_.push_back({elements, worker_.send(of_.gathered(elements)), {}});
+    entries_.push_back({elements, worker_.reduce(of_.gathered(elements)), {}});
     begin_seconds(of_.shards > 1 ? 1 : 0);
-    while (entries_.size() > parallel::Reducing::kInProgress) end_first();
+    const auto shards = static_cast<std::uint64_t>(of_.shards),
+               replicas = static_cast<std::uint64_t>(of_.replicas);
+    while (entries_.size() > parallel::Reducing::in_progress(shards, replicas)) end_first();
   }
   void finish() {
     begin_seconds(0);
@@ -80,7 +87,11 @@ class ReducingTime {
   };
   void begin_second(Entry& entry) {
     worker_.wait(entry.scattered);
-    if (!entry.reduced) entry.reduced = worker_.send(of_.averaged(entry.elements));
+    if (entry.reduced) return;
+    entry.reduced = entry.scattered;
+    if (of_.replicas == 1) return;
+    worker_.reduce(of_.averaged(entry.elements));
+    entry.reduced = worker_.gather(of_.averaged(entry.elements));
   }
   void begin_seconds(std::size_t without) {
     for (std::size_t i = 0; of_.replicas > 1 && i + without < entries_.size(); ++i)
@@ -89,11 +100,13 @@ class ReducingTime {
   void end_first() {
     begin_second(entries_.front());
     worker_.wait(*entries_.front().reduced);
+    if (of_.shards > 1) worker_.compute(copy_ * entries_.front().elements / of_.shards);
     entries_.pop_front();
   }
 
   Worker& worker_;
   const Division& of_;
+  const double copy_;
   std::deque<Entry> entries_;
 };
 
@@ -104,32 +117,27 @@ double elements_of(const ShardLayout& layout, std::size_t unit) {
 /// What follows the last reduction.
 void end_step(Worker& worker, const Division& of, double elements, double update) {
   const double shard = elements / of.shards;
-  if (of.has_copy) worker.wait(worker.send(Division::bytes(shard)));
+  if (of.has_copy) worker.wait(worker.gather(Division::bytes(shard)));
   worker.compute(update * shard * (of.has_copy ? 2 : 1));
-  if (!of.gathers) worker.wait(worker.send(of.gathered(elements)));  // updated parameters
+  if (!of.gathers) worker.wait(worker.gather(of.gathered(elements)));  // updated parameters
 }
 
 /// The passes of a step as ShardedReplica::run makes them.
 void run_passes(Worker& worker, const Division& of, const std::vector<ShardedPass>& plan,
-                const ShardLayout& layout, const std::vector<double>& seconds, double fill) {
-  ReducingTime reducing(worker, of);
+                const ShardLayout& layout, const std::vector<double>& seconds, double copy) {
+  ReducingTime reducing(worker, of, copy);
   std::vector<std::optional<double>> here(layout.units().size());  // when each unit has come
   const auto fetch = [&](std::size_t unit) {
     if (!of.gathers || here[unit]) return;
-    worker.compute(fill * elements_of(layout, unit));
-    here[unit] = worker.send(of.gathered(elements_of(layout, unit)));
+    worker.compute(copy * elements_of(layout, unit) / of.shards);
+    here[unit] = worker.gather(of.gathered(elements_of(layout, unit)));
   };
-  std::vector<bool> has_gradient(layout.units().size());
   for (std::size_t i = 0; i < plan.size(); ++i) {
     for (const std::size_t unit : plan[i].reads) {
       fetch(unit);
       if (here[unit]) worker.wait(*here[unit]);
     }
     for (const std::size_t unit : plan[i].fetches) fetch(unit);
-    for (const std::size_t unit : plan[i].writes) {
-      if (!has_gradient[unit]) worker.compute(fill * elements_of(layout, unit));
-      has_gradient[unit] = true;
-    }
     worker.compute(seconds[i]);
     for (const std::size_t unit : plan[i].releases) here[unit].reset();
     for (const std::size_t unit : plan[i].completes) reducing.begin(elements_of(layout, unit));
@@ -198,9 +206,9 @@ Result<StepTime> step_time(const Model& model, const parallel::ShardedOptions& o
     seconds[layer] += factor * speeds.layers[layer].forward;
     seconds[passes.size() - 1 - layer] += factor * speeds.layers[layer].backward;
   }
-  Worker worker(speeds.bandwidth);
+  Worker worker(speeds);
   run_passes(worker, of, plan_passes(passes, own->layered()->layers(), layout), layout, seconds,
-             speeds.fill);
+             speeds.copy);
   end_step(worker, of, static_cast<double>(layout.elements()), speeds.update);
   return worker.time();
 }
@@ -220,11 +228,11 @@ Result<StepTime> step_time(const Model& model, const PipelineOptions& options,
       if (shape.layer >= stages[i].begin && shape.layer < stages[i].end())
         elements += static_cast<double>(shape.elements);
     // The stage comes before the schedule, and its gradient is reduced after it.
-    Worker worker(speeds.bandwidth);
-    if (of.gathers) worker.compute(speeds.fill * elements);
-    if (of.gathers) worker.wait(worker.send(of.gathered(elements)));
+    Worker worker(speeds);
+    if (of.gathers) worker.compute(speeds.copy * elements / of.shards);
+    if (of.gathers) worker.wait(worker.gather(of.gathered(elements)));
     worker.compute(speeds.fill * elements);
-    ReducingTime reducing(worker, of);
+    ReducingTime reducing(worker, of, speeds.copy);
     reducing.begin(elements);
     reducing.finish();
     end_step(worker, of, elements, speeds.update);

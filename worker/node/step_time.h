@@ -7,6 +7,7 @@
 #include "worker/model/model.h"
 #include "worker/node/layer_costs.h"
 #include "worker/node/pipeline_replica.h"
+#include "worker/node/transfer_costs.h"
 #include "worker/parallel/sharded_parameters.h"
 
 namespace centroid::worker {
@@ -15,16 +16,19 @@ namespace centroid::worker {
 struct Speeds {
   std::vector<LayerCost> layers;  ///< of `samples` samples
   std::uint64_t samples = 1;
-  double update = 0;     ///< seconds of the optimizer, per parameter
-  double fill = 0;       ///< seconds to allocate a float of 0: parameters come, gradients begin
-  double bandwidth = 0;  ///< bytes of tensors that a worker sends in a second, while it receives
-                         ///< as many
+  double update = 0;  ///< seconds of the optimizer, per parameter
+  double copy = 0;    ///< seconds to copy a float: own shards to their units, and means
+  double fill = 0;    ///< seconds to set a float to 0: gradients of stages
+  /// Bytes of tensors that a worker sends in a second, while it receives as many.
+  double bandwidth = 0;
+  /// Processor time of that, taken from computing; 0: a worker has another core for it.
+  TransferCosts transfers{};
 };
 
 /// Seconds of a step.
 struct StepTime {
   double all = 0;
-  double computing = 0;  ///< of them, of the worker that computes the most
+  double computing = 0;  ///< of them, of the processor of the worker that computes the most
 };
 
 /// The time of a step that ShardedReplica makes with `samples` samples of each rank. Messages have

@@ -1,6 +1,7 @@
 #include "worker/parallel/reducing.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "transport/collective/collectives.h"
@@ -28,7 +29,8 @@ Reducing::Reducing(const ShardLayout& layout, const collective::Group& shards,
       buffers_(buffers),
       timeout_(timeout),
       begun_(layout.units().size()),
-      means_(layout.units().size()) {}
+      means_(layout.units().size()),
+      parts_(buffers) {}
 
 std::span<float> Reducing::part(Entry& entry) const {
   const Range shard = layout_.shard(entry.unit, shards_.rank());
@@ -41,13 +43,15 @@ Status Reducing::begin(std::size_t unit, Buffer gradient) {
   entry.unit = unit;
   entry.gradient = std::move(gradient);
   if (shards_.world() > 1) {
-    const std::span<const float> whole = entry.gradient.as<float>();
+    const std::span<const float> whole =
+        entry.gradient.as<float>().first(layout_.units()[unit].elements.count);
     entry.scatter =
         collective::reduce_scatter_async(shards_, whole, part(entry), mean_of(unit, timeout_),
                                          shard_counts(whole.size(), shards_.world()));
   }
   CENTROID_TRY(begin_seconds(entry.scatter ? 1 : 0));
-  while (entries_.size() > kInProgress) CENTROID_TRY(end_first());
+  const std::size_t most = in_progress(shards_.world(), replicas_.world());
+  while (entries_.size() > most) CENTROID_TRY(end_first());
   return {};
 }
 
@@ -75,15 +79,14 @@ Status Reducing::end_first() {
   begin_second(entry);
   if (entry.reduce) CENTROID_TRY(entry.reduce->wait());
   const std::span<const float> own = part(entry);
-  Buffer& mean = means_[entry.unit];
-  if (mean) {
-    const std::span<float> sum = mean.as<float>();
-    for (std::size_t i = 0; i < own.size(); ++i) sum[i] += own[i];
-  } else if (shards_.world() == 1) {
-    mean = std::move(entry.gradient);
-  } else {
-    mean = buffers_.take(own.size());
-    std::ranges::copy(own, mean.as<float>().begin());
+  std::span<float>& mean = means_[entry.unit];
+  if (!mean.empty()) {
+    for (std::size_t i = 0; i < own.size(); ++i) mean[i] += own[i];
+  } else if (mean = parts_.find(own.size()); !mean.empty()) {
+    std::ranges::copy(own, mean.begin());
+  } else if (!own.empty()) {
+    std::memmove(entry.gradient.data(), own.data(), own.size_bytes());
+    mean = parts_.add(std::move(entry.gradient), own.size());
   }
   buffers_.give_back(std::move(entry.gradient));
   entries_.pop_front();
@@ -98,7 +101,8 @@ Status Reducing::finish() {
 
 void Reducing::clear() {
   begun_.assign(begun_.size(), false);
-  for (Buffer& mean : means_) buffers_.give_back(std::move(mean));
+  means_.assign(means_.size(), {});
+  parts_.clear();
 }
 
 }  // namespace centroid::parallel

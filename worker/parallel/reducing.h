@@ -20,16 +20,19 @@ namespace centroid::parallel {
 /// thread  one at a time
 class Reducing {
  public:
-  /// Whole gradients that wait for their operations; each is memory of a unit.
-  static constexpr std::size_t kInProgress = 2;
+  /// Whole gradients whose operations go on while the next one is computed; each is memory of a
+  /// unit. Two if a gradient has two operations: one of each.
+  static std::size_t in_progress(std::uint64_t shards, std::uint64_t replicas) {
+    return shards > 1 && replicas > 1 ? 2 : 1;
+  }
 
-  /// All references outlive it; `buffers` gives the memory of means.
+  /// All references outlive it.
   Reducing(const ShardLayout& layout, const collective::Group& shards,
            const collective::Group& replicas, UnitBuffers& buffers,
            std::chrono::milliseconds timeout);
 
-  /// Begin with a unit's gradient, of `buffers`; waits while more than `kInProgress` are on their
-  /// way.
+  /// Begin with a unit's gradient, of `buffers`; waits while more than `in_progress` are on their
+  /// way. Means lie in the memory of the first ones.
   Status begin(std::size_t unit, Buffer gradient);
   /// Wait for all.
   Status finish();
@@ -37,7 +40,7 @@ class Reducing {
   /// The unit was reduced since the last `clear`, or is on its way.
   bool has(std::size_t unit) const { return begun_[unit]; }
   /// This rank's part of a unit's mean; the sum if the unit was reduced several times.
-  std::span<float> mean(std::size_t unit) { return means_[unit].as<float>(); }
+  std::span<float> mean(std::size_t unit) { return means_[unit]; }
   /// Forget the means. Nothing is on its way.
   void clear();
 
@@ -59,7 +62,8 @@ class Reducing {
   const std::chrono::milliseconds timeout_;
   std::deque<Entry> entries_;  ///< in the order of `begin`
   std::vector<bool> begun_;    ///< by unit
-  std::vector<Buffer> means_;
+  std::vector<std::span<float>> means_;
+  UnitParts parts_;  ///< where they are
 };
 
 }  // namespace centroid::parallel

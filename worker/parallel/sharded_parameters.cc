@@ -26,6 +26,11 @@ Result<collective::Group> everyone(const collective::Group& group) {
   return group.subgroup(std::move(ranks));
 }
 
+/// Elements of a unit's memory: room for as many largest parts as there are ranks (UnitParts).
+std::uint64_t room_of(const ShardLayout& layout, std::size_t unit) {
+  return layout.ranks() * layout.shard(unit, 0).count;
+}
+
 std::string name_of_unit(std::size_t unit) { return "unit " + std::to_string(unit); }
 
 }  // namespace
@@ -94,6 +99,7 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       is_safe_(options.replicas > 0),
       units_(layout_.units().size()),
       copies_(is_safe_ && replicas_.world() == 1 ? units_.size() : 0),
+      copied_(buffers_),
       reducing_(layout_, shards_, replicas_, buffers_, timeout_) {}
 
 Status ShardedParameters::fill(const collective::Group& all, const Initial& initial) {
@@ -194,7 +200,8 @@ collective::Handle ShardedParameters::begin_gather(std::size_t unit) {
   collective::CallOptions options;
   options.tag = 2 * unit;
   options.timeout = timeout_;
-  const std::span<float> full = units_[unit].full.as<float>();
+  const std::span<float> full =
+      units_[unit].full.as<float>().first(layout_.units()[unit].elements.count);
   const Range shard = layout_.shard(unit, shards_.rank());
   return collective::all_gather_async(shards_, full.subspan(shard.begin, shard.count), full,
                                       options, shard_counts(full.size(), shards_.world()));
@@ -206,7 +213,7 @@ Status ShardedParameters::prefetch(std::size_t unit) {
   Unit& one = units_[unit];
   if (one.gathering) return wrong_use("prefetch of " + name_of_unit(unit) + " was called twice");
   if (one.full) return wrong_use(name_of_unit(unit) + " is gathered already");
-  one.full = buffers_.take(layout_.units()[unit].elements.count);
+  one.full = buffers_.take(room_of(layout_, unit));
   const Range shard = layout_.shard(unit, shards_.rank());
   std::ranges::copy(one.master, one.full.as<float>().subspan(shard.begin).begin());
   one.gathering = begin_gather(unit);
@@ -271,7 +278,7 @@ Result<std::span<float>> ShardedParameters::gradient(std::size_t index) {
 Buffer& ShardedParameters::gradient_of(std::size_t unit) {
   Buffer& gradient = units_[unit].gradient;
   if (gradient) return gradient;
-  gradient = buffers_.take(layout_.units()[unit].elements.count);
+  gradient = buffers_.take(room_of(layout_, unit));
   std::ranges::fill(gradient.as<float>(), 0.0F);
   return gradient;
 }
@@ -280,7 +287,7 @@ Status ShardedParameters::take_gradient(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   has_gradient_ = true;
   Buffer& gradient = units_[unit].gradient;
-  if (!gradient) gradient = buffers_.take(layout_.units()[unit].elements.count);
+  if (!gradient) gradient = buffers_.take(room_of(layout_, unit));
   return {};
 }
 
@@ -324,8 +331,10 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
     collective::CallOptions options;
     options.tag = kCopyTag + unit;
     options.timeout = timeout_;
-    copies_[unit].mean = buffers_.take(copies_[unit].values.size());
-    const std::span<float> mean = copies_[unit].mean.as<float>();
+    const std::size_t count = copies_[unit].values.size();
+    std::span<float>& mean = copies_[unit].mean;
+    mean = copied_.find(count);
+    if (mean.empty() && count > 0) mean = copied_.add(buffers_.take(room_of(layout_, unit)), count);
     if (!mean.empty())
       copying.push_back(collective::receive_async(shards_, mean, copied_rank(), options));
     const std::span<const float> own = reducing_.mean(unit);
@@ -388,7 +397,7 @@ void ShardedParameters::clip(const StepReport& report) {
   for (std::size_t unit = 0; unit < units_.size() && factor != 1; ++unit) {
     for (float& value : reducing_.mean(unit)) value *= factor;
     if (!has_copy()) continue;
-    for (float& value : copies_[unit].mean.as<float>()) value *= factor;
+    for (float& value : copies_[unit].mean) value *= factor;
   }
 }
 
@@ -414,10 +423,11 @@ void ShardedParameters::apply() {
     if (!has_copy()) continue;
     Copy& copy = copies_[unit];
     slots.assign(copy.state.begin(), copy.state.end());
-    optimizer_->step(steps_, copy.values, copy.mean.as<float>(), slots, copy.values);
-    buffers_.give_back(std::move(copy.mean));
+    optimizer_->step(steps_, copy.values, copy.mean, slots, copy.values);
+    copy.mean = {};
   }
   reducing_.clear();
+  copied_.clear();
   has_gradient_ = is_prepared_ = false;
 }
 

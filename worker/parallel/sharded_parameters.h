@@ -115,7 +115,7 @@ class ShardedParameters {
   /// instead of adding to it: it is not 0.
   Status take_gradient(std::size_t unit);
   /// The unit's gradient is complete: begin to reduce it, and add the mean to that of this step.
-  /// Its memory is spare when that has ended; two reductions may be in progress.
+  /// Its memory is spare when that has ended; some reductions may be in progress.
   Status reduce(std::size_t unit);
   /// Without: reduce leaves gradients where they are, so micro-batches accumulate without
   /// communication.
@@ -158,7 +158,7 @@ class ShardedParameters {
   /// Another rank's part of a unit.
   struct Copy {
     std::vector<float> values;
-    Buffer mean;
+    std::span<float> mean;
     std::vector<std::vector<float>> state;
   };
   struct Unit {
@@ -201,6 +201,7 @@ class ShardedParameters {
   std::vector<Unit> units_;
   std::vector<Copy> copies_;  ///< by unit; empty: none
   UnitBuffers buffers_;
+  UnitParts copied_;  ///< means of copies
   Reducing reducing_;
   std::uint64_t steps_ = 0;
   bool is_syncing_ = true, has_gradient_ = false, is_prepared_ = false;

@@ -43,4 +43,23 @@ void UnitBuffers::trim() {
   spares_.erase(spares_.begin(), end);
 }
 
+std::span<float> UnitParts::find(std::uint64_t elements) {
+  for (Slab& slab : slabs_) {
+    if (elements_of(slab.memory) - slab.used < elements) continue;
+    return slab.memory.as<float>().subspan(std::exchange(slab.used, slab.used + elements),
+                                           elements);
+  }
+  return {};
+}
+
+std::span<float> UnitParts::add(Buffer unit, std::uint64_t used) {
+  slabs_.push_back({std::move(unit), used});
+  return slabs_.back().memory.as<float>().first(used);
+}
+
+void UnitParts::clear() {
+  for (Slab& slab : slabs_) buffers_.give_back(std::move(slab.memory));
+  slabs_.clear();
+}
+
 }  // namespace centroid::parallel

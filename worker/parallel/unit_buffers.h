@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "common/tensor/buffer.h"
@@ -26,6 +27,30 @@ class UnitBuffers {
 
   std::vector<Buffer> spares_;  ///< in the order in which they were given back
   std::uint64_t used_ = 0, spare_ = 0, most_ = 0;
+};
+
+/// Parts of units, several of them in the memory of one unit, so that the spares of units serve for
+/// them too.
+///
+/// thread  one at a time
+class UnitParts {
+ public:
+  /// `buffers` outlives it.
+  explicit UnitParts(UnitBuffers& buffers) : buffers_(buffers) {}
+  /// Room for so many float32; empty: there is none, `add` a unit's memory.
+  std::span<float> find(std::uint64_t elements);
+  /// The memory of a unit, whose first `used` elements are in use. Returns these.
+  std::span<float> add(Buffer unit, std::uint64_t used);
+  /// Give all memory back; spans end.
+  void clear();
+
+ private:
+  struct Slab {
+    Buffer memory;
+    std::uint64_t used = 0;
+  };
+  UnitBuffers& buffers_;
+  std::vector<Slab> slabs_;
 };
 
 }  // namespace centroid::parallel
