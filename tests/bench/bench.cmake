@@ -55,6 +55,7 @@ centroid_bench_script(star_namespaces.py NAMED ARGS --bin ${bin} --parameters 50
 centroid_bench_script(plan_namespaces.py NAMED ARGS --bin ${bin} --rounds 5)
 centroid_bench_script(torch_backend.py NAMED ARGS ${CMAKE_BINARY_DIR}/lib/libcentroid.so --check)
 centroid_bench_script(sharded_fsdp.py NAMED ARGS --program ${bin}/centroid-bench-sharded)
+centroid_bench_script(sharded_return.py NAMED ARGS ${CMAKE_BINARY_DIR}/test-bin)
 centroid_bench_script(torch_hooks.py NAMED ARGS ${CMAKE_BINARY_DIR}/lib/libcentroid.so --check)
 centroid_bench_script(torch_accuracy.py NAMED ARGS ${CMAKE_BINARY_DIR}/bin ${CMAKE_BINARY_DIR}/lib/libcentroid.so --seeds 2 --epochs 6)
 centroid_bench_script(torch_newcomer.py NAMED ARGS ${CMAKE_BINARY_DIR}/bin ${CMAKE_BINARY_DIR}/lib/libcentroid.so --check)

@@ -29,6 +29,8 @@ if(NOT CENTROID_SANITIZE)  # which reserves all address space
   add_test(NAME slow.sharded_large COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/sharded_large_test.py $<TARGET_FILE_DIR:centroid-server-test>)
   set_tests_properties(slow.sharded_large PROPERTIES LABELS slow TIMEOUT 1800)
 endif()
+add_test(NAME slow.sharded_kills COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/sharded_kills_test.py $<TARGET_FILE_DIR:centroid-server-test>)
+set_tests_properties(slow.sharded_kills PROPERTIES LABELS slow TIMEOUT 1800)
 add_test(NAME slow.chaos COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/chaos/chaos.py $<TARGET_FILE_DIR:centroid-server-test>
   --seconds 60 --every 6 --longest 6 --seed 7 --modes star tables)
 set_tests_properties(slow.chaos PROPERTIES LABELS slow TIMEOUT 1800 SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)

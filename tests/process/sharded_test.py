@@ -1,6 +1,7 @@
 """Exchange sharded with the real program: workers that divide a model, without a server. sharded_test.py BIN_DIR"""
 
 import pathlib
+import re
 import shutil
 import signal
 import sys
@@ -324,6 +325,25 @@ class Returns(Sharded):
         for worker in workers:
             self.assertEqual(worker.events("sharded.regrouped"), [])
             self.assertEqual(self.summary(worker.name)["rounds"], self.STEPS)
+
+    def test_a_worker_for_which_another_has_no_memory_is_refused(self):
+        """From 3 ranks on each one has a copy of another shard too."""
+        needs = {}
+        for world in (2, 3):
+            flags = ["--rounds", self.STEPS, *self.RULE, "--memory-limit", 1]
+            asked = self.start(world, *flags, name=f"needs{world}", place="127.0.0.1:1", rank=0)
+            self.assert_status(asked, USAGE)
+            needs[world] = int(re.search(r"this rank needs (\d+) bytes", asked.text())[1])
+        self.assertGreater(needs[3], needs[2])
+        workers, hold, place, flags = self.held(2, "--memory-limit", needs[3] - 1, run="-full")
+        more = self.start(2, *flags, "--memory-limit", "1GB", name="more", place=place, rank=1)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_status(more, USAGE, "with one more worker rank 0: this rank needs")
+        self.assert_exit(DONE, *workers)
+        for worker in workers:
+            worker.wait_event("sharded.newcomers_refused", error=f"needs {needs[3]} bytes")
+            self.assertEqual(worker.events("sharded.regrouped"), [])
 
     def test_a_worker_that_dies_while_it_joins_is_one_more_loss(self):
         file = self.folder / "model.safetensors"

@@ -89,7 +89,7 @@ class SpreadShards {
     const std::int64_t own[2] = {static_cast<std::int64_t>(elements.begin),
                                  static_cast<std::int64_t>(elements.count)};
     CENTROID_TRY(collective::all_gather(group_, std::span(own), std::span(wanted), call_));
-    std::vector<float> sent, received(out.size());
+    sent_.clear();
     std::vector<std::uint64_t> send_counts(world), receive_counts(world);
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       const Range range{static_cast<std::uint64_t>(wanted[2 * rank]),
@@ -97,19 +97,24 @@ class SpreadShards {
       for (const Part& part : parts_of(range)) {
         if (sources_[part.shard].rank != group_.rank()) continue;
         const std::span<const float> values = values_of(part, plane);
-        sent.insert(sent.end(), values.begin(), values.end());
+        sent_.insert(sent_.end(), values.begin(), values.end());
         send_counts[rank] += part.elements.count;
       }
     }
     const std::vector<Part> parts = parts_of(elements);
-    for (const Part& part : parts) receive_counts[sources_[part.shard].rank] += part.elements.count;
-    CENTROID_TRY(collective::all_to_all(group_, std::span<const float>(sent), std::span(received),
-                                        call_, send_counts, receive_counts));
-    // By the rank that sent them, then in the order of elements.
-    auto from = received.begin();
+    const auto source = [&](const Part& part) { return sources_[part.shard].rank; };
+    for (const Part& part : parts) receive_counts[source(part)] += part.elements.count;
+    // They come by the rank that sent them, then in the order of elements.
+    const bool is_in_order = std::ranges::is_sorted(parts, {}, source);
+    if (!is_in_order) received_.resize(out.size());
+    CENTROID_TRY(collective::all_to_all(group_, std::span<const float>(sent_),
+                                        is_in_order ? out : std::span(received_), call_,
+                                        send_counts, receive_counts));
+    if (is_in_order) return {};
+    auto from = received_.begin();
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       for (const Part& part : parts) {
-        if (sources_[part.shard].rank != rank) continue;
+        if (source(part) != rank) continue;
         const auto count = static_cast<std::ptrdiff_t>(part.elements.count);
         std::copy(from, from + count,
                   out.begin() + static_cast<std::ptrdiff_t>(part.elements.begin - elements.begin));
@@ -159,6 +164,7 @@ class SpreadShards {
   const ShardedParameters* const old_;
   const std::vector<Source> sources_;
   collective::CallOptions call_;
+  std::vector<float> sent_, received_;  ///< of a read; new memory costs more than the copy
 };
 
 }  // namespace
