@@ -23,7 +23,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import cluster
 from harness.certificates import TlsTest
-from harness.floods import FLOODS, OF_MEMBERS, OF_TLS, Target, ask
+from harness.floods import FLOODS, OF_FILES, OF_MEMBERS, OF_TLS, Target, ask
 from verdict import verdict
 
 FILES, ATTACKERS = 12_000, 2
@@ -60,7 +60,7 @@ def rounds_a_second(server, seconds):
 class Beside(TlsTest):
     missed = 0
 
-    def begin(self, *more, authority=""):
+    def begin(self, *more, authority="", model="mlp:64-256-256-10"):
         target = Target("", "", authority=self.certificates / "ca.crt")
         server = self.launch_server("--optimizer", "sgd", "--lr", "0.001", "--epochs", "1000000", "--token", target.token, "--api.token", target.admin,
                                     "--api.viewer-token", target.viewer, "--min-workers", "2", "--max-workers", "8", *more, name=f"server-{len(self.processes)}",
@@ -69,7 +69,7 @@ class Beside(TlsTest):
         target.data, target.api = server.data, server.api
         trust = self.trust if more else []
         for _ in range(2):
-            worker = self.worker(server, f"w{len(self.processes)}", "--token", target.token, "--metrics.listen", "127.0.0.1:0", *trust, model="mlp:64-256-256-10", batch=64)
+            worker = self.worker(server, f"w{len(self.processes)}", "--token", target.token, "--metrics.listen", "127.0.0.1:0", *trust, model=model, batch=64)
         target.metrics = worker.wait_event("worker.metrics_opened")["endpoint"]
         server.wait_round(50)
         return server, target
@@ -107,10 +107,16 @@ class Beside(TlsTest):
 
     def runTest(self):  # noqa: N802
         wanted = self.options.only or [name for name in FLOODS if name not in OF_MEMBERS]
-        plain = [name for name in wanted if name not in OF_TLS]
+        plain = [name for name in wanted if name not in (*OF_TLS, *OF_FILES)]
         if plain:
             server, target = self.begin()
             for name in plain:
+                self.measure(server, target, name)
+            self.end_all()
+        if set(OF_FILES) & set(wanted):
+            server, target = self.begin(model="mlp:64-1024-1024-10")
+            self.assertEqual(server.call("POST", "/v1/checkpoints")[0], 201)
+            for name in OF_FILES:
                 self.measure(server, target, name)
             self.end_all()
         if set(OF_TLS) & set(wanted):

@@ -36,6 +36,23 @@ def dial(endpoint, source="127.0.0.1"):
     return socket.create_connection((host, int(port)), timeout=30, source_address=(source, 0))
 
 
+def begin_to_read(api, path, token, source):
+    """A connection that takes the first bytes of an answer, and has little memory for the others."""
+    host, _, port = api.rpartition(":")
+    peer = socket.socket()
+    try:
+        peer.settimeout(30)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.bind((source, 0))
+        peer.connect((host, int(port)))
+        peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        peer.recv(16)
+        return peer
+    except OSError:
+        peer.close()
+        raise
+
+
 def ask(api, path, token="", method="GET", source="127.0.0.1", body=None, authority=""):
     """Status and text of one request."""
     host, _, port = api.rpartition(":")
@@ -271,6 +288,26 @@ def rest_event_streams(target, goes_on, pause=0.0):
         repeat(goes_on, pause, act)
 
 
+def rest_file_streams(target, goes_on, pause=0.0):
+    """Files of the newest checkpoint, which an operator requests and does not read. They must be longer than what two kernels take."""
+    version = json.loads(ask(target.api, "/v1/checkpoints", target.viewer)[1])["checkpoints"][0]["version"]
+    path, source = f"/v1/checkpoints/{version}/files/model.safetensors", sources()
+    with Crowd(500) as crowd:
+        repeat(goes_on, pause, lambda: crowd.add(begin_to_read(target.api, path, target.admin, next(source))))
+
+
+def rest_answer_bytes(target, goes_on, pause=0.0):
+    """Long traces that nobody reads."""
+    source = sources()
+    with Crowd(500) as crowd:
+        repeat(goes_on, pause, lambda: crowd.add(begin_to_read(target.api, "/v1/trace?seconds=60", target.viewer, next(source))))
+
+
+def events(target, goes_on, pause=0.0):
+    """Requests of an operator's script, each of which is an event."""
+    repeat(goes_on, pause, lambda: ask(target.api, "/v1/scale", target.admin, "POST", source="127.0.0.9", body={"workers": 0, "why": "again"}))
+
+
 def audit_lines(target, goes_on, pause=0.0):
     """Changes that a viewer requests."""
     repeat(goes_on, pause, lambda: ask(target.api, "/v1/job:pause", target.viewer, "POST", source="127.0.0.9"))
@@ -298,8 +335,12 @@ FLOODS = {
     "rest_handshakes": rest_handshakes,
     "rest_lines": rest_lines,
     "rest_event_streams": rest_event_streams,
+    "rest_file_streams": rest_file_streams,
+    "rest_answer_bytes": rest_answer_bytes,
+    "events": events,
     "audit_lines": audit_lines,
     "metrics_connections": metrics_connections,
 }
 OF_TLS = ("handshake_seconds", "rest_handshakes")
 OF_MEMBERS = ("arrival_lines", "workers")  # their workers have the tensors of the job
+OF_FILES = ("rest_file_streams",)  # of a job with a checkpoint of several MB

@@ -15,7 +15,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.certificates import TlsTest
 from harness.cluster import main, wait_for
-from harness.floods import FLOODS, OF_MEMBERS, OF_TLS, Target, ask
+from harness.floods import FLOODS, OF_FILES, OF_MEMBERS, OF_TLS, Target, ask
 from harness.peer import TENSORS
 from harness.wire import Client
 
@@ -23,7 +23,7 @@ MAX_WORKERS, CONNECTIONS = 4, 3000
 FILES = 2 * CONNECTIONS + 2000
 ROUNDS = 10
 LIMITS = {"workers": 2, "strangers": MAX_WORKERS + 64, "guests": MAX_WORKERS + 64, "arrival_lines": 2 * (MAX_WORKERS + 64),
-          "rest_connections": CONNECTIONS, "stranger_bytes": 64 << 20, "stranger_lines": 20, "metrics_connections": 16}  # fmt: skip
+          "rest_connections": CONNECTIONS, "stranger_bytes": 64 << 20, "stranger_lines": 20, "metrics_connections": 16, "rest_file_streams": 64, "rest_answer_bytes": 256 << 20, "events": 4096}  # fmt: skip
 
 
 def make_room():
@@ -95,7 +95,7 @@ class Budgets(TlsTest):
         server.wait_round(ROUNDS)
         before = server.cluster()
         for name in FLOODS:
-            if name in (*OF_TLS, *OF_MEMBERS):
+            if name in (*OF_TLS, *OF_MEMBERS, *OF_FILES):
                 continue
             with self.subTest(name):
                 of_it = functools.partial(of_worker, target, 'refused_total{resource="metrics_connections"}')
@@ -103,6 +103,15 @@ class Budgets(TlsTest):
         after = server.cluster()
         self.assertEqual(after["generation"], before["generation"])  # nobody was lost
         self.assertEqual(after["aborted_attempts"], before["aborted_attempts"])
+
+    def test_files_that_nobody_reads(self):
+        server, target = self.attacked()
+        for name in ("w0", "w1"):
+            self.worker(server, name, "--token", target.token, model="mlp:64-1024-1024-10")
+        server.wait_round(ROUNDS)
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        for name in OF_FILES:
+            self.used_up(server, target, name)
 
     def test_handshakes_of_tls(self):
         server, target = self.attacked(*self.issue("server"), "--api.tls", "--api.rate", "200", authority=self.certificates / "ca.crt")
