@@ -189,7 +189,8 @@ Result<std::vector<std::uint32_t>> ShardedJob::meet() {
 /// Make the replica of this group, from "memory" or "checkpoint".
 Result<const char*> ShardedJob::take_over() {
   const std::string run = checkpoints_ ? checkpoints_->run() : "";
-  checkpoints_.reset();  // ends the write in progress
+  checkpoints_.reset();                                          // ends the write in progress
+  if (replica_) replica_->parameters().buffers().drop_spares();  // room for the new shards
   const std::uint32_t world = group().world();
   Notice own;
   CENTROID_ASSIGN(options_, sharded_options(config_, world));
