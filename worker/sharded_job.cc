@@ -303,6 +303,8 @@ Result<const char*> ShardedJob::take_over() {
   if (checkpoints_) run_ = checkpoints_->run();
   if (run_.empty()) run_ = members_.job;  // a newcomer, whose first group did not last
   checkpoints_.reset();                   // ends the write in progress
+  for (auto* const replica : {replica_.get(), made_.get()})
+    if (replica) replica->parameters().buffers().drop_spares();  // room for the new shards
   fault::point("sharded.grouped");
   const std::uint32_t world = group().world();
   Notice own;

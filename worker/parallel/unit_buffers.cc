@@ -1,10 +1,21 @@
 #include "worker/parallel/unit_buffers.h"
 
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <utility>
 
 namespace centroid::parallel {
 namespace {
+
+/// Not aligned to huge pages: that takes up to 2 MiB more of a limited address space for each.
+Buffer allocate(std::uint64_t elements) {
+  constexpr std::align_val_t kLine{64};
+  const std::size_t bytes = elements * sizeof(float);
+  const std::shared_ptr<void> memory(::operator new(bytes, kLine),
+                                     [](void* taken) { ::operator delete(taken, kLine); });
+  return Buffer(static_cast<std::byte*>(memory.get()), bytes, memory);
+}
 
 std::uint64_t elements_of(const Buffer& buffer) { return buffer.size() / sizeof(float); }
 
@@ -25,7 +36,7 @@ Buffer UnitBuffers::take(std::uint64_t elements) {
     return out;
   }
   trim();  // first, so that both never exist at once
-  return Buffer(elements * sizeof(float));
+  return allocate(elements);
 }
 
 void UnitBuffers::give_back(Buffer buffer) {
@@ -35,6 +46,11 @@ void UnitBuffers::give_back(Buffer buffer) {
   spare_ += elements;
   spares_.push_back(std::move(buffer));
   trim();
+}
+
+void UnitBuffers::drop_spares() {
+  spares_.clear();
+  spare_ = 0;
 }
 
 void UnitBuffers::trim() {

@@ -18,6 +18,8 @@ class UnitBuffers {
   /// Memory of so many float32, uninitialised; empty for 0.
   Buffer take(std::uint64_t elements);
   void give_back(Buffer buffer);
+  /// Free what is spare.
+  void drop_spares();
   // Float32 in memory:
   std::uint64_t used() const { return used_; }
   std::uint64_t spare() const { return spare_; }
