@@ -146,9 +146,10 @@ CENTROID_API int centroid_trainer_open(const centroid_server* server,
 CENTROID_API int centroid_trainer_next(centroid_trainer* trainer, centroid_share* share);
 /* Writes share.count numbers of samples. */
 CENTROID_API int centroid_trainer_indices(centroid_trainer* trainer, uint64_t* numbers);
-/* Those of at most so many shares that probably come next in this epoch, to load them ahead. Each
- * has share.count numbers, the last one what is left: writes at most shares * share.count, and how
- * many to `count`. */
+/* Guesses the samples of the next shares of this epoch, to load them ahead, and writes their
+ * numbers. There are at most `shares` shares, of share.count numbers each; parts may be shorter, as
+ * at the end of the epoch. `numbers` needs room for shares * share.count; `count` becomes how many
+ * were written. */
 CENTROID_API int centroid_trainer_indices_ahead(centroid_trainer* trainer, uint64_t shares,
                                                 uint64_t* numbers, uint64_t* count);
 /* Memory of one tensor, from the first share on; NULL: there is no such tensor, or (gradient) the
@@ -351,8 +352,9 @@ CENTROID_API int centroid_codec_open(const char* spec, uint64_t count, centroid_
 /* Bytes of the longest payload, as many wherever spec and count are the same. */
 CENTROID_API uint64_t centroid_codec_room(const centroid_codec* codec);
 /* Writes the payload of values + residual, and zeros behind it up to centroid_codec_room bytes. The
- * residual of `count` numbers is the caller's: 0 at first, then what the payload lacks. If a sum is
- * not finite and does not fit, all numbers arrive as NaN; the residual is 0. */
+ * residual of `count` numbers is the caller's: 0 at first, then what the payload lacks. If a
+ * number is not finite and its payload would be too long, all arrive as NaN, and the residual stays
+ * as it is; where only values + residual is not finite it becomes 0. */
 CENTROID_API int centroid_codec_encode(centroid_codec* codec, const float* values, float* residual,
                                        void* payload, uint64_t* bytes);
 /* sum[i] += scale * number i of the payload; with first: = . Zeros may follow it. Sums are undefined

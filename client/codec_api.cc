@@ -13,6 +13,7 @@
 #include "common/codec/error_feedback.h"
 #include "common/codec/payload.h"
 #include "common/tensor/chunk_plan.h"
+#include "common/tensor/finite.h"
 
 /// The C interface of codecs (c_api.cc has the rest).
 
@@ -27,7 +28,8 @@ struct centroid_codec {
   centroid::ChunkPlan plan;
   std::unique_ptr<centroid::Codec> codec;
   std::unique_ptr<centroid::ErrorFeedback> feedback;
-  std::uint64_t room = 0;  ///< bytes of the longest payload
+  std::uint64_t room = 0;          ///< bytes of the longest payload
+  bool carries_nonfinite = false;  ///< a payload with such numbers is not longer
   std::uint64_t payloads = 0;
 };
 
@@ -58,6 +60,16 @@ std::uint64_t room_of(const centroid_codec& c, const centroid::CodecSpec& spec) 
   return bytes;
 }
 
+/// Chunks with such numbers are f32, or as always where the codec has no forms.
+bool carries_nonfinite(const centroid_codec& c, const centroid::CodecSpec& spec) {
+  if (!spec.has_form()) return true;
+  std::uint64_t bytes = 0;
+  for (const Chunk& chunk : c.plan.chunks())
+    bytes +=
+        sizeof(Size) + centroid::payload::dense_bytes(centroid::ValueType::kF32, chunk.elements);
+  return bytes <= c.room;
+}
+
 Status open(const char* spec, std::uint64_t count, std::unique_ptr<centroid_codec>& out) {
   if (count > kMostNumbers)
     return bad("count is " + std::to_string(count) + ", above " + std::to_string(kMostNumbers));
@@ -73,13 +85,20 @@ Status open(const char* spec, std::uint64_t count, std::unique_ptr<centroid_code
   made->feedback->pass_nonfinite(true);
   CENTROID_ASSIGN(const auto parsed, centroid::CodecSpec::parse(text(spec)));
   made->room = room_of(*made, parsed);
+  made->carries_nonfinite = carries_nonfinite(*made, parsed);
   out = std::move(made);
   return {};
 }
 
-/// A payload with numbers that are not finite was longer than the room.
-Status mark_not_finite(centroid_codec& c, std::span<const float> values, std::span<float> residual,
-                       std::byte* payload) {
+/// The payload that stands for NaN everywhere; returns its end.
+std::byte* mark_not_finite(std::byte* payload) {
+  std::memcpy(payload, &kNotFinite, sizeof kNotFinite);
+  return payload + sizeof kNotFinite;
+}
+
+/// Finite values and a finite residual had a sum that is not, whose payload was longer than the
+/// room. The residual begins at 0 again.
+Status drop_overflow(centroid_codec& c, std::span<const float> values, std::span<float> residual) {
   bool is_finite = true;
   for (const Chunk& chunk : c.plan.chunks()) {
     CENTROID_ASSIGN(const Bytes coded,
@@ -88,22 +107,26 @@ Status mark_not_finite(centroid_codec& c, std::span<const float> values, std::sp
   }
   CENTROID_CHECK(!is_finite);
   std::ranges::fill(residual, 0.0f);
-  std::memcpy(payload, &kNotFinite, sizeof kNotFinite);
   return {};
 }
 
 Status encode(centroid_codec& c, std::span<const float> values, std::span<float> residual,
               std::byte* payload, std::uint64_t& bytes) {
-  ++c.payloads;
   std::byte* at = payload;
   std::byte* const end = payload + c.room;
+  if (!c.carries_nonfinite && !centroid::is_finite(values)) {
+    std::fill(mark_not_finite(payload), end, std::byte{0});
+    bytes = sizeof kNotFinite;
+    return {};
+  }
+  ++c.payloads;
   for (const Chunk& chunk : c.plan.chunks()) {
     CENTROID_ASSIGN(const Bytes coded,
                     c.feedback->encode_onto(chunk.id, values, residual, c.payloads));
     const Size size = static_cast<Size>(coded.size());
     if (sizeof size + size > static_cast<std::uint64_t>(end - at)) {
-      CENTROID_TRY(mark_not_finite(c, values, residual, payload));
-      at = payload + sizeof kNotFinite;
+      CENTROID_TRY(drop_overflow(c, values, residual));
+      at = mark_not_finite(payload);
       break;
     }
     std::memcpy(at, &size, sizeof size);

@@ -18,6 +18,12 @@ transport::TransportOptions group_transport_options() {
   return options;
 }
 
+void limit_strangers(Connection& connection) {
+  transport::FrameLimits limits;
+  limits.max_head_bytes = 16 << 10;
+  connection.set_limits(limits);
+}
+
 Task<Status> send_text(Connection& connection, GroupFrame kind, std::string text) {
   transport::OutFrame frame;
   frame.kind = static_cast<std::uint16_t>(kind);
@@ -60,6 +66,11 @@ bool is_gone(const Error& error) {
     if (text.find(named.message()) != std::string::npos) return true;
   }
   return false;
+}
+
+bool is_literal(const std::string& host) {
+  return host.find(':') != std::string::npos ||
+         host.find_first_not_of("0123456789.") == std::string::npos;
 }
 
 std::string listening_host(const transport::Endpoint& place) {

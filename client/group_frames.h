@@ -30,6 +30,8 @@ inline bool is_kind(const transport::InFrame& frame, GroupFrame kind) {
 }
 
 transport::TransportOptions group_transport_options();
+/// A peer that has shown no token yet gets memory for a small head only.
+void limit_strangers(transport::Connection& connection);
 
 Task<Status> send_text(transport::Connection& connection, GroupFrame kind, std::string text);
 
@@ -56,6 +58,9 @@ bool parse_number(std::string_view text, Number& number) {
 /// Whether the system of the peer says that its process is gone. A machine that does not answer
 /// says nothing.
 bool is_gone(const Error& error);
+
+/// Whether a host is an address, and not a name.
+bool is_literal(const std::string& host);
 
 /// Where to listen so that others reach `place`: at `place` itself if that is loopback, else at all
 /// addresses, because it may be a name of another network (Kubernetes, NAT).

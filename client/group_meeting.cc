@@ -1,7 +1,6 @@
 #include "client/group_meeting.h"
 
 #include <algorithm>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +19,7 @@ namespace {
 constexpr std::string_view kMagic = "centroid meeting 2";
 constexpr std::chrono::seconds kHello{10};  ///< for the first frame of a connection
 constexpr std::chrono::milliseconds kRetry{50};
+constexpr std::string_view kEnded = "the job has ended";
 constexpr std::size_t kMostConnections = 256;  ///< beside two of each member
 
 /// The job, the generation, the next number, and each member: number, place and address.
@@ -126,8 +126,11 @@ bool Membership::has(std::uint32_t number) const {
 /// Waits for the members above this one.
 class Meeting::Leader {
  public:
-  Leader(Meeting& meeting, std::vector<std::uint32_t> missing)
-      : meeting_(meeting), missing_(std::move(missing)), tasks_(meeting.io_.executor()) {
+  Leader(Meeting& meeting, std::vector<std::uint32_t> missing, Newcomers newcomers)
+      : meeting_(meeting),
+        missing_(std::move(missing)),
+        newcomers_(newcomers),
+        tasks_(meeting.io_.executor()) {
     for (const Member& one : meeting.now_.members)
       if (one.number > meeting.number_) above_.push_back(one);
   }
@@ -139,25 +142,28 @@ class Meeting::Leader {
     while (!self->is_known() && centroid::now() < deadline)
       (void)co_await meeting.changed_.wait(deadline);
     const Result<Membership> result = self->decide();
-    std::vector<std::shared_ptr<Connection>> callers;
+    std::vector<std::shared_ptr<Connection>> callers, refused;
     for (const auto& [number, one] : std::exchange(meeting.arrivals_, {}))
-      if (!self->gone_.contains(number)) callers.push_back(one.connection);
-    for (const Newcomer& one : std::exchange(meeting.newcomers_, {}))
-      callers.push_back(one.connection);
-    meeting.waiting_ = 0;
+      (result.ok() && !result->has(number) ? refused : callers).push_back(one.connection);
+    if (result.ok() && self->newcomers_ == Newcomers::kTake) {
+      for (const Newcomer& one : std::exchange(meeting.newcomers_, {}))
+        callers.push_back(one.connection);
+      meeting.waiting_ = 0;
+    }
     if (result.ok()) meeting.adopt(*result);
     const GroupFrame kind = result.ok() ? GroupFrame::kMembers : GroupFrame::kRefused;
     const std::string text = result.ok() ? encode(*result) : result.error().message();
+    const std::string why = "the others could not form a group with this worker";
     for (const auto& one : callers) (void)co_await send_text(*one, kind, text);
+    for (const auto& one : refused) (void)co_await send_text(*one, GroupFrame::kRefused, why);
     self->tasks_.cancel();
     co_await self->tasks_.join();
     co_return result;
   }
 
  private:
-  bool has_come(std::uint32_t number) const {
-    return meeting_.arrivals_.contains(number) && !gone_.contains(number);
-  }
+  /// Stronger than what its place says, which may not be reached from here.
+  bool has_come(std::uint32_t number) const { return meeting_.arrivals_.contains(number); }
   bool is_known() const {
     return std::ranges::all_of(above_, [&](const Member& one) {
       return gone_.contains(one.number) || has_come(one.number);
@@ -177,11 +183,20 @@ class Meeting::Leader {
         missing.push_back(one.number);
       }
     }
-    if (left.size() <= missing.size())
+    const auto in_complete = [this](const std::vector<std::uint32_t>& numbers) {
+      return std::ranges::count_if(
+          numbers, [this](std::uint32_t one) { return meeting_.complete_.contains(one); });
+    };
+    // Others may know the last complete group only.
+    if (left.size() <= missing.size() || in_complete(left) <= in_complete(missing))
       return Error(ErrorCode::kUnavailable,
                    "ranks " + names_of(missing) + " are silent, and no fewer than ranks " +
                        names_of(left) + ": they may have gone on; restore a checkpoint on all");
     ++out.generation;
+    if (newcomers_ == Newcomers::kRefuse)
+      std::erase_if(out.members,
+                    [this](const Member& one) { return !meeting_.complete_.contains(one.number); });
+    if (newcomers_ != Newcomers::kTake) return out;
     for (const Newcomer& one : meeting_.newcomers_) {
       out.members.push_back(one.member);
       out.members.back().number = out.next++;
@@ -205,6 +220,7 @@ class Meeting::Leader {
 
   Meeting& meeting_;
   const std::vector<std::uint32_t> missing_;  ///< below this member
+  const Newcomers newcomers_;
   std::vector<Member> above_;
   std::set<std::uint32_t> gone_;
   TaskGroup tasks_;
@@ -213,7 +229,7 @@ class Meeting::Leader {
 /// Calls the members below this one.
 class Meeting::Caller {
  public:
-  static Task<Result<Membership>> run(Meeting* meeting) {
+  static Task<Result<Membership>> run(Meeting* meeting, Newcomers newcomers) {
     const Membership last = meeting->now_;
     std::vector<std::uint32_t> missing;
     for (const Member& one : last.members) {
@@ -223,7 +239,10 @@ class Meeting::Caller {
       if (told.ok() || told.error().code() == ErrorCode::kAborted) co_return told;
       if (!is_gone(told.error())) missing.push_back(one.number);
     }
-    Leader leader(*meeting, std::move(missing));
+    if (!meeting->complete_.contains(meeting->number_))
+      co_return Error(ErrorCode::kUnavailable,
+                      "the members that this worker came to are gone: start it again");
+    Leader leader(*meeting, std::move(missing), newcomers);
     co_return co_await Leader::run(&leader);
   }
 
@@ -260,11 +279,11 @@ Result<std::unique_ptr<Meeting>> Meeting::open(const std::string& host, MeetingO
 Meeting::~Meeting() { io_.wait(stop(this)); }
 
 Task<void> Meeting::stop(Meeting* self) {
-  co_await refuse_all(self, "the job has ended");
   if (self->listener_) self->listener_->close();
   self->tasks_.cancel();
   co_await self->tasks_.join();
   self->arrivals_.clear();
+  self->newcomers_.clear();
   self->redirector_.reset();
   self->listener_.reset();
   self->transport_.reset();
@@ -272,6 +291,26 @@ Task<void> Meeting::stop(Meeting* self) {
 
 void Meeting::begin(Membership members) {
   call_on(io_.executor(), [&] { adopt(std::move(members)); });
+  complete();
+}
+
+void Meeting::complete() {
+  call_on(io_.executor(), [&] {
+    complete_.clear();
+    for (const Member& one : now_.members) complete_.insert(one.number);
+  });
+}
+
+void Meeting::end() {
+  const auto end_there = [](Meeting* self) -> Task<void> {
+    self->has_ended_ = true;
+    std::string text(kEnded);
+    co_await refuse_all(self, text);
+    const auto arrivals = std::exchange(self->arrivals_, {});
+    for (const auto& [number, one] : arrivals)
+      (void)co_await send_text(*one.connection, GroupFrame::kRefused, text);
+  };
+  io_.wait(end_there(this));
 }
 
 Result<Membership> Meeting::join(const Endpoint& leader, const std::string& address,
@@ -279,7 +318,9 @@ Result<Membership> Meeting::join(const Endpoint& leader, const std::string& addr
   return io_.wait(ask(this, leader, address, deadline));
 }
 
-Result<Membership> Meeting::meet() { return io_.wait(Caller::run(this)); }
+Result<Membership> Meeting::meet(Newcomers newcomers) {
+  return io_.wait(Caller::run(this, newcomers));
+}
 
 void Meeting::refuse_newcomers(const std::string& why) { io_.wait(refuse_all(this, why)); }
 
@@ -302,8 +343,12 @@ void Meeting::adopt(Membership members) {
 Task<void> Meeting::accept(Meeting* self) {
   while (true) {
     auto connection = co_await self->listener_->accept();
-    if (!connection.ok()) co_return;
-    // Those that are over the limit wait in the system: a member that is not answered is not lost.
+    if (!connection.ok()) {  // e.g. out of file descriptors
+      if (connection.error().code() == ErrorCode::kCancelled) co_return;
+      if (!co_await sleep_until(centroid::now() + kRetry)) co_return;
+      continue;
+    }
+    // Over the limit connections stay in the system's queue: a member that waits is not lost.
     while (self->tasks_.size() > kMostConnections + 2 * self->now_.members.size())
       if (!co_await sleep_until(centroid::now() + kRetry)) co_return;
     self->tasks_.spawn(answer(self, std::move(*connection)));
@@ -311,12 +356,17 @@ Task<void> Meeting::accept(Meeting* self) {
 }
 
 Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection) {
+  limit_strangers(*connection);
   const auto frame = co_await read_text(*connection, centroid::now() + kHello);
   if (!frame.ok()) co_return;
   const auto hello = Hello::parse(text_of(*frame));
   if (!hello) co_return;
   if (!transport::is_same_secret(self->options_.token, hello->token)) {
     (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
+    co_return;
+  }
+  if (self->has_ended_ && !is_kind(*frame, GroupFrame::kWatch)) {
+    (void)co_await send_text(*connection, GroupFrame::kRefused, std::string(kEnded));
     co_return;
   }
   const bool is_member = self->now_.job.empty() || hello->job == self->now_.job;

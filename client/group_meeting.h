@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,10 +52,11 @@ struct MeetingOptions {
 ///            order, until one answers. It waits for all whose process lives
 /// lost       members whose system refuses or ends the connection: the process is gone
 /// missing    members that are silent, or whose machine is: left out when the patience is over
-/// majority   the survivors must be more than the missing ones, which may have met elsewhere. So a
-///            divided network never makes two jobs of one
-/// newcomers  wait at the leader, who refuses other settings than its own. The next meeting makes
-///            them members
+/// majority   the survivors must be more than the missing ones, which may have met elsewhere: of
+///            the members, and of those of the last group that was complete here. So a divided
+///            network never makes two jobs of one
+/// newcomers  wait at the leader, who refuses other settings than its own. A meeting that takes
+///            newcomers makes them members; they lead none before their first group is complete
 /// thread     one at a time, but `newcomers`: any
 class Meeting {
  public:
@@ -62,7 +64,7 @@ class Meeting {
   ///
   /// fails  as Transport::listen
   static Result<std::unique_ptr<Meeting>> open(const std::string& host, MeetingOptions options);
-  /// Newcomers that wait learn that the job has ended.
+  /// Newcomers that wait ask again elsewhere.
   ~Meeting();
 
   const transport::Endpoint& place() const { return place_; }
@@ -76,11 +78,21 @@ class Meeting {
   ///        settings, another token, or the job has ended; deadline_exceeded
   Result<Membership> join(const transport::Endpoint& leader, const std::string& address,
                           Deadline deadline);
+  /// What a meeting does with newcomers; what the leader says counts.
+  enum class Newcomers {
+    kTake,   ///< those that wait become members
+    kKeep,   ///< those that are members since the last complete group stay so
+    kRefuse  ///< these leave, too
+  };
   /// Block until the members are known; the same on all of them. Each one calls it.
   ///
   /// fails  unavailable: as many members are missing as are here; aborted: the others went on
   ///        without this one
-  Result<Membership> meet();
+  Result<Membership> meet(Newcomers newcomers = Newcomers::kTake);
+  /// The group of the last meeting is complete: each of its members has its part.
+  void complete();
+  /// The job has ended well: members and newcomers that come learn that.
+  void end();
 
   /// How many wait here to become members.
   std::uint32_t newcomers() const { return waiting_; }
@@ -103,8 +115,6 @@ class Meeting {
 
   bool leads() const;
   void adopt(Membership members);
-  std::string refusal_of(const Hello& hello) const;
-  static Task<void> adopt_there(Meeting* self, Membership members);
   static Task<void> accept(Meeting* self);
   static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection);
   static Task<void> wait_member(Meeting* self, const Hello* hello,
@@ -124,7 +134,9 @@ class Meeting {
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::Listener> listener_;
   std::optional<Redirector> redirector_;
-  Membership now_;                             ///< no members: not yet known
+  Membership now_;                    ///< no members: not yet known
+  std::set<std::uint32_t> complete_;  ///< members of the last complete group
+  bool has_ended_ = false;
   std::uint32_t number_ = 0;                   ///< of this process
   std::map<std::uint32_t, Arrival> arrivals_;  ///< members that wait for this one to lead
   std::list<Newcomer> newcomers_;

@@ -252,6 +252,7 @@ Redirector::Redirector(Executor executor, Endpoint rendezvous, bool is_host, std
     : rendezvous_(std::move(rendezvous)),
       here_{is_host ? listening_host(rendezvous_) : rendezvous_.host, rendezvous_.port},
       token_(std::move(token)),
+      may_listen_(is_host || is_literal(rendezvous_.host)),
       transport_(transport::make_tcp(executor, group_transport_options())),
       tasks_(executor) {}
 
@@ -268,11 +269,14 @@ std::string Redirector::text() const {
 
 Task<void> Redirector::run(Redirector* self) {
   do {
-    auto listener = self->transport_->listen(self->here_);
-    if (listener.ok()) {
-      self->listener_ = std::move(*listener);
-      self->tasks_.spawn(accept(self));
-      break;
+    // A name would be resolved on the thread that answers members, which may take long.
+    if (self->may_listen_) {
+      auto listener = self->transport_->listen(self->here_);
+      if (listener.ok()) {
+        self->listener_ = std::move(*listener);
+        self->tasks_.spawn(accept(self));
+        break;
+      }
     }
     if (self->leads_) co_await call(self);
   } while (co_await sleep_until(centroid::now() + kPoll));
@@ -285,13 +289,18 @@ Task<void> Redirector::run(Redirector* self) {
 Task<void> Redirector::accept(Redirector* self) {
   while (true) {
     auto connection = co_await self->listener_->accept();
-    if (!connection.ok()) co_return;
+    if (!connection.ok()) {  // e.g. out of file descriptors
+      if (connection.error().code() == ErrorCode::kCancelled) co_return;
+      if (!co_await sleep_until(centroid::now() + kPoll)) co_return;
+      continue;
+    }
     if (self->tasks_.size() < kMostCallers)
       self->tasks_.spawn(answer(self, std::move(*connection)));
   }
 }
 
 Task<void> Redirector::answer(Redirector* self, std::unique_ptr<Connection> connection) {
+  limit_strangers(*connection);
   const auto frame = co_await read_text(*connection, centroid::now() + kAnswer);
   if (!frame.ok()) co_return;
   const auto arrival = parse_arrival(*frame);

@@ -61,6 +61,7 @@ class Redirector {
 
   const transport::Endpoint rendezvous_, here_;
   const std::string token_;
+  const bool may_listen_;
   const std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::Listener> listener_;
   transport::Endpoint leader_;

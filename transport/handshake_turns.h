@@ -22,7 +22,7 @@ class HandshakeTurns {
   static constexpr double kBurst = 1;  ///< seconds of processor time: 1,000 handshakes of TLS
   /// Of a handshake without TLS: a coroutine, two messages, a comparison of tokens.
   static constexpr double kLeastCost = 50e-6;
-  /// Lent turns at a time: enough for a processor where a handshake waits 60 ms for its peer. Those
+  /// Lent turns at a time: 64 of 1 ms, each waiting 60 ms for its peer, use a processor. Those
   /// that stall take none of the share.
   static constexpr std::size_t kMostLent = 64;
 

@@ -52,6 +52,7 @@ std::string settings_of(const WorkerConfig& config, const Model& model, const Da
       {"--momentum", text_of(o.momentum)},
       {"--weight-decay", text_of(o.weight_decay)},
       {"--clip-norm", text_of(o.clip_norm)},
+      {"--join-timeout (ms)", std::to_string(config.join_timeout.count())},
       {"--checkpoint.dir", config.checkpoint.dir.empty() ? "not set" : "set"},
       {"--checkpoint.every-rounds", std::to_string(config.checkpoint.every_rounds)},
   };
@@ -118,6 +119,7 @@ Status ShardedJob::begin() {
   training_.steps = config_.rounds;
   const Deadline deadline = centroid::now() + config_.join_timeout;
   for (Endpoint leader;;) {
+    meeting_.reset();  // members must not take the place of an earlier try for a live worker's
     CENTROID_ASSIGN(peers_, join_ranks(config_, true));
     const Status opened = open_meeting();
     if (peers_->is_connected()) return begin_with_others(opened);
@@ -165,7 +167,7 @@ Status ShardedJob::begin_with_others(const Status& opened) {
   if (checkpoints_ && checkpoints_->resumes()) return restore();
   CENTROID_ASSIGN(replica_, ShardedReplica::make(group(), model_, config_.seed, options_));
   replica_world_ = group().world();
-  replica_generation_ = group().generation();
+  replica_generation_ = complete_generation_ = group().generation();
   return {};
 }
 
@@ -184,16 +186,18 @@ Status ShardedJob::train(const ShardedObserver& observer) {
       changes = has_room_for_newcomers();
     else
       break;
+    using Newcomers = client::Meeting::Newcomers;
+    const Newcomers newcomers = changes.ok() ? Newcomers::kTake : Newcomers::kKeep;
     if (!changes.ok()) {
       if (!survives(changes.error())) return std::move(changes).error();
       log::warn("sharded.rank_lost", {{"step", summary_.steps}, {"error", changes.error()}});
     } else if (!*changes) {
       continue;
     }
-    CENTROID_ASSIGN(auto members, meeting_->meet());
+    CENTROID_ASSIGN(auto members, meeting_->meet(newcomers));
     CENTROID_TRY(enter(std::move(members)));
   }
-  meeting_.reset();
+  meeting_->end();
   return {};
 }
 
@@ -235,12 +239,13 @@ Result<bool> ShardedJob::has_room_for_newcomers() {
   return false;
 }
 
-/// Be in the group of these members, with a replica; also if more are lost meanwhile.
+/// Be in the group of these members, with a replica; also if more are lost meanwhile. When two
+/// tries fail, newcomers leave and the others go on without them.
 Status ShardedJob::enter(client::Membership next) {
+  constexpr int kTries = 6;
   const auto begin = std::chrono::steady_clock::now();
   const client::Membership before = members_;
-  const bool is_newcomer = before.members.empty();
-  for (bool may_do_without = !is_newcomer;;) {
+  for (int tries = 1;; ++tries) {
     members_ = std::move(next);
     std::vector<std::string> addresses;
     for (const client::Member& one : members_.members) addresses.push_back(one.address);
@@ -253,15 +258,15 @@ Status ShardedJob::enter(client::Membership next) {
       return {};
     }
     const bool is_lost = is_loss(from.error()) && (!joined.ok() || group().culprit());
-    if (!is_lost) {
-      // Newcomers that are not able to go on leave. The others go on without them.
-      may_do_without = may_do_without && members_.next > before.next;
-      if (!may_do_without) return from.error();
-      log::warn("sharded.newcomer_failed", {{"error", from.error()}});
-      if (peers_->is_connected()) group().abort(from.error());
-      may_do_without = false;
-    }
-    CENTROID_ASSIGN(next, meeting_->meet());
+    const bool may_do_without = !before.members.empty() && members_.next > before.next;
+    if (tries == kTries || (!is_lost && (tries > 1 || !may_do_without))) return from.error();
+    log::warn("sharded.regroup_failed", {{"generation", members_.generation},
+                                         {"world", addresses.size()},
+                                         {"error", from.error()}});
+    if (!is_lost && peers_->is_connected()) group().abort(from.error());
+    using Newcomers = client::Meeting::Newcomers;
+    const Newcomers newcomers = tries > 1 ? Newcomers::kRefuse : Newcomers::kKeep;
+    CENTROID_ASSIGN(next, meeting_->meet(newcomers));
   }
 }
 
@@ -303,12 +308,13 @@ Result<const char*> ShardedJob::take_over() {
   if (checkpoints_) run_ = checkpoints_->run();
   if (run_.empty()) run_ = members_.job;  // a newcomer, whose first group did not last
   checkpoints_.reset();                   // ends the write in progress
-  for (auto* const replica : {replica_.get(), made_.get()})
-    if (replica) replica->parameters().buffers().drop_spares();  // room for the new shards
+  // Room for the new shards.
+  if (replica_) replica_->parameters().buffers().drop_spares();
+  if (made_) made_->buffers().drop_spares();
   fault::point("sharded.grouped");
   const std::uint32_t world = group().world();
   Notice own;
-  own.numbers[0] = replica_ ? replica_generation_ : 0;
+  own.numbers[0] = complete_generation_;
   CENTROID_ASSIGN(options_, sharded_options(config_, world));
   const auto memory = plan(world);
   if (memory.ok())
@@ -323,6 +329,10 @@ Result<const char*> ShardedJob::take_over() {
   const auto newest =
       std::ranges::max_element(all, {}, [](const Notice& notice) { return notice.numbers[0]; });
   parallel::ShardedParameters* const old = earlier(newest->numbers[0]);
+  complete_generation_ = old ? newest->numbers[0] : 0;
+  // No more than one division beside the new one.
+  if (!replica_ || old != &replica_->parameters()) replica_.reset();
+  if (old != made_.get()) made_.reset();
   auto made = parallel::regroup(group(), std::move(shapes), options_, old);
   if (!made.ok()) {
     if (group().culprit()) return made.error();  // another loss
@@ -331,6 +341,8 @@ Result<const char*> ShardedJob::take_over() {
     replica_.reset();
     made_.reset();
     CENTROID_TRY(restore());
+    CENTROID_TRY(collective::barrier(group()));
+    meeting_->complete();
     return "checkpoint";
   }
   made_ = std::move(*made);
@@ -338,9 +350,10 @@ Result<const char*> ShardedJob::take_over() {
   fault::point("sharded.divided");
   CENTROID_TRY(share_position(static_cast<std::uint32_t>(newest - all.begin())));
   CENTROID_TRY(collective::barrier(group()));  // every rank has its part now
+  meeting_->complete();
   replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(made_));
   replica_world_ = world;
-  replica_generation_ = made_generation_;
+  replica_generation_ = complete_generation_ = made_generation_;
   return "memory";
 }
 
@@ -371,7 +384,7 @@ Status ShardedJob::restore() {
   CENTROID_ASSIGN(auto restored, checkpoints_->restore(options_, summary_));
   replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(restored));
   replica_world_ = group().world();
-  replica_generation_ = group().generation();
+  replica_generation_ = complete_generation_ = group().generation();
   return {};
 }
 

@@ -107,6 +107,8 @@ class ShardedJob {
   /// Those of a later group, while another rank may lack its own.
   std::unique_ptr<parallel::ShardedParameters> made_;
   std::uint64_t made_generation_ = 0;
+  /// The last group of which all ranks had their part, and this one still has its own; 0: none.
+  std::uint64_t complete_generation_ = 0;
 };
 
 }  // namespace centroid::worker

@@ -21,7 +21,7 @@ constexpr const char* kRule =
 }  // namespace
 
 std::map<std::string, std::string> PartOf::metadata() const {
-  return {{"format", "pt"},
+  return {{"format", "centroid"},  // with "pt" Hugging Face would load it, without its pieces
           {"pieces", kRule},
           {"part", std::to_string(part + 1) + " of " + std::to_string(parts)},
           {"run_id", run_id},

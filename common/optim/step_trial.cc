@@ -30,7 +30,7 @@ struct Bounded {
     return is_small(r.step_size, r.l2_decay) && r.decay <= kMostDecay && r.epsilon >= kLeastDivisor;
   }
   bool operator()(const rules::Ftrl& r) const {
-    return is_small(r.inverse_rate, r.l2) && r.l1 <= kMostL1 &&
+    return is_small(r.inverse_rate, r.l2) && r.l1 <= kMostL1 && r.beta <= kMostL1 &&
            r.beta * r.inverse_rate >= kLeastDivisor;
   }
   static bool is_small(float rate, float decay) { return rate <= kMostRate && decay <= kMostDecay; }

@@ -17,7 +17,7 @@ bool is_bounded(const rules::Step& rule);
 /// Makes steps on copies, to learn what they would make of parameters and slots. For steps that
 /// cannot be undone.
 ///
-/// cost    a step, and 256 KiB; nothing where `is_bounded` says that no trial is needed
+/// cost    a step, and 256 KiB; callers ask `is_bounded` first
 /// thread  one
 class StepTrial {
  public:

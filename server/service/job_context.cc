@@ -31,7 +31,7 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       strangers(transport::places_beside(settings.workers.max), registry),
       tasks(on) {
   job.run_id = settings.run_id;
-  strangers.lend_while([this] { return phase.is(Phase::kWaiting) && config.tables.empty(); });
+  strangers.lend_while([this] { return awaits_workers && config.tables.empty(); });
 }
 
 JobContext::~JobContext() = default;

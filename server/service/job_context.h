@@ -62,6 +62,7 @@ struct JobContext {
   std::optional<proto::Finish> epilogue;   ///< what members hear that come when the rounds are over
   std::function<void()> on_settings;       ///< told when settings have changed
   transport::Strangers strangers;          ///< at the port for workers
+  bool awaits_workers = false;             ///< there is nothing else to do
   TaskGroup tasks;
 };
 

@@ -233,7 +233,9 @@ Task<bool> RoundLoop::wait_for_members() {
                                   std::to_string(has_begun ? kept : needed) +
                                   " workers are here (" + why + ")");
   const TimePoint limit = job_.gather_until.value_or(TimePoint::max());
+  context_.awaits_workers = true;
   co_await waits_.next_change(is_over ? TimePoint::max() : limit);
+  context_.awaits_workers = false;
   co_return false;
 }
 

@@ -112,9 +112,8 @@ void RoundMerge::close(const Merging& round) {
                           round.contributors, "");
 }
 
-/// The workers apply the mean themselves: the round is committed first, then the server takes the
-/// same step. A step that cannot be undone is tried before, where it may make numbers that are not
-/// finite. False: another server could not prepare it, or a number is not finite.
+/// The workers apply the mean themselves: try the step where it may overflow, commit the round, and
+/// make the same step. False: another server could not prepare it, or a number is not finite.
 Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   co_await round.elsewhere.join();

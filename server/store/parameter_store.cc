@@ -1,6 +1,7 @@
 #include "server/store/parameter_store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -248,7 +249,7 @@ Status ParameterStore::load(std::size_t number, std::uint64_t offset, std::span<
           "chunk " + to_string(chunk->id) + " is being sent: load when replies have ended");
   }
   for (auto chunk = first; chunk != last; ++chunk) preserve(to, *chunk);
-  ++loads_;
+  std::atomic_ref(loads_).fetch_add(1, std::memory_order_relaxed);  // several threads replay
   std::copy(from.begin(), from.end(), to.values().begin() + static_cast<std::ptrdiff_t>(offset));
   return {};
 }

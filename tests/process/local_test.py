@@ -105,6 +105,20 @@ class Alone(ClientTest):
                 self.assertEqual(trainer.finish({"w": array.array("f", [float("nan")])}).outcome, centroid.Outcome.SKIPPED)
             self.assertEqual(w[0], 1)
 
+    def test_a_sum_that_overflows_halts_or_is_skipped(self):
+        for policy in ("halt", "skip"):
+            for batch in (3, 4):  # a power of two rounds nothing
+                with self.subTest(policy=policy, batch=batch):
+                    w = array.array("f", [1])
+                    with centroid.Trainer(centroid.local(rounds=1, nonfinite=policy), {"w": w}, samples=4, batch=batch, name="alone") as trainer:
+                        next(trainer)
+                        given = {"w": array.array("f", [3e38])}
+                        if policy == "halt":
+                            self.assert_fails("failed_precondition", "the sum or result of tensor w is not finite", trainer.finish, given)
+                        else:
+                            self.assertEqual(trainer.finish(given).outcome, centroid.Outcome.SKIPPED)
+                        self.assertEqual(w[0], 1)
+
     def test_wrong_settings_are_named(self):
         for settings, text in (
             ({}, "a goal: epochs or rounds"),

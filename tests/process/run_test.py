@@ -214,6 +214,10 @@ class RunTest(ClusterTest):
     def test_wrong_settings_are_not_tried_again(self):
         self.assert_status(self.start("run", "--optimiser=adam", "train.py"), 2, '[server] centroid-server: unknown flag --optimiser', "before it listened")
 
+    def test_workers_end_in_order_when_the_server_that_they_need_does_not_start(self):
+        process = self.start("run", "train.py", CENTROID_OPTIMIZER="adm")
+        self.assert_status(process, 2, "the server ended with 2 before it listened: ending all", "[0] KeyboardInterrupt")
+
     def test_ctrl_c_ends_all(self):
         process, pids, server = self.train()
         process.send(signal.SIGINT)

@@ -96,6 +96,8 @@ class Kills(Sharded):
                 for rank in range(WORLD):
                     self.start_one(rank, run)
                 wait_for(lambda: len(self.members()) == WORLD, "the job's begin")
+                # Two partners may die at once: then the newest checkpoint is all there is.
+                wait_for(lambda: any(one.events("checkpoint.written") for one in self.alive.values()), "a checkpoint")
                 killed = 0
                 while killed < KILLS:
                     wait_for(lambda: len(self.members()) > 2, "a worker that is back")

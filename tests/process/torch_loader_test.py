@@ -133,7 +133,10 @@ for processes in (0, 2):
             assert sorted(found) == sorted(share.indices())
             trainer.finish()
         say("end", share.round)
-for wrong in (lambda: centroid.torch.Loader(data, centroid.torch.DataParallel(model_of()), batch=8), lambda: centroid.torch.Loader(data, trainer, batch=0), lambda: centroid.torch.Loader(data, trainer, batch=8, in_order=False)):
+local = model_of()
+local = centroid.torch.DiLoCo(local, torch.optim.SGD(local.parameters(), lr=0.01), samples=len(data), batch=8, server=centroid.local(local_steps=5, rounds=1))
+more = (lambda: centroid.torch.Loader(data, local, batch=16), lambda: centroid.torch.sampler(data, local, batch=16))
+for wrong in (*more, lambda: centroid.torch.Loader(data, centroid.torch.DataParallel(model_of()), batch=8), lambda: centroid.torch.Loader(data, trainer, batch=0), lambda: centroid.torch.Loader(data, trainer, batch=8, in_order=False)):
     try:
         wrong()
     except centroid.CentroidError as error:
@@ -264,9 +267,9 @@ class Shares(LoaderTest):
         self.assertEqual(self.assert_ends(rank), [["18"]])
         self.assertEqual([words[0] for words in self.words(rank, "end")], ["18", "18"])
         refused = [line for line in rank.text().splitlines() if line.startswith("refused")]
-        for line, text in zip(refused, ["rest of the epoch", "batch", "in_order=False"]):
+        for line, text in zip(refused, ["batch=16, but the DiLoCo has batch=8", "batch=16, but the DiLoCo has batch=8", "rest of the epoch", "batch", "in_order=False"]):
             self.assertIn(text, line)
-        self.assertEqual(len(refused), 3)
+        self.assertEqual(len(refused), 5)
 
 
 class DiLoCo(LoaderTest):
@@ -291,6 +294,9 @@ class DiLoCo(LoaderTest):
             self.assert_ends(rank)
             self.assertEqual(self.words(rank, "end"), whole)
             self.assertEqual([file.name for file in (self.folder / folder / "w0").iterdir()], ["000000012.pt"])
+            [rank] = self.start(1, body, SERVER=centroid.local(local_steps=5, outer="average", rounds=12), FOLDER=str(self.folder / folder))
+            self.assert_ends(rank)
+            self.assertEqual(self.words(rank, "end"), whole)  # another job in the same folder begins anew
 
     def test_the_optimizer_continues_with_the_checkpoint(self):
         settings = ["--rounds", 8, "--checkpoint.every-rounds", 3]

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -366,6 +367,44 @@ TEST_F(CApi, ANumberThatIsNotFiniteArrivesAndLeavesNoResidual) {
               CENTROID_OK);
     for (std::size_t i = 0; i < kCount; ++i)
       ASSERT_NEAR(arrived[i] + residual[i], fresh[i], 0.1) << i;
+    centroid_codec_close(codec);
+  }
+}
+
+/// What a step could not send is not lost with the next one, which is skipped.
+TEST_F(CApi, ValuesThatAreNotFiniteLeaveTheResidualAsItIs) {
+  constexpr std::size_t kCount = (1 << 18) + 1000;
+  for (const char* spec : {"topk:0.1", "int8:feedback=on"}) {
+    centroid_codec* codec = nullptr;
+    ASSERT_EQ(centroid_codec_open(spec, kCount, &codec), CENTROID_OK);
+    std::vector<float> fresh = numbers(kCount, 1), residual(kCount);
+    std::vector<std::byte> finite(centroid_codec_room(codec)), marked(finite.size(), std::byte{1});
+    std::uint64_t bytes = 0;
+    ASSERT_EQ(centroid_codec_encode(codec, fresh.data(), residual.data(), finite.data(), &bytes),
+              CENTROID_OK);
+    const std::vector<float> before = residual;
+    for (const float wrong : {INFINITY, -INFINITY, NAN}) {
+      for (const std::size_t at : {std::size_t{10}, kCount - 1}) {
+        SCOPED_TRACE(std::string(spec) + " " + std::to_string(wrong) + " " + std::to_string(at));
+        std::vector<float> given = fresh;
+        given[at] = wrong;
+        ASSERT_EQ(
+            centroid_codec_encode(codec, given.data(), residual.data(), marked.data(), &bytes),
+            CENTROID_OK);
+        EXPECT_EQ(residual, before);
+        for (const bool is_marked_first : {true, false}) {
+          std::vector<float> arrived(kCount, 5.0F);
+          for (const bool first : {true, false}) {
+            const auto& payload = first == is_marked_first ? marked : finite;
+            ASSERT_EQ(centroid_codec_decode(codec, payload.data(), payload.size(), 0.5F, first,
+                                            arrived.data()),
+                      CENTROID_OK);
+          }
+          const auto nans = std::ranges::count_if(arrived, [](float x) { return std::isnan(x); });
+          EXPECT_EQ(static_cast<std::size_t>(nans), kCount);
+        }
+      }
+    }
     centroid_codec_close(codec);
   }
 }

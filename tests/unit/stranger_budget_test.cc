@@ -69,17 +69,6 @@ TEST(StrangerPlaces, APlaceThatIsLeftIsFree) {
   EXPECT_EQ(places.size(), 1U);
 }
 
-TEST(StrangerPlaces, OneMoreIsNoSearchOfAll) {
-  constexpr int kMany = 100'000;
-  StrangerPlaces places(kMany);
-  for (int i = 0; i < 2 * kMany; ++i) {
-    const auto arrival = places.arrive(from("10.0." + std::to_string(i % 100) + ".1", i % 60000));
-    ASSERT_EQ(arrival.displaced.has_value(), i >= kMany);
-    if (i % 3 == 0) places.greeted(arrival.id);
-  }
-  EXPECT_EQ(places.size(), std::size_t{kMany});
-}
-
 using Present = std::map<Id, std::pair<std::string, bool>>;  // address, and whether it has greeted
 
 /// By the rule's words, one after the other.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -67,17 +68,16 @@ class LocalExchange final : public Exchange {
 
   Result<RoundReport> finish(const StepStats&) override {
     RoundReport report;
-    const std::string bad = options_.propagate_nonfinite ? "" : nonfinite_tensor();
+    const std::string bad = options_.propagate_nonfinite ? "" : nonfinite();
     if (!bad.empty() && !options_.skip_nonfinite)
       return Error(ErrorCode::kFailedPrecondition,
-                   "JIDOKA HALT: worker 0 (local): the gradient of tensor " + bad +
-                       " is not finite in round " + to_string(round_));
+                   "JIDOKA HALT: worker 0 (local): " + bad + " in round " + to_string(round_));
     if (bad.empty()) {
       step();
       version_ = version_.next();
     } else {
       report.outcome = RoundReport::Outcome::kSkipped;
-      report.reason = "the gradient of tensor " + bad + " is not finite";
+      report.reason = bad;
     }
     if (share_.is_local)
       local_steps_ += share_.samples() / options_.batch + (share_.samples() % options_.batch > 0);
@@ -174,11 +174,25 @@ class LocalExchange final : public Exchange {
     return mean_;
   }
 
-  std::string nonfinite_tensor() const {
-    for (const TensorId tensor : fragment().tensors)
-      for (const Chunk& chunk : plan_.chunks_of(tensor))
-        if (!is_finite(part(memory_.gradients, chunk))) return options_.manifest[tensor.value].name;
-    return {};
+  /// Why a server would refuse the contribution; empty: it would not. The mean is finite where its
+  /// numbers times the weight are.
+  std::string nonfinite() const {
+    std::string overflow;
+    const auto fits = [by = static_cast<float>(share_.samples())](float g) {
+      return std::isfinite(by * g);
+    };
+    for (const TensorId tensor : fragment().tensors) {
+      const std::string why = " tensor " + options_.manifest[tensor.value].name + " is not finite";
+      for (const Chunk& chunk : plan_.chunks_of(tensor)) {
+        const std::span<const float> gradient = part(memory_.gradients, chunk);
+        const Magnitude magnitude = magnitude_of(gradient);
+        if (magnitude == Magnitude::kInfinite) return "the gradient of" + why;
+        if (magnitude == Magnitude::kLarge && !std::ranges::all_of(gradient, fits) &&
+            overflow.empty())
+          overflow = "the sum or result of" + why;
+      }
+    }
+    return overflow;
   }
 
   Status save() {

@@ -9,9 +9,7 @@
 namespace centroid::worker {
 
 StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
-    : model_(model),
-      fragment_(model.fragments().turn(open.optimizer_step)),
-      step_(model.fragments().steps_before(open.optimizer_step) + 1) {
+    : model_(model), fragment_(model.fragments().turn(open.optimizer_step)) {
   OptimizerConfig config = model.terms().optimizer;
   if (open.rates.learning_rate >= 0) {
     config.learning_rate = open.rates.learning_rate;
@@ -21,7 +19,7 @@ StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
   if (!optimizer.ok()) return;
   optimizer_ = std::move(optimizer).value();
   optimizer_->set_rate_factor(rate_factor_of(open.world, model.terms().scale_ratio));
-  rule_ = optimizer_->at(step_);
+  rule_ = optimizer_->at(model.fragments().steps_before(open.optimizer_step) + 1);
 }
 
 std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {

@@ -30,7 +30,6 @@ class StepGuard {
 
   ModelPlanes& model_;
   const std::uint32_t fragment_;
-  const std::uint64_t step_;
   std::unique_ptr<Optimizer> optimizer_;  ///< nullptr: the step itself will fail
   rules::Step rule_;
   float factor_ = 1;

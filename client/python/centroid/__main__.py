@@ -235,10 +235,14 @@ class Run:
         return server
 
     def start_wanted_server(self):
-        """In place of the door. Who came first tries again when its connection ends."""
+        """In place of the door. The program that came first tries again when its connection ends. Without a server the workers end."""
         listen = "{}:{}".format(*self.door.getsockname())
         self.door.close()
-        self.start_server(listen)
+        try:
+            self.start_server(listen)
+        except Failure as failure:
+            self.status = self.status or 2
+            self.stop(str(failure))
         self.visitor.close()
 
     def add_server(self, listen):

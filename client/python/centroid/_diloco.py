@@ -116,8 +116,10 @@ class DiLoCo(Wrapped):
         torch.save([one.state_dict() for one in self._kept], self._folder / f"{number:09}.pt")
 
     def _resume(self):
-        """Before the first step of a round: load the state that belongs to the round before, or in a new process the newest."""
+        """Before the first step of a round: load the state that belongs to the round before, or in a new process the newest. A job begins without."""
         number, file = self._share.round - 1, self._folder / f"{self._share.round - 1:09}.pt"
+        if number == 0:  # files are of another job
+            return
         if self._last is None and not file.exists():
             file = max(self._folder.glob("*.pt"), default=file)
         if self._last != number and file.exists():

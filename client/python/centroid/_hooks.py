@@ -22,6 +22,8 @@ _HOOKS = 2 << 32  # tags of hooks begin here; those of the backend are smaller
 def topk_hook(fraction):
     """Send the largest numbers of each bucket, and where they are: about 5 bytes each.
 
+    If a number is not finite, all of its bucket become NaN on every rank. All ranks need the same version of Centroid.
+
     fraction  of the numbers: 0.01 sends 1.3 % of the bytes
     """
     if not isinstance(fraction, (int, float)) or not 1e-9 <= fraction <= 1:
@@ -30,12 +32,19 @@ def topk_hook(fraction):
 
 
 def int8_hook():
-    """Send 8 bits a number and a scale for each 256: a quarter of the bytes."""
+    """Send 8 bits a number and a scale for each 256: a quarter of the bytes.
+
+    Each rank adds up one part of a bucket. If a number is not finite, all of its part become NaN on every rank. All ranks need the same
+    version of Centroid.
+    """
     return _Parts("int8_hook", "int8:feedback=on")
 
 
 def bf16_hook():
-    """Send bfloat16, and add in float32: half of the bytes."""
+    """Send bfloat16, and add in float32: half of the bytes.
+
+    If a number is not finite, only its mean is not finite. All ranks need the same version of Centroid.
+    """
     return _Parts("bf16_hook", "bf16:feedback=on")
 
 
@@ -187,12 +196,11 @@ class _Parts(_Hook):
                 codecs[rank].encode(parts[rank], rests[rank], part)
         received = yield from _exchange(group, payload, sent, [0 if rank == me else rooms[me] for rank in range(world)])
         own, rest = parts[me], rests[me]
-        own.add_(rest)
-        rest.zero_()
         for rank, part in enumerate(received):
             if rank != me:
                 codecs[me].decode(part, 1, False, own)
         own.mul_(1 / world)
+        rest.mul_(1 / world)
         payload = torch.empty(rooms[me], dtype=torch.uint8)
         codecs[me].encode(own, rest, payload)
         means = yield from _gather(group, payload, rooms)

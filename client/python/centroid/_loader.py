@@ -17,10 +17,11 @@ class Loader(torch.utils.data.DataLoader):
             for x, y in loader: ...
 
     One pass is the open share. The next shares are guessed from the ones before: where an epoch ends, or workers come or go, what was
-    loaded for nothing is dropped. No sample is trained twice or left out.
+    loaded for nothing is dropped, and nothing is loaded ahead until a guess is right again. So shares of unequal size (`--cadence.mode`,
+    asp, ssp) are not loaded ahead. No sample is trained twice or left out.
 
     source  a Trainer or DiLoCo
-    batch   most samples of a batch
+    batch   most samples of a batch; that of the DiLoCo
     more    as for DataLoader, without its ways to choose samples; num_workers * prefetch_factor batches are loaded ahead
     """
 
@@ -33,12 +34,20 @@ class Loader(torch.utils.data.DataLoader):
             more.setdefault("persistent_workers", True)
         super().__init__(dataset, batch_sampler=_Stream(Shares(source, _number(batch, "batch", 1, 2**62))), num_workers=num_workers, **more)
         self._batches = None  # an iterator of the base class, for as long as its batches are wanted
+        self._pass = self._guess = ()  # batches of the last pass; those that were to follow
 
     def __iter__(self):
         stream = self.batch_sampler
         wanted, probable = stream.shares._plan(self.num_workers and self.num_workers * self.prefetch_factor)
-        if wanted and not stream.continues_with(wanted + probable):
-            self._batches = super().__iter__()
+        is_right = not self._guess or wanted in (self._pass, self._guess[: len(wanted)])
+        self._pass, self._guess = wanted, probable
+        if wanted and not stream.continues_with(wanted + probable if is_right else wanted):
+            self._batches = None  # ends its processes before others start
+            try:
+                self._batches = super().__iter__()
+            except BaseException:
+                stream.given.clear()
+                raise
         for _ in wanted:
             try:
                 data = next(self._batches)

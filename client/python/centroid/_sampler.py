@@ -18,7 +18,7 @@ def sampler(dataset, source, *, batch, seed=0, shuffle=True, drop_last=False, ac
     come or go. Batches are loaded ahead within a pass; for a Trainer's share, which is often one batch, take `Loader`.
 
     source      a DataParallel, DiLoCo or Trainer
-    batch       most samples of a batch
+    batch       most samples of a batch; with a DiLoCo the same as its own
     seed, shuffle, drop_last  order of an epoch, and whether its smaller last batches are left out; this and `accumulate` are for a
                 DataParallel, alike in all processes
     accumulate  batches of a step
@@ -36,6 +36,8 @@ class Shares(torch.utils.data.Sampler):
     """The batches of the open share of a Trainer or DiLoCo, of equal size where they can be."""
 
     def __init__(self, source, batch):
+        if isinstance(source, DiLoCo) and source._batch != batch:
+            raise _bad(f"batch={batch}, but the DiLoCo has batch={source._batch}, by which it counts the steps of a share: give both the same")
         self._source, self._batch = source, batch
 
     def _share(self):
