@@ -58,13 +58,15 @@ class MeetingTest : public ::testing::Test {
   }
   using Results = std::map<std::uint32_t, Result<Membership>>;
   /// What each of these finds, all at the same time.
-  Results meet(const std::vector<std::uint32_t>& numbers) {
+  Results meet(const std::vector<std::uint32_t>& numbers,
+               Meeting::Newcomers newcomers = Meeting::Newcomers::kTake) {
     std::map<std::uint32_t, std::optional<Result<Membership>>> found;
     for (const std::uint32_t number : numbers) found[number];
     std::vector<std::jthread> threads;
     for (auto& [number, out] : found)
-      threads.emplace_back(
-          [this, number = number, &out = out] { out.emplace(meetings_[number]->meet()); });
+      threads.emplace_back([this, newcomers, number = number, &out = out] {
+        out.emplace(meetings_[number]->meet(newcomers));
+      });
     threads.clear();
     Results results;
     for (auto& [number, out] : found) results.emplace(number, std::move(*out));
@@ -199,6 +201,7 @@ TEST_F(NewcomerTest, JoinsAtTheNextMeetingWithANumberOfItsOwn) {
   EXPECT_EQ(meetings_[0]->newcomers(), 0u);
   // It is a member like the others, and leads when they are lost.
   meetings_[3] = newcomer.take_meeting();
+  for (auto& [number, meeting] : meetings_) meeting->complete();
   meetings_.erase(0);
   expect_all(meet({2, 3}), {2, 3}, 3);
   meetings_.erase(2);
@@ -206,6 +209,47 @@ TEST_F(NewcomerTest, JoinsAtTheNextMeetingWithANumberOfItsOwn) {
   Waiting next(made(60s, "secret"), meetings_[3]->place());
   wait_for_newcomers(3, 1);
   expect_all(meet({3}), {3, 4}, 5);
+}
+
+// Members that did not learn of the newcomers may have gone on by themselves.
+TEST_F(NewcomerTest, CountsInAMajorityOnceAGroupWithItIsComplete) {
+  for (const bool is_complete : {false, true}) {
+    SCOPED_TRACE(is_complete);
+    open(3, 2s);
+    Waiting third(made(2s, "secret"), meetings_[0]->place());
+    wait_for_newcomers(0, 1);
+    Waiting fourth(made(2s, "secret"), meetings_[0]->place());
+    wait_for_newcomers(0, 2);
+    expect_all(meet({0, 1, 2}), {0, 1, 2, 3, 4}, 2);
+    EXPECT_TRUE(third.answer().ok() && fourth.answer().ok());
+    meetings_[3] = third.take_meeting();
+    meetings_[4] = fourth.take_meeting();
+    if (is_complete)
+      for (auto& [number, meeting] : meetings_) meeting->complete();
+    const auto found = meet({0, 3, 4});  // 1 and 2 are silent
+    EXPECT_EQ(found.at(0).ok(), is_complete);
+    if (is_complete) {
+      expect_all(found, {0, 3, 4}, 3);
+      continue;
+    }
+    EXPECT_THAT(found.at(0).error().message(), HasSubstr("ranks 1, 2 are silent"));
+    meetings_.erase(0);
+    EXPECT_FALSE(meet({3, 4}).at(3).ok()) << "newcomers alone are no job";
+  }
+}
+
+TEST_F(NewcomerTest, LeavesWhereNoGroupComesAboutWithIt) {
+  open(2, 60s);
+  Waiting newcomer(made(60s, "secret"), meetings_[0]->place());
+  wait_for_newcomers(0, 1);
+  expect_all(meet({0, 1}), {0, 1, 2}, 2);
+  EXPECT_TRUE(newcomer.answer().ok());
+  meetings_[2] = newcomer.take_meeting();
+  expect_all(meet({0, 1, 2}, Meeting::Newcomers::kKeep), {0, 1, 2}, 3);
+  const auto found = meet({0, 1, 2}, Meeting::Newcomers::kRefuse);
+  EXPECT_THAT(numbers_of(*found.at(1)), ElementsAre(0, 1));
+  ASSERT_FALSE(found.at(2).ok());
+  EXPECT_EQ(found.at(2).error().code(), ErrorCode::kAborted);
 }
 
 TEST_F(NewcomerTest, IsRefusedWithTheSettingThatDiffers) {
@@ -259,7 +303,7 @@ TEST_F(NewcomerTest, LearnsThatItHasNoPlaceOrThatTheJobHasEnded) {
   EXPECT_THAT(first.answer().error().message(), HasSubstr("no memory"));
   Waiting second(made(60s, "secret"), meetings_[0]->place());
   wait_for_newcomers(0, 1);
-  meetings_.clear();
+  meetings_[0]->end();
   const auto answer = second.answer();
   EXPECT_EQ(answer.error().code(), ErrorCode::kFailedPrecondition);
   EXPECT_THAT(answer.error().message(), HasSubstr("the job has ended"));
