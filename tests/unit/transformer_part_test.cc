@@ -150,7 +150,7 @@ TEST_P(Parts, HaveTheGradientsAndLossesOfOneProcess) {
         const auto of_whole = std::span<const float>(gradient).subspan(at, info.elements());
         part.cut(info, of_whole, should);
         for (std::size_t i = 0; i < should.size(); ++i) should[i] -= of_rank(is[rank].gradient)[i];
-        EXPECT_LE(norm(should), 1e-6 * norm(of_whole));
+        EXPECT_LE(norm(should), 2e-6 * norm(of_whole));
         at += info.elements();
         own_at += should.size();
       }

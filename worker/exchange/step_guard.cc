@@ -39,7 +39,9 @@ std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
     for (const SparseMean::Part& part : listed->parts) {
       const Magnitude made = try_part(*listed, part);
       if (made == Magnitude::kInfinite) {
-        const auto chunk = std::ranges::find(plan.chunks(), part.position, &Chunk::position);
+        const auto chunk = std::ranges::find_if(plan.chunks(), [&](const Chunk& one) {
+          return part.position - one.position < one.elements;  // a part may be less than a chunk
+        });
         return plan.manifest()[chunk->tensor.value].name;
       }
       largest = std::max(largest, made);
