@@ -94,7 +94,8 @@ def time_fsdp(python, world, steps):
     for rank, (_, errors) in zip(ranks, outputs):
         if rank.returncode != 0:
             fail(f"FSDP ended with {rank.returncode}: {errors.strip()[-2000:]}")
-    _, seconds, version = outputs[0][0].split()
+    told = [line.split() for line in outputs[0][0].splitlines() if line.startswith("seconds ")]  # PyTorch may print more
+    _, seconds, version = told[0]
     return float(seconds), version
 
 
