@@ -43,7 +43,7 @@ class PeerGroup {
 
   /// Be a rank of a later group, in place of the one there is: of those that are left of it, and of
   /// others. Each of its ranks calls it with the same addresses by rank, its own among them, the
-  /// same job and the same later generation. Groups made of the earlier one stay as they are.
+  /// same job and the same later generation. Subgroups of the earlier group do not change.
   ///
   /// fails  invalid_argument: not such addresses; as an operation of collectives.h
   Status regroup(const std::string& job, const std::vector<std::string>& addresses,

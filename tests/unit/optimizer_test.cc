@@ -516,6 +516,27 @@ TEST(StepTrial, ABoundedRuleMakesOnlyFiniteNumbersOfModerateOnes) {
     }
 }
 
+TEST(StepTrial, EachLimitOfABoundedRuleCounts) {
+  constexpr float kRate = 0x1p20F, kDecay = 0x1p10F, kL1 = 0x1p32F, kEpsilon = 0x1p-40F;
+  EXPECT_TRUE(is_bounded(rules::Sgd{.rate = kRate, .decay = kDecay}));
+  EXPECT_FALSE(is_bounded(rules::Sgd{.rate = 2 * kRate, .decay = kDecay}));
+  EXPECT_FALSE(is_bounded(rules::Sgd{.rate = kRate, .decay = 2 * kDecay}));
+  const rules::Adagrad adagrad{.rate = kRate, .decay = kDecay, .epsilon = kEpsilon};
+  EXPECT_TRUE(is_bounded(adagrad));
+  EXPECT_FALSE(is_bounded(rules::Adagrad{kRate, kDecay, kEpsilon / 2}));
+  const rules::Ftrl ftrl{.inverse_rate = 1, .moves = 1, .beta = kL1, .l1 = kL1, .l2 = kDecay};
+  EXPECT_TRUE(is_bounded(ftrl));
+  for (float rules::Ftrl::* const field :
+       {&rules::Ftrl::beta, &rules::Ftrl::l1, &rules::Ftrl::l2}) {
+    rules::Ftrl beyond = ftrl;
+    beyond.*field *= 2;
+    EXPECT_FALSE(is_bounded(beyond));
+  }
+  rules::Ftrl divides_by_little = ftrl;
+  divides_by_little.beta = kEpsilon / 2;
+  EXPECT_FALSE(is_bounded(divides_by_little));
+}
+
 TEST(StepTrial, RatesThatAreNotBoundedAreToBeTried) {
   OptimizerConfig config = with("adam", 0);
   EXPECT_TRUE(is_bounded(made(config)->at(1)));

@@ -1,4 +1,4 @@
-"""A DataLoader that goes on loading between shares."""
+"""A DataLoader that also loads the batches of later shares."""
 
 import collections
 
@@ -10,7 +10,7 @@ from ._sampler import Shares
 
 
 class Loader(torch.utils.data.DataLoader):
-    """A DataLoader for a Trainer or DiLoCo. Its processes load the batches of the next shares while a round goes on.
+    """A DataLoader for a Trainer or DiLoCo. Its processes load the batches of the next shares during a round.
 
         loader = centroid.torch.Loader(data, trainer, batch=32, num_workers=2)
         for share in trainer:
@@ -69,7 +69,7 @@ class _Stream:
 
     def __next__(self):
         if not self._coming:
-            raise StopIteration  # for now
+            raise StopIteration  # the DataLoader asks again when more have come
         self.given.append(self._coming.popleft())
         return self.given[-1]
 
@@ -77,7 +77,7 @@ class _Stream:
         return len(self.shares)
 
     def continues_with(self, batches):
-        """From now on give these. False: others are being loaded, or none, so the DataLoader has to begin again."""
+        """Give these batches next. False: the DataLoader has to begin again, because it loads others or none."""
         known = len(self.given)
         continues = known > 0 and list(self.given) == batches[:known]
         if not continues:
