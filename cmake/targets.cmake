@@ -26,16 +26,12 @@ endif()
 
 # Group the sources of a target (CMake calls that a unity build). Where coroutines are, headers and their templates take most of the time.
 function(centroid_unity target)
-  set(unity ${CENTROID_UNITY})
-  if(CENTROID_CYCLES AND CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/server(/|$)")
-    set(unity OFF)
-  endif()
   set(batch 6)
   if(CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(server|transport)(/|$)")
     set(batch 24)
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${unity} UNITY_BUILD_BATCH_SIZE ${batch})
-  if(unity)  # g++ takes a source that a group includes for a header
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${CENTROID_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
+  if(CENTROID_UNITY)  # g++ takes a source that a group includes for a header
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
