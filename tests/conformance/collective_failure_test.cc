@@ -6,7 +6,7 @@
 
 #include "tests/conformance/collective_fixture.h"
 
-namespace centroid::collective::testing {
+namespace centroid::collective::testing::collective_failure_test {
 namespace {
 
 using ::testing::AllOf;
@@ -328,4 +328,4 @@ TEST(Join, AnOlderGenerationIsTurnedAway) {
 }
 
 }  // namespace
-}  // namespace centroid::collective::testing
+}  // namespace centroid::collective::testing::collective_failure_test
