@@ -29,7 +29,7 @@ const std::string& openapi_document();
 
 /// The result of checking a request before anything runs: its answer, or the call that will produce
 /// it.
-struct Admission {
+struct CheckedRequest {
   const Route* route = nullptr;  ///< null: no such path
   Caller caller;                 ///< if the caller is known
   std::optional<HttpResponse> response;
@@ -40,7 +40,7 @@ struct Admission {
 ///
 /// thread  any; pure
 /// fails   as a problem response: 400, 401, 403, 404, 405, 415, 421
-Admission admit(const AccessPolicy& policy, const HttpRequest& request);
+CheckedRequest admit(const AccessPolicy& policy, const HttpRequest& request);
 
 /// Run an admitted call. Errors and exceptions become problems; the deadline is the caller's.
 Task<HttpResponse> run_call(Services services, Call call);
