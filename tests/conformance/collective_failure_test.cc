@@ -30,14 +30,14 @@ TEST_P(Failure, ASilentRankIsNamedByAllWithinTheDeadline) {
   job.run([&](Group& group) {
     if (group.rank() == 1) return;
     Floats data(1 << 20, 1);
-    const Status status = all_reduce(group, view(data), within(400ms));
+    const Status status = all_reduce(group, view(data), within(1500ms));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(status.error().message(),
                 AllOf(HasSubstr("all_reduce (sum, ring) of 1048576 f32"),
-                      HasSubstr("rank 1 did not do its part within 400 ms")));
+                      HasSubstr("rank 1 did not do its part within 1500 ms")));
   });
-  EXPECT_LT(now() - begin, 3s);
+  EXPECT_LT(now() - begin, 10s);
   // The next generation works, and the operation can be repeated.
   job.join();
   job.run([&](Group& group) {
@@ -51,7 +51,7 @@ TEST_P(Failure, AnotherSizeIsNamedByAll) {
   Job job(GetParam(), 3);
   job.run([&](Group& group) {
     Floats data(group.rank() == 2 ? 11 : 10, 1);
-    const Status status = all_reduce(group, view(data), within(5s));
+    const Status status = all_reduce(group, view(data), within(50s));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kFailedPrecondition);
     EXPECT_THAT(status.error().message(), AllOf(HasSubstr("of 11 f32"), HasSubstr("of 10 f32")));
@@ -62,9 +62,9 @@ TEST_P(Failure, AnotherOperationIsNamedByAll) {
   Job job(GetParam(), 2);
   job.run([&](Group& group) {
     Floats data(10, 1);
-    const Status status = group.rank() == 0 ? all_reduce(group, view(data), within(5s))
-                                            : broadcast(group, view(data), 1, within(5s));
-    const Status after = barrier(group, within(5s));
+    const Status status = group.rank() == 0 ? all_reduce(group, view(data), within(50s))
+                                            : broadcast(group, view(data), 1, within(50s));
+    const Status after = barrier(group, within(50s));
     const Status& failed = status.ok() ? after : status;
     ASSERT_FALSE(failed.ok());
     // The root of a broadcast expects nothing, so its rank may be in the barrier when it sees the
@@ -114,7 +114,7 @@ TEST_P(Failure, ARankThatLeavesIsNamed) {
   job.run([](Group& group) { EXPECT_TRUE(succeeds(barrier(group))); });
   std::thread leaver([&] { job.leave(1); });
   Floats data(10, 1);
-  const Status status = all_reduce(job.group(0), view(data), within(5s));
+  const Status status = all_reduce(job.group(0), view(data), within(50s));
   leaver.join();
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(status.error().message(), HasSubstr("rank 1"));
@@ -126,9 +126,9 @@ TEST_P(Failure, ARankMayLeaveAfterItsPart) {
   Floats sent(10, 7), received(10);
   ASSERT_TRUE(succeeds(broadcast(job.group(0), view(sent), 0)));
   job.leave(0);  // before the other rank has begun to receive
-  EXPECT_TRUE(succeeds(broadcast(job.group(1), view(received), 0, within(5s))));
+  EXPECT_TRUE(succeeds(broadcast(job.group(1), view(received), 0, within(50s))));
   EXPECT_EQ(received, sent);
-  const Status later = broadcast(job.group(1), view(received), 0, within(5s));
+  const Status later = broadcast(job.group(1), view(received), 0, within(50s));
   ASSERT_FALSE(later.ok());
   EXPECT_THAT(later.error().message(), HasSubstr("rank 0 has left the group"));
 }
@@ -242,7 +242,7 @@ TEST_P(Process, AStoppedPeerEndsTheOperationOnAllSurvivorsWithinTheDeadline) {
     ::kill(::getpid(), SIGSTOP);
   };
   const TimePoint begin = now();
-  for (const Status& status : with_process(GetParam(), stop, within(800ms), true)) {
+  for (const Status& status : with_process(GetParam(), stop, within(2s), true)) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(status.error().message(), AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2")));
