@@ -4,4 +4,7 @@ centroid_test(sharded_parameters_test LABEL component
   SOURCES component/sharded_parameters_test.cc component/regroup_test.cc component/pipeline_test.cc DEPS centroid::parallel TIMEOUT 600)
 centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_checkpoint_test.cc component/sharded_checkpoint_faults_test.cc component/staged_checkpoint_test.cc support/allocation_count.cc
   DEPS centroid::parallel TIMEOUT 300)
-centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc DEPS centroid::group TIMEOUT 300)
+centroid_test(group_rendezvous_test LABEL component SOURCES component/group_rendezvous_test.cc DEPS centroid::group)
+if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
+  centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc DEPS centroid::group centroid_test_world)
+endif()
