@@ -285,7 +285,6 @@ void ShardedMonitor::measure(const ShardedSummary& summary, const StepTimes& tim
   meters_.probe.evaluated(summary.test_accuracy, summary.test_loss);
   state_.summary = summary;
   state_.stepped = Clock::now();
-  state_.rows[state_.rank].numbers = total_;
 }
 
 RankNumbers ShardedMonitor::numbers(const collective::Group& group) {
