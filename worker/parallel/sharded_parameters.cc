@@ -31,6 +31,15 @@ std::uint64_t room_of(const ShardLayout& layout, std::size_t unit) {
   return layout.ranks() * layout.shard(unit, 0).count;
 }
 
+/// Call `wait`, and add the time that it takes.
+template <class Wait>
+auto timed(double& seconds, const Wait& wait) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto result = wait();
+  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
 std::string name_of_unit(std::size_t unit) { return "unit " + std::to_string(unit); }
 
 }  // namespace
@@ -203,6 +212,7 @@ collective::Handle ShardedParameters::begin_gather(std::size_t unit) {
   const std::span<float> full =
       units_[unit].full.as<float>().first(layout_.units()[unit].elements.count);
   const Range shard = layout_.shard(unit, shards_.rank());
+  costs_.gathers.bytes += (full.size() - shard.count) * sizeof(float);
   return collective::all_gather_async(shards_, full.subspan(shard.begin, shard.count), full,
                                       options, shard_counts(full.size(), shards_.world()));
 }
@@ -229,7 +239,7 @@ Status ShardedParameters::gather(std::size_t unit) {
   Unit& one = units_[unit];
   if (!one.full) CENTROID_TRY(prefetch(unit));
   if (!one.gathering) return {};
-  Status gathered = one.gathering->wait();
+  Status gathered = timed(costs_.gathers.seconds, [&] { return one.gathering->wait(); });
   one.gathering.reset();
   if (gathered.ok()) return {};
   buffers_.give_back(std::move(one.full));
@@ -295,9 +305,20 @@ Status ShardedParameters::reduce(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   has_gradient_ = true;
   if (!is_syncing_) return {};
-  Status begun = reducing_.begin(unit, std::move(gradient_of(unit)));  // 0 without samples
+  Buffer gradient = std::move(gradient_of(unit));  // 0 without samples
+  count_reduction(unit);
+  Status begun =
+      timed(costs_.reductions.seconds, [&] { return reducing_.begin(unit, std::move(gradient)); });
   if (begun.ok()) return {};
   return fail(std::move(begun).error().with_context("reduce gradients"));
+}
+
+/// All but the own part of the whole gradient, and twice most of that part if others have it, too.
+void ShardedParameters::count_reduction(std::size_t unit) {
+  const std::uint64_t whole = layout_.units()[unit].elements.count;
+  const std::uint64_t part = layout_.shard(unit, shards_.rank()).count;
+  const std::uint64_t others = replicas_.world() - 1;
+  costs_.reductions.bytes += (whole - part + 2 * part * others / replicas_.world()) * sizeof(float);
 }
 
 Status ShardedParameters::check_step() const {
@@ -319,8 +340,8 @@ Status ShardedParameters::reduce_rest() {
     if (units_[unit].gradient || !reducing_.has(unit)) reduced = reduce(unit);
   is_syncing_ = was_syncing;
   CENTROID_TRY(reduced);
-  if (Status ended = reducing_.finish(); !ended.ok())
-    return fail(std::move(ended).error().with_context("reduce gradients"));
+  Status ended = timed(costs_.reductions.seconds, [&] { return reducing_.finish(); });
+  if (!ended.ok()) return fail(std::move(ended).error().with_context("reduce gradients"));
   return {};
 }
 
@@ -335,6 +356,7 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
     std::span<float>& mean = copies_[unit].mean;
     mean = copied_.find(count);
     if (mean.empty() && count > 0) mean = copied_.add(buffers_.take(room_of(layout_, unit)), count);
+    costs_.copies.bytes += mean.size_bytes();
     if (!mean.empty())
       copying.push_back(collective::receive_async(shards_, mean, copied_rank(), options));
     const std::span<const float> own = reducing_.mean(unit);
@@ -347,7 +369,7 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
 
 Status ShardedParameters::end_copies(std::vector<collective::Handle> copying) {
   for (collective::Handle& handle : copying)
-    if (Status copied = handle.wait(); !copied.ok())
+    if (Status copied = timed(costs_.copies.seconds, [&] { return handle.wait(); }); !copied.ok())
       return fail(std::move(copied).error().with_context("copy gradients"));
   return {};
 }
@@ -384,7 +406,9 @@ Result<StepReport> ShardedParameters::measure() {
   options.timeout = timeout_;
   for (const collective::Group* group : {&shards_, parts_ ? &*parts_ : nullptr}) {
     if (group == nullptr || group->world() == 1) continue;
-    Status summed = collective::all_reduce(*group, std::span(&sum, 1), options);
+    Status summed = timed(costs_.agreements.seconds, [&] {
+      return collective::all_reduce(*group, std::span(&sum, 1), options);
+    });
     if (!summed.ok()) return fail(std::move(summed).error().with_context("sum gradient norms"));
   }
   report.gradient_norm = std::sqrt(sum);
@@ -408,9 +432,11 @@ Status ShardedParameters::prepare() {
   collective::CallOptions options;
   options.tag = kNormTag;
   options.timeout = timeout_;
-  for (const collective::Group* group : {&shards_, &replicas_})
-    if (Status all = collective::barrier(*group, options); !all.ok())
-      return fail(std::move(all).error().with_context("commit the step"));
+  for (const collective::Group* group : {&shards_, &replicas_}) {
+    Status all =
+        timed(costs_.agreements.seconds, [&] { return collective::barrier(*group, options); });
+    if (!all.ok()) return fail(std::move(all).error().with_context("commit the step"));
+  }
   return {};
 }
 
@@ -436,7 +462,7 @@ Status ShardedParameters::share_updates() {
   std::vector<collective::Handle> handles;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) handles.push_back(begin_gather(unit));
   for (collective::Handle& handle : handles)
-    if (Status shared = handle.wait(); !shared.ok())
+    if (Status shared = timed(costs_.gathers.seconds, [&] { return handle.wait(); }); !shared.ok())
       return fail(std::move(shared).error().with_context("gather updated parameters"));
   return {};
 }
