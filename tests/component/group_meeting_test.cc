@@ -8,11 +8,13 @@
 
 #include "client/group.h"
 #include "client/group_rendezvous.h"
+#include "tests/support/silent_crowd.h"
 
 namespace centroid::client {
 namespace {
 
 using namespace std::chrono_literals;
+using test::SilentCrowd;
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
@@ -329,6 +331,26 @@ transport::Endpoint free_place() {
   return (*listener)->endpoint();
 }
 
+constexpr int kCrowd = 300;  // more than there are places
+
+TEST_F(NewcomerTest, SilentConnectionsKeepNobodyOut) {
+  open(3, 60s);
+  {
+    SilentCrowd crowd(meetings_[0]->place(), kCrowd);
+    crowd.wait_displaced(kCrowd);
+    Waiting newcomer(made(60s, "secret"), meetings_[0]->place());
+    wait_for_newcomers(0, 1);
+    expect_all(meet({0, 1, 2}), {0, 1, 2, 3}, 2);
+    EXPECT_TRUE(newcomer.answer().ok());
+    meetings_[3] = newcomer.take_meeting();
+  }
+  meetings_.erase(0);  // 1 leads
+  for (auto& [number, meeting] : meetings_) meeting->complete();
+  SilentCrowd crowd(meetings_[2]->place(), kCrowd);
+  crowd.wait_displaced(kCrowd);
+  expect_all(meet({1, 2, 3}), {1, 2, 3}, 3);
+}
+
 class RendezvousTest : public ::testing::Test {
  protected:
   std::unique_ptr<Meeting> led(bool is_host) {
@@ -378,6 +400,35 @@ TEST_F(RendezvousTest, OfARankZeroThatWaitsForOthersIsCalledByTheLeader) {
   first.join();
   ASSERT_TRUE(found->ok()) << found->error().to_string();
   EXPECT_EQ((*found)->leader, job->place());
+}
+
+TEST_F(RendezvousTest, SilentConnectionsKeepNobodyOut) {
+  const auto job = led(true);
+  ASSERT_TRUE(come(place_, 1).ok());  // it listens
+  SilentCrowd crowd(place_, kCrowd);
+  crowd.wait_displaced(kCrowd);
+  for (const std::uint32_t rank : {1u, 0u}) {
+    const auto found = come(place_, rank);
+    ASSERT_TRUE(found.ok()) << found.error().to_string();
+    EXPECT_EQ(found->leader, job->place());
+  }
+}
+
+TEST_F(RendezvousTest, RanksThatBeginAreNotKeptOutBySilentConnections) {
+  std::vector<std::optional<Result<Found>>> found(3);
+  std::vector<std::jthread> ranks;
+  const auto begin = [&](std::uint32_t rank) {
+    ranks.emplace_back([&, rank] { found[rank].emplace(come(place_, rank)); });
+  };
+  begin(0);
+  SilentCrowd crowd(place_, kCrowd);
+  crowd.wait_displaced(kCrowd);
+  for (const std::uint32_t rank : {1u, 2u}) begin(rank);
+  ranks.clear();
+  for (const auto& one : found) {
+    ASSERT_TRUE(one->ok()) << one->error().to_string();
+    EXPECT_EQ((*one)->addresses.size(), 3u);
+  }
 }
 
 TEST_F(RendezvousTest, IsTakenOverByAnotherMember) {
