@@ -4,7 +4,6 @@
 #include <cstdio>
 
 #include "client/group_frames.h"
-#include "common/async/io_thread.h"
 #include "common/base/random.h"
 #include "transport/collective/collectives.h"
 
@@ -168,11 +167,10 @@ Status PeerGroup::meet(collective::Roster roster) {
 /// All listened before others learned their addresses: one that refuses a connection is gone. The
 /// mesh calls it until the deadline.
 Status PeerGroup::probe() const {
-  IoThread io("probe");
   const std::vector<std::string> connections = group_->connections();
   for (std::uint32_t rank = 0; rank < connections.size(); ++rank) {
     if (rank == group_->rank() || !connections[rank].empty()) continue;
-    Status reached = io.wait(mesh_->reach(roster_.endpoints[rank], kProbe));
+    Status reached = mesh_->reach_now(roster_.endpoints[rank], kProbe);
     if (!reached.ok() && is_gone(reached.error()))
       return std::move(reached).error().with_context("rank " + std::to_string(rank) + " is gone");
   }

@@ -6,11 +6,17 @@
 #include <boost/asio/error.hpp>
 
 #include "common/async/timer.h"
+#include "common/base/clock.h"
+#include "transport/session.h"
 
 namespace centroid::client {
 
 using transport::Connection;
 using transport::InFrame;
+
+namespace {
+constexpr std::chrono::milliseconds kAskAgain{50};
+}  // namespace
 
 transport::TransportOptions group_transport_options() {
   transport::TransportOptions options;
@@ -18,10 +24,17 @@ transport::TransportOptions group_transport_options() {
   return options;
 }
 
-void limit_strangers(Connection& connection) {
-  transport::FrameLimits limits;
-  limits.max_head_bytes = 16 << 10;
-  connection.set_limits(limits);
+void answer_callers(TaskGroup& tasks, transport::Listener& listener,
+                    transport::Strangers& strangers, Answer answer) {
+  static constexpr bool kIsOver = false;  // `tasks` are cancelled
+  auto serve = [&tasks, answer = std::move(answer)](std::unique_ptr<Connection> connection,
+                                                    StrangerPlace place) {
+    transport::FrameLimits limits;
+    limits.max_head_bytes = 16 << 10;
+    connection->set_limits(limits);
+    tasks.spawn(answer(std::move(connection), std::move(place)));
+  };
+  tasks.spawn(transport::accept_all(listener, strangers, kIsOver, std::move(serve)));
 }
 
 Task<Status> send_text(Connection& connection, GroupFrame kind, std::string text) {
@@ -43,7 +56,27 @@ Task<Result<InFrame>> read_text(Connection& connection, Deadline deadline) {
   timer.cancel();
   if (frame.ok() && frame->header.payload_bytes != 0)
     co_return Error(ErrorCode::kDataLoss, connection.peer() + " sent a payload");
+  const bool is_refusal = frame.ok() && (frame->header.kind == transport::kGoodbye ||
+                                         (frame->header.flags & transport::kFlagError) != 0);
+  if (is_refusal) co_return transport::decode_error(frame->head);  // as Strangers displaces
   co_return frame;
+}
+
+Task<Result<InFrame>> ask_process(transport::Transport* transport, transport::Endpoint place,
+                                  GroupFrame kind, std::string text, Deadline connected,
+                                  Deadline answered) {
+  for (int tries = 0; centroid::now() < connected; ++tries) {
+    const bool waits = tries > 1;
+    if (waits && !co_await sleep_until(centroid::now() + kAskAgain)) break;
+    CENTROID_CO_ASSIGN(const auto connection, co_await transport->connect(place, connected));
+    (void)co_await send_text(*connection, kind, text);
+    auto answer = co_await read_text(*connection, answered);
+    if (answer.ok()) co_return answer;
+    const Error& why = answer.error();
+    if (why.code() != ErrorCode::kResourceExhausted && !is_gone(why)) co_return answer;
+  }
+  co_return Error(ErrorCode::kDeadlineExceeded,
+                  place.to_string() + " accepts connections and does not answer");
 }
 
 std::vector<std::string> split(std::string_view text, char end, std::size_t most) {

@@ -2,10 +2,14 @@
 
 #include <charconv>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/async/task_group.h"
+#include "transport/strangers.h"
 #include "transport/transport.h"
 
 namespace centroid::client {
@@ -30,15 +34,30 @@ inline bool is_kind(const transport::InFrame& frame, GroupFrame kind) {
 }
 
 transport::TransportOptions group_transport_options();
-/// A peer that has shown no token yet gets memory for a small head only.
-void limit_strangers(transport::Connection& connection);
+
+using StrangerPlace = std::unique_ptr<transport::Strangers::Place>;
+using Answer = std::function<Task<void>(std::unique_ptr<transport::Connection>, StrangerPlace)>;
+/// Answer each connection that comes to a listener, as one of `tasks`, until they are cancelled.
+/// Strangers displace each other, and have memory for small heads only.
+void answer_callers(TaskGroup& tasks, transport::Listener& listener,
+                    transport::Strangers& strangers, Answer answer);
 
 Task<Status> send_text(transport::Connection& connection, GroupFrame kind, std::string text);
 
 /// The next frame, which has no payload.
 ///
-/// fails  deadline_exceeded: closes the connection; as Connection::read_header
+/// fails  deadline_exceeded: closes the connection; resource_exhausted: the peer has no room for it
+///        now; as Connection::read_header
 Task<Result<transport::InFrame>> read_text(transport::Connection& connection, Deadline deadline);
+
+/// Send a text to the process at `place`, and read what it answers. Asks again while the process
+/// has no room, or closes the connection and accepts another one.
+///
+/// fails  as Transport::connect until `connected`, and read_text until `answered`
+Task<Result<transport::InFrame>> ask_process(transport::Transport* transport,
+                                             transport::Endpoint place, GroupFrame kind,
+                                             std::string text, Deadline connected,
+                                             Deadline answered);
 
 inline std::string_view text_of(const transport::InFrame& frame) {
   return {reinterpret_cast<const char*>(frame.head.data()), frame.head.size()};

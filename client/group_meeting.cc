@@ -20,7 +20,7 @@ constexpr std::string_view kMagic = "centroid meeting 2";
 constexpr std::chrono::seconds kHello{10};  ///< for the first frame of a connection
 constexpr std::chrono::milliseconds kRetry{50};
 constexpr std::string_view kEnded = "the job has ended";
-constexpr std::size_t kMostConnections = 256;  ///< beside two of each member
+constexpr std::size_t kMostStrangers = 256;
 
 /// The job, the generation, the next number, and each member: number, place and address.
 std::string encode(const Membership& members) {
@@ -207,14 +207,10 @@ class Meeting::Leader {
   /// A connection that ends when the process does.
   static Task<void> watch(Leader* self, Member member, Deadline deadline) {
     Meeting& meeting = self->meeting_;
-    auto connected = co_await meeting.transport_->connect(member.place, deadline);
-    bool gone = !connected.ok() && client::is_gone(connected.error());
-    if (connected.ok()) {
-      (void)co_await send_text(**connected, GroupFrame::kWatch, Hello::of(meeting).text());
-      const auto ended = co_await (*connected)->read_header();
-      gone = !ended.ok() && client::is_gone(ended.error());
-    }
-    if (gone) self->gone_.insert(member.number);
+    const auto ended =
+        co_await ask_process(meeting.transport_.get(), member.place, GroupFrame::kWatch,
+                             Hello::of(meeting).text(), deadline, deadline);
+    if (!ended.ok() && client::is_gone(ended.error())) self->gone_.insert(member.number);
     meeting.changed_.notify_all();
   }
 
@@ -248,13 +244,12 @@ class Meeting::Caller {
 
  private:
   static Task<Result<Membership>> call(Meeting* meeting, Endpoint place) {
+    // The second one: longer than the leader waits for others.
     const auto patience = meeting->options_.patience;
-    CENTROID_CO_ASSIGN(const auto connection,
-                       co_await meeting->transport_->connect(place, centroid::now() + patience));
-    (void)co_await send_text(*connection, GroupFrame::kMember, Hello::of(*meeting).text());
-    // Longer than the leader waits for others.
-    const Deadline deadline = centroid::now() + 2 * patience;
-    CENTROID_CO_ASSIGN(const auto frame, co_await read_text(*connection, deadline));
+    const Deadline connected = centroid::now() + patience, answered = connected + patience;
+    CENTROID_CO_ASSIGN(const auto frame,
+                       co_await ask_process(meeting->transport_.get(), place, GroupFrame::kMember,
+                                            Hello::of(*meeting).text(), connected, answered));
     const auto members = decode_members(text_of(frame));
     if (is_kind(frame, GroupFrame::kMembers) && members) co_return *members;
     co_return Error(ErrorCode::kAborted, place.to_string() + ": " + std::string(text_of(frame)));
@@ -262,7 +257,10 @@ class Meeting::Caller {
 };
 
 Meeting::Meeting(MeetingOptions options)
-    : options_(std::move(options)), changed_(io_.executor()), tasks_(io_.executor()) {}
+    : options_(std::move(options)),
+      strangers_(kMostStrangers),
+      changed_(io_.executor()),
+      tasks_(io_.executor()) {}
 
 Result<std::unique_ptr<Meeting>> Meeting::open(const std::string& host, MeetingOptions options) {
   std::unique_ptr<Meeting> made(new Meeting(std::move(options)));
@@ -272,7 +270,12 @@ Result<std::unique_ptr<Meeting>> Meeting::open(const std::string& host, MeetingO
   here.host = listening_host(made->place_);
   CENTROID_ASSIGN(made->listener_, made->transport_->listen(here));
   made->place_.port = made->listener_->endpoint().port;
-  call_on(made->io_.executor(), [self = made.get()] { self->tasks_.spawn(accept(self)); });
+  call_on(made->io_.executor(), [self = made.get()] {
+    answer_callers(self->tasks_, *self->listener_, self->strangers_,
+                   [self](std::unique_ptr<Connection> connection, StrangerPlace place) {
+                     return answer(self, std::move(connection), std::move(place));
+                   });
+  });
   return made;
 }
 
@@ -340,23 +343,8 @@ void Meeting::adopt(Membership members) {
   redirector_->set_leader(now_.members.front().place, leads());
 }
 
-Task<void> Meeting::accept(Meeting* self) {
-  while (true) {
-    auto connection = co_await self->listener_->accept();
-    if (!connection.ok()) {  // e.g. out of file descriptors
-      if (connection.error().code() == ErrorCode::kCancelled) co_return;
-      if (!co_await sleep_until(centroid::now() + kRetry)) co_return;
-      continue;
-    }
-    // Over the limit connections stay in the system's queue: a member that waits is not lost.
-    while (self->tasks_.size() > kMostConnections + 2 * self->now_.members.size())
-      if (!co_await sleep_until(centroid::now() + kRetry)) co_return;
-    self->tasks_.spawn(answer(self, std::move(*connection)));
-  }
-}
-
-Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection) {
-  limit_strangers(*connection);
+Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection,
+                           std::unique_ptr<transport::Strangers::Place> place) {
   const auto frame = co_await read_text(*connection, centroid::now() + kHello);
   if (!frame.ok()) co_return;
   const auto hello = Hello::parse(text_of(*frame));
@@ -365,6 +353,7 @@ Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection
     (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
     co_return;
   }
+  place->admit_member();
   if (self->has_ended_ && !is_kind(*frame, GroupFrame::kWatch)) {
     (void)co_await send_text(*connection, GroupFrame::kRefused, std::string(kEnded));
     co_return;

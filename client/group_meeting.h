@@ -15,6 +15,7 @@
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
 #include "common/base/result.h"
+#include "transport/strangers.h"
 #include "transport/transport.h"
 
 namespace centroid::client {
@@ -116,8 +117,8 @@ class Meeting {
 
   bool leads() const;
   void adopt(Membership members);
-  static Task<void> accept(Meeting* self);
-  static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection);
+  static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection,
+                           std::unique_ptr<transport::Strangers::Place> place);
   static Task<void> wait_member(Meeting* self, const Hello* hello,
                                 std::shared_ptr<transport::Connection> connection);
   static Task<void> wait_newcomer(Meeting* self, const Hello* hello,
@@ -141,6 +142,7 @@ class Meeting {
   std::uint32_t number_ = 0;                   ///< of this process
   std::map<std::uint32_t, Arrival> arrivals_;  ///< members that wait for this one to lead
   std::list<Newcomer> newcomers_;
+  transport::Strangers strangers_;
   Event changed_;
   TaskGroup tasks_;
 };

@@ -69,7 +69,10 @@ class Collection {
 
   static Task<Result<Found>> run(Collection* self, Endpoint place, TimePoint deadline) {
     CENTROID_CO_ASSIGN(const auto listener, self->transport_->listen(place));
-    self->tasks_.spawn(accept(self, listener.get()));
+    answer_callers(self->tasks_, *listener, self->strangers_,
+                   [self](std::unique_ptr<Connection> connection, StrangerPlace one) {
+                     return answer(self, std::move(connection), std::move(one));
+                   });
     while (!self->missing().empty() && !self->leader_ && centroid::now() < deadline)
       (void)co_await self->changed_.wait(deadline);
     const std::string missing = self->missing();
@@ -101,17 +104,10 @@ class Collection {
       if (connection) (void)co_await send_text(*connection, kind, text);
   }
 
-  static Task<void> accept(Collection* self, transport::Listener* listener) {
-    while (true) {
-      auto connection = co_await listener->accept();
-      if (!connection.ok()) co_return;
-      self->tasks_.spawn(answer(self, std::move(*connection)));
-    }
-  }
-
-  static Task<void> answer(Collection* self, std::unique_ptr<Connection> connection) {
-    const auto frame = co_await connection->read_header();
-    if (!frame.ok() || frame->header.payload_bytes != 0) co_return;
+  static Task<void> answer(Collection* self, std::unique_ptr<Connection> connection,
+                           StrangerPlace place) {
+    const auto frame = co_await read_text(*connection, centroid::now() + kAnswer);
+    if (!frame.ok()) co_return;
     if (auto leader = parse_running(*frame, self->options_.token);
         leader && self->options_.may_be_newcomer) {
       self->leader_ = std::move(*leader);
@@ -124,6 +120,7 @@ class Collection {
       (void)co_await send_text(*connection, GroupFrame::kRefused, refusal);
       co_return;
     }
+    place->admit_member();
     self->addresses_[arrival->rank] = arrival->address;
     const auto before = std::exchange(self->connections_[arrival->rank], std::move(connection));
     self->changed_.notify_all();
@@ -153,6 +150,7 @@ class Collection {
 
   const PeerOptions& options_;
   const std::unique_ptr<transport::Transport> transport_;
+  transport::Strangers strangers_{kMostCallers};
   Event changed_;
   TaskGroup tasks_;
   std::vector<std::string> addresses_;
@@ -170,7 +168,9 @@ class Caller {
                                  TimePoint deadline) {
     while (true) {
       auto tried = co_await try_once(self, place, address, deadline);
-      if (tried.ok() || tried.error().code() != ErrorCode::kUnavailable) co_return tried;
+      const bool may_come = !tried.ok() && (tried.error().code() == ErrorCode::kUnavailable ||
+                                            tried.error().code() == ErrorCode::kResourceExhausted);
+      if (!may_come) co_return tried;
       if (centroid::now() + kRetry >= deadline) {
         co_return Error(ErrorCode::kDeadlineExceeded,
                         "rank 0 did not answer at " + place.to_string() + " within " +
@@ -254,6 +254,7 @@ Redirector::Redirector(Executor executor, Endpoint rendezvous, bool is_host, std
       token_(std::move(token)),
       may_listen_(is_host || is_literal(rendezvous_.host)),
       transport_(transport::make_tcp(executor, group_transport_options())),
+      strangers_(kMostCallers),
       tasks_(executor) {}
 
 Redirector::~Redirector() = default;
@@ -274,7 +275,10 @@ Task<void> Redirector::run(Redirector* self) {
       auto listener = self->transport_->listen(self->here_);
       if (listener.ok()) {
         self->listener_ = std::move(*listener);
-        self->tasks_.spawn(accept(self));
+        answer_callers(self->tasks_, *self->listener_, self->strangers_,
+                       [self](std::unique_ptr<Connection> connection, StrangerPlace place) {
+                         return answer(self, std::move(connection), std::move(place));
+                       });
         break;
       }
     }
@@ -286,30 +290,20 @@ Task<void> Redirector::run(Redirector* self) {
   co_await self->tasks_.join();
 }
 
-Task<void> Redirector::accept(Redirector* self) {
-  while (true) {
-    auto connection = co_await self->listener_->accept();
-    if (!connection.ok()) {  // e.g. out of file descriptors
-      if (connection.error().code() == ErrorCode::kCancelled) co_return;
-      if (!co_await sleep_until(centroid::now() + kPoll)) co_return;
-      continue;
-    }
-    if (self->tasks_.size() < kMostCallers)
-      self->tasks_.spawn(answer(self, std::move(*connection)));
-  }
-}
-
-Task<void> Redirector::answer(Redirector* self, std::unique_ptr<Connection> connection) {
-  limit_strangers(*connection);
+Task<void> Redirector::answer(Redirector* self, std::unique_ptr<Connection> connection,
+                              StrangerPlace place) {
   const auto frame = co_await read_text(*connection, centroid::now() + kAnswer);
   if (!frame.ok()) co_return;
   const auto arrival = parse_arrival(*frame);
   if (!arrival) {
-    if (parse_running(*frame, self->token_))
-      (void)co_await connection->read_header();  // the leader
+    if (!parse_running(*frame, self->token_)) co_return;
+    place->greeted();
+    (void)co_await connection->read_header();  // the leader
     co_return;
   }
-  if (transport::is_same_secret(self->token_, arrival->token))
+  const bool is_known = transport::is_same_secret(self->token_, arrival->token);
+  if (is_known) place->greeted();
+  if (is_known)
     (void)co_await send_text(*connection, GroupFrame::kRunning, self->text());
   else
     (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/async/task_group.h"
+#include "transport/strangers.h"
 #include "transport/transport.h"
 
 namespace centroid::client {
@@ -54,8 +55,8 @@ class Redirector {
   static Task<void> run(Redirector* self);
 
  private:
-  static Task<void> accept(Redirector* self);
-  static Task<void> answer(Redirector* self, std::unique_ptr<transport::Connection> connection);
+  static Task<void> answer(Redirector* self, std::unique_ptr<transport::Connection> connection,
+                           std::unique_ptr<transport::Strangers::Place> place);
   static Task<void> call(Redirector* self);
   std::string text() const;
 
@@ -66,6 +67,7 @@ class Redirector {
   std::unique_ptr<transport::Listener> listener_;
   transport::Endpoint leader_;
   bool leads_ = false;
+  transport::Strangers strangers_;
   TaskGroup tasks_;
 };
 

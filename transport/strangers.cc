@@ -15,18 +15,22 @@ namespace centroid::transport {
 namespace {
 /// A worker comes, and goes.
 std::uint64_t arrivals_of(std::size_t places) { return 2 * std::uint64_t{places}; }
+
+metrics::Budget shown(metrics::Registry* registry, const std::string& resource) {
+  return registry != nullptr ? metrics::budget(*registry, resource) : metrics::Budget();
+}
 }  // namespace
 
-Strangers::Strangers(std::size_t connections, metrics::Registry& r)
+Strangers::Strangers(std::size_t connections, metrics::Registry* r)
     : most_(connections),
       places_(connections),
-      lines_{LineBudget(), metrics::budget(r, "stranger_lines")},
-      member_lines_{LineBudget(), metrics::budget(r, "member_lines")},
-      arrival_lines_{LineBudget(arrivals_of(connections)), metrics::budget(r, "arrival_lines")},
-      shown_strangers_(metrics::budget(r, "strangers")),
-      shown_guests_(metrics::budget(r, "guests")),
-      shown_bytes_(metrics::budget(r, "stranger_bytes")),
-      shown_turns_(metrics::budget(r, "handshake_seconds")) {
+      lines_{LineBudget(), shown(r, "stranger_lines")},
+      member_lines_{LineBudget(), shown(r, "member_lines")},
+      arrival_lines_{LineBudget(arrivals_of(connections)), shown(r, "arrival_lines")},
+      shown_strangers_(shown(r, "strangers")),
+      shown_guests_(shown(r, "guests")),
+      shown_bytes_(shown(r, "stranger_bytes")),
+      shown_turns_(shown(r, "handshake_seconds")) {
   show();
 }
 

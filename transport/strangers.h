@@ -31,8 +31,8 @@ class Strangers {
   /// As long as a peer waits for an answer to its greeting.
   static constexpr std::chrono::seconds kLongestTurn{5};
 
-  /// So many connections of strangers, and so many of guests.
-  Strangers(std::size_t connections, metrics::Registry& registry);
+  /// So many connections of strangers, and so many of guests. `registry`: shows it; nullptr: none
+  explicit Strangers(std::size_t connections, metrics::Registry* registry = nullptr);
   void set_connections(std::size_t most);
   /// Handshakes may take more than their share while `is_idle` says that nothing else is to do.
   void lend_while(std::function<bool()> is_idle) { is_idle_ = std::move(is_idle); }

@@ -337,9 +337,6 @@ Result<const char*> ShardedJob::take_over() {
   if (checkpoints_) run_ = checkpoints_->run();
   if (run_.empty()) run_ = members_.job;  // a newcomer, whose first group did not last
   checkpoints_.reset();                   // ends the write in progress
-  // Room for the new shards.
-  if (replica_) replica_->parameters().buffers().drop_spares();
-  if (made_) made_->buffers().drop_spares();
   fault::point("sharded.grouped");
   const std::uint32_t world = group().world();
   Notice own;

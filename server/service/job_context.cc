@@ -27,7 +27,7 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       open(policy),
       waits(time, changed),
       journal(on),
-      strangers(transport::places_beside(settings.workers.max), registry),
+      strangers(transport::places_beside(settings.workers.max), &registry),
       tasks(on) {
   job.run_id = settings.run_id;
   strangers.lend_while([this] { return awaits_workers && config.tables.empty(); });

@@ -43,8 +43,7 @@ float LocalShard::clip_measured() {
   totals_.gradient_norm = norm.value();
   const float factor = clip_factor(totals_.gradient_norm, config_.optimizer.clip_norm);
   job_.store().set_gradient_factor(factor);
-  if (factor != 1) ++totals_.clipped;
-  probe_.gradient_norm(totals_.gradient_norm, factor != 1);
+  open_.is_clipped = factor != 1;
   return factor;
 }
 

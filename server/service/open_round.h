@@ -32,6 +32,7 @@ struct OpenRound {
   bool has_large_sum = false;       ///< or one of which that is not known
   bool is_spoilt = false;           ///< for good: the state has part of a round with one
   double chunk_weight = 0;
+  bool is_clipped = false;      ///< its mean; it may still not count
   std::vector<double> squares;  ///< by chunk, of the mean where it may be clipped
   std::uint64_t samples = 0;    ///< that its shares have
   Tally tally;

@@ -96,6 +96,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
   open_.complete_chunks = 0;
   open_.overflow.reset();
   open_.has_large_sum = false;
+  open_.is_clipped = false;
   open_.excluded = 0;
   open_.failed.clear();
   open_.tally = {};

@@ -113,13 +113,12 @@ void RoundMerge::close(const Merging& round) {
 }
 
 /// The workers apply the mean themselves: try the step where it may overflow, commit the round, and
-/// make the same step. False: another server could not prepare it, or a number is not finite.
+/// make the same step, on all servers. False: another one could not prepare it, or a number is not
+/// finite.
 Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   co_await round.elsewhere.join();
-  if (open_.overflow && clips) co_return false;  // nobody has made the step
-  if (open_.overflow) co_return halt_on_overflow(round);
-  if (!round.prepared.ok()) co_return false;
+  if (open_.overflow || !round.prepared.ok()) co_return false;  // nobody has made the step
   const bool tries = local_.may_overflow();
   const bool clips_first = clips && (tries || round.is_spread);
   if (clips_first) {
@@ -128,8 +127,7 @@ Task<Result<bool>> RoundMerge::step_as_workers(Merging& round) {
     if (!round.prepared.ok()) co_return false;
   }
   if (tries && !open_.overflow) CENTROID_CO_TRY(co_await local_.try_step(open_.attempt));
-  if (open_.overflow && !round.is_spread) co_return false;
-  if (open_.overflow) co_return halt_on_overflow(round);  // the others have made their steps
+  if (open_.overflow) co_return false;
   if (round.is_spread)
     CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
   else
@@ -195,6 +193,8 @@ void RoundMerge::count_round(const Merging& round) {
       totals_.samples_per_second == 0 ? rate : 0.9 * totals_.samples_per_second + 0.1 * rate;
   totals_.samples += open_.tally.samples;
   job_.steps_before += open_.tally.steps;
+  if (open_.is_clipped) ++totals_.clipped;
+  if (totals_.gradient_norm >= 0) probe_.gradient_norm(totals_.gradient_norm, open_.is_clipped);
   add_to_curves(round, elapsed);
   for (const ReportedShare& told : open_.shares)
     job_.epochs.add(told, job_.agreed->train_samples, clock_.unix_seconds() - elapsed);

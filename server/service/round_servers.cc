@@ -124,8 +124,9 @@ double RoundServers::weight_elsewhere(const proto::ContributionKey& key) const {
   return 0;
 }
 
-/// First phase on the other servers: they sum what the decision names, and make the step unless the
-/// norm of all is needed for it. Then their sums of squares go to `open_.squares`.
+/// First phase on the other servers: they sum what the decision names, and make the step, or try
+/// that of workers, unless the norm of all is needed for it. Then their sums of squares go to
+/// `open_.squares`.
 Task<Status> RoundServers::merge_elsewhere(std::shared_ptr<const RoundDecision> decision) {
   proto::Merge merge;
   merge.round = open_.attempt->round;

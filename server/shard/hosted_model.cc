@@ -206,17 +206,19 @@ Task<Result<proto::MergeReply>> HostedModel::step(proto::Step step) {
   co_return co_await round->step(step);
 }
 
-Status HostedModel::commit(const proto::ServerState& state) {
-  if (!round_ || state.version != chunks_.store().version().next())
-    return out_of_order("Commit of version " + to_string(state.version));
+Task<Status> HostedModel::commit(proto::ServerState state) {
+  const auto round = round_;
+  if (!round || state.version != chunks_.store().version().next())
+    co_return out_of_order("Commit of version " + to_string(state.version));
+  CENTROID_CO_TRY(co_await round->follow());
   chunks_.shard().commit();
-  const double seconds = std::chrono::duration<double>(round_->time()).count();
+  const double seconds = std::chrono::duration<double>(round->time()).count();
   drop_round();
   ++rounds_;
   merge_seconds_ += seconds;
   context_.probe.merged(seconds);
   fault::point("servers.part_committed");
-  return {};
+  co_return Status();
 }
 
 Task<Result<std::vector<StatisticsPart>>> HostedModel::statistics(proto::Statistics wanted) {

@@ -66,7 +66,7 @@ class HostedModel {
   Task<Status> freeze(proto::ServerState state);
   Task<Result<proto::MergeReply>> merge(proto::Merge merge);
   Task<Result<proto::MergeReply>> step(proto::Step step);
-  Status commit(const proto::ServerState& state);
+  Task<Status> commit(proto::ServerState state);
   Task<Result<journal::Parts::Numbers>> recall(proto::Recall wanted) {
     return journal_.recall(wanted);
   }

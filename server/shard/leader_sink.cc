@@ -137,8 +137,8 @@ Task<Status> LeaderSink::on_step(Session& session, const InFrame& frame) {
 
 Task<Status> LeaderSink::on_commit(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
-  const Status committed = model_.commit(state);
-  co_return co_await done(session, frame.header, committed);
+  tasks_.spawn(run_commit(session, frame.header, state));
+  co_return Status();
 }
 
 Task<Status> LeaderSink::on_optimizer(Session& session, const InFrame& frame) {
@@ -218,6 +218,12 @@ Task<void> LeaderSink::run_step(Session& session, transport::FrameHeader request
   }
   const auto head = proto::encode(reply.value());
   (void)co_await session.respond(request, head);
+}
+
+Task<void> LeaderSink::run_commit(Session& session, transport::FrameHeader request,
+                                  proto::ServerState state) {
+  const Status committed = co_await model_.commit(state);
+  (void)co_await done(session, request, committed);
 }
 
 Task<void> LeaderSink::run_statistics(Session& session, transport::FrameHeader request,

@@ -51,6 +51,7 @@ class LeaderSink final : public transport::FrameSink {
   Task<void> send_chunk(Session& session, transport::FrameHeader request, proto::ServerChunk head);
   Task<void> run_merge(Session& session, transport::FrameHeader request, proto::Merge merge);
   Task<void> run_step(Session& session, transport::FrameHeader request, proto::Step step);
+  Task<void> run_commit(Session& session, transport::FrameHeader request, proto::ServerState state);
   Task<void> run_statistics(Session& session, transport::FrameHeader request,
                             proto::Statistics wanted);
 

@@ -22,7 +22,7 @@ struct ShardContext {
         clock(its_clock),
         probe(registry),
         leader(its_executor),
-        strangers(transport::places_beside(options.max_workers), registry) {}
+        strangers(transport::places_beside(options.max_workers), &registry) {}
 
   const Executor executor;
   const Executor files;  ///< its thread waits for the disk

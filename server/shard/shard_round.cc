@@ -1,5 +1,6 @@
 #include "server/shard/shard_round.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -185,20 +186,13 @@ Task<Status> ShardRound::make_step(proto::Step step) {
   what_ = "Step of round " + to_string(step.round);
   const ShardProgress::Activity steps(context_.progress, what_, false);
   chunks_.store().set_gradient_factor(static_cast<float>(step.factor));
-  has_stepped_ = true;
   const TimePoint begin = context_.clock.now();
   turn_ = 0;
-  for (const Chunk& chunk : chunks_.round_chunks()) {
-    if (has_codec())
-      CENTROID_CO_TRY(shard().apply(chunk, *encoded_.at(chunk.id)));
-    else
-      apply(chunk);
-    if (refuses_nonfinite() && !shard().is_result_finite(chunk, has_large_mean_)) {
-      overflow_ = chunk.id;
-      co_return Status();
-    }
-    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
-  }
+  if (!chunks_.model().apply_on_worker)
+    CENTROID_CO_TRY(co_await apply_all());
+  else if (refuses_nonfinite() && shard().may_overflow(has_large_mean_))
+    CENTROID_CO_TRY(co_await try_all());
+  if (overflow_) co_return Status();
   const ShardProgress::Activity waits(context_.progress, what_ + ": waits for its journal's disk",
                                       true);
   CENTROID_CO_TRY(co_await end_journal());
@@ -207,9 +201,61 @@ Task<Status> ShardRound::make_step(proto::Step step) {
   co_return Status();
 }
 
+Task<Status> ShardRound::apply_all() {
+  has_stepped_ = true;
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    apply(chunk);
+    if (refuses_nonfinite() && !shard().is_result_finite(chunk, has_large_mean_)) {
+      overflow_ = chunk.id;
+      co_return Status();
+    }
+    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
+  }
+  co_return Status();
+}
+
+/// The workers' step, before any server makes it.
+Task<Status> ShardRound::try_all() {
+  Magnitude largest = Magnitude::kModerate;
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    Magnitude made = Magnitude::kModerate;
+    if (has_codec()) {
+      CENTROID_CO_ASSIGN(made, shard().try_step(chunk, *encoded_.at(chunk.id)));
+    } else {
+      made = shard().try_step(chunk);
+    }
+    largest = std::max(largest, made);
+    if (made == Magnitude::kInfinite) {
+      overflow_ = chunk.id;
+      co_return Status();
+    }
+    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
+  }
+  shard().tried(largest);
+  co_return Status();
+}
+
+Task<Status> ShardRound::follow() {
+  if (!chunks_.model().apply_on_worker) co_return Status();
+  what_ = "Commit of round " + to_string(merge_.round);
+  const ShardProgress::Activity steps(context_.progress, what_, false);
+  has_stepped_ = true;
+  const TimePoint begin = context_.clock.now();
+  turn_ = 0;
+  for (const Chunk& chunk : chunks_.round_chunks()) {
+    if (has_codec())
+      CENTROID_CO_TRY(shard().apply(chunk, *encoded_.at(chunk.id)));
+    else
+      shard().apply(chunk);
+    if (refuses_nonfinite()) (void)shard().is_result_finite(chunk, has_large_mean_);
+    if (ends_turn()) CENTROID_CO_TRY(co_await yield());
+  }
+  time_ += context_.clock.now() - begin;
+  co_return Status();
+}
+
 void ShardRound::apply(const Chunk& chunk) {
   shard().apply(chunk);
-  if (chunks_.model().apply_on_worker) return;  // its mean was sent
   const Bytes result = spare_of(chunks_.store(), chunk);
   if (shard().form() == journal::Form::kParameters)
     journal_.writer().chunk(chunk.id, journal::Form::kParameters, result);

@@ -48,6 +48,8 @@ class ShardRound {
   /// that the Merge names, if they are stored
   Task<Result<proto::MergeReply>> merge(Contributions contributions);
   Task<Result<proto::MergeReply>> step(proto::Step step);
+  /// At the commit: make the workers' step, which cannot be undone. So it was only tried before.
+  Task<Status> follow();
   /// The leader continues without this round, or it is committed.
   void drop() { is_dropped_ = true; }
   bool is_before(Round round) const { return merge_.round < round; }
@@ -80,6 +82,8 @@ class ShardRound {
   void add_up(const Chunk& chunk);
   bool refuses_nonfinite() const { return chunks_.model().refuses_nonfinite; }
   Task<Status> make_step(proto::Step step);
+  Task<Status> apply_all();
+  Task<Status> try_all();
   proto::MergeReply refusal() const;
   Task<Status> journal_sums();
   Task<Status> make_means(bool has_sums, std::vector<double>& squares);

@@ -8,12 +8,16 @@
 
 #include "client/group.h"
 #include "client/group_meeting.h"
+#include "tests/support/silent_crowd.h"
 
 namespace centroid::client {
 namespace {
 
 using namespace std::chrono_literals;
+using test::SilentCrowd;
 using ::testing::HasSubstr;
+
+constexpr int kCrowd = 300;  // more than there are places
 
 /// Where a process of this rank that comes to the rendezvous of a job that has begun is sent.
 Result<Found> come(const transport::Endpoint& place, std::uint32_t rank,
@@ -84,6 +88,50 @@ TEST_F(RendezvousTest, OfARankZeroThatWaitsForOthersIsCalledByTheLeader) {
   first.join();
   ASSERT_TRUE(found->ok()) << found->error().to_string();
   EXPECT_EQ((*found)->leader, job->place());
+}
+
+TEST_F(RendezvousTest, SilentConnectionsKeepNobodyOut) {
+  const auto job = led(true);
+  ASSERT_TRUE(come(place_, 1).ok());  // it listens
+  SilentCrowd crowd(place_, kCrowd);
+  crowd.wait_displaced(kCrowd);
+  for (const std::uint32_t rank : {1u, 0u}) {
+    const auto found = come(place_, rank);
+    ASSERT_TRUE(found.ok()) << found.error().to_string();
+    EXPECT_EQ(found->leader, job->place());
+  }
+}
+
+TEST_F(RendezvousTest, RanksThatBeginAreNotKeptOutBySilentConnections) {
+  std::vector<std::optional<Result<Found>>> found(3);
+  std::vector<std::jthread> ranks;
+  const auto begin = [&](std::uint32_t rank) {
+    ranks.emplace_back([&, rank] { found[rank].emplace(come(place_, rank)); });
+  };
+  begin(0);
+  SilentCrowd crowd(place_, kCrowd);
+  crowd.wait_displaced(kCrowd);
+  for (const std::uint32_t rank : {1u, 2u}) begin(rank);
+  ranks.clear();
+  for (const auto& one : found) {
+    ASSERT_TRUE(one->ok()) << one->error().to_string();
+    EXPECT_EQ((*one)->addresses.size(), 3u);
+  }
+}
+
+TEST_F(RendezvousTest, SilentConnectionsAtAMeetingKeepNoNewcomerOut) {
+  const auto job = led(false);
+  SilentCrowd crowd(job->place(), kCrowd);
+  crowd.wait_displaced(kCrowd);
+  MeetingOptions options;
+  options.token = "secret";
+  const auto newcomer = Meeting::open("127.0.0.1", options);
+  ASSERT_TRUE(newcomer.ok());
+  const TimePoint deadline = centroid::now() + 60s;
+  std::jthread joins([&] { (void)(*newcomer)->join(job->place(), "a new address", deadline); });
+  while (job->newcomers() == 0 && centroid::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(job->newcomers(), 1u);
+  job->refuse_newcomers("enough");
 }
 
 TEST_F(RendezvousTest, IsTakenOverByAnotherMember) {

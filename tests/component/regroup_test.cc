@@ -119,6 +119,16 @@ TEST(Replicas, AnyNumberOfRanksGoesOnFromMemory) {
   }
 }
 
+TEST(Replicas, LeaveNoSpareMemoryBesideTheNewShards) {
+  Job job(Carrier::kInProcess, 3);
+  const std::vector<Parameters> all = trained(job, "full", 2);
+  std::vector<ShardedParameters*> old;
+  for (const Parameters& one : all) old.push_back(one.get());
+  for (ShardedParameters* const one : old) ASSERT_GT(one->buffers().spare(), 0u);
+  go_on(old, "full", 2);
+  for (ShardedParameters* const one : old) EXPECT_EQ(one->buffers().spare(), 0u);
+}
+
 // A rank fails at its n-th network operation of a step, for every n.
 TEST(Replicas, ALossAtAnyMomentLosesNoStepThatAnyRankMade) {
   for (const auto& [world, sharding, then] : {std::tuple{2u, "full", "full"},

@@ -1,6 +1,7 @@
 // What strangers do to the port for workers: the real server on a simulated network, in virtual
 // time.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -312,6 +313,48 @@ TEST_F(StrangersTest, TheDisplacedOneIsTold) {
     });
     end_clients();
   });
+}
+
+class LentHandshakesTest : public StrangersTest {
+ protected:
+  /// The most that 60 strangers at once, fewer than may be lent, have used of the share of
+  /// handshakes.
+  double used_by_strangers() {
+    config.workers.min = 1;
+    config.timeouts.lease = milliseconds(80);  // an eighth: between two looks at the share
+    double most = -1;
+    play([this, &most] {
+      auto& one = *clients.emplace_back(std::make_unique<Client>(world, network, "guessing"));
+      one.run([](Client& client) -> Task<void> {
+        TaskGroup group(client.executor);
+        for (int i = 0; i < 60; ++i) group.spawn(guess(&client));
+        co_await group.join();
+      });
+      for (int i = 0; i < 100; ++i) {
+        world.let_pass(milliseconds(10));
+        most = std::max(most, value_of("centroid_budget_used{resource=\"handshake_seconds\"}"));
+      }
+      one.join();
+    });
+    return most;
+  }
+
+ private:
+  static Task<void> guess(Client* client) {
+    const TimePoint limit = now() + seconds(20);
+    const auto opened = co_await transport::connect_session(*client->net, kServer,
+                                                            greeting_of("guess", "wrong"), limit);
+    EXPECT_FALSE(opened.ok());
+  }
+};
+
+TEST_F(LentHandshakesTest, CostNothingWhileTheJobWaitsForWorkers) {
+  EXPECT_EQ(used_by_strangers(), 0);
+}
+
+TEST_F(LentHandshakesTest, CostTheShareWhereTablesAreServed) {
+  config.tables = "t:dim=4";
+  EXPECT_GT(used_by_strangers(), 0.001);  // of 60 times 50 us
 }
 
 TEST_F(StrangersTest, ClientsOfTablesTakeNoPlaceOfAWorker) {

@@ -19,6 +19,7 @@ using transport::OutFrame;
 namespace {
 
 constexpr std::chrono::milliseconds kFirstRetry{2}, kLastRetry{50};
+constexpr std::size_t kMostStrangers = 256;  ///< at a time, beside ranks
 // Operations have deadlines, and peers may compute for minutes between them.
 constexpr std::chrono::hours kNoStall{1};
 const Endpoint kSharedEndpoint{"collective", 0};
@@ -264,29 +265,25 @@ Task<Status> Dialer::try_shared(std::uint32_t rank, std::uint32_t port, Deadline
 // ---- being called
 
 void Dialer::answer() {
-  answers_.spawn(answer_peers(*station_->listener));
-  if (station_->shared_listener) answers_.spawn(answer_peers(*station_->shared_listener));
-}
-
-Task<void> Dialer::answer_peers(transport::Listener& listening) {
-  co_await boost::asio::this_coro::throw_if_cancelled(false);
-  while (true) {
-    auto accepted = co_await listening.accept();
-    if (accepted.ok()) {
-      answers_.spawn(answer_peer(std::move(*accepted)));
-      continue;
-    }
-    if (accepted.error().code() == ErrorCode::kCancelled) co_return;
-    if (!co_await sleep_until(now() + kLastRetry)) co_return;
+  station_->strangers.set_connections(kMostStrangers + roster_.endpoints.size());
+  for (transport::Listener* const one :
+       {station_->listener.get(), station_->shared_listener.get()}) {
+    if (one == nullptr) continue;
+    auto serve = [this](std::unique_ptr<Connection> connection, StrangerPlace place) {
+      answers_.spawn(answer_peer(std::move(connection), std::move(place)));
+    };
+    answers_.spawn(
+        transport::accept_all(*one, station_->strangers, is_stopping_, std::move(serve)));
   }
 }
 
-Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection) {
+Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection, StrangerPlace place) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   Bound bound(*connection, now() + transport::kGreetingTimeout);
   const auto peer = co_await transport::answer_hello(*connection, greeting());
   // It is refused already, or gone; or this generation has ended, and it calls the next one.
   if (!peer.ok()) co_return;
+  place->admit_member();
   const auto join = co_await greet_peer(*connection, *peer);
   if (join.ok() && join->world == 0) co_return;  // it only measured
   if (!join.ok()) {

@@ -9,6 +9,7 @@
 #include "transport/collective/driver.h"
 #include "transport/collective/mesh.h"
 #include "transport/collective/wire.h"
+#include "transport/strangers.h"
 
 namespace centroid::collective {
 
@@ -26,6 +27,7 @@ struct Station {
   /// For ranks on this machine; none if it is off or does not work here.
   std::unique_ptr<transport::Transport> shared;
   std::unique_ptr<transport::Listener> shared_listener;
+  transport::Strangers strangers{0};  ///< that call; Dialer says how many
 
   void listen_near();
 };
@@ -75,8 +77,8 @@ class Dialer {
   Task<Result<JoinReply>> introduce(transport::Connection& connection, std::uint32_t rank,
                                     std::uint32_t requested);
   Task<Status> try_shared(std::uint32_t rank, std::uint32_t port, Deadline deadline);
-  Task<void> answer_peers(transport::Listener& listening);
-  Task<void> answer_peer(std::unique_ptr<transport::Connection> connection);
+  using StrangerPlace = std::unique_ptr<transport::Strangers::Place>;
+  Task<void> answer_peer(std::unique_ptr<transport::Connection> connection, StrangerPlace place);
   Task<Result<Join>> greet_peer(transport::Connection& connection, const transport::Peer& peer);
   Task<void> answer_echoes(transport::Connection& connection);
   Status judge(const Join& join) const;

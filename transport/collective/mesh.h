@@ -80,6 +80,9 @@ class Mesh {
   /// fails  as Transport::connect
   Task<Status> reach(transport::Endpoint endpoint, std::chrono::milliseconds time);
 
+  /// The same, and block until it is known; for callers whose executor would end behind it.
+  Status reach_now(const transport::Endpoint& endpoint, std::chrono::milliseconds time);
+
   /// Measure the path to a peer's `endpoint`, while operations continue. Awaited on any executor.
   /// The peer answers as soon as it is in a generation.
   ///

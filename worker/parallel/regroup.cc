@@ -196,6 +196,7 @@ Result<std::unique_ptr<ShardedParameters>> regroup(const collective::Group& grou
       const ShardLayout layout,
       ShardLayout::make(parameters, static_cast<std::uint32_t>(ranks), options.least_elements));
   if (old != nullptr && old->is_prepared() && old->steps() + 1 == step) old->complete_step();
+  if (old != nullptr) old->buffers().drop_spares();
   SpreadShards shards(own, layout, old, std::move(from), options.timeout);
   const auto stored = [&](std::size_t plane, Range elements, std::span<float> out) {
     return shards.read(plane, elements, out);

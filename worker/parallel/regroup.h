@@ -15,7 +15,7 @@ namespace centroid::parallel {
 /// old     of a survivor, and of the earlier generation; nullptr: a newcomer. A step that others
 ///         have made is made there too; the rest stays as it is until the caller drops it
 /// step    the last one that any rank made; a gradient that was not applied is lost
-/// memory  old and new shards at the same time
+/// memory  old and new shards at the same time, no spare memory of units
 /// fails   unavailable: nobody has some shard of that step: restore a checkpoint; invalid_argument:
 ///         other parameters or sizes of units than before; as ShardedParameters::make
 Result<std::unique_ptr<ShardedParameters>> regroup(const collective::Group& group,
