@@ -16,6 +16,7 @@ using transport::InFrame;
 
 namespace {
 constexpr std::chrono::milliseconds kAskAgain{50};
+constexpr int kMostCloses = 20;  // which take a second
 }  // namespace
 
 transport::TransportOptions group_transport_options() {
@@ -65,15 +66,21 @@ Task<Result<InFrame>> read_text(Connection& connection, Deadline deadline) {
 Task<Result<InFrame>> ask_process(transport::Transport* transport, transport::Endpoint place,
                                   GroupFrame kind, std::string text, Deadline connected,
                                   Deadline answered) {
+  std::optional<Error> closed;  // without a word: a reset may have taken that it is displaced
+  int closes = 0;
   for (int tries = 0; centroid::now() < connected; ++tries) {
     const bool waits = tries > 1;
     if (waits && !co_await sleep_until(centroid::now() + kAskAgain)) break;
-    CENTROID_CO_ASSIGN(const auto connection, co_await transport->connect(place, connected));
-    (void)co_await send_text(*connection, kind, text);
-    auto answer = co_await read_text(*connection, answered);
+    const auto connection = co_await transport->connect(place, connected);
+    if (!connection.ok()) co_return closed.value_or(connection.error());
+    (void)co_await send_text(**connection, kind, text);
+    auto answer = co_await read_text(**connection, answered);
     if (answer.ok()) co_return answer;
     const Error& why = answer.error();
-    if (why.code() != ErrorCode::kResourceExhausted && !is_gone(why)) co_return answer;
+    const bool is_displaced = why.code() == ErrorCode::kResourceExhausted;
+    if (is_gone(why)) closed = why;
+    const bool is_over = ++closes == kMostCloses || centroid::now() >= connected;
+    if (!is_displaced && (!closed || is_over)) co_return answer;
   }
   co_return Error(ErrorCode::kDeadlineExceeded,
                   place.to_string() + " accepts connections and does not answer");

@@ -16,7 +16,7 @@ using transport::Endpoint;
 
 namespace {
 
-constexpr std::string_view kMagic = "centroid meeting 2";
+constexpr std::string_view kMagic = "centroid meeting 3";
 constexpr std::chrono::seconds kHello{10};  ///< for the first frame of a connection
 constexpr std::chrono::milliseconds kRetry{50};
 constexpr std::string_view kEnded = "the job has ended";
@@ -353,7 +353,10 @@ Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection
     (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
     co_return;
   }
-  place->admit_member();
+  if (is_kind(*frame, GroupFrame::kMember))
+    place->admit_member();
+  else
+    place->greeted();  // the others may be any number, and ask again when they make room
   if (self->has_ended_ && !is_kind(*frame, GroupFrame::kWatch)) {
     (void)co_await send_text(*connection, GroupFrame::kRefused, std::string(kEnded));
     co_return;

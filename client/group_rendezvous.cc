@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kPoll{500};  ///< of a Redirector
 constexpr std::chrono::seconds kAnswer{5};       ///< for the frame of a process that comes
 constexpr std::chrono::seconds kHandover{3};     ///< from one Redirector to another
 constexpr std::size_t kMostCallers = 256;
-constexpr std::string_view kMagic = "centroid group 1";
+constexpr std::string_view kMagic = "centroid group 2";
 
 /// What a rank says: kMagic, rank, world, token and address, a line each.
 struct Arrival {

@@ -278,7 +278,8 @@ Task<void> PeerExchange::pause_after_failure() {
   if (open_.exchange_failures == 0) co_return;
   const auto doublings = std::min(open_.exchange_failures - 1, kMostDoublings);
   const auto has_left = [this, attempt = open_.attempt] {
-    return !std::ranges::all_of(attempt->members,
+    return gate_.is_deposed() || stopping_.is_requested ||
+           !std::ranges::all_of(attempt->members,
                                 [this](MemberId id) { return members_.find(id) != nullptr; });
   };
   (void)co_await until(has_left, kShownElsewhere, clock_.now() + kFirstPause * (1 << doublings));

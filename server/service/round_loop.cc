@@ -316,7 +316,10 @@ Task<Status> RoundLoop::refuse_overflow(RoundDecision decision) {
   merge_.explain_overflow(decision);
   const bool may_skip = policy_.nonfinite == NonFinitePolicy::kSkip && decision.late.empty() &&
                         !config_.compresses_results();
-  if (may_skip) co_return co_await skip_round(std::move(decision));
+  if (may_skip) {
+    co_await merge_.skip();
+    co_return co_await skip_round(std::move(decision));
+  }
   Error halt(ErrorCode::kFailedPrecondition, "JIDOKA HALT: " + decision.text);
   attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.message());
   co_return halt;

@@ -28,6 +28,10 @@ bool RoundMerge::give_up(const Error& why) {
   return false;
 }
 
+Task<void> RoundMerge::skip() {
+  if (spread_.has_others()) co_await round_servers_.end_elsewhere();
+}
+
 Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   if (!aggregate_.is_mean()) decision.total_weight = 1;  // there are no sums to divide
   const Status copied = co_await moves_.finish_moves();
@@ -71,7 +75,7 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
     if (!is_prepared) co_return give_up(round.prepared.error());
   }
   if (round.is_spread) fault::point("servers.committed");
-  if (round.is_spread) co_await round_servers_.commit_elsewhere();
+  if (round.is_spread) co_await round_servers_.end_elsewhere();
   static const trace::Lane kLane("rounds");
   probe_.apply().ended(kLane, begin, clock_.now(), job_.round.value);
   static const trace::EventLane kRounds("periods");

@@ -26,6 +26,8 @@ class RoundMerge : private JobPart {
   /// True: the next version is committed. False: it is not: a server was lost, or a number is not
   /// finite (OpenRound::overflow).
   Task<Result<bool>> merge(RoundDecision decision);
+  /// A round whose numbers are not finite does not count: on no server it is left half made.
+  Task<void> skip();
   void chunk_complete(ChunkId chunk, double total_weight);
   /// Why a round is not committed of which every contribution is finite, but not what they make;
   /// its culprit is the largest of them, where that is known.

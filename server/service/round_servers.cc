@@ -214,8 +214,9 @@ Task<void> RoundServers::prepare_elsewhere(float factor, Status* done) {
   *done = co_await step_elsewhere(factor);
 }
 
-/// Second phase: the round is committed here; no other begins before all servers say so.
-Task<void> RoundServers::commit_elsewhere() {
+/// Second phase: the round is committed here, or is skipped and the version is as before. Nothing
+/// else begins before all servers say that they have done the same.
+Task<void> RoundServers::end_elsewhere() {
   proto::ServerState state;
   state.version = job_.store().version();
   state.optimizer_step = job_.store().optimizer_step();

@@ -37,7 +37,7 @@ class RoundServers : private JobPart {
   /// Its second half, where that waited for the norm.
   Task<void> prepare_elsewhere(float factor, Status* done);
   Task<Status> step_elsewhere(float factor);
-  Task<void> commit_elsewhere();
+  Task<void> end_elsewhere();
   Task<void> thaw_servers(Round written);
 
  private:

@@ -166,7 +166,9 @@ void WaitReport::shard_waits(std::vector<WaitView>& views) const {
     const Duration silent = clock_.now() - shard->session->connection().last_received();
     std::string told = shard->report.busy.empty() ? what : what + ": " + shard->report.busy;
     told += ", last heard " + milliseconds(silent) + " ms ago";
-    views.push_back({.waiter = is_move ? "chunks that move" : present_round(job_),
+    views.push_back({.waiter = is_move              ? "chunks that move"
+                               : work->has_deadline ? "server"
+                                                    : present_round(job_),
                      .waits_for = "server '" + name + "'",
                      .what = std::move(told),
                      .seconds = seconds(clock_.now() - work->since)});
@@ -202,7 +204,7 @@ std::vector<WaitView> WaitReport::present_waits() const {
                      .what = phase_.reason(),
                      .seconds = seconds(clock_.now() - phase_.since())});
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open()) round_waits(views);
-  if (open_.exchange_failures > 0)
+  if (open_.among_peers && open_.exchange_failures > 0)
     views.push_back({.waiter = present_round(job_),
                      .waits_for = "workers",
                      .what = "an attempt in which they reach each other, after " +

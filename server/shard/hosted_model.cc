@@ -207,7 +207,10 @@ Task<Result<proto::MergeReply>> HostedModel::step(proto::Step step) {
 }
 
 Task<Status> HostedModel::commit(proto::ServerState state) {
+  const bool is_skipped = state.version == chunks_.store().version();
+  if (is_skipped) drop_refused();
   const auto round = round_;
+  if (is_skipped && !round) co_return Status();
   if (!round || state.version != chunks_.store().version().next())
     co_return out_of_order("Commit of version " + to_string(state.version));
   CENTROID_CO_TRY(co_await round->follow());

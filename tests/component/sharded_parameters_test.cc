@@ -6,7 +6,7 @@
 #include "tests/component/chain_model.h"
 #include "tests/conformance/collective_fixture.h"
 
-namespace centroid::parallel::testing {
+namespace centroid::parallel::testing::sharded_parameters_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -452,4 +452,4 @@ TEST_P(Sharded, ALostRankIsAnErrorOfAllOthersAndStays) {
 }
 
 }  // namespace
-}  // namespace centroid::parallel::testing
+}  // namespace centroid::parallel::testing::sharded_parameters_test

@@ -35,6 +35,11 @@ class Ranks {
     roster_.generation = 1;
   }
 
+  void configure_with_buckets_of(std::uint64_t bytes) {
+    terms_.bucket_bytes = bytes;
+    for (auto& one : reducers_) EXPECT_TRUE(one->configure(plan_, terms_).ok());
+  }
+
   /// One rank more. The generation keeps its number.
   void add() {
     reducers_.emplace_back();
@@ -142,6 +147,15 @@ TEST(PeerReducer, AGenerationOfOtherWorkersWithTheSameNumberIsEnteredAnew) {
     for (const auto& outcome : ranks.reduce({1, 2, 3, 4}))
       EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
   }
+}
+
+// As after a restart of the server with another setting: the same workers, and the same number.
+TEST(PeerReducer, OtherTermsWithinAGenerationAreEnteredAnew) {
+  Ranks ranks("int8", true);
+  for (const auto& outcome : ranks.reduce({1, 2, 3})) EXPECT_TRUE(outcome.status.ok());
+  ranks.configure_with_buckets_of(1000);
+  for (const auto& outcome : ranks.reduce({1, 2, 3}))
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
 }
 
 }  // namespace

@@ -357,7 +357,7 @@ class Torch(ClientTest):
             model = torch.nn.Sequential(torch.nn.Linear(4, 1 << 13), torch.nn.ReLU(), torch.nn.Linear(1 << 13, 2))
             model.unused = torch.nn.Parameter(torch.ones(3))
             server = self.server("--rounds", 4, "--min-workers", 1, "--lr", "0.00001", name=name, run=name)
-            sent, gradients, values = [], [], []
+            sent, places, kept, values = [], [], [], []
             with self.trainer(server, "t", model, **settings) as trainer:
                 send = trainer._send
                 trainer._send = lambda at, gradient: (sent.append(trainer._names[at]), send(at, gradient))
@@ -372,14 +372,14 @@ class Torch(ClientTest):
                         with self.assertRaisesRegex(centroid.CentroidError, "changed after backward, but they have left: give Trainer overlap=False"):
                             trainer.finish()
                         break
-                    gradients.append(model[0].weight.grad)
-                    values.append(gradients[-1].clone())
+                    kept, places = kept or [model[0].weight.grad], [*places, model[0].weight.grad.data_ptr()]
+                    values.append(model[0].weight.grad.clone())
                     trainer.finish()
-            return [*values, *model.state_dict().values()], gradients
+            return [*values, *model.state_dict().values()], places, all(map(torch.equal, kept, values))
 
-        (early, gradients), (late, _) = train("early"), train("late", overlap=False)
-        self.assertTrue(all(map(torch.equal, early, late)))
-        self.assertTrue(all(gradient is gradients[0] for gradient in gradients))  # a large one has the same memory in each round
+        (early, places, is_kept), (late, *_) = train("early"), train("late", overlap=False)
+        self.assertTrue(is_kept and all(map(torch.equal, early, late)))
+        self.assertEqual(len(set(places[1:])), 1)  # a large one has the same memory in each round
         train("spoilt", spoils=True)
 
     def test_the_tensors_of_a_state_dict_are_not_frozen(self):

@@ -86,7 +86,8 @@ class Views(Sharded, CtlTest):
                 self.assertEqual(rank["received_bytes"]["copy"], rank["steps"] * 4 * copied)
                 self.assertGreater(rank["bytes_in"], sum(rank["received_bytes"].values()))
                 self.assertEqual(rank["wait_seconds"].keys(), OPERATIONS)
-                self.assertAlmostEqual(rank["seconds"], rank["compute_seconds"] + sum(rank["wait_seconds"].values()), delta=1e-6 * rank["steps"])
+                explained = rank["compute_seconds"] + sum(rank["wait_seconds"].values())  # waits are of evaluations, too
+                self.assertGreater(explained, rank["seconds"] - 1e-6 * rank["steps"])
                 memory = rank["memory_bytes"]
                 self.assertGreaterEqual(memory["parameters"], 4 * PARAMETERS)  # the model is one unit
                 self.assertEqual(memory["state"], 2 * 4 * (rank["elements"] + copied))

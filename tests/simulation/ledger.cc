@@ -43,7 +43,8 @@ void Ledger::decide(std::size_t contribution, Fate fate, std::uint64_t counted_i
 void Ledger::note_share(std::uint64_t version) {
   const std::uint64_t before = std::exchange(at_, version);
   const std::uint64_t newest = versions_.empty() ? 0 : versions_.rbegin()->first;
-  if (version > before || version >= newest) return;
+  const bool is_made_again = version == before && version < made_again_;
+  if (version > before || version >= newest || is_made_again) return;
   went_back_ = true;
   for (std::uint64_t again = version + 1; again <= newest; ++again) ++versions_[again].most;
 }
@@ -61,6 +62,7 @@ void Ledger::see(const std::string& worker, std::uint64_t version,
 void Ledger::go_back(std::uint64_t version, std::uint64_t to) {
   went_back_ = true;
   at_ = 0;  // the shares that follow are no sign of another loss
+  made_again_ = version;
   for (std::uint64_t again = to + 1; again <= version; ++again) ++versions_[again].most;
 }
 

@@ -78,7 +78,8 @@ class Ledger {
   const double rate_;
   const bool may_go_back_;
   bool went_back_ = false;
-  std::uint64_t at_ = 0;  ///< version of the newest share
+  std::uint64_t at_ = 0;          ///< version of the newest share
+  std::uint64_t made_again_ = 0;  ///< up to this version, since the job has said that it is lost
   std::vector<Contribution> contributions_;
   std::map<std::uint64_t, Seen> versions_;
   std::vector<std::string> faults_;

@@ -44,8 +44,8 @@ std::vector<float> copy_of(std::span<const float> of) { return {of.begin(), of.e
 struct Sender {
   Sender(const Model& model, const std::string& codec, bool on_device, const ChunkPlan& plan) {
     GroupOptions options;
-    options.devices = test::gpu_name();
-    options.open = test::open_gpu;
+    options.devices = centroid::test::gpu_name();
+    options.open = centroid::test::open_gpu;
     options.bucket_bytes = 2000;
     group = make_replica_group(model, std::move(options)).value();
     model.initialize(3, group->params());
@@ -267,7 +267,8 @@ TEST(DeviceResidual, AFailureInEncodingIsForGood) {
 
 TEST(DeviceResidual, ClippingStaysOnTheHost) {
   SKIP_WITHOUT_GPU();
-  const auto device = test::open_gpu(test::gpu_name(), Matmul::kF32).value().device;
+  const auto device =
+      centroid::test::open_gpu(centroid::test::gpu_name(), Matmul::kF32).value().device;
   const auto memory = device->allocate(400).value();
   const auto plan = ChunkPlan::make({{"w", DType::kF32, {100}}}, 2048).value();
   const auto made = make_device_residual("topk:0.05,clip=1", plan,

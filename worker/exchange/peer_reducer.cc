@@ -56,6 +56,7 @@ Result<bool> PeerReducer::configure(const ChunkPlan& plan, ReduceTerms terms) {
     buckets_.push_back(make_buckets(plan_, terms_.bucket_bytes, fragments, fragment));
   if (is_same) return true;
   coded_.reset();
+  entered_ = {};  // what is made here has not entered the group
   if (terms_.codec == "f32") return false;
   CodedMean::Terms coded;
   coded.codec = terms_.codec;

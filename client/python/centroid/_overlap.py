@@ -1,6 +1,7 @@
 """Gradients that leave while PyTorch's backward computes the others."""
 
 import os
+import sys
 import weakref
 
 from ._arrays import CentroidError
@@ -46,10 +47,12 @@ class Overlap:
     def _move(self, at, parameter):
         """Put a large gradient where it was in the round before, so that backward has its memory for the next one. Returns the gradient."""
         gradient, kept = parameter.grad, self._kept.get(at)
-        is_plain = gradient.device.type == "cpu" and gradient.is_contiguous() and not gradient.requires_grad
+        is_plain = gradient.device.type == "cpu" and gradient.is_contiguous() and not gradient.requires_grad and gradient._base is None
         if gradient is kept or gradient.numel() < _LARGE or not is_plain:
             return gradient
-        if kept is None or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
+        # two references: of `_kept`, and of this name; and one of the call. More: the program has kept it.
+        is_free = kept is not None and sys.getrefcount(kept) <= 3
+        if not is_free or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
             kept = self._kept[at] = gradient.clone()
         else:
             kept.copy_(gradient)
