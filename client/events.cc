@@ -24,7 +24,7 @@ std::string query_of(const Selection& selection, const std::string& since) {
 
 Colour colour_of(const std::string& type) {
   if (type == "member.lost" || type == "checkpoint.failed" || type == "events.lost" ||
-      type == "job.restarted")
+      type == "job.restarted" || type == "state.lost")
     return Colour::kBad;
   if (type == "round.committed") return Colour::kFaint;
   const bool is_trouble = type == "wait.prolonged" || type == "round.aborted" ||

@@ -265,7 +265,7 @@ Meeting::Meeting(MeetingOptions options)
 
 Result<std::unique_ptr<Meeting>> Meeting::open(const std::string& host, MeetingOptions options) {
   std::unique_ptr<Meeting> made(new Meeting(std::move(options)));
-  made->transport_ = transport::make_tcp(made->io_.executor(), group_transport_options());
+  made->transport_ = made->options_.make_transport(made->io_.executor(), group_transport_options());
   made->place_.host = host;
   Endpoint here;
   here.host = listening_host(made->place_);

@@ -46,7 +46,8 @@ struct MeetingOptions {
   std::string settings;
   /// Where newcomers come first; none: nobody does.
   std::optional<transport::Endpoint> rendezvous;
-  bool is_host = false;  ///< as Redirector
+  bool is_host = false;                                     ///< as Redirector
+  transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the others
 };
 
 /// Where the processes of a job find each other after a loss, and take in others, without a server.

@@ -94,6 +94,8 @@ std::string duration_text(double seconds) {
   return format("%lld h %02lld min", total / 3600, total / 60 % 60);
 }
 
+std::string share_text(double share) { return format("%.1f %%", 100 * share); }
+
 std::string number_text(double value) {
   if (!std::isfinite(value)) return "-";
   const bool is_large = std::abs(value) >= 1e4 && std::abs(value) < 1e15;

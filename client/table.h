@@ -26,6 +26,7 @@ std::string table(const std::vector<std::string>& header,
 
 std::string size_text(double bytes);        ///< 2306867 -> "2.2 MiB"
 std::string duration_text(double seconds);  ///< 0.0123 -> "12.3 ms", 187 -> "3 min 07 s"
+std::string share_text(double share);       ///< 0.123 -> "12.3 %"
 std::string number_text(double value);  ///< at most 4 digits behind the point; "-" when not finite
 
 }  // namespace centroid::client

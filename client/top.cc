@@ -6,8 +6,10 @@
 #include <sstream>
 
 #include "client/online.h"
+#include "client/top_sharded.h"
 
-/// top: what every worker does now, from the difference of two refreshes.
+/// top: what every worker does now, from the difference of two refreshes. Of a job without a server
+/// its ranks (top_sharded.h).
 namespace centroid::client {
 
 namespace {
@@ -118,12 +120,6 @@ class Top {
     return rates;
   }
 
-  static std::string percent(double share) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
-    return text;
-  }
-
   std::string text_of_all(const Json& cluster, const std::vector<Line>& lines,
                           const std::map<std::string, double>& stages) const {
     std::string out = "round " + text_of(cluster, "round") + ", " + text_of(cluster, "state") +
@@ -131,14 +127,14 @@ class Top {
                       " samples/s, loss " + number_text(number_of(cluster, "loss")) + ", " +
                       text_of(cluster, "world") + " workers in generation " +
                       text_of(cluster, "generation") + "\nserver ";
-    for (const auto& [stage, share] : stages) out += " " + stage + " " + percent(share);
+    for (const auto& [stage, share] : stages) out += " " + stage + " " + share_text(share);
     out += stages.empty() ? "(times follow with the second refresh)\n\n" : "\n\n";
     std::vector<std::vector<std::string>> rows;
     for (const Line& line : lines) {
       const double round = line.compute + line.wait;
       rows.push_back({line.name, line.state, number_text(line.samples), number_text(line.rounds),
                       duration_text(line.compute), duration_text(line.wait),
-                      round > 0 ? percent(line.wait / round) : "-", size_text(line.in),
+                      round > 0 ? share_text(line.wait / round) : "-", size_text(line.in),
                       size_text(line.out),
                       line.waited_for > 0 ? duration_text(line.waited_for) : "-"});
     }
@@ -193,7 +189,15 @@ void add_top(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       ->capture_default_str();
   top->callback([=, &status] {
     Top view(*session, *order);
-    status = show_again(*session, *every, *count, [&] { return view.look(); });
+    ShardedTop ranks(*session);
+    bool is_sharded = false;
+    status = show_again(*session, *every, *count, [&]() -> Result<std::string> {
+      if (is_sharded) return ranks.look();
+      auto shown = view.look();
+      // A worker has no cluster.
+      is_sharded = !shown.ok() && shown.error().code() == ErrorCode::kNotFound;
+      return is_sharded ? ranks.look() : shown;
+    });
   });
 }
 

@@ -3,61 +3,8 @@
 A query is PromQL. SELECT in it becomes the matchers that the variables of a dashboard fill in, RATE the window of a rate.
 """
 
-import dataclasses
-
-SERIES, STAT, BARS = "timeseries", "stat", "stacked"
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    title: str
-    text: str  # what it shows and what a bad value means
-    unit: str  # of Grafana: s, bytes, Bps, ops, percentunit, short, none, dateTimeFromNow
-    queries: tuple  # of (PromQL, legend)
-    kind: str = SERIES
-    width: int = 8  # of 24
-    bounds: tuple = ()  # of (from value, colour) for a STAT
-
-
-@dataclasses.dataclass(frozen=True)
-class Dashboard:
-    uid: str
-    title: str
-    text: str
-    rows: tuple  # of (title, panels)
-
-
-@dataclasses.dataclass(frozen=True)
-class Alert:
-    name: str
-    value: str  # PromQL; the alert is `value condition`
-    condition: str
-    wait: str  # how long it must be so
-    severity: str  # critical: training stands still or data may be lost; warning: look at it this day
-    summary: str
-    do: str  # the runbook
-
-
-def quantile(q, metric, by=""):
-    """Quantile of a histogram, over all series or by one label."""
-    labels = f"le, {by}" if by else "le"
-    return f"histogram_quantile({q}, sum by ({labels}) (rate({metric}_bucket{{SELECT}}[RATE])))"
-
-
-def mean(metric, by):
-    """Mean of a histogram by labels."""
-    return f"sum by ({by}) (rate({metric}_sum{{SELECT}}[RATE])) / (sum by ({by}) (rate({metric}_count{{SELECT}}[RATE])) > 0)"
-
-
-def rate(metric, by="", more=""):
-    labels = f" by ({by})" if by else ""
-    return f"sum{labels} (rate({metric}{{SELECT{more}}}[RATE]))"
-
-
-def leading(metric):
-    """Of the server that leads, or is alone: a standby has numbers of its own, and those of the time when it led."""
-    return f"{metric}{{SELECT}} and on (job, run, instance) (centroid_server_is_leader{{SELECT}} == 1)"
-
+from panels import BARS, STAT, Alert, Dashboard, Panel, leading, mean, quantile, rate
+from sharded import SHARDED
 
 SERVER_STAGES = "rate(centroid_server_stage_seconds_sum{SELECT}[RATE])"
 WORKER_STAGES = "rate(centroid_worker_stage_seconds_sum{SELECT}[RATE])"
@@ -424,7 +371,7 @@ GPU = Dashboard(
     ),
 )  # fmt: skip
 
-DASHBOARDS = (TRAINING, CLUSTER, GPU)
+DASHBOARDS = (TRAINING, CLUSTER, GPU, SHARDED)
 
 TRAINING_NOW = '(max by (job, run, instance) (centroid_server_job_state{state="training"}) == 1)'
 
@@ -452,6 +399,11 @@ USUAL_ROUND = ("(sum by (job, run, instance) (rate(centroid_server_round_seconds
 OPEN_ROUND = "max by (job, run, instance) (centroid_server_round_open_seconds)"
 # Its age stays where it is between rounds, and when the thread of training hangs.
 OPEN_ROUND_GROWS = "max by (job, run, instance) (changes(centroid_server_round_open_seconds[5m])) > 0"
+
+# Of a job without a server, by the rank that made the last step.
+STEP_AGE = "min by (job, run) (centroid_worker_sharded_step_age_seconds)"
+USUAL_STEP = ("(sum by (job, run) (rate(centroid_worker_round_seconds_sum[6h]))"
+              " / (sum by (job, run) (rate(centroid_worker_round_seconds_count[6h])) > 0))")  # fmt: skip
 
 # Of REST, where who may less than it asks for is known, and of the training port.
 REFUSED_LOGINS = '{__name__=~"centroid_api_refused_total|centroid_server_tokens_refused_total",reason!="role"}'
@@ -538,6 +490,13 @@ ALERTS = (
           "warning", "{{ $labels.instance }} has refused more than 20 logins within ten minutes: no token, or one that it does not know.",
           "api.refused (REST) and connection.refused (training port) in the log name the address. A program of yours: its token has expired or was revoked "
           "(centroidctl tokens list), give it a new one. Nobody of yours: keep that address away by the network (docs/how-to/secure.md)."),
+    Alert("CentroidShardedNoStep", STEP_AGE, f"> 600 unless on (job, run) ({STEP_AGE} < 5 * {USUAL_STEP})", "1m",
+          "critical", "No rank of {{ $labels.job }} has ended a step for ten minutes, and for five times as long as usual.",
+          "centroidctl --server RANK:9091 top, of each rank: one that does not answer, or waits least, holds the others up. Look at its log and its machine; killed, "
+          "it is left out, and started again it joins. A rank that evaluates or saves makes no steps either."),
+    Alert("CentroidRankMissing", "max by (job, run) (centroid_worker_sharded_missing_ranks)", "> 0", "5m",
+          "warning", "{{ $value }} ranks of {{ $labels.job }} are missing: the others train on without them.",
+          "centroidctl --server RANK:9091 top names those that were lost. Start them again with their command: they join between two steps."),
     Alert("CentroidStraggler",
           f"max by (job, run) ({COMPUTING}) / (quantile by (job, run) (0.5, {COMPUTING}) > 0)",
           "> 2", "10m",

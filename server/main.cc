@@ -3,7 +3,7 @@
 
 #include "common/base/exit_status.h"
 #include "common/base/log.h"
-#include "server/api/openapi.h"
+#include "server/api/routes.h"
 #include "server/app.h"
 
 int main(int argc, char** argv) {

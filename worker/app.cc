@@ -16,21 +16,19 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/base/metrics.h"
-#include "common/base/process_metrics.h"
 #include "common/base/trace_events.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
-#include "transport/http/metrics_listener.h"
 #include "transport/server_list.h"
 #include "transport/tls/tls.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/open_peers.h"
-#include "worker/gpu_metrics.h"
 #include "worker/loop/rounds.h"
+#include "worker/metrics_port.h"
 #include "worker/model/adapters.h"
 #include "worker/node/device_residual.h"
 #include "worker/node/local_steps.h"
@@ -298,39 +296,6 @@ void log_start(const WorkerConfig& config, const Model& model, const DataSplit& 
                                {"train_samples", data.train.samples},
                                {"test_samples", data.test.samples},
                                {"devices", config.devices}});
-}
-
-/// Set up metrics and traces, before the first traced thread starts.
-Status begin_measuring(const WorkerConfig& config, metrics::Registry& registry) {
-  metrics::add_process(registry, "centroid-worker");
-  if (const std::size_t gpus = add_gpus(registry); gpus > 0)
-    log::info("gpu.measured", {{"gpus", gpus}});
-  trace::set_process("centroid-worker " + config.name);
-  trace::start_sampling();
-  if (config.trace.file.empty()) return {};
-  return trace::write_to(config.trace.file, config.trace.limit);
-}
-
-/// Listener for Prometheus and probes; nullptr: not configured.
-Result<std::unique_ptr<transport::MetricsListener>> listen_for_metrics(
-    const WorkerConfig& config, metrics::Registry& registry, const std::atomic<bool>& is_member) {
-  if (config.metrics.listen.empty()) return std::unique_ptr<transport::MetricsListener>();
-  transport::MetricsOptions options;
-  CENTROID_ASSIGN(options.endpoint, transport::Endpoint::parse(config.metrics.listen));
-  if (config.metrics.tls) {
-    transport::TlsOptions tls;  // clients need no certificate
-    tls.certificate = config.tls.certificate;
-    tls.key = config.tls.key;
-    tls.is_server = true;
-    CENTROID_ASSIGN(options.tls, transport::make_tls(std::move(tls)));
-  }
-  options.is_ready = [&is_member]() -> Status {
-    if (is_member) return {};
-    return Error(ErrorCode::kUnavailable, "not a member of a cluster now");
-  };
-  CENTROID_ASSIGN(auto listener, transport::MetricsListener::start(std::move(options), registry));
-  log::info("worker.metrics_opened", {{"endpoint", listener->endpoint().to_string()}});
-  return listener;
 }
 
 Result<std::unique_ptr<LocalSteps>> open_local_steps(const WorkerConfig& config,

@@ -88,7 +88,8 @@ void register_reports(config::Schema& s, WorkerConfig& c) {
           {.text = "format of log lines", .choices = {"text", "json"}, .basic = true});
   s.field("metrics.listen", &c.metrics.listen,
           {.text = "address of GET /metrics, /v1/trace, /livez and /readyz, HOST:PORT, without a "
-                   "token; port 0 takes a free port; empty: none",
+                   "token; with exchange sharded also of /v1/sharded; port 0 takes a free port; "
+                   "empty: none",
            .basic = true});
   s.field("metrics.tls", &c.metrics.tls, {.text = "serve them by HTTPS, with tls.certificate"});
   s.field("summary_file", &c.summary_file,
@@ -196,6 +197,9 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
   s.field("resume", &c.resume,
           {.text = "continue from the newest valid checkpoint in checkpoint.dir, "
                    "with any number of ranks"});
+  s.field("exit_when_finished", &c.sharded.exit_when_finished,
+          {.text = "exchange sharded: exit when the goal is reached; no: serve metrics until a "
+                   "signal"});
   s.field(
       "plan.bandwidth", &c.sharded.plan_bandwidth,
       {.text = "train nothing: print memory and time of each sharding and number of stages "
@@ -368,8 +372,7 @@ Status check_sharded(const WorkerConfig& c) {
   const std::pair<const char*, bool> unused[] = {
       {"tls.authority", !c.tls.authority.empty()}, {"state_dir", !c.state_dir.empty()},
       {"base_weights", !c.base_weights.empty()},   {"adapter.load", !c.adapter.load.empty()},
-      {"adapter.save", !c.adapter.save.empty()},   {"metrics.listen", !c.metrics.listen.empty()},
-      {"trace.file", !c.trace.file.empty()},
+      {"adapter.save", !c.adapter.save.empty()},   {"trace.file", !c.trace.file.empty()},
   };
   for (const auto& [name, is_set] : unused)
     if (is_set) return refuse(std::string("does not support ") + name + ": leave it empty");

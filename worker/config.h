@@ -86,6 +86,7 @@ struct WorkerConfig {
     std::string sharding = "full", replicas = "auto", codec_down = "f32", rendezvous, save;
     std::string parallel, schedule = "1f1b";
     std::uint64_t rank = 0, world = 0, micro_batches = 0;
+    bool exit_when_finished = true;
     std::uint64_t micro_batches_of(std::uint64_t stages) const {
       if (micro_batches > 0) return micro_batches;
       return stages > 1 ? 4 * stages : 1;

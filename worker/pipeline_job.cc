@@ -34,7 +34,19 @@ Status PipelineJob::begin() {
   CENTROID_ASSIGN(peers_, join_ranks(config_));
   CENTROID_TRY(explain(check_same_settings(group(), config_, model_, data_)));
   CENTROID_TRY(explain(divide_layers()));
-  return explain(make_replica());
+  CENTROID_TRY(explain(make_replica()));
+  return explain(show());
+}
+
+/// Exchange with the others what each has.
+Status PipelineJob::show() {
+  GroupShape shape;
+  shape.mesh = mesh_;
+  shape.sharding = options_.sharded.sharding.text();
+  for (std::uint32_t rank = 0; rank < group().world(); ++rank) shape.numbers.push_back(rank);
+  shape.own = part_of(replica_->parameters());
+  shape.own.layers = replica_->layers();
+  return monitor_.begin_group(group(), std::move(shape));
 }
 
 /// Which layers are here, and so how much memory they need, is known after rank 0 has measured
@@ -108,11 +120,13 @@ Status PipelineJob::train(const ShardedObserver& observer) {
   training.epochs = config_.epochs;
   training.steps = config_.rounds;
   ShardedObserver own = observer;
-  own.stepped = [&](const ShardedSummary& now) {
-    if (observer.stepped) observer.stepped(now);
+  own.stepped = [&](const ShardedSummary& now, const StepTimes& times) {
+    if (observer.stepped) observer.stepped(now, times);
     if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now, planned_);
   };
-  CENTROID_TRY(explain(train_sharded(*replica_, group(), data_, training, summary_, own)));
+  monitor_.enter(ShardedMonitor::Phase::kTraining);
+  const ShardedObserver seen = monitor_.observe(own, *replica_, group());
+  CENTROID_TRY(explain(train_sharded(*replica_, group(), data_, training, summary_, seen)));
   if (checkpoints_) checkpoints_->finish(replica_->parameters(), summary_);
   return {};
 }

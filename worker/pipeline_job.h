@@ -10,6 +10,7 @@
 #include "worker/model/model.h"
 #include "worker/node/pipeline_replica.h"
 #include "worker/node/sharded_training.h"
+#include "worker/sharded_monitor.h"
 
 namespace centroid::worker {
 
@@ -20,8 +21,8 @@ namespace centroid::worker {
 class PipelineJob {
  public:
   PipelineJob(const WorkerConfig& config, const Model& model, const DataSplit& data,
-              const parallel::Mesh& mesh)
-      : config_(config), model_(model), data_(data), mesh_(mesh) {}
+              const parallel::Mesh& mesh, ShardedMonitor& monitor)
+      : config_(config), model_(model), data_(data), mesh_(mesh), monitor_(monitor) {}
 
   /// Join the other ranks, divide the layers by their costs on rank 0, and restore the newest
   /// checkpoint or draw the initial values.
@@ -48,11 +49,13 @@ class PipelineJob {
   Result<std::vector<double>> measure();
   Status check_memory();
   Status make_replica();
+  Status show();
 
   const WorkerConfig& config_;
   const Model& model_;
   const DataSplit& data_;
   const parallel::Mesh& mesh_;
+  ShardedMonitor& monitor_;
   PipelineOptions options_;
   parallel::ShardedMemory planned_;
   ShardedSummary summary_;

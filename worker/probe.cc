@@ -35,14 +35,12 @@ Probe::Probe(metrics::Registry& r) : registry_(r) {
   exchange_seconds_ =
       r.gauge("centroid_worker_exchange_seconds", "Time of the last round without computing.");
   divergence_ = r.gauge("centroid_worker_divergence_ratio",
-                        "Distance of its parameters from the mean, by its norm, at the last "
-                        "average (local_steps above 1); -1: not measured.");
+                        "Distance of its parameters from the mean at the last average, by its "
+                        "norm; -1: none.");
   cosine_ = r.gauge("centroid_worker_divergence_cosine",
-                    "Cosine of the angle between its parameters before and after the last average "
-                    "(local_steps above 1); NaN: not measured.");
+                    "Cosine between its parameters before and after the last average; NaN: none.");
   shift_ = r.gauge("centroid_worker_divergence_shift",
-                   "Norm of its parameters before the last average less that of those after it "
-                   "(local_steps above 1); NaN: not measured.");
+                   "Norm of its parameters before the last average less that after it; NaN: none.");
   cosine_.set(std::numeric_limits<double>::quiet_NaN());
   shift_.set(std::numeric_limits<double>::quiet_NaN());
   residual_ = r.gauge("centroid_worker_codec_residual_norm",

@@ -186,11 +186,24 @@ Status ShardedJob::begin_with_others(const Status& opened) {
   }
   meeting_->begin(members_);
   CENTROID_TRY(open_checkpoints({}));
-  if (checkpoints_ && checkpoints_->resumes()) return restore();
+  if (checkpoints_ && checkpoints_->resumes()) {
+    CENTROID_TRY(restore());
+    return show(replica_->parameters());
+  }
   CENTROID_ASSIGN(replica_, ShardedReplica::make(group(), model_, config_.seed, options_));
   replica_world_ = group().world();
   replica_generation_ = complete_generation_ = group().generation();
-  return {};
+  return show(replica_->parameters());
+}
+
+/// Exchange with the others what each has.
+Status ShardedJob::show(const parallel::ShardedParameters& parameters) {
+  GroupShape shape;
+  CENTROID_ASSIGN(shape.mesh, parallel::Mesh::parse("", group().world()));
+  shape.sharding = options_.sharding.text();
+  for (const client::Member& one : members_.members) shape.numbers.push_back(one.number);
+  shape.own = part_of(parameters);
+  return monitor_.begin_group(group(), std::move(shape));
 }
 
 Status ShardedJob::open_checkpoints(const std::string& run) {
@@ -202,6 +215,7 @@ Status ShardedJob::open_checkpoints(const std::string& run) {
 Status ShardedJob::train(const ShardedObserver& observer) {
   while (true) {
     Result<bool> changes = true;
+    monitor_.enter(ShardedMonitor::Phase::kTraining);
     if (Status trained = train_group(observer); !trained.ok())
       changes = std::move(trained).error();
     else if (summary_.is_paused)
@@ -216,6 +230,7 @@ Status ShardedJob::train(const ShardedObserver& observer) {
     } else if (!*changes) {
       continue;
     }
+    monitor_.enter(ShardedMonitor::Phase::kRegrouping);
     CENTROID_ASSIGN(auto members, meeting_->meet(newcomers));
     CENTROID_TRY(enter(std::move(members)));
   }
@@ -225,12 +240,13 @@ Status ShardedJob::train(const ShardedObserver& observer) {
 
 Status ShardedJob::train_group(const ShardedObserver& observer) {
   ShardedObserver own = observer;
-  own.stepped = [&](const ShardedSummary& now) {
-    if (observer.stepped) observer.stepped(now);
+  own.stepped = [&](const ShardedSummary& now, const StepTimes& times) {
+    if (observer.stepped) observer.stepped(now, times);
     if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now, planned_);
   };
   own.has_newcomers = [&] { return meeting_->newcomers() > 0; };
-  CENTROID_TRY(train_sharded(*replica_, group(), data_, training_, summary_, own));
+  const ShardedObserver seen = monitor_.observe(own, *replica_, group());
+  CENTROID_TRY(train_sharded(*replica_, group(), data_, training_, summary_, seen));
   if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(replica_->parameters(), summary_);
   return {};
 }
@@ -276,7 +292,7 @@ Status ShardedJob::enter(client::Membership next) {
         joined.ok() ? take_over() : Result<const char*>(joined.error());
     if (from.ok()) {
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-      log_change(before, *from, time.count());
+      tell_change(before, *from, time.count());
       return {};
     }
     const bool is_lost = is_loss(from.error()) && (!joined.ok() || group().culprit());
@@ -292,31 +308,44 @@ Status ShardedJob::enter(client::Membership next) {
   }
 }
 
-void ShardedJob::log_change(const client::Membership& before, const char* from,
-                            double seconds) const {
+void ShardedJob::tell_change(const client::Membership& before, const char* from, double seconds) {
   const auto less = [](const client::Membership& all, const client::Membership& those) {
-    std::string text;
+    std::vector<std::uint32_t> numbers;
     for (const client::Member& one : all.members)
-      if (!those.has(one.number)) text += (text.empty() ? "" : ", ") + std::to_string(one.number);
+      if (!those.has(one.number)) numbers.push_back(one.number);
+    return numbers;
+  };
+  const auto listed = [](const std::vector<std::uint32_t>& numbers) {
+    std::string text;
+    for (const std::uint32_t one : numbers)
+      text += (text.empty() ? "" : ", ") + std::to_string(one);
     return text;
   };
   const bool is_newcomer = before.members.empty();
-  const std::string lost = less(before, members_);
-  const log::Fields fields{{"lost", lost},
-                           {"joined", is_newcomer ? "" : less(members_, before)},
-                           {"generation", members_.generation},
+  GroupChange change;
+  change.generation = members_.generation;
+  change.step = summary_.steps;
+  change.world = group().world();
+  change.lost = less(before, members_);
+  if (!is_newcomer) change.joined = less(members_, before);
+  change.from = from;
+  change.seconds = seconds;
+  const log::Fields fields{{"lost", listed(change.lost)},
+                           {"joined", listed(change.joined)},
+                           {"generation", change.generation},
                            {"rank", group().rank()},
-                           {"world", group().world()},
+                           {"world", change.world},
                            {"sharding", options_.sharding.text()},
-                           {"step", summary_.steps},
+                           {"step", change.step},
                            {"from", from},
                            {"seconds", seconds}};
   if (is_newcomer)
     log::info("sharded.joined", fields);
-  else if (lost.empty())
+  else if (change.lost.empty())
     log::info("sharded.regrouped", fields);
   else
     log::warn("sharded.regrouped", fields);
+  monitor_.changed(std::move(change));
 }
 
 /// The parameters that this rank has of a group; nullptr: none.
@@ -363,6 +392,7 @@ Result<const char*> ShardedJob::take_over() {
     replica_.reset();
     made_.reset();
     CENTROID_TRY(restore());
+    CENTROID_TRY(show(replica_->parameters()));
     CENTROID_TRY(collective::barrier(group()));
     meeting_->complete();
     return "checkpoint";
@@ -371,6 +401,7 @@ Result<const char*> ShardedJob::take_over() {
   made_generation_ = group().generation();
   fault::point("sharded.divided");
   CENTROID_TRY(share_position(static_cast<std::uint32_t>(newest - all.begin())));
+  CENTROID_TRY(show(*made_));
   CENTROID_TRY(collective::barrier(group()));  // every rank has its part now
   meeting_->complete();
   replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(made_));

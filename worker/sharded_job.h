@@ -14,6 +14,7 @@
 #include "worker/model/model.h"
 #include "worker/node/sharded_replica.h"
 #include "worker/node/sharded_training.h"
+#include "worker/sharded_monitor.h"
 
 namespace centroid::worker {
 
@@ -54,8 +55,9 @@ Result<parallel::ShardedMemory> check_sharded_memory(const WorkerConfig& config,
 /// order   every rank makes the same calls
 class ShardedJob {
  public:
-  ShardedJob(const WorkerConfig& config, const Model& model, const DataSplit& data)
-      : config_(config), model_(model), data_(data) {}
+  ShardedJob(const WorkerConfig& config, const Model& model, const DataSplit& data,
+             ShardedMonitor& monitor)
+      : config_(config), model_(model), data_(data), monitor_(monitor) {}
 
   /// Join the other ranks, and restore the newest checkpoint or draw the initial values. Or join a
   /// job that they have begun.
@@ -88,7 +90,8 @@ class ShardedJob {
   bool survives(const Error& error) const;
   Result<bool> has_room_for_newcomers();
   Status enter(client::Membership next);
-  void log_change(const client::Membership& before, const char* from, double seconds) const;
+  void tell_change(const client::Membership& before, const char* from, double seconds);
+  Status show(const parallel::ShardedParameters& parameters);
   Result<const char*> take_over();
   Result<parallel::ShardedMemory> plan(std::uint32_t world) const;
   parallel::ShardedParameters* earlier(std::uint64_t generation);
@@ -98,6 +101,7 @@ class ShardedJob {
   const WorkerConfig& config_;
   const Model& model_;
   const DataSplit& data_;
+  ShardedMonitor& monitor_;
   parallel::ShardedOptions options_;
   parallel::ShardedMemory planned_;
   ShardedTrainingOptions training_;

@@ -15,6 +15,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "worker/pipeline_job.h"
 #include "worker/sharded_job.h"
+#include "worker/sharded_monitor.h"
 #include "worker/stop_signals.h"
 
 namespace centroid::worker {
@@ -98,22 +99,43 @@ void log_epoch(const ShardedSummary& now) {
         {epoch, round, loss, {"test_accuracy", now.test_accuracy}, {"test_loss", now.test_loss}});
 }
 
+/// Whether a signal wants the worker to end, from now on.
+class Stop {
+ public:
+  bool is_wanted() const { return is_wanted_; }
+  void wait() const { is_wanted_.wait(false); }
+
+ private:
+  void want() {
+    is_wanted_ = true;
+    is_wanted_.notify_all();
+  }
+
+  std::atomic<bool> is_wanted_ = false;
+  IoThread io_{"io"};
+  const StopSignals signals_{io_, [this](const std::string&) { want(); }};
+};
+
 /// Train until the goal, a signal or an error.
-Status train_watched(const ShardedSummary& before, bool& is_signalled,
+Status train_watched(const ShardedSummary& before, const Stop& stop,
                      const std::function<Status(const ShardedObserver&)>& train) {
-  IoThread io("io");
-  std::atomic<bool> stops = false;
-  const StopSignals signals(io, [&stops](const std::string&) { stops = true; });
   std::uint64_t epochs = before.epochs;
   ShardedObserver observer;
-  observer.is_stopping = [&stops] { return stops.load(); };
-  observer.stepped = [&epochs](const ShardedSummary& now) {
+  observer.is_stopping = [&stop] { return stop.is_wanted(); };
+  observer.stepped = [&epochs](const ShardedSummary& now, const StepTimes&) {
     if (now.epochs > epochs) log_epoch(now);
     epochs = now.epochs;
   };
-  Status result = train(observer);
-  is_signalled = stops;
-  return result;
+  return train(observer);
+}
+
+/// Show the end, until a signal where nobody wants a worker that has reached the goal to exit.
+void stay(const WorkerConfig& config, const ShardedSummary& summary, const Stop& stop,
+          ShardedMonitor& monitor) {
+  monitor.enter(ShardedMonitor::Phase::kEnded, summary.end);
+  if (config.sharded.exit_when_finished || summary.is_stopped) return;
+  log::info("sharded.finished", {{"step", summary.steps}});
+  stop.wait();
 }
 
 void report(const ShardedSummary& own, TrainingSummary& summary) {
@@ -124,10 +146,28 @@ void report(const ShardedSummary& own, TrainingSummary& summary) {
   summary.is_halted = own.is_halted;
 }
 
+Status write_summary(const WorkerConfig& config, PipelineJob& job, const parallel::Mesh& mesh,
+                     const Status& result) {
+  const PipelineReplica& replica = job.replica();
+  const parallel::Bubble bubble = replica.report().bubble();
+  Outcome out{job.group(), job.summary(), job.options().sharded.sharding.text(),
+              replica.most_memory()};
+  out.pipeline = {{"mesh", mesh.text()},
+                  {"stage", mesh.place_of(job.group().rank()).pipeline},
+                  {"first_layer", replica.layers().begin},
+                  {"layers", replica.layers().count},
+                  {"imbalance", job.imbalance()},
+                  {"bubble_of_useful", bubble.of_useful},
+                  {"bubble_of_total", bubble.of_total}};
+  return write_summary(config, out, result);
+}
+
 Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSplit& data,
-                    const parallel::Mesh& mesh, TrainingSummary& summary, bool& is_signalled) {
-  PipelineJob job(config, model, data, mesh);
+                    const parallel::Mesh& mesh, ShardedMonitor& monitor, TrainingSummary& summary,
+                    bool& is_signalled) {
+  PipelineJob job(config, model, data, mesh, monitor);
   CENTROID_TRY(job.begin());
+  Stop stop;
   const PipelineReplica& replica = job.replica();
   const std::uint32_t stage = mesh.place_of(job.group().rank()).pipeline;
   log::info("pipeline.started", {{"rank", job.group().rank()},
@@ -143,24 +183,16 @@ Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSp
                                  {"codec_down", config.sharded.codec_down},
                                  {"model", model.spec()},
                                  {"step", job.summary().steps}});
-  Status result = train_watched(job.summary(), is_signalled, [&](const ShardedObserver& observer) {
-    return job.train(observer);
-  });
+  Status result = train_watched(
+      job.summary(), stop, [&](const ShardedObserver& observer) { return job.train(observer); });
+  is_signalled = stop.is_wanted();
   report(job.summary(), summary);
-  if (result.ok() && !config.sharded.save.empty())
+  if (result.ok() && !config.sharded.save.empty()) {
+    monitor.enter(ShardedMonitor::Phase::kSaving);
     result = job.explain(save(job.replica(), config.sharded.save, job.group().rank() == 0));
-  if (config.summary_file.empty()) return result;
-  const parallel::Bubble bubble = replica.report().bubble();
-  Outcome out{job.group(), job.summary(), job.options().sharded.sharding.text(),
-              replica.most_memory()};
-  out.pipeline = {{"mesh", mesh.text()},
-                  {"stage", stage},
-                  {"first_layer", replica.layers().begin},
-                  {"layers", replica.layers().count},
-                  {"imbalance", job.imbalance()},
-                  {"bubble_of_useful", bubble.of_useful},
-                  {"bubble_of_total", bubble.of_total}};
-  CENTROID_TRY(write_summary(config, out, result));
+  }
+  if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config, job, mesh, result));
+  if (result.ok()) stay(config, job.summary(), stop, monitor);
   return result;
 }
 
@@ -174,10 +206,12 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
   CENTROID_ASSIGN(const auto mesh,
                   parallel::Mesh::parse(config.sharded.parallel,
                                         static_cast<std::uint32_t>(config.sharded.world)));
+  CENTROID_ASSIGN(const auto monitor, ShardedMonitor::start(config));
   if (mesh.size(parallel::Axis::kPipeline) > 1 || mesh.size(parallel::Axis::kTensor) > 1)
-    return run_pipeline(config, model, data, mesh, summary, is_signalled);
-  ShardedJob job(config, model, data);
+    return run_pipeline(config, model, data, mesh, *monitor, summary, is_signalled);
+  ShardedJob job(config, model, data, *monitor);
   CENTROID_TRY(job.begin());
+  Stop stop;
   const parallel::ShardedMemory& need = job.planned();
   const parallel::ShardLayout& layout = job.replica().parameters().layout();
   log::info("sharded.started", {{"rank", job.group().rank()},
@@ -191,15 +225,19 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
                                 {"units", layout.units().size()},
                                 {"planned_bytes", need.parameters + need.gradients + need.state},
                                 {"step", job.summary().steps}});
-  Status result = train_watched(job.summary(), is_signalled, [&](const ShardedObserver& observer) {
-    return job.train(observer);
-  });
+  Status result = train_watched(
+      job.summary(), stop, [&](const ShardedObserver& observer) { return job.train(observer); });
+  is_signalled = stop.is_wanted();
   report(job.summary(), summary);
-  if (result.ok() && !config.sharded.save.empty())
+  if (result.ok() && !config.sharded.save.empty()) {
+    monitor->enter(ShardedMonitor::Phase::kSaving);
     result = save(job.replica(), config.sharded.save, job.group().rank() == 0);
-  if (config.summary_file.empty()) return result;
-  const Outcome out{job.group(), job.summary(), job.options().sharding.text(), job.most_memory()};
-  CENTROID_TRY(write_summary(config, out, result));
+  }
+  if (!config.summary_file.empty()) {
+    const Outcome out{job.group(), job.summary(), job.options().sharding.text(), job.most_memory()};
+    CENTROID_TRY(write_summary(config, out, result));
+  }
+  if (result.ok()) stay(config, job.summary(), stop, *monitor);
   return result;
 }
 

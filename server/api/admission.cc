@@ -164,8 +164,8 @@ std::string request_id(const HttpRequest& request) {
 
 }  // namespace
 
-Admission admit(const AccessPolicy& policy, const HttpRequest& request) {
-  Admission out;
+CheckedRequest admit(const AccessPolicy& policy, const HttpRequest& request) {
+  CheckedRequest out;
   const auto target = Target::parse(request.target);
   const std::string path = request.target.substr(0, request.target.find('?'));
   if (!target.ok()) {

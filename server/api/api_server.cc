@@ -91,7 +91,7 @@ struct ApiServer::Impl final : transport::HttpService {
   std::optional<HttpResponse> check_rate(const HttpRequest& request);
   Task<HttpResponse> run_bounded(Call call);
   Task<void> ping(Pulse::Answered answered);
-  void note_refusal(const HttpRequest& request, const Admission& admission);
+  void note_refusal(const HttpRequest& request, const CheckedRequest& checked);
   void hold(HttpResponse& response, const Caller& caller, const HttpRequest& request);
   Task<void> stop();
 
@@ -190,19 +190,19 @@ HttpResponse ApiServer::Impl::refuse(unsigned status, const std::string& detail,
 /// Nobody without a token has a body read: it would cost memory before anything is known of its
 /// sender.
 std::optional<HttpResponse> ApiServer::Impl::refuse_body(const HttpRequest& head) {
-  Admission admission = admit(policy, head);
-  if (admission.caller.role != Role::kAnyone) return std::nullopt;
+  CheckedRequest checked = admit(policy, head);
+  if (checked.caller.role != Role::kAnyone) return std::nullopt;
   if (auto refused = check_rate(head)) {
     metrics.count(nullptr, refused->status, 0);
     return refused;
   }
-  if (!admission.response)  // of a probe, which is a GET
-    admission.response = make_problem(400, ErrorCode::kInvalidArgument,
-                                      head.method + " takes no body", path_of(head));
-  note_refusal(head, admission);
-  HttpResponse response = std::move(*admission.response);
+  if (!checked.response)  // of a probe, which is a GET
+    checked.response = make_problem(400, ErrorCode::kInvalidArgument,
+                                    head.method + " takes no body", path_of(head));
+  note_refusal(head, checked);
+  HttpResponse response = std::move(*checked.response);
   response.fields.emplace_back("X-Request-Id", request_prefix + "-" + std::to_string(++requests));
-  metrics.count(admission.route, response.status, 0);
+  metrics.count(checked.route, response.status, 0);
   return response;
 }
 
@@ -213,24 +213,24 @@ Task<HttpResponse> ApiServer::Impl::answer(HttpRequest request) {
     metrics.count(nullptr, refused->status, 0);
     co_return std::move(*refused);
   }
-  Admission admission = admit(policy, request);
-  if (admission.response) note_refusal(request, admission);
+  CheckedRequest checked = admit(policy, request);
+  if (checked.response) note_refusal(request, checked);
   HttpResponse response;
-  std::string id = admission.call ? admission.call->request_id : std::string();
+  std::string id = checked.call ? checked.call->request_id : std::string();
   if (id.empty()) id = request_prefix + "-" + std::to_string(++requests);
-  if (admission.call) admission.call->request_id = id;
+  if (checked.call) checked.call->request_id = id;
   const bool is_safe =
       request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
-  if (admission.response)
-    response = std::move(*admission.response);
+  if (checked.response)
+    response = std::move(*checked.response);
   else
-    response = co_await repeated.run(std::move(*admission.call), act);
+    response = co_await repeated.run(std::move(*checked.call), act);
   // Every change that an authenticated caller requests is in the audit log, also a refused one.
-  if (!is_safe && admission.caller.role != Role::kAnyone)
-    co_await trail.record(request, admission.caller, id, response);
-  hold(response, admission.caller, request);
+  if (!is_safe && checked.caller.role != Role::kAnyone)
+    co_await trail.record(request, checked.caller, id, response);
+  hold(response, checked.caller, request);
   response.fields.emplace_back("X-Request-Id", id);
-  metrics.count(admission.route, response.status,
+  metrics.count(checked.route, response.status,
                 std::chrono::duration<double>(centroid::now() - begun).count());
   co_return response;
 }
@@ -241,9 +241,9 @@ Task<void> ApiServer::Impl::ping(Pulse::Answered answered) {
 }
 
 /// Count refused requests, and warn, but not about each of a caller's guesses.
-void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& admission) {
-  const unsigned status = admission.response->status;
-  const bool is_role = status == 403 && admission.caller.role != Role::kAnyone;
+void ApiServer::Impl::note_refusal(const HttpRequest& request, const CheckedRequest& checked) {
+  const unsigned status = checked.response->status;
+  const bool is_role = status == 403 && checked.caller.role != Role::kAnyone;
   if (status != 401 && !is_role) return;
   const bool has_token = request.field("authorization") != nullptr;
   (is_role     ? metrics.refused_role
@@ -254,12 +254,11 @@ void ApiServer::Impl::note_refusal(const HttpRequest& request, const Admission& 
   const TimePoint now = centroid::now();
   const bool is_due = logged_refusals.take(client, now, kRefusalsPerSecond) == Duration::zero();
   if (!is_due) lines.leave_out();
-  const auto why = !is_due
-                       ? std::nullopt
-                       : lines.take(is_role ? "the token '" + admission.caller.name + "' may not"
-                                    : has_token ? "the token is unknown or expired"
-                                                : "the request has no token",
-                                    now);
+  const auto why = !is_due ? std::nullopt
+                           : lines.take(is_role ? "the token '" + checked.caller.name + "' may not"
+                                        : has_token ? "the token is unknown or expired"
+                                                    : "the request has no token",
+                                        now);
   if (!why) {
     metrics.lines.refused.add();
     return;

@@ -4,6 +4,7 @@
 #include "server/api/file_stream.h"
 #include "server/api/problem.h"
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 
 namespace centroid::server {
 

@@ -1,5 +1,6 @@
 #include "common/base/trace_report.h"
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 
 namespace centroid::server {
 

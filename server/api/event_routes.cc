@@ -3,6 +3,7 @@
 
 #include "server/api/event_feed.h"
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 #include "server/events/event_types.h"
 
 namespace centroid::server {

@@ -1,4 +1,5 @@
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 
 namespace centroid::server {
 

@@ -4,7 +4,7 @@
 
 #include "common/base/version.h"
 #include "server/api/problem.h"
-#include "server/api/routes.h"
+#include "server/api/route.h"
 
 namespace centroid::server {
 

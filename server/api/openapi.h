@@ -7,9 +7,7 @@ namespace centroid::server {
 
 struct Family;
 
+/// The OpenAPI 3.1 document of these routes and their views.
 std::string make_openapi(const std::vector<Family>& families);
-
-/// The OpenAPI 3.1 document of all routes and views.
-const std::string& openapi_document();
 
 }  // namespace centroid::server

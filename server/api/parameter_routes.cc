@@ -2,6 +2,7 @@
 
 #include "server/api/picture.h"
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 
 namespace centroid::server {
 

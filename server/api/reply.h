@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/api/routes.h"
+#include "server/api/route.h"
 #include "server/api/views.h"
 
 /// Common to the handlers of all families.

@@ -1,6 +1,6 @@
-#include <algorithm>
+#include "server/api/route.h"
 
-#include "server/api/routes.h"
+#include <algorithm>
 
 namespace centroid::server {
 

@@ -2,6 +2,7 @@
 #include "common/base/version.h"
 #include "common/storage/file.h"
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 #include "transport/tls/tls.h"
 
 namespace centroid::server {

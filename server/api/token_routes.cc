@@ -3,6 +3,7 @@
 #include "common/base/log.h"
 #include "server/api/audit_log.h"
 #include "server/api/reply.h"
+#include "server/api/routes.h"
 #include "server/api/when_free.h"
 #include "server/tokens/token_store.h"
 

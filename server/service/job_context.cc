@@ -3,7 +3,6 @@
 #include <boost/asio/post.hpp>
 
 #include "common/base/log_level.h"
-#include "server/service/replay.h"
 
 namespace centroid::server {
 

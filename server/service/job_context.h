@@ -55,7 +55,7 @@ struct JobContext {
   Spread spread;
   Waits waits;
   Journal journal;
-  std::unique_ptr<Replay> replay;  ///< until it is over
+  std::shared_ptr<Replay> replay;  ///< until it is over
   std::optional<CheckpointDirectory> checkpoints;
   FetchedVersions fetched;
   std::shared_ptr<RestoreWanted> restore;  ///< a checkpoint that an operator wants back

@@ -72,7 +72,7 @@ class JobPart {
   Spread& spread_;
   Waits& waits_;
   Journal& journal_;
-  std::unique_ptr<Replay>& replay_;
+  std::shared_ptr<Replay>& replay_;
   std::optional<CheckpointDirectory>& checkpoints_;
   FetchedVersions& fetched_;
   std::shared_ptr<RestoreWanted>& restore_;

@@ -36,7 +36,7 @@ Task<Status> JobStart::begin_replay() {
     const auto file = file::open_to_change(last);
     if (file.ok()) (void)file::sync(*file, last);
   });
-  replay_ = std::make_unique<Replay>(context_, std::move(reader), round_journal_, shards_, local_);
+  replay_ = std::make_shared<Replay>(context_, std::move(reader), round_journal_, shards_, local_);
   co_return Status();
 }
 

@@ -52,6 +52,7 @@ struct OpenRound {
   bool among_peers = false;  ///< the attempt, and the next one until it is chosen anew
   std::string exchange_why;  ///< exchange auto: of that choice
   std::uint64_t exchange_failures = 0;
+  TimePoint exchange_failed;                 ///< the first of them
   std::map<MemberId, std::uint64_t> blamed;  ///< by members that failed, in this round
   std::set<MemberId> failed;                 ///< who could not complete this attempt
 };

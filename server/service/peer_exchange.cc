@@ -12,6 +12,8 @@ namespace centroid::server {
 namespace {
 constexpr std::uint64_t kFailuresBeforeBlame = 3, kFailuresBeforeHalt = 6;
 constexpr std::chrono::seconds kHearing{1};
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::uint64_t kMostDoublings = 5;  // of the pause
 /// With exchange auto the state is copied from a worker so often, and at most for a fiftieth of the
 /// time: what is lost with all workers at once.
 constexpr std::chrono::seconds kCopyEvery{10};
@@ -176,11 +178,12 @@ Task<Status> PeerExchange::go_back() {
   } else {
     job_.replace(std::move(job_).back_to_stored());
   }
-  log::error("state.lost", {{"why", "every worker that held it is gone"},
-                            {"version", lost.value},
-                            {"action", "going back"},
-                            {"to_version", job_.store().version().value},
-                            {"to_round", job_.round.value}});
+  tell(events_, log::Level::kError, "state.lost",
+       {{"why", "every worker that held it is gone"},
+        {"version", lost.value},
+        {"action", "going back"},
+        {"to_version", job_.store().version().value},
+        {"to_round", job_.round.value}});
   probe_.state_lost();
   if (job_.round.value == 1 && lost_round > 0)
     tell(events_, log::Level::kWarn, "job.restarted",
@@ -266,8 +269,19 @@ Task<void> PeerExchange::await_other_reports(std::weak_ptr<const Attempt> of, Me
 
 void PeerExchange::give_up_attempt(MemberId reporter, const std::string& why) {
   auto decision = open_.machine.failed(reporter, why);
-  if (decision.action == RoundAction::kRetry) ++open_.exchange_failures;
+  if (decision.action == RoundAction::kRetry && open_.exchange_failures++ == 0)
+    open_.exchange_failed = clock_.now();
   control_.decide(std::move(decision));
+}
+
+Task<void> PeerExchange::pause_after_failure() {
+  if (open_.exchange_failures == 0) co_return;
+  const auto doublings = std::min(open_.exchange_failures - 1, kMostDoublings);
+  const auto has_left = [this, attempt = open_.attempt] {
+    return !std::ranges::all_of(attempt->members,
+                                [this](MemberId id) { return members_.find(id) != nullptr; });
+  };
+  (void)co_await until(has_left, kShownElsewhere, clock_.now() + kFirstPause * (1 << doublings));
 }
 
 /// Workers that have never met may be unable to; others may have been cut off for a moment.
@@ -296,7 +310,8 @@ Status PeerExchange::evict_unreachable() {
     if (open_.among_peers) note_failure();
     return {};
   }
-  if (open_.exchange_failures < kFailuresBeforeBlame) return {};
+  const auto failing = clock_.now() - open_.exchange_failed;
+  if (open_.exchange_failures < kFailuresBeforeBlame || failing < config_.timeouts.lease) return {};
   MemberId culprit;
   std::uint64_t votes = 0;
   for (const MemberId member : open_.attempt->members) {  // of equals the one of highest rank

@@ -44,6 +44,9 @@ class PeerExchange : private JobPart {
   Status state_done(WorkerSession& worker, const proto::StateMark& mark);
 
   void exchange_failed(WorkerSession& worker, const proto::ExchangeFailed& failed);
+  /// Before the next attempt: longer after each failure, so that a network that is gone for a
+  /// moment costs nobody its place.
+  Task<void> pause_after_failure();
   Status evict_unreachable();
 
  private:

@@ -111,7 +111,10 @@ Task<Status> RoundLoop::one_round() {
   if (is_for_late) members.clear();
   if (members.empty() && !is_for_late) {
     const bool waits = policy_.is_elastic() || !members_.present.empty();
-    if (waits) co_await waits_.next_change();
+    if (!waits) co_return Status();
+    const auto guard = waits_.begin(WaitCause::kContribution, present_round(job_), "workers",
+                                    "the end of their work on rounds that closed without them");
+    co_await waits_.next_change();
     co_return Status();
   }
   auto shares = data_.make_shares(members);
@@ -173,6 +176,7 @@ Task<Status> RoundLoop::one_round() {
 
 /// False: nobody is left, or the round begins anew.
 Task<Result<bool>> RoundLoop::open_again(const RoundDecision& decision) {
+  co_await exchange_.pause_after_failure();
   CENTROID_CO_TRY(exchange_.evict_unreachable());
   if (!exchange_.choose()) {
     attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);

@@ -147,19 +147,29 @@ void WaitReport::pace_waits(std::vector<WaitView>& views) const {
   }
 }
 
+/// The oldest request to a server; those with a deadline count once they are not young.
+std::optional<ShardSession::Work> WaitReport::pending_request(const ShardSession& shard) const {
+  for (const ShardSession::Work& work : shard.work)
+    if (!work.has_deadline || clock_.now() - work.since >= Waits::kYoung) return work;
+  return std::nullopt;
+}
+
 /// For which servers the round, or chunks that go to them, wait.
 void WaitReport::shard_waits(std::vector<WaitView>& views) const {
   for (const auto& [name, shard] : shards_.present()) {
-    if (shard->work.empty()) continue;
-    const bool is_move = shard->work.front().kind == proto::ServersKind::kLoad;
-    const std::string what = is_move ? "the values of chunks" : "its part of the commit";
+    const auto work = pending_request(*shard);
+    if (!work) continue;
+    const bool is_move = work->kind == proto::ServersKind::kLoad;
+    const std::string what = is_move              ? "the values of chunks"
+                             : work->has_deadline ? "its answer"
+                                                  : "its part of the commit";
     const Duration silent = clock_.now() - shard->session->connection().last_received();
     std::string told = shard->report.busy.empty() ? what : what + ": " + shard->report.busy;
     told += ", last heard " + milliseconds(silent) + " ms ago";
     views.push_back({.waiter = is_move ? "chunks that move" : present_round(job_),
                      .waits_for = "server '" + name + "'",
                      .what = std::move(told),
-                     .seconds = seconds(clock_.now() - shard->work.front().since)});
+                     .seconds = seconds(clock_.now() - work->since)});
   }
 }
 
@@ -192,6 +202,12 @@ std::vector<WaitView> WaitReport::present_waits() const {
                      .what = phase_.reason(),
                      .seconds = seconds(clock_.now() - phase_.since())});
   if (open_.attempt && !open_.attempt->closed && open_.machine.is_open()) round_waits(views);
+  if (open_.exchange_failures > 0)
+    views.push_back({.waiter = present_round(job_),
+                     .waits_for = "workers",
+                     .what = "an attempt in which they reach each other, after " +
+                             std::to_string(open_.exchange_failures) + " that failed",
+                     .seconds = seconds(clock_.now() - open_.exchange_failed)});
   pace_waits(views);
   data_.epoch_waits(views);
   waits_.list(views);
@@ -299,7 +315,7 @@ std::array<std::size_t, kWaitCauses.size()> WaitReport::count_waits() const {
     count(WaitCause::kJournal);
   waits_.count(count);
   for (const auto& [name, shard] : shards_.present())
-    if (!shard->work.empty()) count(WaitCause::kServers);
+    if (pending_request(*shard)) count(WaitCause::kServers);
   if (upload_) count(WaitCause::kState);
   for (const auto& [id, worker] : members_.present) {
     if (worker->pace.held_since || (!worker->pace.is_away && !open_.machine.may_begin(id)))

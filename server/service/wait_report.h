@@ -42,6 +42,7 @@ class WaitReport : private JobPart {
   bool waits_for_servers() const;
   void round_waits(std::vector<WaitView>& views) const;
   void pace_waits(std::vector<WaitView>& views) const;
+  std::optional<ShardSession::Work> pending_request(const ShardSession& shard) const;
   void shard_waits(std::vector<WaitView>& views) const;
   void tell_waits(const std::vector<WaitView>& lasting);
 

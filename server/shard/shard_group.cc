@@ -124,7 +124,7 @@ void ShardGroup::expire(std::chrono::milliseconds lease) {
     const Duration patience = std::max<Duration>(reply_timeout_, lease);  // it reports each lease
     for (const ShardSession::Work& work : shard->work) {
       const Duration idle = now - standstill_.since(std::max(work.since, shard->moved));
-      if (idle <= patience) continue;
+      if (work.has_deadline || idle <= patience) continue;
       give_up(shard, Error(ErrorCode::kDeadlineExceeded,
                            "server '" + name + "' has not answered request " +
                                std::to_string(static_cast<int>(work.kind)) + " for " +
@@ -162,16 +162,13 @@ Task<Result<Reply>> ShardGroup::ask(std::shared_ptr<ShardSession> shard, Servers
   const std::string where = "server '" + shard->name + "'";
   if (shard->is_gone()) co_return Error(ErrorCode::kUnavailable, where + " is gone");
   TimePoint until = limit.value_or(clock_.now() + reply_timeout_);
-  const bool is_work = !limit && may_take_long(kind);
-  auto work = shard->work.end();
-  if (is_work) {
-    ShardSession::Work begun{kind, clock_.now()};
-    work = shard->work.insert(shard->work.end(), begun);
-    until = TimePoint::max();  // `expire` checks its progress
-  }
+  const bool has_deadline = limit || !may_take_long(kind);
+  if (!has_deadline) until = TimePoint::max();  // `expire` checks its progress
+  const ShardSession::Work begun{kind, clock_.now(), has_deadline};
+  const auto work = shard->work.insert(shard->work.end(), begun);
   auto reply =
       co_await shard->session->request(static_cast<std::uint16_t>(kind), head, payload, until);
-  if (is_work) shard->work.erase(work);
+  shard->work.erase(work);
   if (reply.ok()) co_return std::move(reply).value();
   const Error why = reply.error().with_context(where);
   if (limit) co_return why;

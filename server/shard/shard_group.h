@@ -26,10 +26,11 @@ struct ShardSession {
   proto::MemoryPlan memory_plan;  ///< that it has memory for; 0 workers: it has no model
   proto::ServerReport report;     ///< the last
   TimePoint moved;                ///< when its `progress` last grew
-  /// A pending request without a deadline, limited only by the server's progress.
+  /// A pending request.
   struct Work {
     proto::ServersKind kind;
     TimePoint since;
+    bool has_deadline;  ///< no: only the server's progress limits it
   };
   std::list<Work> work;
   std::vector<std::byte> tokens;  ///< last sent

@@ -28,7 +28,7 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import ROOT
-from harness.cluster import die_with_parent, digits, wait_for
+from harness.cluster import DIES_WITH_ITS_STARTER, digits, wait_for
 from verdict import verdict
 
 WATCHERS = {"status --watch", "Prometheus", "console"}
@@ -83,12 +83,8 @@ class Bench:
         self.bin = pathlib.Path(options.programs)
 
     def start(self, *command, watcher=False, **more):
-        def prepare():
-            die_with_parent()
-            if watcher:  # only what the cluster leaves; children inherit it
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-        child = subprocess.Popen(list(map(str, command)), preexec_fn=prepare, **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **more})
+        idle = ["chrt", "--idle", "0"] if watcher else []  # only what the cluster leaves; children inherit it
+        child = subprocess.Popen([*DIES_WITH_ITS_STARTER, *idle, *map(str, command)], **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **more})
         self.children.append(child)
         return child
 

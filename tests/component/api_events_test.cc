@@ -4,7 +4,7 @@
 
 #include "tests/component/api_fixture.h"
 
-namespace centroid::test {
+namespace centroid::test::api_events_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -172,4 +172,4 @@ TEST_F(ApiEvents, StreamsAreLimited) {
 }
 
 }  // namespace
-}  // namespace centroid::test
+}  // namespace centroid::test::api_events_test

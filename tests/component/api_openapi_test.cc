@@ -3,7 +3,6 @@
 #include <set>
 
 #include "common/base/version.h"
-#include "server/api/openapi.h"
 #include "server/api/problem.h"
 #include "server/api/routes.h"
 #include "tests/component/api_fixture.h"

@@ -21,7 +21,7 @@
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
 
-namespace centroid::test {
+namespace centroid::test::feedback_contract_test {
 namespace {
 
 using proto::Kind;
@@ -343,4 +343,4 @@ INSTANTIATE_TEST_SUITE_P(Codecs, FeedbackContract,
                          });
 
 }  // namespace
-}  // namespace centroid::test
+}  // namespace centroid::test::feedback_contract_test

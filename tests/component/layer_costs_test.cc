@@ -4,7 +4,7 @@
 #include "worker/node/pipeline_replica.h"
 #include "worker/parallel/stages.h"
 
-namespace centroid::worker {
+namespace centroid::worker::layer_costs_test {
 namespace {
 
 using collective::Group;
@@ -106,4 +106,4 @@ TEST(LayerCosts, MeasuringNeedsOneLayer) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::layer_costs_test

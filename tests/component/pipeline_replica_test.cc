@@ -6,7 +6,7 @@
 #include "tests/conformance/collective_fixture.h"
 #include "tests/support/whole_training.h"
 
-namespace centroid::worker {
+namespace centroid::worker::pipeline_replica_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -400,4 +400,4 @@ TEST(PipelineReplica, ALostStageIsNamed) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::pipeline_replica_test

@@ -70,7 +70,7 @@ TEST(Pipeline, ActivationsAndGradientsReachTheNeighbours) {
           const std::uint32_t rank = group.rank();
           Multiply stage(rank, stages);
           stage.empty_ = 4;
-          const auto ran = run_pipeline(group, schedule, stage, 20s);
+          const auto ran = run_pipeline(group, schedule, stage, 50s);
           ASSERT_TRUE(ran.ok()) << ran.error().to_string();
           EXPECT_LE(ran->computing, ran->all);
           EXPECT_EQ(stage.most_, most_activations(schedule[rank]));
@@ -92,7 +92,7 @@ TEST(Pipeline, AnEvaluationHasOnlyForwards) {
   Job job(Carrier::kInProcess, 3);
   job.run([&](Group& group) {
     Multiply stage(group.rank(), 3);
-    const auto ran = run_pipeline(group, schedule, stage, 20s);
+    const auto ran = run_pipeline(group, schedule, stage, 50s);
     ASSERT_TRUE(ran.ok()) << ran.error().to_string();
     const double should[] = {0, made(5), made(5) * 3};
     EXPECT_DOUBLE_EQ(stage.inputs_, should[group.rank()]);
@@ -105,7 +105,7 @@ TEST(Pipeline, AStageThatFailsEndsAllWithItsError) {
   job.run([&](Group& group) {
     Multiply stage(group.rank(), 3);
     if (group.rank() == 1) stage.fails_at_ = 2;
-    const auto ran = run_pipeline(group, schedule, stage, 20s);
+    const auto ran = run_pipeline(group, schedule, stage, 50s);
     ASSERT_FALSE(ran.ok());
     EXPECT_THAT(ran.error().to_string(), HasSubstr("this stage is broken"));
   });
@@ -117,7 +117,7 @@ TEST(Pipeline, ALostRankIsNamedWithTheMicroBatch) {
   job.leave(1);
   job.run([&](Group& group) {
     Multiply stage(group.rank(), 3);
-    const auto ran = run_pipeline(group, schedule, stage, 5s);
+    const auto ran = run_pipeline(group, schedule, stage, 50s);
     ASSERT_FALSE(ran.ok());
     EXPECT_THAT(ran.error().to_string(), HasSubstr("rank 1"));
     EXPECT_THAT(ran.error().to_string(), HasSubstr("micro-batch 0"));
@@ -128,7 +128,7 @@ TEST(Pipeline, AScheduleOfAnotherNumberOfStagesIsRefused) {
   Job job(Carrier::kInProcess, 2);
   job.run([&](Group& group) {
     Multiply stage(group.rank(), 2);
-    const auto ran = run_pipeline(group, schedule_of(Schedule::kGPipe, 3, 3), stage, 5s);
+    const auto ran = run_pipeline(group, schedule_of(Schedule::kGPipe, 3, 3), stage, 50s);
     ASSERT_FALSE(ran.ok());
     EXPECT_THAT(ran.error().to_string(), HasSubstr("3 stages for 2 ranks"));
   });

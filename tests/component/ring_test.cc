@@ -8,7 +8,7 @@
 #include "tests/unit/temporary_directory.h"
 
 /// Clusters whose workers add among themselves, in one process.
-namespace centroid::test {
+namespace centroid::test::ring_test {
 namespace {
 
 using server::ServerConfig;
@@ -256,4 +256,4 @@ TEST_P(RingTest, ABreakAtEveryOperationWithTheServerEndsWell) {
 }
 
 }  // namespace
-}  // namespace centroid::test
+}  // namespace centroid::test::ring_test

@@ -15,7 +15,7 @@
 #include "tests/support/test_shard.h"
 
 /// Several servers one of which waits for a disk: nobody is given up for it, somebody is told.
-namespace centroid::test {
+namespace centroid::test::servers_waits_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -214,4 +214,4 @@ TEST(ServersWaits, NobodyWaitsOnAnotherServerForAContributionThatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace centroid::test
+}  // namespace centroid::test::servers_waits_test

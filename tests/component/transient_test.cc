@@ -15,7 +15,7 @@
 
 /// What passes by itself ends no job: a lease that is late, servers that go at the same moment, an
 /// end while the first worker sends its parameters.
-namespace centroid::test {
+namespace centroid::test::transient_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -254,4 +254,4 @@ TEST_F(Beginning, AWorkerThatSendsItsParametersAtAStopEndsWell) {
 }
 
 }  // namespace
-}  // namespace centroid::test
+}  // namespace centroid::test::transient_test

@@ -91,6 +91,8 @@ class Cluster {
     terms.bucket_bytes = bucket_bytes;
     coded.resize(std::max<std::size_t>(coded.size(), rank + 1));
     coded[rank] = CodedMean::make(plan, terms).value();
+    generations.resize(coded.size());
+    generations[rank] = 0;  // none
   }
 
   /// One attempt of a round by all ranks of the generation; by rank of the first generation.
@@ -109,6 +111,8 @@ class Cluster {
       means[rank].assign(elements, -99.0f);
       one.mean = means[rank];
       one.may_list = round % 2 == 0;
+      if (std::exchange(generations[rank], group.generation()) != group.generation())
+        coded[rank]->enter(groups);
       outcomes[rank] = coded[rank]->run(groups, one, signals);
       if (outcomes[rank].status.ok()) write_out(coded[rank]->sparse_mean(), means[rank]);
     });
@@ -134,6 +138,7 @@ class Cluster {
   Job job;
   std::size_t elements;
   std::vector<std::unique_ptr<CodedMean>> coded;
+  std::vector<std::uint64_t> generations;  // that they have entered
   std::vector<Floats> means;
 };
 

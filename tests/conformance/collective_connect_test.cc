@@ -173,7 +173,7 @@ TEST(Unreachable, IsNamedByAllWithinTheDeadlineAndTheNextGenerationWorks) {
   }
   meshes[1].reset();
   const auto run = [&](const Roster& shared, const std::vector<std::uint32_t>& of_meshes,
-                       std::vector<Status>& out) {
+                       std::chrono::milliseconds time, std::vector<Status>& out) {
     std::vector<std::thread> threads;
     for (std::uint32_t rank = 0; rank < shared.endpoints.size(); ++rank) {
       if (!meshes[of_meshes[rank]]) continue;
@@ -183,26 +183,26 @@ TEST(Unreachable, IsNamedByAllWithinTheDeadlineAndTheNextGenerationWorks) {
         auto group = meshes[of_meshes[rank]]->join(mine);
         ASSERT_TRUE(group.ok());
         Floats data(10'000, 1);
-        out[rank] = all_reduce(*group, view(data), within(800ms, Algorithm::kRing));
+        out[rank] = all_reduce(*group, view(data), within(time, Algorithm::kRing));
       });
     }
     for (std::thread& thread : threads) thread.join();
   };
   const TimePoint begin = now();
   std::vector<Status> out(4);
-  run(roster, {0, 1, 2, 3}, out);
+  run(roster, {0, 1, 2, 3}, 1500ms, out);
   EXPECT_LT(now() - begin, 8s);
   for (const std::uint32_t rank : {0u, 2u, 3u}) {
     ASSERT_FALSE(out[rank].ok());
     EXPECT_EQ(out[rank].error().code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(
         out[rank].error().message(),
-        AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1 did not do its part within 800 ms")));
+        AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1 did not do its part within 1500 ms")));
   }
   roster.endpoints.erase(roster.endpoints.begin() + 1);
   ++roster.generation;
   std::vector<Status> next(3);
-  run(roster, {0, 2, 3}, next);
+  run(roster, {0, 2, 3}, 50s, next);
   for (const Status& status : next) EXPECT_TRUE(succeeds(status));
 }
 
@@ -215,10 +215,10 @@ TEST(Unreachable, TheErrorSaysWhereAndWhy) {
   other->reset();
   auto group = (*mesh)->join(roster);
   ASSERT_TRUE(group.ok());
-  const Status status = barrier(*group, within(200ms));
+  const Status status = barrier(*group, within(1500ms));
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(status.error().message(),
-              AllOf(HasSubstr("barrier"), HasSubstr("rank 1 did not do its part within 200 ms"),
+              AllOf(HasSubstr("barrier"), HasSubstr("rank 1 did not do its part within 1500 ms"),
                     HasSubstr("no connection"), HasSubstr(roster.endpoints[1].to_string())));
   EXPECT_EQ(group->culprit(), 1u);
 }

@@ -6,7 +6,7 @@
 
 #include "tests/conformance/collective_fixture.h"
 
-namespace centroid::collective::testing {
+namespace centroid::collective::testing::collective_failure_test {
 namespace {
 
 using ::testing::AllOf;
@@ -24,20 +24,30 @@ CallOptions within(std::chrono::milliseconds timeout) {
   return options;
 }
 
+/// Nobody reads what was sent to a silent rank: no time to wait for its goodbye.
+MeshOptions leaving_soon() {
+  MeshOptions options;
+  options.leave_timeout = 50ms;
+  return options;
+}
+
 TEST_P(Failure, ASilentRankIsNamedByAllWithinTheDeadline) {
-  Job job(GetParam(), 4);
+  Job job(GetParam(), 4, leaving_soon());
+  job.run([](Group& group) { EXPECT_TRUE(succeeds(barrier(group))); });  // the others need no time
   const TimePoint begin = now();
   job.run([&](Group& group) {
     if (group.rank() == 1) return;
-    Floats data(1 << 20, 1);
-    const Status status = all_reduce(group, view(data), within(400ms));
+    Floats data(1 << 12, 1);
+    CallOptions options = within(1500ms);
+    options.algorithm = Algorithm::kRing;
+    const Status status = all_reduce(group, view(data), options);
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(status.error().message(),
-                AllOf(HasSubstr("all_reduce (sum, ring) of 1048576 f32"),
-                      HasSubstr("rank 1 did not do its part within 400 ms")));
+                AllOf(HasSubstr("all_reduce (sum, ring) of 4096 f32"),
+                      HasSubstr("rank 1 did not do its part within 1500 ms")));
   });
-  EXPECT_LT(now() - begin, 3s);
+  EXPECT_LT(now() - begin, 10s);
   // The next generation works, and the operation can be repeated.
   job.join();
   job.run([&](Group& group) {
@@ -51,7 +61,7 @@ TEST_P(Failure, AnotherSizeIsNamedByAll) {
   Job job(GetParam(), 3);
   job.run([&](Group& group) {
     Floats data(group.rank() == 2 ? 11 : 10, 1);
-    const Status status = all_reduce(group, view(data), within(5s));
+    const Status status = all_reduce(group, view(data), within(50s));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kFailedPrecondition);
     EXPECT_THAT(status.error().message(), AllOf(HasSubstr("of 11 f32"), HasSubstr("of 10 f32")));
@@ -62,9 +72,9 @@ TEST_P(Failure, AnotherOperationIsNamedByAll) {
   Job job(GetParam(), 2);
   job.run([&](Group& group) {
     Floats data(10, 1);
-    const Status status = group.rank() == 0 ? all_reduce(group, view(data), within(5s))
-                                            : broadcast(group, view(data), 1, within(5s));
-    const Status after = barrier(group, within(5s));
+    const Status status = group.rank() == 0 ? all_reduce(group, view(data), within(50s))
+                                            : broadcast(group, view(data), 1, within(50s));
+    const Status after = barrier(group, within(50s));
     const Status& failed = status.ok() ? after : status;
     ASSERT_FALSE(failed.ok());
     // The root of a broadcast expects nothing, so its rank may be in the barrier when it sees the
@@ -108,13 +118,11 @@ TEST_P(Failure, OtherGroupsGoOnAfterAnAbort) {
 }
 
 TEST_P(Failure, ARankThatLeavesIsNamed) {
-  MeshOptions options;
-  options.leave_timeout = 50ms;  // rank 2 reads nothing
-  Job job(GetParam(), 3, options);
+  Job job(GetParam(), 3, leaving_soon());  // rank 2 reads nothing
   job.run([](Group& group) { EXPECT_TRUE(succeeds(barrier(group))); });
   std::thread leaver([&] { job.leave(1); });
   Floats data(10, 1);
-  const Status status = all_reduce(job.group(0), view(data), within(5s));
+  const Status status = all_reduce(job.group(0), view(data), within(50s));
   leaver.join();
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(status.error().message(), HasSubstr("rank 1"));
@@ -126,15 +134,15 @@ TEST_P(Failure, ARankMayLeaveAfterItsPart) {
   Floats sent(10, 7), received(10);
   ASSERT_TRUE(succeeds(broadcast(job.group(0), view(sent), 0)));
   job.leave(0);  // before the other rank has begun to receive
-  EXPECT_TRUE(succeeds(broadcast(job.group(1), view(received), 0, within(5s))));
+  EXPECT_TRUE(succeeds(broadcast(job.group(1), view(received), 0, within(50s))));
   EXPECT_EQ(received, sent);
-  const Status later = broadcast(job.group(1), view(received), 0, within(5s));
+  const Status later = broadcast(job.group(1), view(received), 0, within(50s));
   ASSERT_FALSE(later.ok());
   EXPECT_THAT(later.error().message(), HasSubstr("rank 0 has left the group"));
 }
 
 TEST_P(Failure, TheInputIsPutBackWhenAsked) {
-  Job job(GetParam(), 3);
+  Job job(GetParam(), 3, leaving_soon());
   job.run([&](Group& group) {
     if (group.rank() == 1) return;
     Floats data(1 << 20);
@@ -242,7 +250,7 @@ TEST_P(Process, AStoppedPeerEndsTheOperationOnAllSurvivorsWithinTheDeadline) {
     ::kill(::getpid(), SIGSTOP);
   };
   const TimePoint begin = now();
-  for (const Status& status : with_process(GetParam(), stop, within(800ms), true)) {
+  for (const Status& status : with_process(GetParam(), stop, within(2s), true)) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(status.error().message(), AllOf(HasSubstr("all_reduce"), HasSubstr("rank 2")));
@@ -328,4 +336,4 @@ TEST(Join, AnOlderGenerationIsTurnedAway) {
 }
 
 }  // namespace
-}  // namespace centroid::collective::testing
+}  // namespace centroid::collective::testing::collective_failure_test

@@ -35,6 +35,14 @@ class Ranks {
     roster_.generation = 1;
   }
 
+  /// One rank more. The generation keeps its number.
+  void add() {
+    reducers_.emplace_back();
+    roster_.endpoints.emplace_back();
+    roster_.nodes.push_back("node-" + std::to_string(roster_.nodes.size()));
+    replace(static_cast<std::uint32_t>(reducers_.size()) - 1);
+  }
+
   /// Another worker takes this rank. The generation keeps its number.
   void replace(std::uint32_t rank) {
     const auto transport = [](Executor executor) { return transport::make_tcp(executor); };
@@ -46,10 +54,11 @@ class Ranks {
 
   /// One round; every number of a rank's gradients is the same.
   std::vector<PeerReducer::Outcome> reduce(const std::vector<float>& gradients) {
-    std::vector<std::vector<float>> given, means(kWorld, std::vector<float>(elements()));
-    std::vector<std::promise<PeerReducer::Outcome>> ended(kWorld);
+    const std::size_t world = reducers_.size();
+    std::vector<std::vector<float>> given, means(world, std::vector<float>(elements()));
+    std::vector<std::promise<PeerReducer::Outcome>> ended(world);
     for (const float one : gradients) given.emplace_back(elements(), one);
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
       PeerReducer::Job job;
       job.roster = roster_;
       job.roster.rank = rank;
@@ -122,11 +131,17 @@ TEST(PeerReducer, WhereNumbersArePassedNobodyLooks) {
 
 // As a server may do that was started again without a checkpoint.
 TEST(PeerReducer, AGenerationOfOtherWorkersWithTheSameNumberIsEnteredAnew) {
-  Ranks ranks("f32", true);
-  for (const auto& outcome : ranks.reduce({1, 2, 3})) EXPECT_TRUE(outcome.status.ok());
-  ranks.replace(2);
-  for (const auto& outcome : ranks.reduce({1, 2, 3}))
-    EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+  for (const std::string codec : {"f32", "int8"}) {
+    SCOPED_TRACE(codec);
+    Ranks ranks(codec, true);
+    for (const auto& outcome : ranks.reduce({1, 2, 3})) EXPECT_TRUE(outcome.status.ok());
+    ranks.replace(2);
+    for (const auto& outcome : ranks.reduce({1, 2, 3}))
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+    ranks.add();
+    for (const auto& outcome : ranks.reduce({1, 2, 3, 4}))
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
+  }
 }
 
 }  // namespace

@@ -50,13 +50,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   policy.is_loopback = size % 2 == 0;
   if (size % 3 == 0) policy.token = "secret";
 
-  const Admission admission = admit(policy, request);
-  if (admission.response.has_value() == admission.call.has_value()) std::abort();
-  if (admission.response)
-    for (const auto& [name, value] : admission.response->fields)
+  const CheckedRequest checked = admit(policy, request);
+  if (checked.response.has_value() == checked.call.has_value()) std::abort();
+  if (checked.response)
+    for (const auto& [name, value] : checked.response->fields)
       if (!is_clean(value)) std::abort();
-  if (admission.call) {
-    const Call& call = *admission.call;
+  if (checked.call) {
+    const Call& call = *checked.call;
     if (call.route->role > call.caller.role) std::abort();
     for (const auto& [name, value] : call.values)
       if (value.empty() || !is_clean(value)) std::abort();

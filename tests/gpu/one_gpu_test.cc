@@ -17,7 +17,7 @@
 #include "worker/data/data_source.h"
 #include "worker/node/replica_group.h"
 
-namespace centroid::test {
+namespace centroid::test::one_gpu_test {
 namespace {
 
 using namespace worker::test;
@@ -178,4 +178,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, OneGpuWorker,
                          [](const auto& way) { return std::string(way.param.name); });
 
 }  // namespace
-}  // namespace centroid::test
+}  // namespace centroid::test::one_gpu_test

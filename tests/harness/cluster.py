@@ -6,13 +6,14 @@ server/app.h and worker/app.h; of the SAMPLES of data one in five is held out.
 """
 
 import contextlib
-import ctypes
 import functools
 import gzip
+import http.client
 import json
 import os
 import pathlib
 import random
+import select
 import shutil
 import signal
 import socket
@@ -21,8 +22,6 @@ import sys
 import tempfile
 import time
 import unittest
-import urllib.error
-import urllib.request
 
 DEADLINE_SECONDS = 180 * int(os.environ.get("CENTROID_TEST_PATIENCE", "1"))  # programs under a sanitizer are slow
 POLL_SECONDS = 0.02
@@ -30,17 +29,13 @@ HOLDS_BARS = os.environ.get("CENTROID_TEST_BARS") == "1"
 LOG_TAIL_LINES = 40
 SAMPLES = 2000
 DONE, FAILED, USAGE, HALTED = 0, 1, 2, 3
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
+DIES_WITH_ITS_STARTER = ["setpriv", "--pdeathsig", "KILL"]  # a preexec_fn would copy this process: 25 ms for each start
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would what they start
 
 
 def bar(limit, slack):
     """What a time is held to: `slack` times the bar, as a machine that is busy with other tests may need, or with CENTROID_TEST_BARS=1, on an idle one, the bar itself."""
     return limit if HOLDS_BARS else slack * limit
-
-
-def die_with_parent():
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def wait_for(condition, what, seconds=DEADLINE_SECONDS):
@@ -63,7 +58,7 @@ def digits():
     lines = []
     for i in range(SAMPLES):
         lines.append(",".join(str(pixel + noise.randrange(4)) for pixel in patterns[i % 10]) + f",{i % 10}\n")
-    return gzip.compress("".join(lines).encode())
+    return gzip.compress("".join(lines).encode(), 1)
 
 
 def free_port():
@@ -81,11 +76,10 @@ class Process:
     def __init__(self, program, arguments, log, environment):
         self.name = log.stem
         self.log = log
-        command = [str(program)] + [str(word) for word in arguments]
+        self.told, self.read_bytes = [], 0  # events, and the bytes of the log that have them
+        command = [*DIES_WITH_ITS_STARTER, str(program), *map(str, arguments)]
         with log.open("ab") as out:
-            self.child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent, env=environment
-            )
+            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
 
     @property
     def pid(self):
@@ -99,8 +93,13 @@ class Process:
 
     def events(self, name):
         """Lines of the JSON log with this event."""
-        lines = [line for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
-        return [entry for entry in map(json.loads, lines) if RENAMED_EVENTS.get(entry["event"], entry["event"]) == name]
+        with self.log.open("rb") as log:
+            log.seek(self.read_bytes)
+            whole = log.read().rpartition(b"\n")[:2]
+        self.read_bytes += len(b"".join(whole))
+        lines = [line for line in whole[0].decode(errors="replace").splitlines() if line.startswith("{") and line.endswith("}")]
+        self.told += map(json.loads, lines)
+        return [entry for entry in self.told if RENAMED_EVENTS.get(entry["event"], entry["event"]) == name]
 
     def wait_event(self, name, seconds=DEADLINE_SECONDS, **fields):
         """The first event of this name whose fields contain the given texts, or are the given numbers."""
@@ -120,10 +119,13 @@ class Process:
         return wait_for(find, f"{name} {fields} in the log of {self.name}", seconds)
 
     def exit_status(self, seconds=DEADLINE_SECONDS):
-        try:
-            return self.child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} still runs after {seconds} s:\n{self.text()}") from None
+        if self.is_running():
+            end = os.pidfd_open(self.pid)
+            has_ended = select.select([end], [], [], seconds)[0]  # at once: child.wait(seconds) polls
+            os.close(end)
+            if not has_ended:
+                raise AssertionError(f"{self.name} still runs after {seconds} s:\n{self.text()}")
+        return self.child.wait()
 
     def send(self, number):
         self.child.send_signal(number)
@@ -180,14 +182,10 @@ class Server(Process):
         """Status and body of one REST call."""
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://{self.api}{path}", method=method, data=data, headers=headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=DEADLINE_SECONDS) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        with contextlib.closing(http.client.HTTPConnection(self.api, timeout=DEADLINE_SECONDS)) as connection:
+            connection.request(method, path, data, headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode()
 
     def get(self, path):
         status, body = self.call("GET", path)

@@ -290,6 +290,7 @@ class Link:
     def __init__(self, target):
         self.target = target
         self.up, self.down = Gate(), Gate()  # to the server, to the worker
+        self.refuses = False  # new connections
         self._sockets, self._ended = [], []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -310,7 +311,7 @@ class Link:
             one.close()
 
     def cut(self):
-        """End the connections there are; new ones are taken."""
+        """End the connections there are; new ones are taken unless it refuses them."""
         sockets, self._sockets = self._sockets, []
         for one in sockets:
             with contextlib.suppress(OSError):
@@ -326,6 +327,9 @@ class Link:
         with contextlib.suppress(OSError):
             while True:
                 worker, _ = self._listener.accept()
+                if self.refuses:
+                    worker.close()
+                    continue
                 host, _, port = self.target.rpartition(":")
                 server = socket.socket()
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

@@ -1,76 +1,60 @@
 #!/usr/bin/env python3
-"""Check that nothing in server/ stands in a cycle: neither its object files (by their symbols) nor its sub-folders (by #include).
+"""Check that nothing in server/ stands in a cycle of #include: neither its modules nor its sub-folders.
 
-An object file needs another one when it has an undefined symbol that the other one defines strongly (nm: T, D, B, R); inline
-functions and templates, which every object file defines for itself, count for whoever needs what they call.
+A module is a header with the sources that define what it declares; a change of one module then reaches only those above it.
 
-Usage: check_cycles.py BUILD_DIR [ROOT]   exit status 1 when something is found
+Usage: check_cycles.py [ROOT]         exit status 1 when something is found
 """
 
 import collections
-import pathlib
-import subprocess
+import fnmatch
 import sys
 
 from check_layers import INCLUDE
-from sources import CPP, files, report
+from sources import CPP, files, report, root_argument
 
 FOLDER = "server"
-STRONG = "TDBRGS"
+
+# Sources whose names do not begin with that of their header.
+HEADER_OF = {
+    "server/api/*_routes.cc": "server/api/routes.h",
+    "server/api/admission.cc": "server/api/routes.h",
+    "server/config/*fields.cc": "server/config/server_config.h",
+    "server/table_servers/table_loading.cc": "server/table_servers/table_loader.h",
+    "server/tables/outgoing_buckets.cc": "server/tables/bucket_moves.h",
+    "server/tables/rows_re*.cc": "server/tables/rows_service.h",
+    "server/main.cc": "server/main.h",
+}
 
 
-def sources_of(root):
-    """Sources of server/, by name from the root."""
-    return [name for name, _ in files(root, (".cc",)) if name.startswith(FOLDER + "/")]
+def module_of(name, headers):
+    """The module of a file, by its header without ".h"; None: no header is known."""
+    stem = name.rpartition(".")[0]
+    if name.endswith(".h") or stem + ".h" in headers:
+        return stem
+    listed = [header for pattern, header in HEADER_OF.items() if fnmatch.fnmatch(name, pattern)]
+    begins = [header for header in headers if stem.startswith(header[:-2] + "_")]
+    return max(listed or begins, key=len)[:-2] if listed or begins else None
 
 
-def objects_of(build, sources):
-    """The object file of each source that has one. What was built of sources that are gone is passed over."""
-    found = {}
-    for path in sorted((pathlib.Path(build) / FOLDER).rglob("*.o")):
-        parts = path.relative_to(build).parts
-        if "CMakeFiles" not in parts:
+def module_edges(root):
+    """Sources without a module; {module: {other module: an #include of it}}."""
+    texts = {name: path.read_text(encoding="utf-8") for name, path in files(root, CPP) if name.startswith(FOLDER + "/")}
+    headers = {name for name in texts if name.endswith(".h")}
+    modules = {name: module_of(name, headers) for name in texts}
+    missing = [f"{name}: name it as its header, {name[:-3]}.h or a beginning of it, or add it to HEADER_OF" for name, module in modules.items() if not module]
+    edges = collections.defaultdict(dict)
+    for name, text in texts.items():
+        mine = modules[name]
+        if not mine:
             continue
-        at = parts.index("CMakeFiles")
-        source = list(parts[:at])
-        for part in parts[at + 2 :]:
-            if part == "__":  # CMake's name of ".."
-                source.pop()
-            else:
-                source.append(part)
-        name = "/".join(source).removesuffix(".o")
-        if name in sources:
-            found[name] = path
-    return found
-
-
-def symbols_of(objects):
-    """(symbols that each source defines strongly, symbols that it needs)."""
-    by_path = {str(path): name for name, path in objects.items()}
-    defines, needs, name = {}, collections.defaultdict(set), None
-    listing = subprocess.run(["nm", "-P", *by_path], capture_output=True, text=True, check=True).stdout
-    for line in listing.splitlines():
-        fields = line.split()
-        if len(fields) == 1:
-            name = by_path[line.rstrip(":")]
-        elif fields[1] == "U":
-            needs[name].add(fields[0])
-        elif fields[1] in STRONG:
-            defines[fields[0]] = name
-    return defines, needs
-
-
-def object_edges(objects):
-    """{source: {other source: a symbol that it needs of it}}."""
-    edges = {name: {} for name in objects}
-    if objects:
-        defines, needs = symbols_of(objects)
-        for name, symbols in needs.items():
-            for symbol in sorted(symbols):
-                other = defines.get(symbol, name)
-                if other != name:
-                    edges[name].setdefault(other, symbol)
-    return edges
+        edges[mine] = edges[mine]
+        for kind, header in INCLUDE.findall(text):
+            other = modules.get(header)
+            if kind == '"' and other and other != mine:
+                edges[mine].setdefault(other, f"{name} includes {header}")
+                edges[other] = edges[other]
+    return missing, edges
 
 
 def folder_edges(root):
@@ -144,38 +128,20 @@ def way(edges, begin, end, within):
     return []
 
 
-def shown(symbol):
-    """A symbol as a person writes it, an include as it is."""
-    if " includes " in symbol:
-        return symbol
-    return "needs " + subprocess.run(["c++filt", symbol], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def cycle_findings(kind, edges):
     """The components of the graph, each with a cycle through its first name."""
     for component in components(edges):
         path = way(edges, component[0], component[0], set(component))
-        steps = "".join(f"\n    {a} -> {b}: {shown(edges[a][b])}" for a, b in zip(path, path[1:]))
+        steps = "".join(f"\n    {a} -> {b}: {edges[a][b]}" for a, b in zip(path, path[1:]))
         yield f"{kind} in a cycle: {' '.join(component)}; cut it, for example at{steps}"
 
 
-def graphs(build, root):
-    """Findings of what cannot be looked at; edges by kind."""
-    sources = sources_of(root)
-    objects = objects_of(build, set(sources))
-    missing = [f"{name}: no object file in {build}: build centroid-server, or name it in a CMakeLists.txt" for name in sources if name not in objects]
-    return missing, {"objects": object_edges(objects), "folders": folder_edges(root)}
-
-
-def findings(root, build):
-    missing, kinds = graphs(build, root)
+def findings(root):
+    missing, modules = module_edges(root)
     yield from missing
-    for kind, edges in kinds.items():
-        yield from cycle_findings(kind, edges)
+    yield from cycle_findings("modules", modules)
+    yield from cycle_findings("folders", folder_edges(root))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    root_folder = sys.argv[2] if len(sys.argv) > 2 else str(pathlib.Path(__file__).resolve().parents[2])
-    sys.exit(report(findings(root_folder, sys.argv[1])))
+    sys.exit(report(findings(root_argument())))

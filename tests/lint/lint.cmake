@@ -1,14 +1,10 @@
 # Checks of the sources themselves; `./centroid lint` runs the same without a build.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 
-foreach(check IN ITEMS layers coroutines habits sizes format python docs)
+foreach(check IN ITEMS layers cycles coroutines habits sizes format python docs)
   add_test(NAME lint.${check} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_${check}.py ${PROJECT_SOURCE_DIR})
   set_tests_properties(lint.${check} PROPERTIES LABELS lint TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
-if(CENTROID_CYCLES AND CMAKE_BUILD_TYPE STREQUAL Release)  # in others more is left that one object file needs of another
-  add_test(NAME lint.cycles COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/check_cycles.py ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
-  set_tests_properties(lint.cycles PROPERTIES LABELS lint TIMEOUT 300)
-endif()
 add_test(NAME lint.python_page COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/client/python/reference.py --check)
 set_tests_properties(lint.python_page PROPERTIES LABELS lint TIMEOUT 300)
 if(TARGET centroid-server AND TARGET centroid-worker AND TARGET centroidctl)  # what they print is a page

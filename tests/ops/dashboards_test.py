@@ -164,6 +164,12 @@ class Scraped(ClusterTest):
         self.endpoints += [worker.wait_event("worker.metrics_opened")["endpoint"] for worker in workers]
         return server
 
+    def divided(self):
+        """The endpoints of two ranks that divide a model, without a server."""
+        flags = ["--exchange", "sharded", "--world", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--metrics.listen", "127.0.0.1:0", "--epochs", "1000000"]
+        ranks = [self.worker("127.0.0.1:1", f"d{rank}", *flags, "--rank", str(rank)) for rank in range(2)]
+        return [rank.wait_event("worker.metrics_opened")["endpoint"] for rank in ranks]
+
     def stand_in_for_gpus(self):
         """Where there is no GPU the workers find a library that says there is one, so that its queries have data."""
         if not shutil.which("nvidia-smi"):
@@ -270,6 +276,8 @@ class Scraped(ClusterTest):
 class Live(Scraped):
     def more_servers(self):
         self.notes = self.recorded()
+        self.ranks = self.divided()
+        self.endpoints += self.ranks
         return [self.notes.api, self.averaged().api]
 
     def test_every_panel_and_every_alert_has_data(self):
@@ -281,14 +289,15 @@ class Live(Scraped):
         wait_for(lambda: self.cluster.get("/v1/checkpoints")["checkpoints"], "a checkpoint")
         wait_for(lambda: "centroid_shard_rounds_total" in self.cluster.call("GET", "/metrics")[1], "the first report of the shard server")
         server = self.cluster.call("GET", "/metrics")[1]
-        shard, worker = (self.fetch(f"http://{place}/metrics") for place in (self.shards[0], self.endpoints[0]))
-        for text in (server, shard, worker):
+        shard, worker, rank = (self.fetch(f"http://{place}/metrics") for place in (self.shards[0], self.endpoints[0], self.ranks[0]))
+        for text in (server, shard, worker, rank):
             done = promtool("check", "metrics", text=text)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertLess(len(text.splitlines()), 2000)  # that they do not grow: tests/process/metrics_test.py
         wait_for(lambda: "centroid_server_scalar{" in self.notes.call("GET", "/metrics")[1], "a number that was recorded")
         notes = [line for line in self.notes.call("GET", "/metrics")[1].splitlines(keepends=True) if "centroid_server_scalar" in line]
-        page, file = reference.page(server + "".join(notes), shard, worker), ROOT / "docs" / "reference" / "metrics.md"
+        divided = [line for line in rank.splitlines(keepends=True) if "centroid_worker_sharded_" in line]
+        page, file = reference.page(server + "".join(notes), shard, worker + "".join(divided)), ROOT / "docs" / "reference" / "metrics.md"
         if IS_WRITING:
             file.write_text(page)
         self.assertEqual(file.read_text() if file.exists() else "", page, "docs/reference/metrics.md: OPS_WRITE_REFERENCE=1 ./centroid test --ops")
@@ -317,6 +326,7 @@ class Encrypted(TlsTest, Scraped):
         authority = self.certificates / "ca.crt"
         more = ["scheme: https", f"tls_config: {{ca_file: {json.dumps(str(authority))}}}", "authorization: {credentials: look}"]
         shown = self.issue("recorder")
+        self.endpoints += self.divided()
         notes = self.recorded(*secure, tls={"authority": str(authority), "certificate": str(shown[1]), "key": str(shown[3])})
         averaged = self.averaged(*secure, of_worker=lambda name: [*self.trust, *self.issue(name)])
         self.prometheus = self.start_prometheus(*(server.api for server in (*servers, notes, averaged)), more=more)

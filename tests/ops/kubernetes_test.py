@@ -24,7 +24,9 @@ FITTING = {
     "prod": (("gpu", "tls"), ("etcd", "shards")),
     "jobset": (("monitoring", "networkpolicy", "gpu", "tls"), ()),
     "ha": (("gpu", "tls"), ()),
+    "sharded": ((), ()),
 }
+MONITORED = ("prod", "ha", "sharded")  # overlays with monitors, alerts, dashboards and network policies
 SKIPPED = 77
 ANNOTATION_BYTES = 256 * 1024  # what the API server takes of all annotations of an object
 START_SECONDS = 600  # that a server may take to read its checkpoint, a worker its data, before it is restarted
@@ -32,6 +34,7 @@ START_SECONDS = 600  # that a server may take to read its checkpoint, a worker i
 PROBES = {
     "server": {"startupProbe": ("/livez", "api"), "readinessProbe": ("/readyz", "api"), "livenessProbe": ("/livez", "api")},
     "worker": {"startupProbe": ("/healthz", "metrics"), "readinessProbe": ("/readyz", "metrics"), "livenessProbe": ("/healthz", "metrics")},
+    "rank": {"startupProbe": ("/healthz", "metrics"), "readinessProbe": ("/readyz", "metrics"), "livenessProbe": ("/healthz", "metrics")},
     "shard": {"readinessProbe": ("/readyz", "metrics"), "livenessProbe": ("/livez", "metrics")},  # it listens from the start
     "etcd": {"readinessProbe": ("/health", "client"), "livenessProbe": ("", "client")},  # "": that its port is open
 }
@@ -104,6 +107,9 @@ def passes(all_objects, source, target, port):
     (container,) = templates[target]["spec"]["containers"]
     number = next(one["containerPort"] for one in container["ports"] if one["name"] == port)
 
+    def is_of(place):
+        return place["port"] in (port, number) or ("endPort" in place and place["port"] <= number <= place["endPort"])
+
     def selects(selector, component):
         labels = templates[component]["metadata"]["labels"]
         wanted = selector.get("matchLabels", {}).items() <= labels.items()
@@ -112,7 +118,7 @@ def passes(all_objects, source, target, port):
     def allows(kind, mine, other, peers):
         policies = [one["spec"] for one in all_objects if one["kind"] == "NetworkPolicy" and selects(one["spec"]["podSelector"], mine)]
         policies = [one for one in policies if kind in one["policyTypes"]]
-        rules = [rule for one in policies for rule in one.get(kind.lower(), []) if {port, number} & {place["port"] for place in rule["ports"]}]
+        rules = [rule for one in policies for rule in one.get(kind.lower(), []) if any(is_of(place) for place in rule["ports"])]
         return not policies or any("podSelector" in peer and selects(peer["podSelector"], other) for rule in rules for peer in rule[peers])
 
     return allows("Egress", source, target, "to") and allows("Ingress", target, source, "from")
@@ -172,7 +178,7 @@ class Rendered(unittest.TestCase):
                 probes = [container[kind]["httpGet"] for kind in ("startupProbe", "readinessProbe", "livenessProbe") if "httpGet" in container.get(kind, {})]
                 self.assertEqual({probe.get("scheme", "HTTP") for probe in probes} or {"HTTP"}, {"HTTPS"} if has_tls else {"HTTP"}, chosen)
                 self.assertTrue(container["livenessProbe"])
-                if container["name"] == "worker":  # it is a member, which an upgrade one by one waits for
+                if container["name"] in ("worker", "rank"):  # it is a member, which an upgrade one by one waits for
                     self.assertEqual(container["readinessProbe"]["httpGet"], {"path": "/readyz", "port": "metrics"}, chosen)
             monitors = [one for one in all_objects if one["kind"] == "ServiceMonitor"]
             self.assertEqual(bool(monitors), "monitoring" in chosen[1] or chosen[0] in ("prod", "ha"), chosen)
@@ -199,7 +205,7 @@ class Rendered(unittest.TestCase):
                     if start := container.get("startupProbe"):
                         self.assertGreaterEqual(start["periodSeconds"] * start["failureThreshold"], START_SECONDS, f"{chosen}: {container['name']}")
                     seen.add((one["kind"], container["name"]))
-        sets = {("StatefulSet", name) for name in ("server", "shard", "etcd")}
+        sets = {("StatefulSet", name) for name in ("server", "shard", "etcd", "rank")}
         self.assertEqual(seen, sets | {("Job", "worker"), ("JobSet", "server"), ("JobSet", "worker")})
 
     def test_a_drained_node_takes_one_server_at_a_time(self):
@@ -208,7 +214,7 @@ class Rendered(unittest.TestCase):
         for chosen, all_objects in self.objects.items():
             sets = {one["metadata"]["name"]: one["spec"]["template"] for one in all_objects if one["kind"] == "StatefulSet"}
             pods = [(one["metadata"]["name"], template["metadata"]["labels"]) for one in all_objects for template in pod_templates(one)]
-            self.assertEqual("centroid-server" in sets, chosen[0] != "jobset", chosen)
+            self.assertEqual("centroid-server" in sets, chosen[0] not in ("jobset", "sharded"), chosen)
             selected = []
             for one in [one for one in all_objects if one["kind"] == "PodDisruptionBudget"]:
                 self.assertEqual(one["spec"].keys(), {"maxUnavailable", "unhealthyPodEvictionPolicy", "selector"}, chosen)
@@ -218,7 +224,7 @@ class Rendered(unittest.TestCase):
                 selected.append([name for name, labels in pods if wanted <= labels.items()])
             self.assertEqual(sorted(selected), sorted([name] for name in sets), f"{chosen}: what the budgets select")
             seen |= sets.keys()
-        self.assertEqual(seen, {"centroid-server", "centroid-shard", "centroid-etcd"})
+        self.assertEqual(seen, {"centroid-server", "centroid-shard", "centroid-etcd", "centroid-sharded"})
 
     def test_monitoring_brings_every_alert_and_every_dashboard(self):
         committed = {path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards" / "grafana").glob("*.json")}
@@ -229,7 +235,7 @@ class Rendered(unittest.TestCase):
             rules = [one for one in all_objects if one["kind"] == "PrometheusRule"]
             maps = [one["data"] for one in all_objects if one["kind"] == "ConfigMap" and one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
             boards = [(name, json.loads(text)) for data in maps for name, text in data.items()]
-            if "monitoring" not in chosen[1] and chosen[0] not in ("prod", "ha"):
+            if "monitoring" not in chosen[1] and chosen[0] not in MONITORED:
                 self.assertEqual((rules, boards), ([], []), chosen)
                 continue
             count += 1
@@ -252,7 +258,7 @@ class Rendered(unittest.TestCase):
                     (container,) = template["spec"]["containers"]
                     self.assertIn(monitor["spec"]["podMetricsEndpoints"][0]["port"], [port["name"] for port in container["ports"]])
                     found.add(container["name"])
-        self.assertEqual(found, {"worker", "shard"})
+        self.assertEqual(found, {"worker", "shard", "rank"})
 
     def test_an_update_proceeds_with_a_standby_and_waits_for_a_shard_server(self):
         """A StatefulSet's update waits until the pod that it replaced is ready: a standby never leads, a shard server gets its chunks again."""
@@ -268,7 +274,7 @@ class Rendered(unittest.TestCase):
                 if container["name"] == "shard":
                     self.assertGreater(one["spec"]["minReadySeconds"], container["readinessProbe"]["periodSeconds"])
                 seen.add((container["name"], path))
-        self.assertEqual(seen, {("server", "/healthz"), ("server", "/readyz"), ("shard", "/readyz")})
+        self.assertEqual(seen, {("server", "/healthz"), ("server", "/readyz"), ("shard", "/readyz"), ("rank", "/readyz")})
 
     def test_workers_of_the_next_image_are_a_second_job_beside_the_first(self):
         """As the guide says: another name, other names of its workers, another image; all else as it was."""
@@ -301,10 +307,11 @@ class Rendered(unittest.TestCase):
     def test_policies_let_through_what_programs_and_centroidctl_need_and_no_more(self):
         needed = {("worker", "server", "data"), ("worker", "worker", "peers"), ("worker", "shard", "data"), ("shard", "server", "data")}
         needed |= {("server", "shard", "data"), ("server", "shard", "metrics"), ("server", "worker", "metrics")}  # doctor, bench and trace in the server's container
+        needed |= {("rank", "rank", "rendezvous"), ("rank", "rank", "metrics")}
         others = {("worker", "server", "api"), ("shard", "worker", "metrics"), ("worker", "shard", "metrics"), ("worker", "worker", "metrics"), ("shard", "server", "api")}
         seen = set()
         for chosen, all_objects in self.objects.items():
-            if "networkpolicy" not in chosen[1] and chosen[0] not in ("prod", "ha"):
+            if "networkpolicy" not in chosen[1] and chosen[0] not in MONITORED:
                 continue
             components = {one["metadata"]["labels"]["app.kubernetes.io/component"] for object_ in all_objects for one in pod_templates(object_)}
             for way in needed | others:
@@ -339,6 +346,11 @@ class Rendered(unittest.TestCase):
                 grace, settings = spec["terminationGracePeriodSeconds"], maps[container["envFrom"][0]["configMapRef"]["name"]]
                 if container["name"] == "worker":
                     self.assertGreaterEqual(grace, 120, chosen)
+                    continue
+                if container["name"] == "rank":  # its part of the checkpoint is written while the others write theirs on the same disk
+                    (claim,) = claims_of(all_objects)
+                    needed = seconds_of_checkpoint(claim["spec"]["resources"]["requests"]["storage"], container["resources"]["limits"]["memory"], KEEP)
+                    self.assertGreater(grace, needed + SPARE_SECONDS, chosen)
                     continue
                 self.assertIn("CENTROID_DRAIN_TIMEOUT", settings, chosen)
                 needed = int(settings["CENTROID_DRAIN_TIMEOUT"].removesuffix("s"))
@@ -427,8 +439,8 @@ class Rendered(unittest.TestCase):
                 if (key := (container["name"], *sorted(settings.items()))) in seen:
                     continue
                 seen.add(key)
-                self.assertIn("CENTROID_" + {"worker": "SERVER", "server": "EPOCHS", "shard": "JOIN"}[container["name"]], settings)
-                program = self.programs / ("centroid-worker" if container["name"] == "worker" else "centroid-server")
+                self.assertIn("CENTROID_" + {"worker": "SERVER", "server": "EPOCHS", "shard": "JOIN", "rank": "RENDEZVOUS"}[container["name"]], settings)
+                program = self.programs / ("centroid-worker" if container["name"] in ("worker", "rank") else "centroid-server")
                 done = subprocess.run([program, "--print-config"], env=settings, capture_output=True, text=True, timeout=30, check=False)
                 self.assertEqual(done.returncode, 0, f"{chosen}: {done.stderr}")
 
@@ -445,6 +457,25 @@ class Rendered(unittest.TestCase):
             for one in all_objects:
                 if one["kind"] == "StatefulSet":
                     self.assertIn(("Service", one["spec"]["serviceName"]), names)
+
+    def test_ranks_of_a_sharded_job_are_the_pods_by_number(self):
+        """As many as the settings say; each knows its number, and all find the first one at its name."""
+        (ranks,) = [one for one in self.objects["sharded", ()] if one["kind"] == "StatefulSet"]
+        (settings,) = [one["data"] for one in self.objects["sharded", ()] if one["kind"] == "ConfigMap" and "CENTROID_WORLD" in one["data"]]
+        self.assertEqual(int(settings["CENTROID_WORLD"]), ranks["spec"]["replicas"])
+        self.assertEqual(ranks["spec"]["podManagementPolicy"], "Parallel")  # none is ready before all are there
+        (container,) = ranks["spec"]["template"]["spec"]["containers"]
+        number = next(one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"] if one["name"] == "CENTROID_RANK")
+        self.assertEqual(number, "metadata.labels['apps.kubernetes.io/pod-index']")
+        port = next(one["containerPort"] for one in container["ports"] if one["name"] == "rendezvous")
+        name = ranks["metadata"]["name"]
+        self.assertEqual(settings["CENTROID_RENDEZVOUS"], f"{name}-0.{ranks['spec']['serviceName']}:{port}")
+        (service,) = [one for one in self.objects["sharded", ()] if one["kind"] == "Service"]
+        self.assertTrue(service["spec"]["publishNotReadyAddresses"])
+        place = next(one["mountPath"] for one in container["volumeMounts"] if one["name"] == "run")
+        self.assertTrue(settings["CENTROID_CHECKPOINT_DIR"].startswith(place))
+        (claim,) = claims_of(self.objects["sharded", ()])
+        self.assertEqual(claim["spec"]["accessModes"], ["ReadWriteMany"])  # all ranks share the folder
 
     def test_what_an_exit_status_makes_a_job_do(self):
         """One worker that ends for good must not end the others: only a halt does. Of a server's Job there is nobody else."""

@@ -354,15 +354,15 @@ class Torch(ClientTest):
 
         def train(name, spoils=False, **settings):
             torch.manual_seed(1)
-            model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            model = torch.nn.Sequential(torch.nn.Linear(4, 1 << 13), torch.nn.ReLU(), torch.nn.Linear(1 << 13, 2))
             model.unused = torch.nn.Parameter(torch.ones(3))
-            server = self.server("--rounds", 4, "--min-workers", 1, "--lr", "0.1", name=name, run=name)
-            sent = []
+            server = self.server("--rounds", 4, "--min-workers", 1, "--lr", "0.00001", name=name, run=name)
+            sent, gradients, values = [], [], []
             with self.trainer(server, "t", model, **settings) as trainer:
                 send = trainer._send
                 trainer._send = lambda at, gradient: (sent.append(trainer._names[at]), send(at, gradient))
                 for share in trainer:
-                    model.zero_grad()
+                    model.zero_grad(set_to_none=True)
                     loss = model(torch.full((len(share), 4), float(share.round))).pow(2).mean()
                     loss.backward(retain_graph=True)
                     self.assertEqual(len(sent), 4 * share.round if "overlap" not in settings else 0)
@@ -372,11 +372,14 @@ class Torch(ClientTest):
                         with self.assertRaisesRegex(centroid.CentroidError, "changed after backward, but they have left: give Trainer overlap=False"):
                             trainer.finish()
                         break
+                    gradients.append(model[0].weight.grad)
+                    values.append(gradients[-1].clone())
                     trainer.finish()
-            return model.state_dict()
+            return [*values, *model.state_dict().values()], gradients
 
-        early, late = train("early"), train("late", overlap=False)
-        self.assertTrue(all(torch.equal(early[name], late[name]) for name in early))
+        (early, gradients), (late, _) = train("early"), train("late", overlap=False)
+        self.assertTrue(all(map(torch.equal, early, late)))
+        self.assertTrue(all(gradient is gradients[0] for gradient in gradients))  # a large one has the same memory in each round
         train("spoilt", spoils=True)
 
     def test_the_tensors_of_a_state_dict_are_not_frozen(self):

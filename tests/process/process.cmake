@@ -5,7 +5,7 @@ set(process_environment "")
 if(CENTROID_SANITIZE)
   set(process_environment CENTROID_TEST_PATIENCE=4)
 endif()
-foreach(area IN ITEMS access auto beginning budgets buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local local_steps membership metrics mistakes models old_files places plan policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_guards servers_journal servers_refusals sharded small_files standby start stop strangers tls torch torch_hooks torch_loader torch_parallel trace training upgrade waits)
+foreach(area IN ITEMS access auto beginning budgets buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local local_steps membership metrics mistakes models old_files places plan policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_guards servers_journal servers_refusals sharded sharded_view small_files standby start stop strangers tls torch torch_hooks torch_loader torch_parallel trace training upgrade waits)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
     $<TARGET_FILE_DIR:centroid-server-test>)
   set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}
@@ -20,9 +20,11 @@ add_test(NAME conformance.wire_page COMMAND Python3::Interpreter ${PROJECT_SOURC
   $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(conformance.wire_page PROPERTIES LABELS process TIMEOUT ${process_timeout} ENVIRONMENT "${process_environment}")
 set_tests_properties(process.servers_journal process.restore PROPERTIES TIMEOUT 1800)  # a job for each write point
-# Those that take a minute begin first, so that none runs alone at the end. COST is of the first run; then ctest knows the times.
-set_tests_properties(process.durability process.kill process.membership process.policy process.restore process.rows_servers process.servers
-  process.servers_journal process.servers_refusals PROPERTIES COST 60)
+# The longest begin first, so that none runs alone at the end. COST is of the first run; then ctest knows the times.
+set_tests_properties(process.durability process.kill process.policy process.restore process.rows_servers process.servers process.servers_journal
+  process.servers_refusals PROPERTIES COST 60)
+set_tests_properties(process.client process.codec process.groups process.membership process.recovery process.ring process.rows
+  process.sharded process.standby PROPERTIES COST 30)
 add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(slow.large_tensor PROPERTIES LABELS slow TIMEOUT 1800)
 if(NOT CENTROID_SANITIZE)  # which reserves all address space

@@ -17,7 +17,7 @@ import math
 import centroid.torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-hooks = {"topk": lambda: centroid.torch.topk_hook(0.05), "int8": centroid.torch.int8_hook, "bf16": centroid.torch.bf16_hook}
+hooks = {"topk": lambda **more: centroid.torch.topk_hook(0.05, **more), "int8": centroid.torch.int8_hook, "bf16": centroid.torch.bf16_hook}
 def model_of(seed=0, width=400):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
@@ -99,6 +99,44 @@ for step in range(3):
         say(bool(((left == given) | (left == 0)).all()), int((sent != 0).sum()) <= kept, bool(is_largest), torch.equal(found, mean))
 dist.barrier()
 """
+# The scale doubles after each step, and with it what a hook left out: the same bits as without a scale.
+SCALED = """
+class Scaler:  # PyTorch before 2.3 has one for GPUs only
+    def __init__(self, _, *, init_scale, growth_factor, growth_interval):
+        self.value, self.factor = init_scale, growth_factor
+    def get_scale(self):
+        return self.value
+    def scale(self, loss):
+        return loss * self.value
+    def step(self, optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.div_(self.value)
+        optimizer.step()
+    def update(self):
+        self.value *= self.factor
+def train(name, scaler):
+    parallel = DistributedDataParallel(model_of(), bucket_cap_mb=0.1)
+    parallel.register_comm_hook(None, hooks[name](scaler=scaler))
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.3)
+    for step in range(8):
+        x, y = batch_of(step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(parallel(x), y)
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return [p.detach().numpy().tobytes() for p in parallel.parameters()]
+for name in hooks:
+    scaler = getattr(torch.amp, "GradScaler", Scaler)("cpu", init_scale=4.0, growth_factor=2.0, growth_interval=1)
+    plain, scaled = train(name, None), train(name, scaler)
+    say(name, scaler.get_scale(), plain == scaled)
+dist.barrier()
+"""
 INFINITE = """
 for name, make in hooks.items():
     parallel = DistributedDataParallel(model_of())
@@ -120,6 +158,7 @@ def explain(run):
         say(str(error).splitlines()[0])
 for fraction in (0, 1.5, "1%"):
     explain(lambda: centroid.torch.topk_hook(fraction))
+explain(lambda: centroid.torch.int8_hook(scaler=2.0))
 def train(model, state=None):
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(state, centroid.torch.int8_hook())
@@ -189,15 +228,19 @@ class Hooks(TorchTest):
             self.assertEqual(len(lines), 2)
             self.assertEqual(set(lines), {"True True True True"})
 
+    def test_residuals_follow_the_scale_of_a_grad_scaler(self):
+        for lines in self.ranks(2, MODEL + SCALED):
+            self.assertEqual(lines, [f"{name} 1024.0 True" for name in ("topk", "int8", "bf16")])
+
     def test_numbers_that_are_not_finite_reach_all_ranks_once(self):
         for lines in self.ranks(2, MODEL + INFINITE):
             self.assertEqual([line.split()[-1] for line in lines], ["True", "False", "True"] * 3)
 
     def test_misuse_is_explained(self):
         for lines in self.ranks(2, MODEL + MISUSE):
-            for line, text in zip(lines, ["fraction 0 is not from", "fraction 1.5 is not", "fraction '1%' is not", "these are torch.float64", "this is gloo", "this is a int"]):
+            for line, text in zip(lines, ["fraction 0 is not from", "fraction 1.5 is not", "fraction '1%' is not", "int8_hook: scaler is a float, not a GradScaler", "these are torch.float64", "this is gloo", "this is a int"]):
                 self.assertIn(text, line)
-            self.assertEqual(len(lines), 6)
+            self.assertEqual(len(lines), 7)
 
 
 class Survivors(TorchTest):

@@ -113,6 +113,23 @@ with centroid.Trainer(centroid.local(lr=0.01, epochs=1), model, samples=len(data
         say("round", was_loaded, len(numbers))
 say("end", len(workers), len(loaded()))
 """
+# Another worker joins during round 4: from round 6 on shares are further apart than the Loader has guessed.
+GUESS = """
+model = model_of()
+with centroid.Trainer(os.environ["SERVER"], model, samples=len(data), batch=16, name=f"w{rank}", overlap=False) as trainer:
+    loader = centroid.torch.Loader(data, trainer, batch=8, num_workers=2)
+    for share in trainer:
+        numbers = []
+        model.zero_grad()
+        for x, chosen, _ in loader:
+            numbers += chosen.tolist()
+            (loss_of(model, x) * len(x) / len(share)).backward()
+        say("round", share.round, share.world, sorted(numbers) == sorted(share.indices()), len(loader.batch_sampler.given))
+        while rank == 0 and share.round == 4 and not os.path.exists(os.environ["GO"]):
+            threading.Event().wait(0.01)
+        trainer.finish()
+    say("end", trainer.end)
+"""
 # Passes that are broken off or made twice, with and without processes.
 PASSES = """
 import centroid
@@ -261,6 +278,17 @@ class Shares(LoaderTest):
             self.assertEqual([int(samples) for _, samples in rounds], [48] * 8 + [16])
             # How far shares are apart is known from the second one on.
             self.assertEqual([was_loaded for was_loaded, _ in rounds], ["False"] * 2 + ["True"] * 7)
+
+    def test_a_wrong_guess_is_dropped_and_no_other_is_made_until_one_is_right(self):
+        server, go = self.server("--rounds", 8, "--min-workers", 1, "--exit-when-finished"), self.folder / "go"
+        ranks = self.start(1, GUESS, SERVER=server.data, GO=str(go))
+        self.wait_said(ranks[0], "round 4")
+        ranks += self.start(1, GUESS, SERVER=server.data, RANK="1")
+        wait_for(lambda: server.workers("w1"), "the worker that joins")
+        go.touch()
+        self.assert_ends(*ranks)
+        ahead = [0, 4, 4, 4, 4, 0, 4, 4]  # batches of two shares; the distance of shares is known from the second one on
+        self.assertEqual(self.words(ranks[0], "round"), [[str(at), str(1 + (at > 4)), "True", str(batches)] for at, batches in enumerate(ahead, 1)])
 
     def test_a_pass_may_be_broken_off(self):
         [rank] = self.start(1, PASSES)

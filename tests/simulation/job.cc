@@ -212,6 +212,7 @@ void Job::supervise() {
 
 void Job::watch() {
   for (ServerProgram& one : servers_) {
+    for (const auto& [version, to] : one.lost_states()) around_.ledger.go_back(version, to);
     const auto present = one.view();
     if (!present || present->lead.role == "standby") continue;
     primary_ = &one;

@@ -54,18 +54,28 @@ void Ledger::see(const std::string& worker, std::uint64_t version,
   const auto is_same = [&](const State& state) {
     return std::memcmp(state.parameters.data(), parameters.data(), parameters.size_bytes()) == 0;
   };
-  if (std::ranges::any_of(seen.states, is_same)) return;
-  seen.states.push_back({worker, {parameters.begin(), parameters.end()}});
+  if (!std::ranges::any_of(seen.states, is_same))
+    seen.states.push_back({worker, {parameters.begin(), parameters.end()}});
+}
+
+void Ledger::go_back(std::uint64_t version, std::uint64_t to) {
+  went_back_ = true;
+  at_ = 0;  // the shares that follow are no sign of another loss
+  for (std::uint64_t again = to + 1; again <= version; ++again) ++versions_[again].most;
+}
+
+/// Are there more states of a version than it was made?
+void Ledger::compare(std::uint64_t version, const Seen& seen) {
   if (seen.states.size() <= seen.most) return;
-  const State& known = seen.states.front();
-  const auto first = std::ranges::mismatch(known.parameters, parameters).in2 - parameters.begin();
+  const State &known = seen.states.front(), &other = seen.states.back();
+  const auto differs = std::ranges::mismatch(known.parameters, other.parameters).in1;
   std::size_t different = 0;
   for (std::size_t i = 0; i < parameters_; ++i)
-    different += known.parameters[i] != parameters[i] ? 1 : 0;
-  faults_.push_back("version " + std::to_string(version) + " of " + worker +
+    different += known.parameters[i] != other.parameters[i] ? 1 : 0;
+  faults_.push_back("version " + std::to_string(version) + " of " + other.first +
                     " has other bits than that of " + known.first + " in " +
-                    std::to_string(different) + " numbers, from number " + std::to_string(first) +
-                    " on");
+                    std::to_string(different) + " numbers, from number " +
+                    std::to_string(differs - known.parameters.begin()) + " on");
 }
 
 bool Ledger::fits(const Choice& chosen, const std::vector<float>& before,
@@ -127,6 +137,7 @@ std::optional<Ledger::Choice> Ledger::follows(std::uint64_t version, const State
 
 std::vector<std::string> Ledger::check(Rule rule, std::uint64_t samples) {
   checked_ = 0;
+  for (const auto& [version, seen] : versions_) compare(version, seen);
   if (rule == Rule::kReplicas) return faults_;
   std::vector<Choice> counted;
   bool is_complete = true;

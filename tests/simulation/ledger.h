@@ -41,7 +41,9 @@ class Ledger {
 
   std::size_t add(const std::string& worker, const worker::Share& share);
   void decide(std::size_t contribution, Fate fate, std::uint64_t counted_in = 0);
-  /// A worker has these parameters of a committed version. Faults are kept for `faults`.
+  /// The job lost a version with the workers that held it, and makes it again from `to` on.
+  void go_back(std::uint64_t version, std::uint64_t to);
+  /// A worker has these parameters of a committed version.
   void see(const std::string& worker, std::uint64_t version, std::span<const float> parameters);
   /// What is known of a job's policy and numbers.
   enum class Rule : std::uint8_t {
@@ -62,6 +64,7 @@ class Ledger {
     std::vector<State> states;  ///< one more each time that the version was made again
     std::size_t most = 1;       ///< of them
   };
+  void compare(std::uint64_t version, const Seen& seen);
   using Choice = std::vector<const Contribution*>;
   std::optional<Choice> choose(std::uint64_t version, const std::vector<float>& before,
                                const std::vector<float>& after) const;

@@ -24,6 +24,11 @@ constexpr std::size_t kMostInFlight = 256 << 10;
 constexpr auto kShortest = std::chrono::microseconds(40), kLongest = std::chrono::microseconds(600);
 constexpr auto kSlow = std::chrono::milliseconds(40);  // a delay of one segment in 64
 
+/// As the system words it.
+std::string refused() {
+  return boost::system::error_code(asio::error::connection_refused).message();
+}
+
 }  // namespace
 
 /// Bytes from one process to another.
@@ -242,7 +247,7 @@ class SimulatedTransport final : public transport::Transport {
     if (arrives >= deadline)
       co_return Error(ErrorCode::kDeadlineExceeded, where + ": no answer in time");
     std::unique_ptr<Network::Half> half = network_.connect(endpoint, options_.stall_timeout);
-    if (!half) co_return Error(ErrorCode::kUnavailable, where + ": refused, no listener");
+    if (!half) co_return Error(ErrorCode::kUnavailable, where + ": " + refused());
     auto stream = std::make_unique<Stream>(executor_, std::move(*half));
     std::unique_ptr<Connection> made =
         std::make_unique<transport::FramedConnection>(std::move(stream), options_);

@@ -132,16 +132,21 @@ void WorkerProgram::ask_to_end() {
   if (trained_) trained_->trainer().request_stop("killed");
 }
 
+/// One that the others could not reach, for there was a partition, is started again by its
+/// supervisor.
+WorkerProgram::Next WorkerProgram::ended(const Error& why) {
+  const bool is_unreachable = why.message().find("could not exchange with it") != std::string::npos;
+  if (!is_unreachable) around_.fault(name() + ": " + why.to_string());
+  return is_unreachable ? Next::kAgain : Next::kDone;
+}
+
 /// One round. A process that is killed meanwhile has seen nothing.
 WorkerProgram::Next WorkerProgram::train(Process& process) {
   const auto mine = trained_;
   World& world = around_.world;
   const auto next = mine->trainer().next();
   if (process.is_killed) return Next::kDone;
-  if (!next.ok()) {
-    around_.fault(name() + ": " + next.error().to_string());
-    return Next::kDone;
-  }
+  if (!next.ok()) return ended(next.error());
   if (const auto* finished = std::get_if<worker::Finished>(&*next)) {
     world.note(name() + " finished: " + finished->text);
     if (finished->reason == worker::Finished::Reason::kDrained) return Next::kAgain;
@@ -160,10 +165,7 @@ WorkerProgram::Next WorkerProgram::train(Process& process) {
   stats.loss_sum = 1;
   const auto report = mine->trainer().finish(stats);
   if (process.is_killed) return Next::kDone;
-  if (!report.ok()) {
-    around_.fault(name() + ": " + report.error().to_string());
-    return Next::kDone;
-  }
+  if (!report.ok()) return ended(report.error());
   using Outcome = worker::RoundReport::Outcome;
   if (report->outcome == Outcome::kCommitted) {
     around_.ledger.decide(contribution, Ledger::Fate::kCounted, report->version.value);

@@ -36,6 +36,7 @@ class WorkerProgram final : public Machine {
   void run(Process& process) override;
   void ask_to_end() override;
   Next train(Process& process);
+  Next ended(const Error& why);
 
   std::shared_ptr<Trained> trained_;
   bool is_done_ = false;

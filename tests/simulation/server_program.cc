@@ -106,6 +106,24 @@ void ServerProgram::ask_to_end() {
   });
 }
 
+std::vector<std::pair<std::uint64_t, std::uint64_t>> ServerProgram::lost_states() {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> lost;
+  const auto life = running_;
+  if (!life || life->cluster == nullptr) return lost;
+  const auto is_lost = [](std::string_view type) { return type == "state.lost"; };
+  const auto page = life->control->events().read(events_read_, 1000, is_lost);
+  events_read_ = page.last;
+  for (const server::EventRecord& event : page.events) {
+    const auto number = [&](std::string_view name) {
+      for (const auto& [field, value] : event.fields)
+        if (field == name) return std::get<std::uint64_t>(value);
+      return std::uint64_t{0};
+    };
+    lost.emplace_back(number("version"), number("to_version"));
+  }
+  return lost;
+}
+
 std::optional<server::ClusterView> ServerProgram::view() {
   if (!is_up() || process().frozen_until > around_.world.time()) return std::nullopt;
   return ask<server::ClusterView>([](server::Control& control) { return control.cluster(); });

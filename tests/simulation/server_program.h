@@ -27,6 +27,9 @@ class ServerProgram final : public Machine {
   }
   /// Where it can answer now.
   std::optional<server::ClusterView> view();
+  /// The versions that it lost with the workers that held them, and those from which it went on;
+  /// since the last call.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> lost_states();
   /// How its last life ended, where that was by itself.
   const std::optional<Status>& ended() const { return ended_; }
 
@@ -46,6 +49,7 @@ class ServerProgram final : public Machine {
   std::shared_ptr<Running> running_;
   std::optional<Status> ended_;
   bool has_run_ = false;
+  std::uint64_t events_read_ = 0;
 };
 
 }  // namespace centroid::simulation

@@ -9,6 +9,9 @@ if(CENTROID_TESTS AND NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
     SOURCES simulation/simulation_test.cc simulation/job.cc simulation/ledger.cc simulation/plan.cc simulation/machine.cc simulation/programs.cc
             simulation/server_program.cc simulation/etcd.cc
     DEPS centroid_test_world centroid::memory_storage centroid::service centroid::election centroid::shard centroid::trainer centroid::rows_client)
+  if(TEST simulation.simulation_test)
+    set_tests_properties(simulation.simulation_test PROPERTIES COST 60)  # the longest begins first
+  endif()
   centroid_test(strangers_test LABEL simulation SOURCES simulation/strangers_test.cc
     DEPS centroid_test_world centroid::memory_storage centroid::service)
 endif()

@@ -53,7 +53,9 @@ TEST(Simulation, EverySeedEndsWithWhatTheLedgerSays) {
 }
 
 TEST(Simulation, SeedsThatFoundAFaultOnceEndWell) {
-  for (const std::uint64_t seed : {52u, 54u, 456u, 1641u, 2018u}) expect_no_fault(seed, play(seed));
+  for (const std::uint64_t seed :
+       {52u, 54u, 456u, 1641u, 2018u, 5801u, 5816u, 6302u, 6438u, 11118u, 19483u})
+    expect_no_fault(seed, play(seed));
 }
 
 TEST(Simulation, SameSeedGivesTheSameLog) {

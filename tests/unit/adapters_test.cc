@@ -22,7 +22,7 @@
 #include "tests/support/faulty_storage.h"
 #include "tests/unit/data_fixture.h"
 
-namespace centroid::worker {
+namespace centroid::worker::adapters_test {
 namespace {
 
 using testing::AllOf;
@@ -369,4 +369,4 @@ TEST_F(MergeTest, WhatCannotBeMergedIsNamed) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::adapters_test

@@ -9,7 +9,7 @@
 #include "common/codec/error_feedback.h"
 #include "common/tensor/multiversion.h"
 
-namespace centroid {
+namespace centroid::codec_feedback_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -504,4 +504,4 @@ TEST(ErrorFeedback, NeedsASpecWithFeedback) {
 }
 
 }  // namespace
-}  // namespace centroid
+}  // namespace centroid::codec_feedback_test

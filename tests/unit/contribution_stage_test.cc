@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace centroid::server {
+namespace centroid::server::contribution_stage_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -72,4 +72,4 @@ TEST(StagedContribution, ChunksOfBuffersAreF32WhateverTheCodecIs) {
 }
 
 }  // namespace
-}  // namespace centroid::server
+}  // namespace centroid::server::contribution_stage_test

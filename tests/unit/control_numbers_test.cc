@@ -19,7 +19,7 @@
 #include "server/membership/roster.h"
 
 /// Numbers that coordinators of the field are checked with, here where the same is decided.
-namespace centroid::server {
+namespace centroid::server::control_numbers_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -565,4 +565,4 @@ TEST(Control, MembershipWithinItsBounds) {
 }
 
 }  // namespace
-}  // namespace centroid::server
+}  // namespace centroid::server::control_numbers_test

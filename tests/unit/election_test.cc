@@ -11,7 +11,7 @@
 
 #include "common/base/random.h"
 
-namespace centroid::server {
+namespace centroid::server::election_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -321,4 +321,4 @@ TEST(Election, RandomFaultsNeverGiveTwoLeadersAndOneComesWhenTheyEnd) {
 }
 
 }  // namespace
-}  // namespace centroid::server
+}  // namespace centroid::server::election_test

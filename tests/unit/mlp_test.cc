@@ -13,7 +13,7 @@
 #include "worker/model/loss.h"
 #include "worker/model/model.h"
 
-namespace centroid::worker {
+namespace centroid::worker::mlp_test {
 namespace {
 
 using testing::ElementsAre;
@@ -404,4 +404,4 @@ TEST(SoftmaxCrossEntropy, OfEqualLogitsTheFirstCounts) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::mlp_test

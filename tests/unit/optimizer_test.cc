@@ -14,7 +14,7 @@
 #include "common/tensor/multiversion.h"
 #include "tests/support/optimizer_oracle.h"
 
-namespace centroid {
+namespace centroid::optimizer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -564,4 +564,4 @@ TEST(StepTrial, LooksOnlyWhereASparseGradientIs) {
 }
 
 }  // namespace
-}  // namespace centroid
+}  // namespace centroid::optimizer_test

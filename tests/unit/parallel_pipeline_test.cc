@@ -7,7 +7,7 @@
 #include "worker/parallel/pipeline_schedule.h"
 #include "worker/parallel/stages.h"
 
-namespace centroid::parallel {
+namespace centroid::parallel::parallel_pipeline_test {
 namespace {
 
 using ::testing::AllOf;
@@ -243,4 +243,4 @@ TEST(PipelineSchedule, BadSchedulesAreRefused) {
 }
 
 }  // namespace
-}  // namespace centroid::parallel
+}  // namespace centroid::parallel::parallel_pipeline_test

@@ -7,7 +7,7 @@
 #include "common/checkpoint/range_reader.h"
 #include "tests/unit/temporary_directory.h"
 
-namespace centroid {
+namespace centroid::pieces_test {
 namespace {
 
 using ::testing::AllOf;
@@ -120,4 +120,4 @@ TEST_F(Parts, TheManifestKeepsNamesAndShapes) {
 }
 
 }  // namespace
-}  // namespace centroid
+}  // namespace centroid::pieces_test

@@ -10,7 +10,7 @@
 
 #include "common/base/random.h"
 
-namespace centroid::server {
+namespace centroid::server::reply_encoder_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -253,4 +253,4 @@ TEST(ReplyEncoder, MomentumAndClippingAreTheWorkers) {
 }
 
 }  // namespace
-}  // namespace centroid::server
+}  // namespace centroid::server::reply_encoder_test

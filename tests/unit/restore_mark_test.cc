@@ -9,7 +9,7 @@
 #include "tests/support/faulty_storage.h"
 #include "tests/unit/temporary_directory.h"
 
-namespace centroid {
+namespace centroid::restore_mark_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -189,4 +189,4 @@ TEST_F(RestoreMarkTest, AnAlteredOneIsRefused) {
 }
 
 }  // namespace
-}  // namespace centroid
+}  // namespace centroid::restore_mark_test

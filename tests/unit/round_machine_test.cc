@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace centroid::server {
+namespace centroid::server::round_machine_test {
 namespace {
 
 const MemberId kA(11), kB(12), kC(13);
@@ -278,4 +278,4 @@ TEST(RoundMachine, EveryShortSequenceEndsInExactlyOneDecision) {
 }
 
 }  // namespace
-}  // namespace centroid::server
+}  // namespace centroid::server::round_machine_test

@@ -9,7 +9,7 @@
 #include "server/aggregate/round_machine.h"
 #include "tests/support/round_values.h"
 
-namespace centroid::server {
+namespace centroid::server::round_policy_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -266,4 +266,4 @@ TEST(RoundPolicy, WhatComesLateAndIsNotFiniteHaltsWhereItWouldHaveCounted) {
 }
 
 }  // namespace
-}  // namespace centroid::server
+}  // namespace centroid::server::round_policy_test

@@ -17,7 +17,7 @@
 #include "common/storage/file.h"
 #include "tests/unit/temporary_directory.h"
 
-namespace centroid {
+namespace centroid::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -326,4 +326,4 @@ TEST(SafetensorsWriter, FullDiskSaysSoWithTheFreeSpace) {
 }
 
 }  // namespace
-}  // namespace centroid
+}  // namespace centroid::safetensors_test

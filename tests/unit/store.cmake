@@ -1,14 +1,10 @@
 centroid_test(store_test LABEL unit
   SOURCES unit/statistics_test.cc unit/store_test.cc unit/past_steps_test.cc unit/snapshot_test.cc unit/fingerprint_test.cc unit/disk_watch_test.cc
+          unit/journal_test.cc unit/journal_match_test.cc unit/rows_journal_test.cc
   DEPS centroid::store centroid::checkpoint centroid::optim centroid::tensor)
-centroid_test(journal_test LABEL unit SOURCES unit/journal_test.cc unit/journal_match_test.cc DEPS centroid::store centroid::checkpoint)
-centroid_test(restore_mark_test LABEL unit SOURCES unit/replace_file_test.cc unit/restore_mark_test.cc DEPS centroid::checkpoint)
-centroid_test(shards_test LABEL unit SOURCES unit/shards_test.cc DEPS centroid::checkpoint nlohmann_json::nlohmann_json)
 centroid_test(rows_test LABEL unit
   SOURCES unit/rows_test.cc unit/record_map_test.cc unit/push_windows_test.cc
   DEPS centroid::rows)
-centroid_test(rows_journal_test LABEL unit SOURCES unit/rows_journal_test.cc DEPS centroid::store centroid::checkpoint)
-centroid_test(row_files_test LABEL unit SOURCES unit/row_files_test.cc unit/rows_snapshot_test.cc DEPS centroid::service)
 centroid_test(large_models_test LABEL conformance SOURCES unit/large_models_test.cc DEPS centroid::store centroid::checkpoint)
 if(TARGET large_models_test)
   set_tests_properties(conformance.large_models_test PROPERTIES ENVIRONMENT GTEST_FILTER=-*Slow*)

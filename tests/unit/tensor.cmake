@@ -7,5 +7,6 @@ centroid_test(codec_optimizer_test LABEL unit
   DEPS centroid::codec centroid::optim centroid::tensor)
 
 centroid_test(checkpoint_test LABEL unit
-  SOURCES unit/safetensors_test.cc unit/checkpoint_test.cc unit/known_problems_test.cc unit/pieces_test.cc
-  DEPS centroid::checkpoint centroid::tensor)
+  SOURCES unit/safetensors_test.cc unit/checkpoint_test.cc unit/known_problems_test.cc unit/pieces_test.cc unit/replace_file_test.cc
+          unit/restore_mark_test.cc unit/shards_test.cc
+  DEPS centroid::checkpoint centroid::tensor nlohmann_json::nlohmann_json)

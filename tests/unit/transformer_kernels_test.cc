@@ -16,7 +16,7 @@
 #include "worker/model/elements.h"
 #include "worker/model/kernels.h"
 
-namespace centroid::worker {
+namespace centroid::worker::transformer_kernels_test {
 namespace {
 
 using Numbers = std::vector<double>;
@@ -311,4 +311,4 @@ TEST(Kernels, EveryInstructionSetGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::transformer_kernels_test

@@ -14,7 +14,7 @@
 #include "worker/model/kernels.h"
 #include "worker/model/transformer.h"
 
-namespace centroid::worker {
+namespace centroid::worker::transformer_part_test {
 namespace {
 
 using namespace test;
@@ -285,4 +285,4 @@ TEST(TransformerPart, LossesOfDividedLogitsCountTiesAndIgnoreRowsAsWholeOnesDo) 
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::transformer_part_test

@@ -14,7 +14,7 @@
 #include "tests/support/examples.h"
 #include "worker/model/elements.h"
 
-namespace centroid::worker {
+namespace centroid::worker::transformer_test {
 namespace {
 
 using namespace test;
@@ -535,4 +535,4 @@ TEST(Lora, BeginsAtTheBaseAndMergesIntoIt) {
 }
 
 }  // namespace
-}  // namespace centroid::worker
+}  // namespace centroid::worker::transformer_test

@@ -37,12 +37,6 @@ class Allowance {
 constexpr std::array<std::string_view, 5> kPaths = {"/metrics", "/livez", "/readyz", "/healthz",
                                                     "/v1/trace"};
 
-std::string known_paths() {
-  std::string text;
-  for (const std::string_view path : kPaths) text.append(text.empty() ? "" : ", ").append(path);
-  return text;
-}
-
 HttpResponse plain_text(unsigned status, std::string text) {
   HttpResponse response;
   response.status = status;
@@ -63,6 +57,8 @@ struct MetricsListener::Impl final : HttpService {
   }
   HttpResponse respond(const HttpRequest& request);
   HttpResponse newest_trace(std::string_view query);
+  bool has(std::string_view path) const;
+  std::string known_paths() const;
   Task<void> stop();
 
   const MetricsOptions options;
@@ -89,11 +85,22 @@ HttpResponse MetricsListener::Impl::newest_trace(std::string_view query) {
   return response;
 }
 
+bool MetricsListener::Impl::has(std::string_view path) const {
+  return std::ranges::find(kPaths, path) != kPaths.end() ||
+         std::ranges::find(options.views, path, &MetricsView::path) != options.views.end();
+}
+
+std::string MetricsListener::Impl::known_paths() const {
+  std::string text;
+  for (const std::string_view path : kPaths) text.append(text.empty() ? "" : ", ").append(path);
+  for (const MetricsView& view : options.views) text.append(", ").append(view.path);
+  return text;
+}
+
 HttpResponse MetricsListener::Impl::respond(const HttpRequest& request) {
   const std::string_view target = request.target;
   const std::string_view path = target.substr(0, target.find('?'));
-  if (std::ranges::find(kPaths, path) == kPaths.end())
-    return plain_text(404, "not found; there are " + known_paths() + "\n");
+  if (!has(path)) return plain_text(404, "not found; there are " + known_paths() + "\n");
   if (request.method != "GET" && request.method != "HEAD") {
     HttpResponse response = plain_text(405, "only GET and HEAD\n");
     response.fields.emplace_back("Allow", "GET, HEAD");
@@ -104,6 +111,12 @@ HttpResponse MetricsListener::Impl::respond(const HttpRequest& request) {
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
     return response;
   }
+  for (const MetricsView& view : options.views)
+    if (view.path == path) {
+      HttpResponse response = plain_text(200, view.json());
+      response.content_type = "application/json";
+      return response;
+    }
   if (path == "/v1/trace")
     return newest_trace(target.substr(std::min(path.size() + 1, target.size())));
   const auto& look = path == "/livez" ? options.is_live : options.is_ready;

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "common/base/metrics.h"
 #include "transport/stream_layer.h"
@@ -9,17 +11,24 @@
 
 namespace centroid::transport {
 
+/// A page of a program's own: JSON for GET, made on the listener's thread, which must not wait.
+struct MetricsView {
+  std::string path;  ///< "/v1/sharded"
+  std::function<std::string()> json;
+};
+
 struct MetricsOptions {
   Endpoint endpoint;
   std::shared_ptr<StreamLayer> tls = {};  ///< HTTPS with it; none: plain HTTP
   /// Reason for answering 503; none: never. Called on the listener's thread; must not wait.
   std::function<Status()> is_live = {}, is_ready = {};
+  std::vector<MetricsView> views = {};
 };
 
 /// HTTP/1.1 on one port: GET /metrics (Prometheus text format 0.0.4), the probes GET /livez,
-/// /readyz and /healthz (the listener itself answers), and GET /v1/trace (the newest 10 s of
-/// common/base/trace.h). For programs without REST. It has no token: it only shows numbers about
-/// this process (docs/how-to/monitor.md#prometheus-and-grafana).
+/// /readyz and /healthz (the listener itself answers), GET /v1/trace (the newest 10 s of
+/// common/base/trace.h), and views. For programs without REST. It has no token: it only shows
+/// numbers about this process, and its views (docs/how-to/monitor.md#prometheus-and-grafana).
 ///
 /// thread  one of its own, so that scrapes and other work never wait for each other
 /// bounds  16 connections, 8 KiB of request, no body, 10 s for each request and response, 4 traces

@@ -124,20 +124,19 @@ std::uint64_t CodedMean::most_bytes(Chunks chunks) const {
 
 // ---- a job
 
+void CodedMean::enter(const PeerGroups& groups) {
+  const std::uint32_t owners = groups.is_leader() ? groups.contributors().world() : 1;
+  for (auto& flights : flights_of_)
+    for (Flight& flight : flights) cut(flight, owners);
+  if (feedback_) feedback_->begin_generation(owners);
+}
+
 CodedMean::Outcome CodedMean::run(const PeerGroups& groups, const Job& job, JobSignals& signals) {
   Run run{groups, job, signals};
   run.weight = job.weight;
   run.source = job.gradients;
   flights_ = flights_of_[job.fragment];
   Status status;
-  if (generation_ != groups.all.generation()) {
-    generation_ = groups.all.generation();
-    for (auto& flights : flights_of_)
-      for (Flight& flight : flights)
-        if (groups.is_leader()) cut(flight, groups.contributors().world());
-    if (feedback_)
-      feedback_->begin_generation(groups.is_leader() ? groups.contributors().world() : 1);
-  }
   if (groups.node) {
     run.node_weight = job.weight;
     collective::CallOptions sum;

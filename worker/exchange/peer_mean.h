@@ -82,6 +82,9 @@ class CodedMean {
   /// fails invalid_argument: the codec
   static Result<std::unique_ptr<CodedMean>> make(const ChunkPlan& plan, Terms terms);
 
+  /// The jobs that follow are of these groups.
+  void enter(const PeerGroups& groups);
+
   struct Job {
     std::uint64_t round = 0;
     std::uint32_t fragment = 0;        ///< whose tensors it is about
@@ -98,7 +101,7 @@ class CodedMean {
     std::string nonfinite_mean;   ///< a tensor whose mean is not finite; 0 was sent in its place
     CodedStats stats;
   };
-  /// Blocks. When it fails every rank's job of these groups ends with the cause.
+  /// Blocks. When it fails every rank's job of these groups ends with the cause. `groups`: entered.
   Outcome run(const PeerGroups& groups, const Job& job, JobSignals& signals);
   /// Of the round of the last job.
   void round_over(RoundEnd end);
@@ -174,7 +177,6 @@ class CodedMean {
   const std::unique_ptr<SumEncoder> whole_;
   const Terms terms_;
   std::unique_ptr<ErrorFeedback> feedback_;
-  std::uint64_t generation_ = 0;
   std::vector<std::vector<Flight>> flights_of_;  // fragment
   std::span<Flight> flights_;                    // of the job's fragment
   std::vector<Owned> owned_;                     // of the last job

@@ -194,6 +194,7 @@ Status PeerReducer::enter(const Job& job) {
   if (coded_ && may_split && collective::pays_hierarchy(groups.all.nodes())) {
     CENTROID_ASSIGN(groups, split_by_node(std::move(groups.all)));
   }
+  if (coded_) coded_->enter(groups);
   const bool measures = terms_.orders_by_bandwidth && !coded_;
   const collective::Group all = groups.all;
   CENTROID_TRY(take(std::move(groups)));  // from now on `abort` ends what it does

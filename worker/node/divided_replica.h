@@ -1,11 +1,14 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 
 #include "common/base/result.h"
 #include "worker/model/model.h"
+#include "worker/parallel/pipeline.h"
 #include "worker/parallel/sharded_parameters.h"
 
 namespace centroid::worker {
@@ -14,6 +17,31 @@ namespace centroid::worker {
 struct ShardedStep {
   StepResult result;  ///< of this rank's samples; in a pipeline only on the last stage, else 0
   parallel::StepReport report;
+};
+
+/// Kinds of operations with other ranks.
+enum Operation : std::size_t {
+  kGather,
+  kReduce,
+  kCopy,  ///< gradients of the copy of a shard
+  kPass,  ///< activations and their gradients, to other stages and other parts of a layer
+  kAgree,
+  kOperations
+};
+
+/// What training has cost this rank since the replica was made.
+struct RankCosts {
+  std::array<parallel::Transfers, kOperations> transfers{};
+  parallel::ShardedMemory memory;      ///< the most at once; spare counts as gradients
+  std::uint64_t activation_bytes = 0;  ///< the most at once
+  parallel::PipelineReport pipeline;   ///< 0: there are no stages
+
+  /// Seconds in which it waited for other ranks.
+  double waiting() const {
+    double sum = 0;
+    for (const parallel::Transfers& one : transfers) sum += one.seconds;
+    return sum;
+  }
 };
 
 /// Training of a built-in model that is divided among the ranks of a group.
@@ -33,6 +61,7 @@ class DividedReplica {
   /// Ranks with the same data rank take the same samples.
   virtual std::uint32_t data_rank() const = 0;
   virtual std::uint32_t data_world() const = 0;
+  virtual RankCosts costs() const = 0;
 
   /// Visit the tensors in float32, in their order and on rank 0 at least.
   using Visit = std::function<Status(TensorId tensor, std::span<const float> values)>;

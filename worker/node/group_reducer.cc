@@ -13,7 +13,11 @@ void GroupReducer::reduce(std::span<float> values, collective::Reduction reducti
   collective::CallOptions options;
   options.reduction = reduction;
   options.timeout = timeout_;
+  const auto begin = std::chrono::steady_clock::now();
   const Status reduced = collective::all_reduce(group_, values, options);
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  transfers_.seconds += time.count();
+  transfers_.bytes += 2 * values.size_bytes() * (group_.world() - 1) / group_.world();
   if (!reduced.ok()) status_ = reduced.error().with_context("combine the parts of a layer");
 }
 

@@ -6,6 +6,7 @@
 #include "common/base/result.h"
 #include "transport/collective/group.h"
 #include "worker/model/tensor_part.h"
+#include "worker/parallel/sharded_parameters.h"
 
 namespace centroid::worker {
 
@@ -18,6 +19,7 @@ class GroupReducer final : public PartReducer {
   void sum(std::span<float> values) override;
   void largest(std::span<float> values) override;
   const Status& status() const { return status_; }  ///< the first error
+  const parallel::Transfers& transfers() const { return transfers_; }
 
  private:
   void reduce(std::span<float> values, collective::Reduction reduction);
@@ -25,6 +27,7 @@ class GroupReducer final : public PartReducer {
   const collective::Group& group_;
   const std::chrono::milliseconds timeout_;
   Status status_;
+  parallel::Transfers transfers_;
 };
 
 }  // namespace centroid::worker

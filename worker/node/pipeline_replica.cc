@@ -350,6 +350,8 @@ Status PipelineReplica::forward(std::uint32_t micro_batch, std::span<const float
   const Batch& batch = micro_batches_[micro_batch];
   if (batch.samples == 0) return {};
   Seat& seat = take_seat(micro_batch);
+  received_ += input.size_bytes();
+  most_samples_ = std::max(most_samples_, batch.samples);
   Layered& layered = *seat.model->layered();
   layered.begin(batch, places_, is_training_);
   if (!input.empty()) std::ranges::copy(input, layered.stage_input());
@@ -373,6 +375,7 @@ Status PipelineReplica::backward(std::uint32_t micro_batch, std::span<const floa
   const auto seat = std::ranges::find_if(
       seats_, [&](const Seat& one) { return one.is_taken && one.micro_batch == micro_batch; });
   Layered& layered = *seat->model->layered();
+  received_ += output_gradient.size_bytes();
   if (!output_gradient.empty()) std::ranges::copy(output_gradient, layered.stage_gradient());
   for (std::uint64_t layer = layers_.end(); layer > layers_.begin; --layer)
     CENTROID_TRY(run_pass(*seat, static_cast<std::uint32_t>(layer - 1), true));
@@ -414,6 +417,20 @@ Result<ShardedStep> PipelineReplica::run_step() {
   ShardedStep out;
   out.result = result_;
   CENTROID_ASSIGN(out.report, parameters_->step());
+  return out;
+}
+
+RankCosts PipelineReplica::costs() const {
+  RankCosts out;
+  parallel::Transfers passed = reducer_.transfers();
+  passed.bytes += received_;
+  passed.seconds += (report_.all - report_.computing).count();
+  const parallel::ShardedCosts& costs = parameters_->costs();
+  out.transfers = {costs.gathers, costs.reductions, costs.copies, passed, costs.agreements};
+  out.memory = most_;
+  for (const Seat& seat : seats_)
+    out.activation_bytes += seat.model->work_bytes(most_samples_, true);
+  out.pipeline = report_;
   return out;
 }
 

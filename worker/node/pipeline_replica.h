@@ -87,6 +87,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   const Model& model() const override { return *whole_; }
   std::uint32_t data_rank() const override { return data_.rank(); }
   std::uint32_t data_world() const override { return data_.world(); }
+  RankCosts costs() const override;
   /// Rank 0 visits the tensors of all stages; the others send theirs.
   Status visit(const Visit& visit) override;
 
@@ -139,6 +140,8 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   std::vector<float> scratch_;  ///< gradient of a layer and a micro-batch
   parallel::ShardedMemory most_;
   parallel::PipelineReport report_;
+  std::uint64_t received_ = 0;      ///< bytes of activations and their gradients
+  std::uint64_t most_samples_ = 0;  ///< of a micro-batch
   // Of the present step:
   std::vector<Batch> micro_batches_;
   std::uint64_t all_samples_ = 0;

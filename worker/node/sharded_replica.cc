@@ -187,6 +187,7 @@ Result<ShardedStep> ShardedReplica::step(std::span<const Batch> batches,
     return Error(ErrorCode::kInvalidArgument, "a step without batches or samples");
   for (std::size_t i = 0; i < batches.size(); ++i) {
     parameters_->set_sync(i + 1 == batches.size());
+    most_samples_ = std::max(most_samples_, batches[i].samples);
     const double share = static_cast<double>(batches[i].samples) / static_cast<double>(all_samples);
     CENTROID_TRY(run(batches[i], training_, i == 0, static_cast<float>(share * world_)));
   }
@@ -196,6 +197,15 @@ Result<ShardedStep> ShardedReplica::step(std::span<const Batch> batches,
   fault::point("sharded.computed");
   CENTROID_ASSIGN(out.report, parameters_->step());
   measure();
+  return out;
+}
+
+RankCosts ShardedReplica::costs() const {
+  RankCosts out;
+  const parallel::ShardedCosts& costs = parameters_->costs();
+  out.transfers = {costs.gathers, costs.reductions, costs.copies, {}, costs.agreements};
+  out.memory = most_;
+  if (most_samples_ > 0) out.activation_bytes = model_->work_bytes(most_samples_, true);
   return out;
 }
 

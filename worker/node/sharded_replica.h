@@ -63,6 +63,7 @@ class ShardedReplica final : public DividedReplica {
   const Model& model() const override { return *model_; }
   std::uint32_t data_rank() const override { return rank_; }
   std::uint32_t data_world() const override { return world_; }
+  RankCosts costs() const override;
   parallel::ShardedParameters& parameters() { return *parameters_; }
   /// The most bytes that this rank had at once, without those of activations (Model::work_bytes).
   /// Spare memory counts as gradients.
@@ -84,6 +85,7 @@ class ShardedReplica final : public DividedReplica {
   TensorPlaces places_;
   std::vector<Buffer> later_;  ///< by unit: gradient of a batch after the first
   parallel::ShardedMemory most_;
+  std::uint64_t most_samples_ = 0;  ///< of a batch
 };
 
 }  // namespace centroid::worker

@@ -21,7 +21,7 @@ namespace {
 
 /// What some rank wants.
 struct Wishes {
-  bool stop = false, pause = false;
+  bool stop = false, pause = false, numbers = false;
 };
 
 class ShardedTraining {
@@ -37,10 +37,12 @@ class ShardedTraining {
   /// Returns the wishes of all ranks.
   Result<Wishes> step(const ShardedObserver& observer);
   Status evaluate();
+  Status exchange_numbers(const ShardedObserver& observer);
+  const StepTimes& times() const { return times_; }  ///< of the last step
 
  private:
   /// What ranks add up.
-  enum Total : std::size_t { kLoss, kCorrect, kTargets, kStopping, kPausing, kTotals };
+  enum Total : std::size_t { kLoss, kCorrect, kTargets, kStopping, kPausing, kAsking, kTotals };
   using Totals = std::array<double, kTotals>;
   static Totals totals_of(const StepResult& result) {
     return {result.loss_sum, static_cast<double>(result.correct),
@@ -64,6 +66,7 @@ class ShardedTraining {
   ShardedSummary& summary_;
   LoadedBatch loaded_;
   std::vector<std::uint64_t> order_;  ///< of the epoch's samples
+  StepTimes times_;
 };
 
 Batch ShardedTraining::load(const Dataset& data, std::span<const std::uint64_t> samples) {
@@ -74,6 +77,8 @@ Batch ShardedTraining::load(const Dataset& data, std::span<const std::uint64_t> 
 }
 
 Result<Wishes> ShardedTraining::step(const ShardedObserver& observer) {
+  const auto begin = std::chrono::steady_clock::now();
+  const double waited = replica_.costs().waiting();
   const std::uint64_t samples = data_.train.samples;
   if (order_.empty() || summary_.offset == 0)
     order_ = permutation(samples, options_.seed, summary_.epochs);
@@ -84,7 +89,12 @@ Result<Wishes> ShardedTraining::step(const ShardedObserver& observer) {
   Totals totals = totals_of(done.result);
   totals[kStopping] = observer.is_stopping && observer.is_stopping() ? 1 : 0;
   totals[kPausing] = observer.has_newcomers && observer.has_newcomers() ? 1 : 0;
+  totals[kAsking] = observer.wants_numbers && observer.wants_numbers() ? 1 : 0;
+  const auto adding = std::chrono::steady_clock::now();
   CENTROID_TRY(add_up(totals));
+  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - begin,
+                                      agreeing = std::chrono::steady_clock::now() - adding;
+  times_ = {batch.samples, all.count(), replica_.costs().waiting() - waited, agreeing.count()};
   count_step(summary_, count, samples);
   summary_.loss = totals[kLoss] / totals[kTargets];
   summary_.accuracy = totals[kCorrect] / totals[kTargets];
@@ -94,10 +104,20 @@ Result<Wishes> ShardedTraining::step(const ShardedObserver& observer) {
     return Error(
         ErrorCode::kFailedPrecondition,
         "the loss of step " + std::to_string(summary_.steps) + " is not finite: lower --lr");
-  const Wishes wishes{totals[kStopping] > 0, totals[kPausing] > 0};
+  const Wishes wishes{totals[kStopping] > 0, totals[kPausing] > 0, totals[kAsking] > 0};
   if (summary_.offset == 0 && !wishes.stop && !is_done())
     CENTROID_TRY(evaluate());  // else at the end
   return wishes;
+}
+
+Status ShardedTraining::exchange_numbers(const ShardedObserver& observer) {
+  const RankNumbers own = observer.numbers ? observer.numbers() : RankNumbers();
+  std::vector<RankNumbers> all(group_.world());
+  const collective::ConstElements input(DType::kF64, std::as_bytes(std::span(&own, 1)));
+  const collective::Elements output(DType::kF64, std::as_writable_bytes(std::span(all)));
+  CENTROID_TRY(collective::all_gather(group_, input, output));
+  if (observer.has_numbers) observer.has_numbers(all);
+  return {};
 }
 
 Status ShardedTraining::evaluate() {
@@ -148,9 +168,11 @@ Status train_sharded(DividedReplica& replica, const collective::Group& group, co
     CENTROID_ASSIGN(const Wishes wishes, training.step(observer));
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
     summary.seconds = before + time.count();
-    if (observer.stepped) observer.stepped(summary);
+    if (observer.stepped) observer.stepped(summary, training.times());
+    if (wishes.numbers) CENTROID_TRY(training.exchange_numbers(observer));
     if (wishes.stop) {
       summary.end = "stopped";
+      summary.is_stopped = true;
       break;
     }
     summary.is_paused = wishes.pause && !training.is_done();

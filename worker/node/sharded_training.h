@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "transport/collective/group.h"
@@ -24,17 +26,40 @@ struct ShardedSummary {
   double gradient_norm = -1;                  ///< of the last step; -1: without clip_norm
   double test_loss = -1, test_accuracy = -1;  ///< of the last evaluation; -1: none
   double seconds = 0;
-  std::string end;         ///< why the training ended
-  bool is_halted = false;  ///< the loss was not finite
-  bool is_paused = false;  ///< newcomers wait (ShardedObserver::has_newcomers)
+  std::string end;          ///< why the training ended
+  bool is_halted = false;   ///< the loss was not finite
+  bool is_stopped = false;  ///< a rank wanted it (ShardedObserver::is_stopping)
+  bool is_paused = false;   ///< newcomers wait (ShardedObserver::has_newcomers)
+};
+
+/// What this rank measured of a step.
+struct StepTimes {
+  std::uint64_t samples = 0;
+  double seconds = 0;   ///< with those below
+  double waiting = 0;   ///< as RankCosts::waiting
+  double agreeing = 0;  ///< until the loss of all ranks was known
+};
+
+/// What a rank shows to all, sent as it is: sums since it began to train, and the most memory.
+struct RankNumbers {
+  double steps = 0, samples = 0, seconds = 0, computing = 0;
+  std::array<double, kOperations> waited{};    ///< seconds
+  std::array<double, kOperations> received{};  ///< bytes of numbers
+  double in = 0, out = 0;                      ///< bytes of connections
+  double parameters = 0, gradients = 0, state = 0, activations = 0, process = 0;  ///< bytes
+  double bubble = 0;  ///< part of the time in which a stage waited for others
 };
 
 struct ShardedObserver {
-  std::function<void(const ShardedSummary&)> stepped{};  ///< after each step
+  std::function<void(const ShardedSummary&, const StepTimes&)> stepped{};  ///< after each step
   /// Whether this rank wants to stop, asked in each step. All ranks stop after it.
   std::function<bool()> is_stopping{};
   /// Whether others wait for this rank to let them join, asked in each step. All pause after it.
   std::function<bool()> has_newcomers{};
+  /// Whether this rank wants the numbers of all, asked in each step. All exchange them after it.
+  std::function<bool()> wants_numbers{};
+  std::function<RankNumbers()> numbers{};                           ///< of this rank
+  std::function<void(std::span<const RankNumbers>)> has_numbers{};  ///< of all, by rank
 };
 
 /// The samples of the next step of `world` data parallel ranks.

@@ -43,6 +43,7 @@ class Reducing {
   /// Wait for all.
   Status finish();
 
+  const PartCodec& codec() const { return codec_; }
   /// The unit was reduced since the last `clear`, or is on its way.
   bool has(std::size_t unit) const { return begun_[unit]; }
   /// This rank's part of a unit's mean; the sum if the unit was reduced several times.

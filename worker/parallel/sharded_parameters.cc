@@ -38,6 +38,15 @@ collective::CallOptions options_of_gather(std::size_t unit, std::chrono::millise
   return options;
 }
 
+/// Call `wait`, and add the time that it takes.
+template <class Wait>
+auto timed(double& seconds, const Wait& wait) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto result = wait();
+  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
 std::string name_of_unit(std::size_t unit) { return "unit " + std::to_string(unit); }
 
 }  // namespace
@@ -220,9 +229,11 @@ std::span<const float> ShardedParameters::shard(std::size_t unit) const {
 void ShardedParameters::begin_gather(std::size_t unit) {
   if (down_.is_f32()) return begin_exact(unit);
   Unit& one = units_[unit];
+  const std::uint64_t elements = layout_.units()[unit].elements.count;
+  costs_.gathers.bytes += down_.bytes(elements - one.master.size());
   one.coded = buffers_.take(Reducing::room(down_, layout_, unit, 1));
-  one.gathering = gathered_.gather(one.master, layout_.units()[unit].elements.count, one.coded,
-                                   options_of_gather(unit, timeout_));
+  one.gathering =
+      gathered_.gather(one.master, elements, one.coded, options_of_gather(unit, timeout_));
 }
 
 /// In float32, into the memory of the unit.
@@ -232,6 +243,7 @@ void ShardedParameters::begin_exact(std::size_t unit) {
   const Range shard = layout_.shard(unit, shards_.rank());
   const std::span<float> full = all_of(unit), own = full.subspan(shard.begin, shard.count);
   if (has_master()) std::ranges::copy(one.master, own.begin());
+  costs_.gathers.bytes += (full.size() - own.size()) * sizeof(float);
   one.gathering = collective::all_gather_async(shards_, std::span<const float>(own), full,
                                                options_of_gather(unit, timeout_),
                                                shard_counts(full.size(), shards_.world()));
@@ -239,7 +251,7 @@ void ShardedParameters::begin_exact(std::size_t unit) {
 
 Status ShardedParameters::end_gather(std::size_t unit) {
   Unit& one = units_[unit];
-  Status gathered = one.gathering->wait();
+  Status gathered = timed(costs_.gathers.seconds, [&] { return one.gathering->wait(); });
   one.gathering.reset();
   if (gathered.ok() && one.coded) {
     if (!one.full) one.full = buffers_.take(room_of(layout_, unit));
@@ -347,9 +359,21 @@ Status ShardedParameters::reduce(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   has_gradient_ = true;
   if (!is_syncing_) return {};
-  Status begun = reducing_.begin(unit, std::move(gradient_of(unit)));  // 0 without samples
+  Buffer gradient = std::move(gradient_of(unit));  // 0 without samples
+  count_reduction(unit);
+  Status begun =
+      timed(costs_.reductions.seconds, [&] { return reducing_.begin(unit, std::move(gradient)); });
   if (begun.ok()) return {};
   return fail(std::move(begun).error().with_context("reduce gradients"));
+}
+
+/// All but the own part of the whole gradient, and twice most of that part if others have it, too.
+void ShardedParameters::count_reduction(std::size_t unit) {
+  const std::uint64_t whole = layout_.units()[unit].elements.count;
+  const std::uint64_t part = layout_.shard(unit, shards_.rank()).count;
+  const std::uint64_t others = replicas_.world() - 1;
+  const std::uint64_t received = whole - part + 2 * part * others / replicas_.world();
+  costs_.reductions.bytes += reducing_.codec().bytes(received);
 }
 
 Status ShardedParameters::check_step() const {
@@ -371,8 +395,8 @@ Status ShardedParameters::reduce_rest() {
     if (units_[unit].gradient || !reducing_.has(unit)) reduced = reduce(unit);
   is_syncing_ = was_syncing;
   CENTROID_TRY(reduced);
-  if (Status ended = reducing_.finish(); !ended.ok())
-    return fail(std::move(ended).error().with_context("reduce gradients"));
+  Status ended = timed(costs_.reductions.seconds, [&] { return reducing_.finish(); });
+  if (!ended.ok()) return fail(std::move(ended).error().with_context("reduce gradients"));
   return {};
 }
 
@@ -387,6 +411,7 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
     std::span<float>& mean = copies_[unit].mean;
     mean = copied_.find(count);
     if (mean.empty() && count > 0) mean = copied_.add(buffers_.take(room_of(layout_, unit)), count);
+    costs_.copies.bytes += mean.size_bytes();
     if (!mean.empty())
       copying.push_back(collective::receive_async(shards_, mean, copied_rank(), options));
     const std::span<const float> own = reducing_.mean(unit);
@@ -399,7 +424,7 @@ std::vector<collective::Handle> ShardedParameters::begin_copies() {
 
 Status ShardedParameters::end_copies(std::vector<collective::Handle> copying) {
   for (collective::Handle& handle : copying)
-    if (Status copied = handle.wait(); !copied.ok())
+    if (Status copied = timed(costs_.copies.seconds, [&] { return handle.wait(); }); !copied.ok())
       return fail(std::move(copied).error().with_context("copy gradients"));
   return {};
 }
@@ -436,7 +461,9 @@ Result<StepReport> ShardedParameters::measure() {
   options.timeout = timeout_;
   for (const collective::Group* group : {&shards_, parts_ ? &*parts_ : nullptr}) {
     if (group == nullptr || group->world() == 1) continue;
-    Status summed = collective::all_reduce(*group, std::span(&sum, 1), options);
+    Status summed = timed(costs_.agreements.seconds, [&] {
+      return collective::all_reduce(*group, std::span(&sum, 1), options);
+    });
     if (!summed.ok()) return fail(std::move(summed).error().with_context("sum gradient norms"));
   }
   report.gradient_norm = std::sqrt(sum);
@@ -460,9 +487,11 @@ Status ShardedParameters::prepare() {
   collective::CallOptions options;
   options.tag = kNormTag;
   options.timeout = timeout_;
-  for (const collective::Group* group : {&shards_, &replicas_})
-    if (Status all = collective::barrier(*group, options); !all.ok())
-      return fail(std::move(all).error().with_context("commit the step"));
+  for (const collective::Group* group : {&shards_, &replicas_}) {
+    Status all =
+        timed(costs_.agreements.seconds, [&] { return collective::barrier(*group, options); });
+    if (!all.ok()) return fail(std::move(all).error().with_context("commit the step"));
+  }
   return {};
 }
 

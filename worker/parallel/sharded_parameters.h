@@ -49,6 +49,16 @@ struct ShardedMemory {
   std::uint64_t total() const { return parameters + gradients + spare + state + other; }
 };
 
+/// Operations of a kind, since the parameters were made.
+struct Transfers {
+  std::uint64_t bytes = 0;  ///< of numbers that this rank has received in them
+  double seconds = 0;       ///< in which it waited for them
+};
+struct ShardedCosts {
+  Transfers gathers, reductions, copies;
+  Transfers agreements;  ///< norms, and that all can make a step; their bytes do not count
+};
+
 /// What a step was.
 struct StepReport {
   std::uint64_t step = 0;               ///< from 1 on
@@ -144,6 +154,7 @@ class ShardedParameters {
     return units_[unit].state[slot];
   }
   ShardedMemory memory() const;
+  const ShardedCosts& costs() const { return costs_; }
 
   /// The copy of another rank's shard and state; with replicas.
   bool has_copy() const { return !copies_.empty(); }
@@ -197,6 +208,7 @@ class ShardedParameters {
   Buffer& gradient_of(std::size_t unit);
   bool has_master() const { return !keeps_full_ || !down_.is_f32(); }
   std::span<float> own(std::size_t unit);
+  void count_reduction(std::size_t unit);
   Status reduce_rest();
   std::vector<collective::Handle> begin_copies();
   Status end_copies(std::vector<collective::Handle> copying);
@@ -220,6 +232,7 @@ class ShardedParameters {
   UnitBuffers buffers_;
   UnitParts copied_;  ///< means of copies
   Reducing reducing_;
+  ShardedCosts costs_;
   std::uint64_t steps_ = 0;
   bool is_syncing_ = true, has_gradient_ = false, is_prepared_ = false;
   std::optional<Error> failed_;

@@ -90,10 +90,9 @@ def _write(array, name, address, shape):
     if _is_torch(array):
         import torch
 
-        plain = torch.empty(shape, dtype=torch.float32, device="cpu")
-        ctypes.memmove(plain.data_ptr(), address, 4 * count)
+        given = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)  # no copy: new memory costs more than the numbers
         with torch.no_grad():
-            array.copy_(plain)
+            array.copy_(given.view(shape))
         return
     _check_writable(array, name)
     ctypes.memmove((ctypes.c_char * (4 * count)).from_buffer(array), address, 4 * count)

@@ -19,33 +19,34 @@ __all__ = ["bf16_hook", "int8_hook", "topk_hook"]
 _HOOKS = 2 << 32  # tags of hooks begin here; those of the backend are smaller
 
 
-def topk_hook(fraction):
+def topk_hook(fraction, *, scaler=None):
     """Send the largest numbers of each bucket, and where they are: about 5 bytes each.
 
-    If a number is not finite, all of its bucket become NaN on every rank. All ranks need the same version of Centroid.
+    If a number is not finite, all of its bucket become NaN on every rank.
 
     fraction  of the numbers: 0.01 sends 1.3 % of the bytes
+    scaler    the loss's GradScaler, if it has one: what was not sent follows the scale
     """
     if not isinstance(fraction, (int, float)) or not 1e-9 <= fraction <= 1:
         raise _bad(f"topk_hook: the fraction {fraction!r} is not from 1e-9 to 1")
-    return _ToAll("topk_hook", f"topk:{fraction:.9f}")
+    return _ToAll("topk_hook", f"topk:{fraction:.9f}", scaler)
 
 
-def int8_hook():
+def int8_hook(*, scaler=None):
     """Send 8 bits a number and a scale for each 256: a quarter of the bytes.
 
-    Each rank adds up one part of a bucket. If a number is not finite, all of its part become NaN on every rank. All ranks need the same
-    version of Centroid.
+    Each rank adds up one part of a bucket. If a number is not finite, all of its part become NaN on every rank. `scaler` is as for
+    `topk_hook`.
     """
-    return _Parts("int8_hook", "int8:feedback=on")
+    return _Parts("int8_hook", "int8:feedback=on", scaler)
 
 
-def bf16_hook():
+def bf16_hook(*, scaler=None):
     """Send bfloat16, and add in float32: half of the bytes.
 
-    If a number is not finite, only its mean is not finite. All ranks need the same version of Centroid.
+    If a number is not finite, only its mean is not finite. `scaler` is as for `topk_hook`.
     """
-    return _Parts("bf16_hook", "bf16:feedback=on")
+    return _Parts("bf16_hook", "bf16:feedback=on", scaler)
 
 
 class _Codec:
@@ -118,10 +119,13 @@ class _Steps:
 class _Hook:
     """What DDP calls for each bucket. `residuals` has what was not sent yet, a flat tensor by the number of the bucket."""
 
-    def __init__(self, name, spec):
+    def __init__(self, name, spec, scaler):
+        if scaler is not None and not hasattr(scaler, "get_scale"):
+            raise _bad(f"{name}: scaler is a {type(scaler).__name__}, not a GradScaler")
         self.__name__ = self.__qualname__ = name  # DDP reads them
         self.residuals, self._parameters, self._parts, self._codecs = {}, {}, {}, {}
         self._spec, self._group, self._tag = spec, None, None
+        self._scaler, self._scale = scaler, 1.0  # scale: that of the residuals
 
     def __call__(self, state, bucket):
         group, values, index = self._group_of(state), bucket.buffer(), bucket.index()
@@ -129,6 +133,7 @@ class _Hook:
             raise _bad(f"{self.__name__} is for models on the CPU; this one is on {values.device}: use a hook of torch.distributed.algorithms with NCCL")
         if values.dtype != torch.float32:
             raise _bad(f"{self.__name__} is for float32 gradients, these are {values.dtype}: autocast keeps the parameters float32")
+        self._follow_scale()
         if group is not self._group:
             self._codecs = {}
             self._group, self._tag = group, _HOOKS + (next(group.hooks) << 20)
@@ -140,6 +145,15 @@ class _Hook:
             found = dist.get_backend(group) if isinstance(group, dist.ProcessGroup) else f"a {type(group).__name__}"
             raise _bad(f'{self.__name__} needs a process group of the backend "centroid" as state, or None; this is {found}')
         return group
+
+    def _follow_scale(self):
+        """Gradients of a scaled loss are scaled: convert the residuals when the scale has changed, which happens between two steps."""
+        scale = self._scaler.get_scale() if self._scaler else self._scale
+        if scale in (0, self._scale):  # 0: no step was finite for long
+            return
+        for residual in self.residuals.values():
+            residual.mul_(scale / self._scale)
+        self._scale = scale
 
     def _residual(self, bucket):
         """Of this bucket. DDP divides its parameters into other buckets after the first step."""

@@ -5,6 +5,8 @@ import weakref
 
 from ._arrays import CentroidError
 
+_LARGE = 1 << 15  # numbers: memory for more comes from the kernel each time (glibc's first M_MMAP_THRESHOLD), and its new pages take longer than the numbers
+
 
 class Overlap:
     """Have a trainer send each gradient as soon as backward has made it.
@@ -15,20 +17,21 @@ class Overlap:
     def __init__(self, trainer, parameters):
         self._trainer = weakref.ref(trainer)
         self._left = {}  # in this round, by place: the gradient and how often it had been changed
+        self._kept = {}  # memory of large gradients, by place
         self._handles = []
         for at, parameter in parameters.items():
             self._watch(at, parameter)
 
     def _watch(self, at, parameter):
         if hasattr(parameter, "register_post_accumulate_grad_hook"):  # PyTorch 2.1 and newer
-            self._handles.append(parameter.register_post_accumulate_grad_hook(lambda made: self._made(at, made.grad)))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(lambda made: self._made(at, made)))
             return
         node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # adds to `grad`; lives as long as somebody holds it
-        handle = node.register_hook(lambda *_: self._made(at, parameter.grad))
+        handle = node.register_hook(lambda *_: self._made(at, parameter))
         handle.node = node
         self._handles.append(handle)
 
-    def _made(self, at, gradient):
+    def _made(self, at, parameter):
         trainer = self._trainer()
         share = trainer._share if trainer and trainer._handle and trainer._process == os.getpid() else None
         if share is None or share.count == 0 or share.is_local or trainer._is_contributed:
@@ -36,8 +39,22 @@ class Overlap:
         if at in self._left:
             raise CentroidError("failed_precondition", f"a second backward in one round: the gradient of {trainer._names[at]} has left. Give Trainer overlap=False")
         self._left[at] = None  # while it is sent
-        trainer._send(at, gradient)
+        trainer._send(at, parameter.grad)
+        gradient = self._move(at, parameter)
         self._left[at] = gradient, gradient._version
+
+    def _move(self, at, parameter):
+        """Put a large gradient where it was in the round before, so that backward has its memory for the next one. Returns the gradient."""
+        gradient, kept = parameter.grad, self._kept.get(at)
+        is_plain = gradient.device.type == "cpu" and gradient.is_contiguous() and not gradient.requires_grad
+        if gradient is kept or gradient.numel() < _LARGE or not is_plain:
+            return gradient
+        if kept is None or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
+            kept = self._kept[at] = gradient.clone()
+        else:
+            kept.copy_(gradient)
+        parameter.grad = kept
+        return kept
 
     def begin(self):
         """A round begins."""

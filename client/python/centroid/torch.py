@@ -5,7 +5,7 @@ The hooks compress gradients of DistributedDataParallel on the backend "centroid
     parallel.register_comm_hook(None, centroid.torch.topk_hook(0.01))
 
 The first argument is the process group. What a rank did not send is added to its next gradients (error feedback), in as much memory as
-they have. All ranks register the same hooks in the same order.
+they have. All ranks have the same version of Centroid, and register the same hooks in the same order.
 """
 
 from ._data_parallel import DataParallel, Optimizer
