@@ -65,17 +65,16 @@ std::map<std::string, std::string> parse_settings(const std::string& text) {
   return out;
 }
 
-/// The first one in which a newcomer differs; empty: none.
-std::string difference(const std::string& of_job, const std::string& of_newcomer) {
+}  // namespace
+
+std::string difference(const std::string& of_job, const std::string& of_other) {
   const auto own = parse_settings(of_job);
-  auto other = parse_settings(of_newcomer);
+  auto other = parse_settings(of_other);
   for (const auto& [name, value] : own)
     if (const std::string is = other[name]; is != value)
       return name + " is " + is + ", and " + value + " in the job: start it with the same settings";
   return own.size() == other.size() ? "" : "it has other settings: it is another version";
 }
-
-}  // namespace
 
 /// What a process says that comes: kMagic and these, a line each.
 struct Meeting::Hello {

@@ -36,6 +36,10 @@ struct Membership {
   bool has(std::uint32_t number) const;
 };
 
+/// The first of these settings, as in MeetingOptions, in which another process differs from the
+/// job; empty: none.
+std::string difference(const std::string& of_job, const std::string& of_other);
+
 struct MeetingOptions {
   std::string token;
   std::chrono::milliseconds patience{60'000};  ///< for a member that does not come

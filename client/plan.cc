@@ -20,7 +20,7 @@ constexpr const char* kWorker = "centroid-worker";
 struct Options {
   std::uint32_t workers = 0;
   std::uint64_t memory = 0, batch = 32;
-  std::string model, bandwidth, optimizer = "adam", step_time;
+  std::string model, bandwidth, optimizer = "adam", step_time, codec = "f32", codec_down = "f32";
 };
 
 /// The worker knows models and measures itself, so it makes the plan: the one beside this program,
@@ -51,6 +51,10 @@ int plan(const Session& session, const Options& options) {
                                         options.model,
                                         "--optimizer",
                                         options.optimizer,
+                                        "--codec",
+                                        options.codec,
+                                        "--codec-down",
+                                        options.codec_down,
                                         "--batch",
                                         std::to_string(options.batch),
                                         "--memory-limit",
@@ -81,6 +85,10 @@ void add_plan(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   plan_app->add_option("--memory", options->memory, "of a worker, such as 8GiB; default: as here")
       ->transform(CLI::AsSizeValue(false));
   plan_app->add_option("--optimizer", options->optimizer, "its state needs memory")
+      ->capture_default_str();
+  plan_app->add_option("--codec", options->codec, "of gradients: f32, bf16 or int8")
+      ->capture_default_str();
+  plan_app->add_option("--codec-down", options->codec_down, "of parameters: f32, bf16 or int8")
       ->capture_default_str();
   plan_app->add_option("--batch", options->batch, "samples of a worker in a step")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 32))

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "worker/parallel/mesh.h"
+#include "worker/parallel/part_codec.h"
 
 namespace centroid::worker {
 
@@ -55,7 +56,8 @@ void register_membership(config::Schema& s, WorkerConfig& c) {
            .basic = true});
   s.field("codec", &c.codec,
           {.text = "codec of the contributions: f32, bf16, f16, int8, sign, topk:RATIO, each with "
-                   "options, such as topk:0.01,values=int8",
+                   "options, such as topk:0.01,values=int8; exchange sharded: of gradients, f32, "
+                   "bf16 or int8",
            .basic = true});
   s.field("state_dir", &c.state_dir,
           {.text = "folder for error feedback and the state of local steps, saved with each "
@@ -171,6 +173,9 @@ void register_sharded(config::Schema& s, WorkerConfig& c) {
       "shard_replicas", &c.sharded.replicas,
       {.text = "copies of a shard, for the loss of a rank: 0, 1, or auto: 1 with more than 2 ranks",
        .choices = {"auto", "0", "1"}});
+  s.field("codec_down", &c.sharded.codec_down,
+          {.text = "codec of the parameters that ranks gather: f32, bf16 or int8; each rank's own "
+                   "shard stays f32"});
   s.field("parallel", &c.sharded.parallel,
           {.text = "ranks on each axis, as dp=2,pp=3,tp=2: stages of layers (pp), ranks with parts "
                    "of each layer (tp), with other samples (dp); empty: all dp"});
@@ -360,7 +365,10 @@ Status check_sharded(const WorkerConfig& c) {
   if (c.checkpoint.dir.empty() && (c.resume || c.checkpoint.every_rounds > 0))
     return refuse("resume and checkpoint.every_rounds need --checkpoint.dir DIR");
   if (c.devices != "cpu:0") return refuse("trains on devices cpu:0, not on " + c.devices);
-  if (c.codec != "f32") return refuse("exchanges float32, not codec " + c.codec);
+  CENTROID_TRY(parallel::PartCodec::parse("codec", c.codec));
+  CENTROID_ASSIGN(const auto down, parallel::PartCodec::parse("codec_down", c.sharded.codec_down));
+  if (c.sharded.sharding == "none" && !down.is_f32())
+    return refuse("sharding none sends no parameters: leave codec_down at f32");
   const std::pair<const char*, bool> unused[] = {
       {"tls.authority", !c.tls.authority.empty()}, {"state_dir", !c.state_dir.empty()},
       {"base_weights", !c.base_weights.empty()},   {"adapter.load", !c.adapter.load.empty()},
@@ -392,7 +400,11 @@ Status finish(WorkerConfig& c) {
     return Error(
         ErrorCode::kInvalidArgument,
         "tls.certificate and tls.server_name are for TLS, which tls.authority switches on");
-  if (c.exchange == "sharded") CENTROID_TRY(check_sharded(c));
+  if (c.exchange == "sharded")
+    CENTROID_TRY(check_sharded(c));
+  else if (c.sharded.codec_down != "f32")
+    return Error(ErrorCode::kInvalidArgument,
+                 "codec_down of a worker is for exchange sharded; for others set it on the server");
   if (!c.tls.authority.empty() && c.tls.certificate.empty() && c.exchange != "auto" &&
       c.exchange != "star" && c.exchange != "local")
     return Error(ErrorCode::kInvalidArgument,

@@ -83,7 +83,7 @@ struct WorkerConfig {
   Checkpoint checkpoint;
   bool resume = false;
   struct Sharded {  // exchange sharded
-    std::string sharding = "full", replicas = "auto", rendezvous, save;
+    std::string sharding = "full", replicas = "auto", codec_down = "f32", rendezvous, save;
     std::string parallel, schedule = "1f1b";
     std::uint64_t rank = 0, world = 0, micro_batches = 0;
     bool exit_when_finished = true;

@@ -32,6 +32,7 @@ Status PipelineJob::begin() {
   CENTROID_ASSIGN(options_, pipeline_options(config_, mesh_));
   CENTROID_TRY(stage_layers(model_, options_));  // whether there are such stages
   CENTROID_ASSIGN(peers_, join_ranks(config_));
+  CENTROID_TRY(explain(check_same_settings(group(), config_, model_, data_)));
   CENTROID_TRY(explain(divide_layers()));
   CENTROID_TRY(explain(make_replica()));
   return explain(show());

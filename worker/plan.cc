@@ -15,7 +15,7 @@ namespace centroid::worker {
 namespace {
 
 struct Plan {
-  std::string model;
+  std::string model, codec, codec_down;
   PlanQuestion question;
   std::vector<PlanRow> rows;
 };
@@ -26,6 +26,11 @@ Result<Plan> make_plan(const WorkerConfig& config) {
   out.question.workers = static_cast<std::uint32_t>(config.sharded.world);
   out.question.batch = config.batch;
   out.question.optimizer = config.optimizer;
+  out.codec = config.codec;
+  out.codec_down = config.sharded.codec_down;
+  CENTROID_ASSIGN(out.question.codec, parallel::PartCodec::parse("codec", out.codec));
+  CENTROID_ASSIGN(out.question.codec_down,
+                  parallel::PartCodec::parse("codec_down", out.codec_down));
   out.question.memory = memory_limit(config.memory_limit).bytes;
   blas::set_threads(static_cast<int>(config.blas_threads));
   CENTROID_ASSIGN(const auto model, make_model(config.model));
@@ -43,6 +48,9 @@ std::string command_of(const Plan& plan, const PlanRow& row) {
                     std::to_string(plan.question.workers) + " " + row.flags;
   const bool has_own = row.micro_batches > 0 && row.micro_batches == row.batch;
   if (has_own) out += " --micro-batches " + std::to_string(row.micro_batches);
+  if (plan.codec != "f32") out += " --codec " + plan.codec;
+  if (plan.codec_down != "f32" && !row.flags.ends_with("none"))
+    out += " --codec-down " + plan.codec_down;
   return out + " --model " + plan.model + " --optimizer " + plan.question.optimizer.name +
          " --batch " + std::to_string(row.batch) +
          " --rendezvous HOST:PORT --rank RANK --data DATA --epochs 1";

@@ -46,6 +46,11 @@ std::string settings_of(const WorkerConfig& config, const Model& model, const Da
       {"--rounds", std::to_string(config.rounds)},
       {"--sharding", config.sharded.sharding},
       {"--shard-replicas", config.sharded.replicas},
+      {"--parallel", config.sharded.parallel},
+      {"--micro-batches", std::to_string(config.sharded.micro_batches)},
+      {"--schedule", config.sharded.schedule},
+      {"--codec", config.codec},
+      {"--codec-down", config.sharded.codec_down},
       {"--optimizer", o.name},
       {"--lr", text_of(o.learning_rate)},
       {"--lr-schedule", o.schedule},
@@ -75,6 +80,19 @@ Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config
   return client::PeerGroup::join(options, config.sharded.rendezvous);
 }
 
+Status check_same_settings(const collective::Group& group, const WorkerConfig& config,
+                           const Model& model, const DataSplit& data) {
+  Notice own;
+  own.text = settings_of(config, model, data);
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group, own, config.join_timeout));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const std::string other = client::difference(all[0].text, all[rank].text);
+    if (!other.empty())
+      return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) + ": " + other);
+  }
+  return {};
+}
+
 Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world) {
   ShardedOptions options;
   auto sharding = parallel::Sharding::parse(config.sharded.sharding, world);
@@ -82,6 +100,9 @@ Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t
     sharding = parallel::Sharding::parse("full", world);
   CENTROID_ASSIGN(options.sharding, std::move(sharding));
   options.optimizer = config.optimizer;
+  CENTROID_ASSIGN(options.codec, parallel::PartCodec::parse("codec", config.codec));
+  CENTROID_ASSIGN(options.codec_down,
+                  parallel::PartCodec::parse("codec_down", config.sharded.codec_down));
   const std::string& replicas = config.sharded.replicas;
   options.replicas = (replicas == "1" && world > 1) || (replicas == "auto" && world > 2) ? 1 : 0;
   return options;
@@ -152,6 +173,7 @@ Status ShardedJob::begin_with_others(const Status& opened) {
   if (opened.ok()) own.text = meeting_->place().to_string() + " " + peers_->address();
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
   CENTROID_TRY(parallel::first_failure(all));
+  CENTROID_TRY(check_same_settings(group(), config_, model_, data_));
   members_.job = peers_->job();
   members_.generation = group().generation();
   members_.next = group().world();

@@ -27,6 +27,12 @@ Result<parallel::ShardedOptions> sharded_options(const WorkerConfig& config, std
 Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config,
                                                       bool may_be_newcomer = false);
 
+/// Refuse ranks that do not have the same settings; all end with the name of one.
+///
+/// fails  invalid_argument; as parallel::exchange
+Status check_same_settings(const collective::Group& group, const WorkerConfig& config,
+                           const Model& model, const DataSplit& data);
+
 /// Refuse a job that needs this memory. A snapshot is not counted: without memory for it,
 /// checkpoints are written in place.
 ///

@@ -57,6 +57,8 @@ Status write_summary(const WorkerConfig& config, const Outcome& job, const Statu
       {"name", config.name},
       {"exchange", config.exchange},
       {"sharding", job.sharding},
+      {"codec", config.codec},
+      {"codec_down", config.sharded.codec_down},
       {"rank", job.group.rank()},
       {"world", job.group.world()},
       {"rounds", s.steps},
@@ -177,6 +179,8 @@ Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSp
                                  {"schedule", parallel::to_string(job.options().schedule)},
                                  {"micro_batches", job.options().micro_batches},
                                  {"sharding", job.options().sharded.sharding.text()},
+                                 {"codec", config.codec},
+                                 {"codec_down", config.sharded.codec_down},
                                  {"model", model.spec()},
                                  {"step", job.summary().steps}});
   Status result = train_watched(
@@ -214,6 +218,8 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
                                 {"world", job.group().world()},
                                 {"sharding", job.options().sharding.text()},
                                 {"replicas", job.options().replicas},
+                                {"codec", config.codec},
+                                {"codec_down", config.sharded.codec_down},
                                 {"model", model.spec()},
                                 {"parameters", layout.elements()},
                                 {"units", layout.units().size()},

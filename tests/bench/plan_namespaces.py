@@ -37,6 +37,7 @@ def plan_of(arguments):
     number, unit = arguments.rate[:-4], UNITS[arguments.rate[-4:]]
     command = [arguments.bin / "centroidctl", "--output", "json", "plan", "--model", arguments.model, "--workers", str(arguments.ranks)]
     command += ["--bandwidth", number + unit, "--optimizer", arguments.optimizer, "--batch", str(arguments.batch)]
+    command += ["--codec", arguments.codec, "--codec-down", arguments.codec_down]
     plans = [subprocess.Popen([*pinned(rank, arguments.ranks), *command], stdout=subprocess.PIPE) for rank in range(arguments.ranks)]
     outputs = [plan.communicate()[0] for plan in plans]
     if any(plan.returncode != 0 for plan in plans):
@@ -70,6 +71,8 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--codec", default="f32")
+    parser.add_argument("--codec-down", default="f32")
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=3)
@@ -81,7 +84,7 @@ def main():
     # So that a signal leaves through __exit__.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
-    print(f"{arguments.model}, {arguments.ranks} workers, batch {arguments.batch}, {arguments.optimizer}, {arguments.rate}, {arguments.turns} turns")
+    print(f"{arguments.model}, {arguments.ranks} workers, batch {arguments.batch}, {arguments.optimizer}, codecs {arguments.codec} and {arguments.codec_down}, {arguments.rate}, {arguments.turns} turns")
     print(f"{'':<36} {'predicted, s':>12} {'measured, s':>12} {'ratio':>6} {'planned, MB':>12} {'counted, MB':>12} {'ratio':>6}")
     missed = 0
     with tempfile.TemporaryDirectory() as path, Network(arguments.ranks, arguments.rate, 1500) as network:

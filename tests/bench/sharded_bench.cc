@@ -49,6 +49,9 @@ void add_fields(config::Schema& schema, ShardedSettings& settings) {
                {.text = "steps in the equality part", .min = 1, .max = 1000});
   schema.field("shardings", &settings.shardings,
                {.text = "strategies in the costs part, with commas"});
+  schema.field("codec", &settings.codec, {.text = "codec of gradients in the costs part"});
+  schema.field("codec_down", &settings.codec_down,
+               {.text = "codec of parameters in the costs part"});
   schema.field("parameters", &settings.parameters,
                {.text = "parameters of the model in the costs part", .min = 100'000});
   schema.field("batch", &settings.batch,

@@ -15,7 +15,7 @@ namespace centroid::bench {
 struct ShardedSettings {
   std::string only;  ///< a part; empty: all
   std::string ranks = "2,3,4,6,8";
-  std::string shardings = "none,grad,full,hybrid:2";
+  std::string shardings = "none,grad,full,hybrid:2", codec = "f32", codec_down = "f32";
   std::uint64_t steps = 50, parameters = 25'000'000, batch = 16, repeats = 8;
 };
 

@@ -89,6 +89,12 @@ std::string mlp_of(std::uint64_t width, std::uint64_t layers) {
   return spec;
 }
 
+parallel::PartCodec codec_of(const std::string& setting, const std::string& spec) {
+  auto parsed = parallel::PartCodec::parse(setting, spec);
+  if (!parsed.ok()) die(parsed.error().message());
+  return std::move(parsed).value();
+}
+
 double megabytes(double bytes) { return bytes * 1e-6; }
 
 }  // namespace
@@ -109,8 +115,11 @@ int bench_costs(const ShardedSettings& settings) {
               "parameters", "gradients", "state", "counted, MB", "resident, MB");
   Costs none, full;
   for (const std::string& sharding : words_of(settings.shardings)) {
-    const Costs costs = measure(spec, kWorld, Path::kTcp, settings.batch,
-                                sharded_options(sharding, kWorld, "adam", 0.001), settings.repeats);
+    parallel::ShardedOptions options = sharded_options(sharding, kWorld, "adam", 0.001);
+    options.codec = codec_of("codec", settings.codec);
+    options.codec_down = codec_of("codec_down", settings.codec_down);
+    const Costs costs =
+        measure(spec, kWorld, Path::kTcp, settings.batch, options, settings.repeats);
     std::printf("%-9s %9.1f %14.3f %11.1f %10.1f %7.1f %13.1f %12.1f\n", sharding.c_str(),
                 costs.seconds * 1e3, costs.bytes_out / plane, megabytes(costs.parameters),
                 megabytes(costs.gradients), megabytes(costs.state), megabytes(costs.counted()),
@@ -119,7 +128,8 @@ int bench_costs(const ShardedSettings& settings) {
     if (sharding == "none") none = costs;
     if (sharding == "full") full = costs;
   }
-  if (none.seconds == 0 || full.seconds == 0) return 0;  // nothing to compare
+  if (none.seconds == 0 || full.seconds == 0) return 0;                   // nothing to compare
+  if (settings.codec != "f32" || settings.codec_down != "f32") return 0;  // bars are of f32
   const double share = double{kWorld - 1} / kWorld;
   int missed = 0;
   // The frames' headers are the rest.

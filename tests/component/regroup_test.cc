@@ -20,6 +20,15 @@ ShardedOptions safe_options(const char* sharding, std::uint32_t world, double cl
   return options;
 }
 
+ShardedOptions safe_with_copies(const char* sharding, std::uint32_t world) {
+  return safe_options(sharding, world);
+}
+ShardedOptions bf16_options(const char* sharding, std::uint32_t world) {
+  ShardedOptions options = safe_options(sharding, world);
+  options.codec = options.codec_down = bf16();
+  return options;
+}
+
 using Parameters = std::unique_ptr<ShardedParameters>;
 
 /// Parameters, state, and copies of both are those of one process.
@@ -131,17 +140,24 @@ TEST(Replicas, LeaveNoSpareMemoryBesideTheNewShards) {
 
 // A rank fails at its n-th network operation of a step, for every n.
 TEST(Replicas, ALossAtAnyMomentLosesNoStepThatAnyRankMade) {
-  for (const auto& [world, sharding, then] : {std::tuple{2u, "full", "full"},
-                                              {3u, "full", "full"},
-                                              {3u, "grad", "grad"},
-                                              {4u, "hybrid:2", "full"},
-                                              {3u, "none", "none"}}) {
+  for (const auto& [world, sharding, then, is_bf16] : {std::tuple{2u, "full", "full", false},
+                                                       {3u, "full", "full", false},
+                                                       {3u, "grad", "grad", false},
+                                                       {4u, "hybrid:2", "full", false},
+                                                       {3u, "none", "none", false},
+                                                       {3u, "full", "full", true},
+                                                       {3u, "grad", "grad", true},
+                                                       {4u, "hybrid:2", "full", true},
+                                                       {3u, "none", "none", true}}) {
+    const auto options = is_bf16 ? &bf16_options : &safe_with_copies;
+    const bool has_values = is_bf16 && std::string(sharding) != "none";
     for (const std::uint32_t bad : {0u, world - 1}) {
       bool has_old = false, has_new = false;
       for (std::uint64_t at = 0, is_over = 0; is_over == 0; ++at) {
         ASSERT_LT(at, 2000u);
         SCOPED_TRACE(std::to_string(world) + " ranks, " + sharding + ", rank " +
-                     std::to_string(bad) + ", operation " + std::to_string(at));
+                     std::to_string(bad) + ", operation " + std::to_string(at) +
+                     (is_bf16 ? ", bf16" : ""));
         transport::FaultPlan plan;
         plan.action = transport::FaultPlan::Action::kFail;
         plan.at_operation = at;
@@ -150,7 +166,7 @@ TEST(Replicas, ALossAtAnyMomentLosesNoStepThatAnyRankMade) {
         std::latch ready(world), set(world);
         job.run([&](Group& group) {
           Parameters& own = all[group.rank()];
-          own = made(group, safe_options(sharding, world));
+          own = made(group, options(sharding, world));
           ASSERT_TRUE(succeeds(run(*own, 2)));
           ready.arrive_and_wait();
           if (group.rank() == bad) *plan.operations = 0;
@@ -170,10 +186,12 @@ TEST(Replicas, ALossAtAnyMomentLosesNoStepThatAnyRankMade) {
           Job later(Carrier::kInProcess, world - 1);
           later.run([&](Group& group) {
             auto next =
-                regroup(group, shapes_of(kModel), safe_options(then, world - 1), old[group.rank()]);
+                regroup(group, shapes_of(kModel), options(then, world - 1), old[group.rank()]);
             ASSERT_TRUE(next.ok()) << refusal(next);
             step = (*next)->steps();
             Oracle oracle(kModel);
+            oracle.has_bf16_gradients = is_bf16;
+            oracle.has_bf16_values = has_values;
             oracle.run(step);
             expect_same_with_copies(**next, oracle);
             ASSERT_TRUE(succeeds(run(**next, 5)));

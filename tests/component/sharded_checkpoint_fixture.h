@@ -61,6 +61,9 @@ inline float gradient_of(std::uint64_t step, std::uint64_t element, float value)
 
 inline float initial_of(std::uint64_t element) { return Chain::number(7, element); }
 
+inline PartCodec bf16() { return std::move(PartCodec::parse("codec", "bf16")).value(); }
+inline float bf16_of(float value) { return f32_from_bf16(bf16_from_f32(value)); }
+
 /// The training in one process.
 struct Oracle {
   explicit Oracle(const Manifest& model, const char* rule = "adam")
@@ -74,8 +77,11 @@ struct Oracle {
     Floats gradient(values.size());
     while (steps < until) {
       ++steps;
-      for (std::size_t i = 0; i < values.size(); ++i)
-        gradient[i] = gradient_of(steps, i, values[i]);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const float seen = has_bf16_values ? bf16_of(values[i]) : values[i];
+        const float exact = gradient_of(steps, i, seen);
+        gradient[i] = has_bf16_gradients ? bf16_of(exact) : exact;
+      }
       std::vector<std::span<float>> slots(state.begin(), state.end());
       optimizer->step(steps, values, gradient, slots, values);
     }
@@ -84,6 +90,9 @@ struct Oracle {
   Floats values;
   std::vector<Floats> state;
   std::uint64_t steps = 0;
+  /// Of a job with codecs and 2 ranks or more: all ranks have the same gradient, so that the mean
+  /// of what they send is exact.
+  bool has_bf16_values = false, has_bf16_gradients = false;
 };
 
 /// Steps of a rank up to a number. `first`: element of the model at which its stage begins.

@@ -15,6 +15,7 @@ using collective::testing::Carrier;
 using collective::testing::Floats;
 using collective::testing::Job;
 using collective::testing::succeeds;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Values;
@@ -29,12 +30,23 @@ ShardedOptions options_of(std::string_view sharding, std::uint32_t world, Optimi
   return options;
 }
 
+ShardedOptions with_codecs(ShardedOptions options, const char* codec, const char* codec_down) {
+  options.codec = std::move(PartCodec::parse("codec", codec)).value();
+  options.codec_down = std::move(PartCodec::parse("codec_down", codec_down)).value();
+  return options;
+}
+
 OptimizerConfig rule(const char* name, double rate = 0.1, double clip = 0) {
   OptimizerConfig config;
   config.name = name;
   config.learning_rate = rate;
   config.clip_norm = clip;
   return config;
+}
+
+template <class T>
+std::string refusal(const Result<T>& result) {
+  return result.ok() ? "not refused" : result.error().to_string();
 }
 
 std::vector<const char*> shardings_of(std::uint32_t world) {
@@ -197,13 +209,13 @@ TEST_P(Sharded, OnlyUnitsInUseAreInMemory) {
 /// One parameter [10, 20, 30, 40] with the rule w -= gradient.
 class OneParameter {
  public:
-  OneParameter(Group& group, const char* sharding, std::uint32_t world) {
+  OneParameter(Group& group, const char* sharding, std::uint32_t world, const char* codec = "f32") {
     const auto initial = [](std::size_t, std::span<float> out) {
       for (std::size_t i = 0; i < out.size(); ++i) out[i] = 10 * static_cast<float>(i + 1);
       return Status();
     };
-    auto made = ShardedParameters::make(group, {{"w", 4, 0}},
-                                        options_of(sharding, world, rule("mean")), initial);
+    const auto options = with_codecs(options_of(sharding, world, rule("mean")), codec, codec);
+    auto made = ShardedParameters::make(group, {{"w", 4, 0}}, options, initial);
     EXPECT_TRUE(made.ok());
     parameters = std::move(*made);
   }
@@ -323,10 +335,110 @@ TEST_P(Sharded, FiftyParametersArePrefetchedAtOnce) {
   });
 }
 
-// Two gathers and a reduction of each unit: 3 (N - 1) / N of the parameters' bytes.
-TEST(ShardedTraffic, FullSendsThreeTimesItsShareOfTheOthers) {
+TEST_P(Sharded, WithCodecsAllRanksHaveTheSameBitsAndLearnAsWithout) {
+  const Chain chain;
+  constexpr std::uint64_t kSteps = 20;
+  for (const std::uint32_t world : {3u, 4u}) {
+    for (const char* sharding : shardings_of(world)) {
+      const ShardedOptions exact = options_of(sharding, world, rule("adam", 0.02, 0.5));
+      Job plain(GetParam(), world);
+      const Outcome should = train(plain, chain, exact, kSteps, true);
+      ASSERT_LT(should.losses.back(), 0.9 * should.losses.front()) << "the model learns nothing";
+      for (const auto& [codec, down, bound] :
+           {std::tuple("bf16", "bf16", 0.01), std::tuple("int8", "int8", 0.03)}) {
+        SCOPED_TRACE(std::to_string(world) + " ranks, " + sharding + ", " + codec);
+        const ShardedOptions options = with_codecs(exact, codec, down);
+        Job job(GetParam(), world), again(GetParam(), world);
+        const Outcome out = train(job, chain, options, kSteps, true);
+        for (const Floats& values : out.values) EXPECT_EQ(values, out.values[0]);
+        EXPECT_NE(out.values, should.values);
+        EXPECT_NEAR(out.losses.back(), should.losses.back(), bound * should.losses.front());
+        EXPECT_EQ(out.values, train(again, chain, options, kSteps, false).values);
+      }
+    }
+  }
+}
+
+/// All ranks' values of the parameter, as the shards have them.
+Floats exact_values(ShardedParameters& parameters) {
+  EXPECT_TRUE(succeeds(parameters.gather_exact(0)));
+  const auto values = parameters.parameter(0);
+  EXPECT_TRUE(values.ok());
+  Floats out(values->begin(), values->end());
+  EXPECT_TRUE(succeeds(parameters.release(0)));
+  return out;
+}
+
+// 256.5 and 128.25 have 9 bits, bf16 has 8.
+TEST_P(Sharded, Bf16IsSummedInFloat32AndShardsStayFloat32) {
+  for (const char* sharding : {"full", "grad", "hybrid:2"}) {
+    SCOPED_TRACE(sharding);
+    Job job(GetParam(), 2);
+    job.run([&](Group& group) {
+      OneParameter one(group, sharding, 2, "bf16");
+      const bool is_first = group.rank() == 0;
+      const Floats gradient = is_first ? Floats{256, 0, 257, 0} : Floats{0.5, 1, 0.5, 1};
+      // 257 is sent as 256.
+      EXPECT_EQ(one.step(gradient), is_first ? (Floats{128.25, 0.5}) : (Floats{128.25, 0.5}));
+      EXPECT_EQ(one.shard(), is_first ? (Floats{-118.25, 19.5}) : (Floats{-98.25, 39.5}));
+      const Floats sent = {-118, 19.5, -98, 39.5};
+      EXPECT_EQ(values_of(*one.parameters), sent);
+      EXPECT_EQ(exact_values(*one.parameters), (Floats{-118.25, 19.5, -98.25, 39.5}));
+      EXPECT_EQ(values_of(*one.parameters), sent);
+    });
+  }
+}
+
+TEST_P(Sharded, MeansOfReplicasAreTheSameOnAllOfThem) {
+  Job job(GetParam(), 4);
+  job.run([](Group& group) {
+    OneParameter one(group, "hybrid:2", 4, "bf16");
+    const Floats gradient = group.rank() < 2 ? Floats{256, 1, 256, 1} : Floats{1, 1, 1, 1};
+    // The mean of 256 and 1 is sent too: 128.5 has 9 bits, and becomes 128.
+    EXPECT_EQ(one.step(gradient), (Floats{128, 1}));
+    OneParameter none(group, "none", 4, "int8");
+    const Floats parts = none.step(gradient);
+    EXPECT_NEAR(parts[0], 128.5, 256 / 127.0);
+    EXPECT_NEAR(parts[1], 1, 256 / 127.0);
+  });
+}
+
+TEST_P(Sharded, NumbersThatAreNotFiniteArriveWithCodecs) {
+  for (const char* codec : {"bf16", "int8"}) {
+    for (const char* sharding : {"full", "grad", "none"}) {
+      SCOPED_TRACE(std::string(codec) + ", " + sharding);
+      Job job(GetParam(), 2);
+      job.run([&](Group& group) {
+        OneParameter one(group, sharding, 2, codec);
+        const float bad = group.rank() == 1 ? INFINITY : 1.0F;
+        (void)one.step({bad, 1, 1, 1});
+        const Floats values = values_of(*one.parameters);
+        EXPECT_FALSE(std::isfinite(values[0]));
+      });
+    }
+  }
+}
+
+TEST(PartCodecs, OthersAreRefusedByName) {
+  for (const char* spec :
+       {"topk:0.01", "sign", "f16", "int8:rounding=stochastic", "bf16:feedback=on"})
+    EXPECT_THAT(refusal(PartCodec::parse("codec_down", spec)),
+                AllOf(HasSubstr("codec_down is f32, bf16 or int8"), HasSubstr(spec)));
+  EXPECT_THAT(refusal(PartCodec::parse("codec", "bf61")), HasSubstr("bf61"));
+}
+
+/// Two gathers and a reduction of each unit: 3 (N - 1) / N of the parameters, with a codec's bytes
+/// of each.
+struct Traffic : ::testing::TestWithParam<std::pair<const char*, double>> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, Traffic,
+                         Values(std::pair("f32", 4.0), std::pair("bf16", 2.0),
+                                std::pair("int8", 1 + 2.0 / 256)));
+
+TEST_P(Traffic, FullSendsThreeTimesItsShareOfTheOthers) {
+  const auto [codec, bytes_of_one] = GetParam();
   Chain chain;
   chain.width = 128;
+  const ShardedOptions options = with_codecs(options_of("full", 4, rule("sgd")), codec, codec);
   Job job(Carrier::kTcp, 4);
   std::mutex mutex;
   std::map<std::uint64_t, std::uint64_t> sent;  ///< by steps, of all ranks
@@ -335,8 +447,7 @@ TEST(ShardedTraffic, FullSendsThreeTimesItsShareOfTheOthers) {
       const auto initial = [](std::size_t index, std::span<float> out) {
         return Chain::initial(7, index, out);
       };
-      auto made = ShardedParameters::make(group, chain.shapes(), options_of("full", 4, rule("sgd")),
-                                          initial);
+      auto made = ShardedParameters::make(group, chain.shapes(), options, initial);
       ASSERT_TRUE(made.ok());
       ShardedModel model(**made, true);
       for (std::uint64_t step = 1; step <= steps; ++step) {
@@ -351,16 +462,11 @@ TEST(ShardedTraffic, FullSendsThreeTimesItsShareOfTheOthers) {
     job.join();
   }
   // The last unit is gathered once: forward and backward follow each other.
-  const double parameters = 4.0 * 4 * (128 * 128 + 128);
+  const double parameters = bytes_of_one * 4 * (128 * 128 + 128);
   const double bound = 4 * 3.0 * 3 / 4 * parameters * 4;  // 4 ranks, 4 steps
   const auto four_steps = static_cast<double>(sent[5] - sent[1]);
   EXPECT_LT(four_steps, 1.05 * bound);
   EXPECT_GT(four_steps, 0.95 * bound);
-}
-
-template <class T>
-std::string refusal(const Result<T>& result) {
-  return result.ok() ? "not refused" : result.error().to_string();
 }
 
 TEST_P(Sharded, WrongUseIsRefusedAndChangesNothing) {

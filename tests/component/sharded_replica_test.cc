@@ -160,6 +160,32 @@ TEST(ShardedReplica, TheSameBitsInEveryRun) {
   EXPECT_EQ(one.losses, two.losses);
 }
 
+TEST(ShardedReplica, NeedsWithCodecsTheMemoryThatIsPlanned) {
+  const auto model = model_of("mlp:64-64-64-64-64-64-64-64-64-64-64-64-64");
+  constexpr std::uint64_t kUnit = 64 * 65 * sizeof(float), kWorld = 4;
+  for (const char* sharding : {"full", "grad", "none", "hybrid:2"})
+    for (const char* codec : {"bf16", "int8"}) {
+      SCOPED_TRACE(std::string(sharding) + ", " + codec);
+      Job job(Carrier::kInProcess, kWorld);
+      job.run([&](Group& group) {
+        ShardedOptions options = options_of(sharding, kWorld, "adam", 0.01);
+        const auto plain = sharded_memory(*model, options, kWorld);
+        options.codec = options.codec_down =
+            std::move(parallel::PartCodec::parse("codec", codec)).value();
+        auto made = ShardedReplica::make(group, *model, kSeed, options);
+        ASSERT_TRUE(made.ok());
+        const Samples samples(*model, 4, 1);
+        const Batch batch = samples.part(group.rank(), 1);
+        for (int step = 0; step < 3; ++step) ASSERT_TRUE((*made)->step({&batch, 1}, kWorld).ok());
+        const parallel::ShardedMemory most = (*made)->most_memory();
+        const auto need = sharded_memory(*model, options, kWorld);
+        ASSERT_TRUE(need.ok() && plain.ok());
+        EXPECT_EQ(most.total(), need->total());
+        EXPECT_LE(need->total(), plain->total() + 5 * kUnit);
+      });
+    }
+}
+
 TEST(ShardedReplica, HasFewUnitsAtOnce) {
   const auto model = model_of("mlp:64-64-64-64-64-64-64-64-64-64-64-64-64");
   constexpr std::uint64_t kUnit = 64 * 65 * sizeof(float), kUnits = 12, kWorld = 4;

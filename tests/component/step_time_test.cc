@@ -77,6 +77,19 @@ TEST(StepTime, OfASlowNetworkIsThatOfItsBytes) {
   EXPECT_DOUBLE_EQ(time_of("full", 4, speeds, 1), 75 * (3 + 1 + 3) + 25 * 3);  // with copies
 }
 
+TEST(StepTime, CodecsHalveTheBytes) {
+  Speeds speeds = a_second_for_a_layer(100);
+  for (LayerCost& cost : speeds.layers) cost = {};
+  parallel::ShardedOptions options = options_of("full", 2);
+  options.codec = std::move(parallel::PartCodec::parse("codec", "bf16")).value();
+  const auto reduced = step_time(*three_layers(), options, 2, kSamples, speeds);
+  options.codec_down = options.codec;
+  const auto both = step_time(*three_layers(), options, 2, kSamples, speeds);
+  ASSERT_TRUE(reduced.ok() && both.ok());
+  EXPECT_DOUBLE_EQ(reduced->all, 50 * (3 + 1) + 25 * 3);
+  EXPECT_DOUBLE_EQ(both->all, 25 * (3 + 1 + 3));
+}
+
 TEST(StepTime, CountsTheOptimizerAndMemory) {
   Speeds speeds = speeds_of(3, kEndless);
   speeds.update = 1.0 / kElements;  // a second for a layer

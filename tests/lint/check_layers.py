@@ -60,7 +60,7 @@ MAY = {
     "worker/data": [BASE, TENSOR],
     "worker/model": [BASE, TENSOR, DEVICE, OPTIM, STORAGE, CHECKPOINT],
     "worker/exchange": MEANING + ["transport", "transport/collective"],
-    "worker/parallel": [BASE, TENSOR, OPTIM, STORAGE, CHECKPOINT, "transport", "transport/collective"],
+    "worker/parallel": [BASE, TENSOR, CODEC, OPTIM, STORAGE, CHECKPOINT, "transport", "transport/collective"],
     "worker/loop": [BASE, TENSOR, OPTIM, STORAGE, CHECKPOINT, "worker/exchange"],
     "worker/node": [BASE, TENSOR, ASYNC, DEVICE, CODEC, OPTIM, CHECKPOINT, "worker/data", "worker/model", "worker/exchange", "worker/loop"]
     + ["transport/collective", "worker/parallel"],

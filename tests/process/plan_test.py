@@ -19,9 +19,9 @@ class Plan(Sharded, CtlTest):
         return json.loads(self.ctl(None, "--output", "json", "plan", *arguments))
 
     def test_memory_is_that_of_workers_and_commands_work(self):
-        for workers in (2, 3):
-            for row in self.plan(*BASIC, "--workers", workers, "--batch", 8)["rows"]:
-                with self.subTest(workers=workers, flags=row["flags"]):
+        for workers, codecs in ((2, ()), (3, ()), (2, ("--codec", "int8", "--codec-down", "bf16"))):
+            for row in self.plan(*BASIC, *codecs, "--workers", workers, "--batch", 8)["rows"]:
+                with self.subTest(workers=workers, codecs=codecs, flags=row["flags"]):
                     flags = shlex.split(row["command"])[1:]
                     own = dict(zip(flags[::2], flags[1::2]))
                     for left in ("--exchange", "--world", "--rendezvous", "--rank", "--data", "--epochs", "--model", "--batch"):

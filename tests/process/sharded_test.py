@@ -4,6 +4,7 @@ import pathlib
 import re
 import shutil
 import signal
+import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -42,6 +43,55 @@ class Training(Sharded):
         none, _ = self.train(3, "none", *flags, run="-none", batch=8)
         for of_full, of_none in zip(one, none):
             self.assertLess(of_full["optimizer_bytes"], 0.4 * of_none["optimizer_bytes"])
+
+
+    def test_codecs_send_fewer_bytes_and_learn_as_float32_does(self):
+        goal = ["--optimizer", "adam", "--lr", "0.01", "--rounds", 60, "--shard-replicas", 0]
+        wide = "mlp:64-256-256-10"
+        should, exact = self.train(3, "full", *goal, run="-f32", batch=24, model=wide)
+        for sharding, codec, down, share in (
+            ("full", "bf16", "bf16", 0.5),
+            ("grad", "bf16", "bf16", 0.5),
+            ("full", "int8", "int8", 0.26),
+            ("none", "int8", "f32", 0.26),
+        ):
+            with self.subTest(sharding=sharding, codec=codec):
+                run, codecs = f"-{sharding}-{codec}", ["--codec", codec, "--codec-down", down]
+                sent = should if sharding == "full" else self.train(3, sharding, *goal, run=run + "-f32", batch=24, model=wide)[0]
+                summaries, file = self.train(3, sharding, *goal, *codecs, run=run, batch=24, model=wide)
+                for is_, of_f32 in zip(summaries, sent):
+                    self.assertEqual((is_["codec"], is_["codec_down"]), (codec, down))
+                    self.assertLess(is_["test_loss"], should[0]["test_loss"] + 0.1)
+                    self.assertGreater(is_["test_accuracy"], 0.9)
+                    # The initial values are sent in f32, and the ends of steps.
+                    self.assertLess(is_["bytes_out"], (share + 0.03) * of_f32["bytes_out"])
+                # The model is saved as the shards have it.
+                bits = [value for values in self.values(file).values() for value in values]
+                self.assertGreater(sum(struct.pack("<f", value)[:2] != b"\0\0" for value in bits), 0.9 * len(bits))
+
+    def test_what_cannot_be_encoded_so_is_refused_by_name(self):
+        flags = ["--exchange", "sharded", "--world", 2, "--rank", 0, "--rendezvous", "127.0.0.1:1", "--rounds", 1]
+        for number, (arguments, text) in enumerate(
+            (
+                (["--codec", "topk:0.01"], "codec is f32, bf16 or int8 without options, not topk:0.01"),
+                (["--codec-down", "sign"], "codec_down is f32, bf16 or int8 without options, not sign"),
+                (["--sharding", "none", "--codec-down", "bf16"], "sharding none sends no parameters"),
+                (["--parallel", "tp=2", "--codec", "int8", "--micro-batches", "1"], "tp has no codec int8"),
+                (["--exchange", "star", "--codec-down", "bf16"], "codec_down of a worker is for exchange sharded"),
+            )
+        ):
+            self.assert_status(self.worker("127.0.0.1:1", f"refused{number}", *flags, *arguments, "--data", "digits-tokens", model=TOKENS), USAGE, text)
+
+    def test_ranks_with_other_settings_refuse_the_job_by_name(self):
+        for parallel in ("dp=2", "pp=2"):
+            place = f"127.0.0.1:{free_port()}"
+            flags = ["--exchange", "sharded", "--world", 2, "--rendezvous", place, "--rounds", 1, "--parallel", parallel]
+            workers = [
+                self.worker("127.0.0.1:1", f"r{rank}-{parallel}", *flags, "--rank", rank, "--codec-down", codec)
+                for rank, codec in enumerate(("f32", "bf16"))
+            ]
+            for worker in workers:
+                self.assert_status(worker, USAGE, "rank 1: --codec-down is bf16, and f32 in the job")
 
 
 class Ends(Sharded):
@@ -150,9 +200,9 @@ class Losses(Sharded):
 
     RULE = ("--optimizer", "adam", "--clip-norm", "1")
 
-    def assert_as_replayed(self, workers, file, step, before, sharding, run):
+    def assert_as_replayed(self, workers, file, step, before, sharding, run, more=()):
         """The bytes of a job that was stopped after this step with all ranks, and resumed with as many as are left."""
-        flags = [*self.RULE, "--checkpoint.dir", self.folder / f"replay{run}", "--sharding", sharding]
+        flags = [*self.RULE, *more, "--checkpoint.dir", self.folder / f"replay{run}", "--sharding", sharding]
         self.assert_exit(DONE, *self.ranks(before, *flags, "--rounds", step, run=f"{run}-1"))
         replayed = self.folder / f"replayed{run}.safetensors"
         later = "full" if sharding.startswith("hybrid") else sharding
@@ -167,12 +217,20 @@ class Losses(Sharded):
             self.assertEqual(is_["rounds"], 40)
 
     def test_after_the_loss_of_a_rank_the_others_go_on_from_the_step_that_was_made(self):
-        cases = (("full", 2, "sharded.stepped", 10), ("grad", 0, "sharded.computed", 9), ("hybrid:2", 3, "sharded.stepped", 10))
-        for sharding, victim, point, step in cases:
-            with self.subTest(sharding=sharding):
-                run = f"-{sharding}".replace(":", "")
+        bf16, int8 = ("--codec", "bf16", "--codec-down", "bf16"), ("--codec", "int8", "--codec-down", "int8")
+        cases = (
+            ("full", 2, "sharded.stepped", 10, ()),
+            ("grad", 0, "sharded.computed", 9, ()),
+            ("hybrid:2", 3, "sharded.stepped", 10, ()),
+            ("full", 2, "sharded.stepped", 10, bf16),
+            ("grad", 0, "sharded.computed", 9, int8),
+            ("hybrid:2", 3, "sharded.stepped", 10, bf16),
+        )
+        for sharding, victim, point, step, codecs in cases:
+            with self.subTest(sharding=sharding, codecs=codecs):
+                run = f"-{sharding}{''.join(codecs[1:2])}".replace(":", "")
                 file = self.folder / f"model{run}.safetensors"
-                flags = [*self.RULE, "--sharding", sharding, "--rounds", 40, "--save", file]
+                flags = [*self.RULE, *codecs, "--sharding", sharding, "--rounds", 40, "--save", file]
                 workers = self.ranks(4, *flags, run=run, environments={victim: {"CENTROID_TEST_FAULT": f"{point}:10"}})
                 self.assert_status(workers.pop(victim), -signal.SIGKILL)
                 self.assert_exit(DONE, *workers)
@@ -180,7 +238,7 @@ class Losses(Sharded):
                     worker.wait_event("sharded.rank_lost", error=f"rank {victim}")
                     told = worker.wait_event("sharded.regrouped", lost=str(victim), world=3, step=step)
                     self.assertEqual(told["from"], "memory")
-                self.assert_as_replayed(workers, file, step, 4, sharding, run)
+                self.assert_as_replayed(workers, file, step, 4, sharding, run, codecs)
 
     def lose_two(self, *victims, arguments, run):
         """The two ranks that are left of four, when these were killed in one step: the tenth."""
@@ -316,6 +374,7 @@ class Returns(Sharded):
         for arguments, settings, text in (
             (["--optimizer", "sgd"], {}, "--optimizer is sgd, and adam in the job"),
             ([], {"batch": 8}, "--batch is 8, and 16 in the job"),
+            (["--codec", "bf16"], {}, "--codec is bf16, and f32 in the job"),
             ([], {"model": "mlp:64-17-10"}, "--model is mlp:64-17-10,relu, and mlp:64-16-10,relu in the job"),
         ):
             other = self.start(2, *flags, *arguments, name=f"other{len(self.processes)}", place=place, rank=1, **settings)
@@ -421,6 +480,19 @@ class Pipeline(Sharded, CtlTest):
         self.assert_as_one_worker(
             ("tp=2", 2, 24, []), ("dp=2,tp=2", 4, 12, ["--micro-batches", 2]), ("dp=2,pp=2,tp=2", 8, 12, ["--micro-batches", 2])
         )
+
+    def test_stages_and_parts_train_with_bf16_as_with_float32(self):
+        data, codecs = self.texts(), ["--codec", "bf16", "--codec-down", "bf16"]
+        for mesh, sharding in (("dp=2,pp=2", "full"), ("dp=2,pp=2", "grad"), ("dp=2,tp=2", "full")):
+            with self.subTest(mesh=mesh, sharding=sharding):
+                flags = ["--parallel", mesh, *self.GOAL]
+                run = f"-{len(self.processes)}"
+                should, _ = self.train(4, sharding, *flags, run=run, batch=12, model=self.TEXT, data=data)
+                summaries, _ = self.train(4, sharding, *flags, *codecs, run=run + "-bf16", batch=12, model=self.TEXT, data=data)
+                for is_, of_f32 in zip(summaries, should):
+                    self.assertEqual(is_["loss"], summaries[0]["loss"])
+                    self.assertAlmostEqual(is_["test_loss"], of_f32["test_loss"], delta=0.02 * of_f32["test_loss"])
+                    self.assertLess(is_["bytes_out"], of_f32["bytes_out"])
 
     def test_a_killed_job_is_resumed_on_other_stages_and_without_stages(self):
         place = self.folder / "checkpoints"

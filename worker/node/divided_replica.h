@@ -63,7 +63,7 @@ class DividedReplica {
   virtual std::uint32_t data_world() const = 0;
   virtual RankCosts costs() const = 0;
 
-  /// Visit the tensors, in their order and on rank 0 at least.
+  /// Visit the tensors in float32, in their order and on rank 0 at least.
   using Visit = std::function<Status(TensorId tensor, std::span<const float> values)>;
   virtual Status visit(const Visit& visit) = 0;
 };

@@ -117,6 +117,8 @@ class Planner {
     ShardedOptions options;
     CENTROID_ASSIGN(options.sharding, Sharding::parse(sharding, ranks));
     options.optimizer = question_.optimizer;
+    options.codec = question_.codec;
+    options.codec_down = question_.codec_down;
     return options;
   }
   void add(PlanRow row) {

@@ -19,6 +19,7 @@ struct PlanQuestion {
   std::uint64_t memory = 0;   ///< bytes of a worker
   double bandwidth = 0;       ///< bytes that a link carries in a second, each way
   OptimizerConfig optimizer;  ///< its state needs memory
+  parallel::PartCodec codec{}, codec_down{};
 };
 
 /// The fastest that a worker computes.

@@ -8,6 +8,7 @@
 #include "transport/collective/collectives.h"
 #include "worker/model/backend.h"
 #include "worker/node/sharded_replica.h"
+#include "worker/parallel/reducing.h"
 #include "worker/parallel/stages.h"
 
 namespace centroid::worker {
@@ -72,8 +73,12 @@ Result<std::unique_ptr<Model>> cut_model(const Model& model, const PipelineOptio
 
 /// Parts of an uneven vocabulary lie on other data ranks, of which three or more add up in another
 /// order: the copies of whole tensors would drift apart.
-Status check_even(const Model& model, const parallel::Mesh& mesh) {
+/// So they would if numbers that parts do not share were rounded with them.
+Status check_even(const Model& model, const PipelineOptions& options) {
+  const parallel::Mesh& mesh = options.mesh;
   const std::uint32_t parts = mesh.size(Axis::kTensor);
+  if (parts > 1 && (options.sharded.codec.has_blocks() || options.sharded.codec_down.has_blocks()))
+    return refusal("mesh " + mesh.text() + ": tp has no codec int8, use bf16 or f32");
   if (parts == 1 || mesh.size(Axis::kData) < 3) return {};
   for (const auto& [what, number] :
        {std::pair("vocabulary", model.vocabulary()), std::pair("classes", model.classes())})
@@ -96,6 +101,16 @@ void join_tensor(std::span<const Manifest> parts, std::size_t tensor, const Tens
     values = values.subspan(part[tensor].elements());
     first += shape[1];
   }
+}
+
+/// What encoded gradients need that are reduced one after the other.
+std::uint64_t coded_elements(const parallel::ShardedOptions& options, const ShardLayout& layout,
+                             std::uint32_t world) {
+  const auto replicas = static_cast<std::uint32_t>(options.sharding.replica_ranks(0, world).size());
+  std::uint64_t most = 0;
+  for (std::size_t unit = 0; unit < layout.units().size(); ++unit)
+    most = std::max(most, parallel::Reducing::room(options.codec, layout, unit, replicas));
+  return most * (1 + parallel::Reducing::in_progress(options.codec, layout.ranks(), replicas));
 }
 
 std::vector<Actions> only_forwards(std::uint32_t stages, std::uint32_t micro_batches) {
@@ -122,7 +137,7 @@ Result<std::vector<Range>> stage_layers(const Model& model, const PipelineOption
   const std::uint32_t stages = options.mesh.size(Axis::kPipeline);
   CENTROID_ASSIGN(std::vector<double> costs, matrix_elements(model));
   CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, 0));
-  CENTROID_TRY(check_even(model, options.mesh));
+  CENTROID_TRY(check_even(model, options));
   for (const Pass& pass : own->layered()->passes(true))
     if (pass.reads.size() > 1)
       return refusal("model '" + model.spec() + "' has layers that share a tensor; use tied=no");
@@ -158,6 +173,10 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   need.planes.parameters =
       sizeof(float) * (whole + (sharding.shards_parameters() && ranks > 1 ? shard : 0));
   need.planes.gradients = sizeof(float) * (whole + scratch);  // means lie in their memory
+  if (!sharding.shards_parameters())  // else memory of the parameters is spare then
+    need.planes.gradients += sizeof(float) * coded_elements(options.sharded, layout, world);
+  if (sharding.kind == parallel::Sharding::Kind::kGrad && !options.sharded.codec_down.is_f32())
+    need.planes.parameters += sizeof(float) * shard;
   need.planes.state = sizeof(float) * optimizer->slots() * shard;
   need.planes.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
   CENTROID_ASSIGN(
@@ -259,11 +278,12 @@ void PipelineReplica::divide(const Batch& batch, std::uint32_t parts) {
   result_ = {};
 }
 
-Status PipelineReplica::gather() {
+Status PipelineReplica::gather(bool is_exact) {
   const ShardLayout& layout = parameters_->layout();
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
-    CENTROID_TRY(parameters_->gather(unit));
-    if (unit + 1 < layout.units().size()) CENTROID_TRY(parameters_->prefetch(unit + 1));
+    CENTROID_TRY(is_exact ? parameters_->gather_exact(unit) : parameters_->gather(unit));
+    if (!is_exact && unit + 1 < layout.units().size())
+      CENTROID_TRY(parameters_->prefetch(unit + 1));
   }
   for (std::size_t i = 0; i < tensors_.count; ++i) {
     CENTROID_ASSIGN(const auto values, parameters_->parameter(i));
@@ -436,7 +456,7 @@ Status PipelineReplica::visit(const Visit& visit) {
 Status PipelineReplica::visit_stages(const Visit& visit) {
   for (std::uint32_t stage = 0; stage < line_.world(); ++stage) {
     if (stage == line_.rank()) {
-      CENTROID_TRY(gather());
+      CENTROID_TRY(gather(true));
       CENTROID_TRY(send_stage(visit));
       CENTROID_TRY(release());
     } else if (group_.rank() == 0) {

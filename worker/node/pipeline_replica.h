@@ -105,7 +105,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
     std::uint32_t micro_batch = 0;
   };
   void divide(const Batch& batch, std::uint32_t parts);
-  Status gather();
+  Status gather(bool is_exact = false);
   Status release();
   Seat& take_seat(std::uint32_t micro_batch);
   Status run_pass(Seat& seat, std::uint32_t layer, bool is_backward);

@@ -10,6 +10,7 @@
 
 namespace centroid::worker {
 
+using parallel::Reducing;
 using parallel::ShardedMemory;
 using parallel::ShardLayout;
 
@@ -36,16 +37,23 @@ class Rooms {
 /// What parallel::UnitBuffers has in use in a step of ShardedReplica. Elements.
 class StepMemory {
  public:
-  StepMemory(const ShardLayout& layout, bool gathers, std::size_t in_progress)
+  StepMemory(const ShardLayout& layout, const parallel::ShardedOptions& options, bool gathers,
+             std::uint32_t replicas)
       : layout_(layout),
+        options_(options),
         gathers_(gathers),
-        in_progress_(in_progress),
+        replicas_(replicas),
+        in_progress_(Reducing::in_progress(options.codec, layout.ranks(), replicas)),
         is_gathered_(layout.units().size()),
+        is_coded_(layout.units().size()),
         has_gradient_(layout.units().size()) {}
 
   void run(const ShardedPass& pass) {
-    for (const std::size_t unit : pass.reads) gather(unit);
-    for (const std::size_t unit : pass.fetches) gather(unit);
+    for (const std::size_t unit : pass.reads) {
+      fetch(unit);
+      gather(unit);
+    }
+    for (const std::size_t unit : pass.fetches) fetch(unit);
     for (const std::size_t unit : pass.writes) {
       if (!has_gradient_[unit]) take(elements(unit));
       has_gradient_[unit] = true;
@@ -53,6 +61,7 @@ class StepMemory {
     for (const std::size_t unit : pass.releases) release(unit);
     for (const std::size_t unit : pass.completes) {
       reducing_.push_back(unit);
+      take(room(unit));
       if (reducing_.size() > in_progress_) end_reduction();
     }
   }
@@ -82,11 +91,30 @@ class StepMemory {
     most_ = used_;
     gathered_at_most_ = gathered_;
   }
+  std::uint64_t room(std::size_t unit) const {
+    return Reducing::room(options_.codec, layout_, unit, replicas_);
+  }
+  void take_parameters(std::uint64_t elements) {
+    gathered_ += elements;
+    take(elements);
+  }
+  std::uint64_t coded(std::size_t unit) const {
+    return Reducing::room(options_.codec_down, layout_, unit, 1);
+  }
+  void fetch(std::size_t unit) {
+    if (!gathers_ || is_gathered_[unit] || is_coded_[unit]) return;
+    if (options_.codec_down.is_f32()) return gather(unit);
+    is_coded_[unit] = true;
+    take_parameters(coded(unit));
+  }
   void gather(std::size_t unit) {
     if (!gathers_ || is_gathered_[unit]) return;
     is_gathered_[unit] = true;
-    gathered_ += elements(unit);
-    take(elements(unit));
+    take_parameters(elements(unit));
+    if (!is_coded_[unit]) return;
+    is_coded_[unit] = false;
+    gathered_ -= coded(unit);
+    used_ -= coded(unit);
   }
   void release(std::size_t unit) {
     if (!gathers_) return;
@@ -99,6 +127,7 @@ class StepMemory {
     const std::size_t unit = reducing_.front();
     reducing_.pop_front();
     const std::uint64_t part = layout_.shard(unit, 0).count;
+    used_ -= room(unit);
     if (means_.take(part))
       used_ -= elements(unit);
     else
@@ -106,9 +135,11 @@ class StepMemory {
   }
 
   const ShardLayout& layout_;
+  const parallel::ShardedOptions& options_;
   const bool gathers_;
+  const std::uint32_t replicas_;
   const std::size_t in_progress_;
-  std::vector<bool> is_gathered_, has_gradient_;
+  std::vector<bool> is_gathered_, is_coded_, has_gradient_;
   std::deque<std::size_t> reducing_;
   Rooms means_;
   std::uint64_t used_ = 0, gathered_ = 0, most_ = 0, gathered_at_most_ = 0;
@@ -124,18 +155,19 @@ Result<ShardedMemory> sharded_memory(const Model& model, const parallel::Sharded
   CENTROID_ASSIGN(const ShardLayout layout,
                   ShardLayout::make(std::move(shapes), ranks, options.least_elements));
   const bool gathers = options.sharding.shards_parameters() && ranks > 1;
-  const std::size_t replicas = options.sharding.replica_ranks(0, world).size();
+  const auto replicas = static_cast<std::uint32_t>(options.sharding.replica_ranks(0, world).size());
   const bool has_copy = options.replicas > 0 && replicas == 1;
   const std::unique_ptr<Model> own = model.clone();
   const Layered& layered = *own->layered();
-  StepMemory step(layout, gathers, parallel::Reducing::in_progress(ranks, replicas));
+  StepMemory step(layout, options, gathers, replicas);
   for (const ShardedPass& pass : plan_passes(layered.passes(true), layered.layers(), layout))
     step.run(pass);
   step.end(has_copy);
   const std::uint64_t shard = layout.shard_elements(0), copies = has_copy ? shard : 0;
+  const bool has_master = gathers || (ranks > 1 && !options.codec_down.is_f32());
   ShardedMemory need;
-  need.parameters =
-      sizeof(float) * ((gathers ? shard : layout.elements()) + step.gathered() + copies);
+  need.parameters = sizeof(float) * ((gathers ? 0 : layout.elements()) + (has_master ? shard : 0) +
+                                     step.gathered() + copies);
   need.gradients = sizeof(float) * step.gradients();
   need.state = sizeof(float) * optimizer->slots() * (shard + copies);
   need.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;

@@ -219,12 +219,13 @@ Result<StepResult> ShardedReplica::evaluate(const Batch& batch) {
 Status ShardedReplica::visit(const Visit& visit) {
   const ShardLayout& layout = parameters_->layout();
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
-    CENTROID_TRY(gather(unit));
+    CENTROID_TRY(parameters_->gather_exact(unit));
     const parallel::Range tensors = layout.units()[unit].parameters;
-    for (std::size_t i = tensors.begin; i < tensors.end(); ++i)
-      CENTROID_TRY(visit(TensorId(static_cast<std::uint32_t>(i)),
-                         {places_.params[i], layout.parameters()[i].elements}));
-    CENTROID_TRY(release(unit));
+    for (std::size_t i = tensors.begin; i < tensors.end(); ++i) {
+      CENTROID_ASSIGN(const std::span<const float> values, parameters_->parameter(i));
+      CENTROID_TRY(visit(TensorId(static_cast<std::uint32_t>(i)), values));
+    }
+    CENTROID_TRY(parameters_->release(unit));
   }
   return {};
 }

@@ -48,6 +48,8 @@ struct Division {
   double shards = 1, replicas = 1;  ///< ranks that divide a copy, and copies
   bool gathers = false;             ///< units come before they are used
   bool has_copy = false;            ///< of another rank's shard
+  double up = 0, down = 0;          ///< bytes of a gradient's and of a parameter's element
+  std::size_t in_progress = 1;      ///< gradients
 
   Division(const parallel::ShardedOptions& options, std::uint32_t world) {
     const auto& sharding = options.sharding;
@@ -55,11 +57,16 @@ struct Division {
     replicas = static_cast<double>(sharding.replica_ranks(0, world).size());
     gathers = sharding.shards_parameters() && shards > 1;
     has_copy = options.replicas > 0 && replicas == 1;
+    constexpr std::uint64_t kMany = 1 << 20;
+    up = static_cast<double>(options.codec.bytes(kMany)) / kMany;
+    down = static_cast<double>(options.codec_down.bytes(kMany)) / kMany;
+    in_progress = parallel::Reducing::in_progress(options.codec, static_cast<std::uint32_t>(shards),
+                                                  static_cast<std::uint32_t>(replicas));
   }
-  static double bytes(double elements) { return sizeof(float) * elements; }
-  double gathered(double elements) const { return bytes(elements) * (shards - 1) / shards; }
+  double gathered(double elements) const { return down * elements * (shards - 1) / shards; }
+  double scattered(double elements) const { return up * elements * (shards - 1) / shards; }
   double averaged(double elements) const {
-    return bytes(elements / shards) * (replicas - 1) / replicas;
+    return up * elements / shards * (replicas - 1) / replicas;
   }
 };
 
@@ -69,11 +76,9 @@ class ReducingTime {
   ReducingTime(Worker& worker, const Division& division, double copy)
       : worker_(worker), of_(division), copy_(copy) {}
   void begin(double elements) {
-    entries_.push_back({elements, worker_.reduce(of_.gathered(elements)), {}});
+    entries_.push_back({elements, worker_.reduce(of_.scattered(elements)), {}});
     begin_seconds(of_.shards > 1 ? 1 : 0);
-    const auto shards = static_cast<std::uint64_t>(of_.shards),
-               replicas = static_cast<std::uint64_t>(of_.replicas);
-    while (entries_.size() > parallel::Reducing::in_progress(shards, replicas)) end_first();
+    while (entries_.size() > of_.in_progress) end_first();
   }
   void finish() {
     begin_seconds(0);
@@ -117,7 +122,7 @@ double elements_of(const ShardLayout& layout, std::size_t unit) {
 /// What follows the last reduction.
 void end_step(Worker& worker, const Division& of, double elements, double update) {
   const double shard = elements / of.shards;
-  if (of.has_copy) worker.wait(worker.gather(Division::bytes(shard)));
+  if (of.has_copy) worker.wait(worker.gather(sizeof(float) * shard));
   worker.compute(update * shard * (of.has_copy ? 2 : 1));
   if (!of.gathers) worker.wait(worker.gather(of.gathered(elements)));  // updated parameters
 }

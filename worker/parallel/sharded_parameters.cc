@@ -31,6 +31,13 @@ std::uint64_t room_of(const ShardLayout& layout, std::size_t unit) {
   return layout.ranks() * layout.shard(unit, 0).count;
 }
 
+collective::CallOptions options_of_gather(std::size_t unit, std::chrono::milliseconds timeout) {
+  collective::CallOptions options;
+  options.tag = 2 * unit;
+  options.timeout = timeout;
+  return options;
+}
+
 /// Call `wait`, and add the time that it takes.
 template <class Wait>
 auto timed(double& seconds, const Wait& wait) {
@@ -105,11 +112,13 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       parts_(options.parts),
       optimizer_(std::move(optimizer)),
       keeps_full_(!options.sharding.shards_parameters() || shards_.world() == 1),
+      down_(shards_.world() == 1 ? PartCodec() : options.codec_down),
+      gathered_(shards_, down_),
       is_safe_(options.replicas > 0),
       units_(layout_.units().size()),
       copies_(is_safe_ && replicas_.world() == 1 ? units_.size() : 0),
       copied_(buffers_),
-      reducing_(layout_, shards_, replicas_, buffers_, timeout_) {}
+      reducing_(layout_, shards_, replicas_, options.codec, buffers_, timeout_) {}
 
 Status ShardedParameters::fill(const collective::Group& all, const Initial& initial) {
   collective::CallOptions options;
@@ -136,15 +145,22 @@ Status ShardedParameters::fill(const collective::Group& all, const Initial& init
                                values.begin() + static_cast<std::ptrdiff_t>(copied.end()));
       copies_[i].state.assign(optimizer_->slots(), std::vector<float>(copied.count));
     }
-    if (keeps_full_) {
-      units_[i].full = std::move(whole);
-      continue;
-    }
-    units_[i].master.assign(values.begin() + static_cast<std::ptrdiff_t>(shard.begin),
-                            values.begin() + static_cast<std::ptrdiff_t>(shard.end()));
-    buffers_.give_back(std::move(whole));
+    CENTROID_TRY(place(i, std::move(whole)));
   }
   return {};
+}
+
+/// Store the values of all ranks as they are between two steps.
+Status ShardedParameters::place(std::size_t unit, Buffer whole) {
+  Unit& one = units_[unit];
+  const Range shard = layout_.shard(unit, shards_.rank());
+  one.full = std::move(whole);
+  if (has_master()) {
+    const std::span<const float> own = all_of(unit).subspan(shard.begin, shard.count);
+    one.master.assign(own.begin(), own.end());
+  }
+  if (!keeps_full_) buffers_.give_back(std::move(one.full));
+  return down_.is_f32() || !keeps_full_ ? Status() : gathered_.round(all_of(unit));
 }
 
 Status ShardedParameters::read(const Stored& stored) {
@@ -154,8 +170,9 @@ Status ShardedParameters::read(const Stored& stored) {
     Range shard = layout_.shard(i, shards_.rank());
     shard.begin += elements.begin;
     if (keeps_full_) {
-      one.full = buffers_.take(elements.count);
-      CENTROID_TRY(stored(0, elements, one.full.as<float>()));
+      Buffer whole = buffers_.take(elements.count);
+      CENTROID_TRY(stored(0, elements, whole.as<float>()));
+      CENTROID_TRY(place(i, std::move(whole)));
     } else {
       one.master.resize(shard.count);
       CENTROID_TRY(stored(0, shard, one.master));
@@ -193,28 +210,55 @@ Error ShardedParameters::fail(Error cause) {
   return cause;
 }
 
+std::span<float> ShardedParameters::all_of(std::size_t unit) const {
+  return units_[unit].full.as<float>().first(layout_.units()[unit].elements.count);
+}
+
 std::span<float> ShardedParameters::own(std::size_t unit) {
-  if (!keeps_full_) return units_[unit].master;
+  if (has_master()) return units_[unit].master;
   const Range shard = layout_.shard(unit, shards_.rank());
-  return units_[unit].full.as<float>().subspan(shard.begin, shard.count);
+  return all_of(unit).subspan(shard.begin, shard.count);
 }
 
 std::span<const float> ShardedParameters::shard(std::size_t unit) const {
-  if (!keeps_full_) return units_[unit].master;
+  if (has_master()) return units_[unit].master;
   const Range shard = layout_.shard(unit, shards_.rank());
-  return units_[unit].full.as<float>().subspan(shard.begin, shard.count);
+  return all_of(unit).subspan(shard.begin, shard.count);
 }
 
-collective::Handle ShardedParameters::begin_gather(std::size_t unit) {
-  collective::CallOptions options;
-  options.tag = 2 * unit;
-  options.timeout = timeout_;
-  const std::span<float> full =
-      units_[unit].full.as<float>().first(layout_.units()[unit].elements.count);
+void ShardedParameters::begin_gather(std::size_t unit) {
+  if (down_.is_f32()) return begin_exact(unit);
+  Unit& one = units_[unit];
+  const std::uint64_t elements = layout_.units()[unit].elements.count;
+  costs_.gathers.bytes += down_.bytes(elements - one.master.size());
+  one.coded = buffers_.take(Reducing::room(down_, layout_, unit, 1));
+  one.gathering =
+      gathered_.gather(one.master, elements, one.coded, options_of_gather(unit, timeout_));
+}
+
+/// In float32, into the memory of the unit.
+void ShardedParameters::begin_exact(std::size_t unit) {
+  Unit& one = units_[unit];
+  if (!one.full) one.full = buffers_.take(room_of(layout_, unit));
   const Range shard = layout_.shard(unit, shards_.rank());
-  costs_.gathers.bytes += (full.size() - shard.count) * sizeof(float);
-  return collective::all_gather_async(shards_, full.subspan(shard.begin, shard.count), full,
-                                      options, shard_counts(full.size(), shards_.world()));
+  const std::span<float> full = all_of(unit), own = full.subspan(shard.begin, shard.count);
+  if (has_master()) std::ranges::copy(one.master, own.begin());
+  costs_.gathers.bytes += (full.size() - own.size()) * sizeof(float);
+  one.gathering = collective::all_gather_async(shards_, std::span<const float>(own), full,
+                                               options_of_gather(unit, timeout_),
+                                               shard_counts(full.size(), shards_.world()));
+}
+
+Status ShardedParameters::end_gather(std::size_t unit) {
+  Unit& one = units_[unit];
+  Status gathered = timed(costs_.gathers.seconds, [&] { return one.gathering->wait(); });
+  one.gathering.reset();
+  if (gathered.ok() && one.coded) {
+    if (!one.full) one.full = buffers_.take(room_of(layout_, unit));
+    gathered = gathered_.take_parts(one.coded, all_of(unit));
+  }
+  buffers_.give_back(std::move(one.coded));
+  return gathered;
 }
 
 Status ShardedParameters::prefetch(std::size_t unit) {
@@ -223,10 +267,7 @@ Status ShardedParameters::prefetch(std::size_t unit) {
   Unit& one = units_[unit];
   if (one.gathering) return wrong_use("prefetch of " + name_of_unit(unit) + " was called twice");
   if (one.full) return wrong_use(name_of_unit(unit) + " is gathered already");
-  one.full = buffers_.take(room_of(layout_, unit));
-  const Range shard = layout_.shard(unit, shards_.rank());
-  std::ranges::copy(one.master, one.full.as<float>().subspan(shard.begin).begin());
-  one.gathering = begin_gather(unit);
+  begin_gather(unit);
   return {};
 }
 
@@ -237,12 +278,24 @@ bool ShardedParameters::is_prefetched(std::size_t unit) const {
 Status ShardedParameters::gather(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
   Unit& one = units_[unit];
-  if (!one.full) CENTROID_TRY(prefetch(unit));
+  if (!one.full && !one.gathering) CENTROID_TRY(prefetch(unit));
   if (!one.gathering) return {};
-  Status gathered = timed(costs_.gathers.seconds, [&] { return one.gathering->wait(); });
-  one.gathering.reset();
+  Status gathered = end_gather(unit);
   if (gathered.ok()) return {};
   buffers_.give_back(std::move(one.full));
+  return fail(std::move(gathered).error().with_context("gather " + name_of_unit(unit)));
+}
+
+Status ShardedParameters::gather_exact(std::size_t unit) {
+  if (down_.is_f32()) return gather(unit);
+  CENTROID_TRY(check_unit(unit));
+  Unit& one = units_[unit];
+  if (one.gathering || (one.full && !keeps_full_))
+    return wrong_use(name_of_unit(unit) + " is gathered already");
+  one.is_exact = true;
+  begin_exact(unit);
+  Status gathered = end_gather(unit);
+  if (gathered.ok()) return {};
   return fail(std::move(gathered).error().with_context("gather " + name_of_unit(unit)));
 }
 
@@ -252,7 +305,8 @@ bool ShardedParameters::is_gathered(std::size_t unit) const {
 
 Status ShardedParameters::release(std::size_t unit) {
   CENTROID_TRY(check_unit(unit));
-  if (keeps_full_) return {};
+  const bool was_exact = std::exchange(units_[unit].is_exact, false);
+  if (keeps_full_) return was_exact ? gathered_.round(all_of(unit)) : Status();
   if (units_[unit].gathering) CENTROID_TRY(gather(unit));  // the operation uses the memory
   buffers_.give_back(std::move(units_[unit].full));
   return {};
@@ -318,7 +372,8 @@ void ShardedParameters::count_reduction(std::size_t unit) {
   const std::uint64_t whole = layout_.units()[unit].elements.count;
   const std::uint64_t part = layout_.shard(unit, shards_.rank()).count;
   const std::uint64_t others = replicas_.world() - 1;
-  costs_.reductions.bytes += (whole - part + 2 * part * others / replicas_.world()) * sizeof(float);
+  const std::uint64_t received = whole - part + 2 * part * others / replicas_.world();
+  costs_.reductions.bytes += reducing_.codec().bytes(received);
 }
 
 Status ShardedParameters::check_step() const {
@@ -326,7 +381,7 @@ Status ShardedParameters::check_step() const {
   if (!has_gradient_)
     return wrong_use("step without a gradient since the last one; was backward called before it?");
   for (std::size_t unit = 0; unit < units_.size() && !keeps_full_; ++unit)
-    if (units_[unit].full)
+    if (units_[unit].full || units_[unit].gathering)
       return wrong_use("step while " + name_of_unit(unit) +
                        (units_[unit].gathering ? " is prefetched" : " is gathered") +
                        "; release it before");
@@ -459,12 +514,16 @@ void ShardedParameters::apply() {
 
 Status ShardedParameters::share_updates() {
   if (!keeps_full_ || shards_.world() == 1) return {};
-  std::vector<collective::Handle> handles;
-  for (std::size_t unit = 0; unit < units_.size(); ++unit) handles.push_back(begin_gather(unit));
-  for (collective::Handle& handle : handles)
-    if (Status shared = timed(costs_.gathers.seconds, [&] { return handle.wait(); }); !shared.ok())
-      return fail(std::move(shared).error().with_context("gather updated parameters"));
-  return {};
+  Status shared;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    begin_gather(unit);
+    // Encoded units need memory: of two at most.
+    if (unit > 0 && units_[unit].coded && shared.ok()) shared = end_gather(unit - 1);
+  }
+  for (std::size_t unit = 0; unit < units_.size() && shared.ok(); ++unit)
+    if (units_[unit].gathering) shared = end_gather(unit);
+  if (shared.ok()) return {};
+  return fail(std::move(shared).error().with_context("gather updated parameters"));
 }
 
 Result<StepReport> ShardedParameters::step() {
@@ -485,8 +544,9 @@ ShardedMemory ShardedParameters::memory() const {
   out.gradients = buffers_.used() * sizeof(float);
   out.spare = buffers_.spare() * sizeof(float);
   for (const Unit& unit : units_) {
-    out.parameters += unit.master.size() * sizeof(float) + unit.full.size();
-    out.gradients -= unit.full.size();
+    const std::uint64_t gathered = unit.full.size() + unit.coded.size();
+    out.parameters += unit.master.size() * sizeof(float) + gathered;
+    out.gradients -= gathered;
     for (const std::vector<float>& slot : unit.state) out.state += slot.size() * sizeof(float);
   }
   for (const Copy& copy : copies_) {

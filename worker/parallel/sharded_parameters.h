@@ -6,12 +6,14 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/base/result.h"
 #include "common/optim/optimizer.h"
 #include "transport/collective/group.h"
 #include "worker/parallel/mesh.h"
+#include "worker/parallel/part_codec.h"
 #include "worker/parallel/reducing.h"
 #include "worker/parallel/shard_layout.h"
 #include "worker/parallel/unit_buffers.h"
@@ -26,6 +28,10 @@ struct ShardedOptions {
   /// shard of the rank before it, unless `none` or `hybrid` has one anyway, and steps it too.
   std::uint32_t replicas = 0;
   std::chrono::milliseconds timeout{0};  ///< of an operation; 0: the group's
+  PartCodec codec{};                     ///< of gradients on their way
+  /// Of parameters on their way. With another one than f32 all ranks compute with what it decodes
+  /// to, and a rank's shard stays float32.
+  PartCodec codec_down{};
   /// A rank of each part of the model, if these parameters are one of several: gradients are
   /// clipped by the norm of all parts (ParameterShape::is_counted).
   std::optional<collective::Group> parts{};
@@ -60,7 +66,7 @@ struct StepReport {
 };
 
 /// Parameters of a data parallel job, of which each rank has a shard, with its gradient and the
-/// optimizer's state. In float32.
+/// optimizer's state. In float32; only what moves may be encoded.
 ///
 /// use       in forward and backward, for each unit: gather, `parameter`, release; in backward add
 ///           to `gradient` before, and reduce after it. At the end `step`
@@ -113,6 +119,8 @@ class ShardedParameters {
   /// Return when the unit's parameters are here.
   Status gather(std::size_t unit);
   bool is_gathered(std::size_t unit) const;
+  /// The same with the values of the shards, whatever codec_down is: to save them.
+  Status gather_exact(std::size_t unit);
   /// End the use of what gather brought, and of spans of `parameter`; its memory is spare.
   Status release(std::size_t unit);
   /// A parameter of a gathered unit, until release or step.
@@ -173,10 +181,12 @@ class ShardedParameters {
     std::vector<std::vector<float>> state;
   };
   struct Unit {
-    std::vector<float> master;              ///< this rank's shard; empty if `full` stays
+    std::vector<float> master;              ///< this rank's shard; empty if `full` has it
     Buffer full;                            ///< all elements; empty: not gathered
+    Buffer coded;                           ///< while `gathering`; empty without codec
     Buffer gradient;                        ///< of all elements, of this rank's samples; empty: 0
     std::vector<std::vector<float>> state;  ///< by slot, of the shard
+    bool is_exact = false;                  ///< `full` has the values of the shards until release
     std::optional<collective::Handle> gathering;
   };
 
@@ -190,8 +200,13 @@ class ShardedParameters {
   Status check_unit(std::size_t unit) const;
   Status check_step() const;
   double squares(std::size_t unit);
-  collective::Handle begin_gather(std::size_t unit);
+  Status place(std::size_t unit, Buffer whole);
+  std::span<float> all_of(std::size_t unit) const;
+  void begin_gather(std::size_t unit);
+  Status end_gather(std::size_t unit);
+  void begin_exact(std::size_t unit);
   Buffer& gradient_of(std::size_t unit);
+  bool has_master() const { return !keeps_full_ || !down_.is_f32(); }
   std::span<float> own(std::size_t unit);
   void count_reduction(std::size_t unit);
   Status reduce_rest();
@@ -209,7 +224,9 @@ class ShardedParameters {
   const std::optional<collective::Group> parts_;
   const std::unique_ptr<Optimizer> optimizer_;
   const bool keeps_full_;  ///< every rank has all parameters, always
-  const bool is_safe_;     ///< a lost rank loses nothing: with replicas
+  const PartCodec down_;   ///< of gathers; f32 if there are none
+  const CodedParts gathered_;
+  const bool is_safe_;  ///< a lost rank loses nothing: with replicas
   std::vector<Unit> units_;
   std::vector<Copy> copies_;  ///< by unit; empty: none
   UnitBuffers buffers_;
