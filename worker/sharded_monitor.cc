@@ -162,7 +162,7 @@ Result<std::unique_ptr<ShardedMonitor>> ShardedMonitor::start(const WorkerConfig
   std::unique_ptr<ShardedMonitor> out(new ShardedMonitor(config));
   if (config.metrics.listen.empty()) return out;
   CENTROID_TRY(begin_measuring(config, out->registry_));
-  out->meters_.missing.set(config.sharded.world);  // as long as it joins
+  out->meters_.missing.set(static_cast<double>(config.sharded.world));  // as long as it joins
   out->registry_.on_collect([self = out.get()] {
     const std::scoped_lock lock(self->mutex_);
     const State& state = self->state_;

@@ -61,7 +61,7 @@ void Ledger::see(const std::string& worker, std::uint64_t version,
 
 void Ledger::go_back(std::uint64_t version, std::uint64_t to) {
   went_back_ = true;
-  at_ = 0;  // the shares that follow are no sign of another loss
+  at_ = to;  // the shares that follow are no sign of another loss
   made_again_ = version;
   for (std::uint64_t again = to + 1; again <= version; ++again) ++versions_[again].most;
 }
