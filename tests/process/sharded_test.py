@@ -583,7 +583,6 @@ class Refusals(Sharded):
             ([*goal, *place, "--world", 2, "--micro-batches", 2], "pp"),
             ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
             ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),
-            ([*goal, *place, "--world", 2, "--codec", "bf16"], "codec"),
             ([*goal, *place, "--world", 2, "--resume"], "--checkpoint.dir"),
             ([*goal, *place, "--world", 2, "--state-dir", self.folder], "state_dir"),
             ([*goal, *place, "--world", 2, "--model", "mlp:64-16-10,norm=batch"], "norm=none"),

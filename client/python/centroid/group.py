@@ -113,8 +113,11 @@ class Work:
         while True:
             part = min(milliseconds, _SLICE_MS) if milliseconds else _SLICE_MS
             code = library.centroid_work_wait(self._handle, part)
+            is_done = library.centroid_work_done(self._handle)
+            if is_done and code:  # it may have ended behind that wait
+                code = library.centroid_work_wait(self._handle, 0)
             text = library.centroid_error().decode(errors="replace") if code else ""
-            if library.centroid_work_done(self._handle):
+            if is_done:
                 break
             if milliseconds:
                 milliseconds -= part
