@@ -344,21 +344,22 @@ class Peers(RingTest):
         self.assert_same_fingerprint("w0", "w1", "w2")
 
     def test_peers_that_refuse_each_other_for_a_moment_all_stay(self):
-        server = self.server("--exchange", "ring", "--min-workers", 3)
-        link, first = self.linked(server, "w0")
-        others = [self.peer(server, name) for name in ("w1", "w2")]
+        server = self.server("--exchange", "ring", "--min-workers", 3, "--reduce.timeout", 300, "--lease", 60_000)
+        links, workers = zip(*(self.linked(server, name) for name in ("w0", "w1", "w2")))
         server.wait_round(5)
         before = server.cluster()["aborted_attempts"]
-        link.refuses = True
-        link.cut()
+        for link in links:
+            link.refuses = True
+            link.cut()
         server.wait_cluster("five failed attempts", lambda cluster: cluster["aborted_attempts"] >= before + 5)
         waits = server.get("/v1/waits")["waits"]
         self.assertTrue(any("in which they reach each other" in wait["what"] for wait in waits), waits)
-        link.refuses = False
+        for link in links:
+            link.refuses = False
         server.wait_more_rounds(5)
         after = server.cluster()
         self.assertEqual((after["world"], after["lost_contributions"]), (3, 0))
-        self.stop_in_order(server, first, *others)
+        self.stop_in_order(server, *workers)
         self.assert_same_fingerprint("w0", "w1", "w2")
 
     def test_silence_between_peers_is_reported_and_the_unreachable_one_goes(self):
