@@ -111,8 +111,8 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> ServerProgram::lost_states(
   const auto life = running_;
   if (!life || life->cluster == nullptr) return lost;
   const auto is_lost = [](std::string_view type) { return type == "state.lost"; };
-  const auto page = life->control->events().read(events_read_, 1000, is_lost);
-  events_read_ = page.last;
+  const auto page = life->control->events().read(life->events_read, 1000, is_lost);
+  life->events_read = page.last;
   for (const server::EventRecord& event : page.events) {
     const auto number = [&](std::string_view name) {
       for (const auto& [field, value] : event.fields)

@@ -40,6 +40,7 @@ class ServerProgram final : public Machine {
     server::Control* control = nullptr;
     Executor executor;
     std::size_t calls = 0;
+    std::uint64_t events_read = 0;
   };
   void run(Process& process) override;
   void ask_to_end() override;
@@ -49,7 +50,6 @@ class ServerProgram final : public Machine {
   std::shared_ptr<Running> running_;
   std::optional<Status> ended_;
   bool has_run_ = false;
-  std::uint64_t events_read_ = 0;
 };
 
 }  // namespace centroid::simulation
