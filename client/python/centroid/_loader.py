@@ -77,7 +77,7 @@ class _Stream:
         return len(self.shares)
 
     def continues_with(self, batches):
-        """Give these batches next. False: the DataLoader has to begin again, because it loads others or none."""
+        """Give these batches next. False: the DataLoader loads other batches, and has to begin again."""
         known = len(self.given)
         continues = known > 0 and list(self.given) == batches[:known]
         if not continues:
