@@ -96,7 +96,9 @@ void Job::drive() {
   for (std::size_t i = 0; i < around_.plan.faults; ++i)
     when.push_back(world.random_numbers().below(around_.plan.rounds));
   std::ranges::sort(when);
-  std::size_t next = 0;
+  std::size_t next = 0, errors = 0;
+  CounterRng of_disks(around_.plan.seed, 8);
+  std::uint64_t next_error = of_disks.below(around_.plan.rounds);
   const auto is_over = [this] {
     return std::ranges::all_of(workers_, [](const WorkerProgram& one) { return one.is_done(); });
   };
@@ -107,6 +109,11 @@ void Job::drive() {
     while (next < when.size() && newest_ >= when[next] && newest_ <= around_.plan.rounds) {
       ++next;
       inject();
+    }
+    if (errors < around_.plan.disk_errors && newest_ >= next_error) {
+      ++errors;
+      next_error = newest_ + of_disks.below(100);
+      fail_disk(of_disks);
     }
     if (world.seconds() > std::chrono::duration<double>(kMostTime).count())
       around_.fault("the job does not end");
@@ -200,6 +207,15 @@ void Job::inject() {
   }
 }
 
+void Job::fail_disk(CounterRng& random) {
+  ++injected_;
+  const std::size_t which = random.below(servers_.size() + shards_.size());
+  Machine& machine = which < servers_.size()
+                         ? static_cast<Machine&>(servers_[which])
+                         : static_cast<Machine&>(shards_[which - servers_.size()]);
+  machine.fail_disk(milliseconds(1 + random.below(300)));
+}
+
 /// Processes that gave up are started again, as a supervisor does: a server whose disk is full as
 /// it starts, a shard server that gets another run's number from a server that was killed before
 /// it had a state.
@@ -207,12 +223,11 @@ void Job::supervise() {
   for (ServerProgram& one : servers_)
     if (one.is_up() && one.ended() && !one.ended()->ok()) one.start();
   for (ShardProgram& one : shards_)
-    if (one.has_failed()) one.start();
+    if (one.has_failed() || (around_.plan.drains_servers && one.has_ended())) one.start();
 }
 
 void Job::watch() {
   for (ServerProgram& one : servers_) {
-    for (const auto& [version, to] : one.lost_states()) around_.ledger.go_back(version, to);
     const auto present = one.view();
     if (!present || present->lead.role == "standby") continue;
     primary_ = &one;
@@ -235,13 +250,39 @@ void Job::watch() {
   }
 }
 
+/// Go back to a checkpoint. Whatever becomes of it, the versions behind may be made once more.
+void Job::restore(CounterRng& random) {
+  const auto all = primary().ask<std::vector<server::CheckpointView>>(
+      [](server::Control& control) { return control.checkpoints(); });
+  if (!all || all->empty()) return;
+  const std::uint64_t version = (*all)[random.below(all->size())].version;
+  around_.world.note("restore checkpoint " + std::to_string(version));
+  around_.ledger.go_back(around_.plan.rounds + 1, version);
+  const auto restored =
+      primary().ask<Result<server::RestoreView>>([version](server::Control& control) {
+        return control.restore_checkpoint(version, true);
+      });
+  if (restored)
+    around_.world.note(restored->ok() ? "restored" : restored->error().to_string());
+}
+
+/// A shard server that is drained ends, and its supervisor starts it again.
+void Job::drain_server(CounterRng& random) {
+  const std::string name = shards_[random.below(shards_.size())].name();
+  around_.world.note("drain " + name);
+  (void)primary().ask<Status>(
+      [name](server::Control& control) { return control.drain_server(name); });
+}
+
 /// What a person and their tools ask for, now and then.
 void Job::operate() {
   World& world = around_.world;
-  CounterRng random(around_.plan.seed, 7);
+  CounterRng random(around_.plan.seed, 7), rare(around_.plan.seed, 9);
   while (!around_.is_over) {
     world.let_pass(milliseconds(50 + random.below(1500)));
     if (around_.is_over) return;
+    if (around_.plan.restores && rare.below(10) == 0) restore(rare);
+    if (around_.plan.drains_servers && rare.below(10) == 0) drain_server(rare);
     switch (random.below(6)) {
       case 0: {
         const auto made = primary().ask<Result<server::CheckpointView>>(

@@ -36,9 +36,12 @@ class Job {
   void start_all();
   void end_all();
   void inject();
+  void fail_disk(CounterRng& random);
   void watch();
   void supervise();
   void operate();
+  void restore(CounterRng& random);
+  void drain_server(CounterRng& random);
   ServerProgram& primary() { return *primary_; }
   void start_again_after(Machine& machine);
 

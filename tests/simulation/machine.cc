@@ -30,6 +30,8 @@ int Machine::on_storage(const Process& process, std::string_view operation) {
   if (is_change)
     around_.world.let_pass(
         std::chrono::microseconds(10 + random.below(200) + (random.below(50) == 0 ? 10'000 : 0)));
+  const bool can_fail = failing_until_ > around_.world.time() && !test::is_query(operation);
+  if (can_fail && random.below(3) == 0) return EIO;
   const bool is_full = full_until_ > around_.world.time();
   return is_full && (operation == "write" || operation == "create") ? ENOSPC : 0;
 }
@@ -62,6 +64,11 @@ void Machine::freeze(Duration time) {
 void Machine::fill_disk(Duration time) {
   around_.world.note("fill the disk of " + name_);
   full_until_ = around_.world.time() + time;
+}
+
+void Machine::fail_disk(Duration time) {
+  around_.world.note("the disk of " + name_ + " fails");
+  failing_until_ = around_.world.time() + time;
 }
 
 void Machine::join() {

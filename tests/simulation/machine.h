@@ -59,6 +59,7 @@ class Machine {
   void cut_power();  ///< its peers hear nothing, what it has not synced may be lost
   void freeze(Duration time);
   void fill_disk(Duration time);
+  void fail_disk(Duration time);  ///< some operations fail with EIO
   /// Has returned from `run` by itself in its present life.
   bool has_ended() const { return lives_.back().has_ended; }
   bool is_up() const { return !lives_.empty() && !lives_.back().process->is_killed; }
@@ -85,7 +86,7 @@ class Machine {
   const std::string name_;
   const std::shared_ptr<test::MemoryDisk> disk_;
   std::deque<Life> lives_;
-  TimePoint full_until_{};
+  TimePoint full_until_{}, failing_until_{};
 };
 
 }  // namespace centroid::simulation

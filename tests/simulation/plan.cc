@@ -32,6 +32,10 @@ Plan Plan::draw(std::uint64_t seed) {
   if (random.below(3) == 0) plan.rows_clients = 1 + random.below(2);
   CounterRng later(seed, 2);  // of its own, so that the seeds before it stay the same
   if (later.below(4) == 0) plan.meet_peers(later.below(3));
+  CounterRng more(seed, 3);
+  if (more.below(4) == 0) plan.disk_errors = 1 + more.below(3);
+  plan.restores = more.below(6) == 0 && plan.checkpoint_every > 0;
+  plan.drains_servers = more.below(6) == 0 && plan.shards > 0;
   return plan;
 }
 
@@ -64,7 +68,8 @@ std::string Plan::to_string() const {
          std::to_string(faults) + " faults, checkpoint every " + std::to_string(checkpoint_every) +
          ", exchange " + exchange + ", policy " + policy + " " + late + ", apply " + apply +
          ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", " +
-         std::to_string(rows_clients) + " clients of rows";
+         std::to_string(rows_clients) + " clients of rows, " + std::to_string(disk_errors) +
+         " disk errors" + (restores ? ", restores" : "") + (drains_servers ? ", drains" : "");
 }
 
 }  // namespace centroid::simulation

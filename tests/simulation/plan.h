@@ -21,6 +21,9 @@ struct Plan {
               optimizer = "sgd";
   std::string exchange = "star";  ///< ring, hierarchical, auto: the workers have the newest state
   std::size_t rows_clients = 0;   ///< of a table of sparse rows
+  std::size_t disk_errors = 0;    ///< times at which a disk fails some operations
+  bool restores = false;          ///< an operator goes back to checkpoints
+  bool drains_servers = false;    ///< an operator moves the chunks of shard servers away
 
   static Plan draw(std::uint64_t seed);
   bool has_peers() const { return exchange != "star"; }

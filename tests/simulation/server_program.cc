@@ -66,6 +66,10 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   server::Control control(cluster);
   cluster.set_files(files.executor());
   control.set_files(looks.executor(), verifies.executor());
+  std::uint64_t last_event = 0;
+  control.events().listen([&] {
+    if (!process.is_killed) note_lost_states(control.events(), last_event);
+  });
   const server::ElectionProbe probe(registry);
   if (config.has_election()) cluster.stand_by(fence);
   CENTROID_ASSIGN(const auto listener, transport->listen({.host = name(), .port = 7070}));
@@ -106,22 +110,19 @@ void ServerProgram::ask_to_end() {
   });
 }
 
-std::vector<std::pair<std::uint64_t, std::uint64_t>> ServerProgram::lost_states() {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> lost;
-  const auto life = running_;
-  if (!life || life->cluster == nullptr) return lost;
+/// At once, before a worker gets a share of the state that the job went back to.
+void ServerProgram::note_lost_states(server::EventLog& events, std::uint64_t& last) {
   const auto is_lost = [](std::string_view type) { return type == "state.lost"; };
-  const auto page = life->control->events().read(life->events_read, 1000, is_lost);
-  life->events_read = page.last;
+  const auto page = events.read(last, 1000, is_lost);
+  last = page.last;
   for (const server::EventRecord& event : page.events) {
     const auto number = [&](std::string_view name) {
       for (const auto& [field, value] : event.fields)
         if (field == name) return std::get<std::uint64_t>(value);
       return std::uint64_t{0};
     };
-    lost.emplace_back(number("version"), number("to_version"));
+    around_.ledger.go_back(number("version"), number("to_version"));
   }
-  return lost;
 }
 
 std::optional<server::ClusterView> ServerProgram::view() {

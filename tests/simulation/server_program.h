@@ -27,9 +27,6 @@ class ServerProgram final : public Machine {
   }
   /// Where it can answer now.
   std::optional<server::ClusterView> view();
-  /// The versions that it lost with the workers that held them, and those from which it went on;
-  /// since the last call.
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> lost_states();
   /// How its last life ended, where that was by itself.
   const std::optional<Status>& ended() const { return ended_; }
 
@@ -40,12 +37,13 @@ class ServerProgram final : public Machine {
     server::Control* control = nullptr;
     Executor executor;
     std::size_t calls = 0;
-    std::uint64_t events_read = 0;
   };
   void run(Process& process) override;
   void ask_to_end() override;
   Status run_service(Process& process, server::ServerConfig config, bool& is_deposed);
   server::ServerConfig config() const;
+  /// Versions that it lost with the workers that held them; `last`: the last event that was read.
+  void note_lost_states(server::EventLog& events, std::uint64_t& last);
 
   std::shared_ptr<Running> running_;
   std::optional<Status> ended_;
