@@ -62,8 +62,18 @@ std::set<std::string> runs_of(const Contents& of) {
   return runs;
 }
 
+std::vector<LogSegment> segments_of_rows(const fs::path& folder) {
+  auto found = rows_journal::segments_of(folder);
+  return found.ok() ? std::move(found).value() : std::vector<LogSegment>();
+}
+
+std::vector<LogSegment> segments_of_rounds(const fs::path& folder) {
+  auto found = journal::segments_of(folder);
+  return found.ok() ? std::move(found).value() : std::vector<LogSegment>();
+}
+
 bool has_journal(const fs::path& folder) {
-  return !journal::segments_of(folder).empty() || !rows_journal::segments_of(folder).empty();
+  return !segments_of_rounds(folder).empty() || !segments_of_rows(folder).empty();
 }
 
 /// The content of a folder, read to its end.
@@ -83,7 +93,7 @@ bool has_gone(const std::vector<LogSegment>& listed) {
 
 Contents read_rounds(const fs::path& folder) {
   for (int look = 1;; ++look) {
-    const auto listed = journal::segments_of(folder);
+    const auto listed = segments_of_rounds(folder);
     Contents out = journal::read_contents(folder);
     if (out.damage.empty() || look == kReadAttempts || !has_gone(listed)) return out;
   }
@@ -91,7 +101,7 @@ Contents read_rounds(const fs::path& folder) {
 
 Result<rows_journal::Report> read_rows(const fs::path& folder) {
   for (int look = 1;; ++look) {
-    const auto listed = rows_journal::segments_of(folder);
+    const auto listed = segments_of_rows(folder);
     auto out = rows_journal::verify(folder);
     if (out.ok() || look == kReadAttempts || !has_gone(listed)) return out;
   }
@@ -234,7 +244,7 @@ Tables inspect_tables(const CheckpointEntry& newest, const std::vector<Journal>&
     for (const Journal& one : journals) {
       if (!has_tables_of(one, server, newest.info.run_id)) continue;
       is_there = true;
-      const std::string trouble = trouble_of(rows_journal::segments_of(one.folder), first);
+      const std::string trouble = trouble_of(segments_of_rows(one.folder), first);
       if (!trouble.empty())
         out.problems.push_back(label_of(one.folder) + " of tables  DAMAGED  " + trouble + ", but " +
                                checkpoint + " goes on with " + rows_journal::segment_name(first));
@@ -310,7 +320,7 @@ bool check_journals(std::FILE* out, const Checkpoints& checkpoints,
     }
     Journal& one = journals.emplace_back();
     one.folder = folder;
-    one.has_rows = !rows_journal::segments_of(folder).empty();
+    one.has_rows = !segments_of_rows(folder).empty();
     if (one.has_rows) one.rows = read_rows(folder);
     is_sound = report_rows(out, one) && is_sound;
     one.rounds = read_rounds(folder);

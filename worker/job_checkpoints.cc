@@ -22,7 +22,8 @@ std::string random_name() {
 /// Whether there is a checkpoint, sound or not.
 Result<bool> is_used(const std::string& path, bool resume) {
   CENTROID_ASSIGN(const CheckpointDirectory folder, CheckpointDirectory::view(path));
-  const bool is_empty = folder.list(false).empty();
+  CENTROID_ASSIGN(const auto entries, folder.entries(false));
+  const bool is_empty = entries.empty();
   if (is_empty || resume) return !is_empty;
   return Error(ErrorCode::kFailedPrecondition,
                path +

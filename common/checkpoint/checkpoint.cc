@@ -76,7 +76,9 @@ Status write_planes(const fs::path& folder, const std::string& stem, const Manif
 
 /// A reader of a checkpoint that is being deleted sees missing files.
 bool is_deleted(const CheckpointEntry& entry) {
-  return !entry.problem.empty() && !file::exists(entry.path);
+  if (entry.problem.empty()) return false;
+  const auto there = file::attributes_of(entry.path);
+  return there.ok() && !*there;
 }
 
 /// The tensors of several files, one after another.
@@ -407,8 +409,14 @@ Result<std::vector<CheckpointFile>> CheckpointDirectory::files(const CheckpointE
 }
 
 std::vector<CheckpointEntry> CheckpointDirectory::list(bool verify) const {
+  auto found = entries(verify);
+  return found.ok() ? std::move(found).value() : std::vector<CheckpointEntry>();
+}
+
+Result<std::vector<CheckpointEntry>> CheckpointDirectory::entries(bool verify) const {
   std::vector<CheckpointEntry> entries;
   const auto found = file::list(root_);
+  if (!found.ok() && found.error().code() != ErrorCode::kNotFound) return found.error();
   if (!found.ok()) return entries;
   for (const file::Entry& item : *found) {
     const auto place = place_of(item.name);
@@ -438,9 +446,14 @@ std::optional<CheckpointEntry> CheckpointDirectory::look_at(const fs::path& fold
 
 Result<CheckpointEntry> CheckpointDirectory::newest_valid(
     const std::function<void(const CheckpointEntry&)>& on_refused) const {
-  for (const CheckpointEntry& seen : list(false)) {
+  CENTROID_ASSIGN(const auto all, entries(false));
+  for (const CheckpointEntry& seen : all) {
     const CheckpointEntry entry = look(seen.path, {seen.version, seen.number}, true);
     if (entry.problem.empty()) return entry;
+    if (entry.is_unreadable)
+      return Error(ErrorCode::kUnavailable,
+                   "checkpoint " + entry.path.string() + " is unreadable: " + entry.problem +
+                       ". If that remains, move it away to go on from an older one");
     if (on_refused) on_refused(entry);
   }
   return Error(ErrorCode::kNotFound, "no valid checkpoint in " + root_.string());

@@ -51,6 +51,7 @@ struct CheckpointEntry {
   std::uint64_t bytes = 0;
   /// Why it is refused; empty: no problem is known.
   std::string problem;
+  bool is_unreadable = false;  ///< the problem is the disk's and may pass: its bytes are not known
   /// Of its files when they were checked (file::stamp_of); 0: one is missing, has another size, or
   /// was unreadable.
   std::uint64_t stamp = 0;
@@ -149,10 +150,12 @@ class CheckpointDirectory {
       std::function<Status(const std::filesystem::path& folder, CheckpointManifest& content)>;
   Result<CheckpointEntry> write(const CheckpointInfo& info, const Fill& fill);
   /// All, newest first, each with its size; `verify` also reads every file and checks sizes and
-  /// CRC-32C. Checkpoints that are deleted meanwhile are left out.
+  /// CRC-32C. Checkpoints that are deleted meanwhile are left out. Fails: the folder is unreadable.
+  Result<std::vector<CheckpointEntry>> entries(bool verify) const;
+  /// `entries` for displays: none if the folder is unreadable.
   std::vector<CheckpointEntry> list(bool verify) const;
   /// The newest that verifies. Reports refused ones through `on_refused` (path, reason).
-  /// fails  not_found: there is none
+  /// fails  not_found: there is none; unavailable: a newer one, or the folder, is unreadable
   Result<CheckpointEntry> newest_valid(
       const std::function<void(const CheckpointEntry&)>& on_refused) const;
   /// Load a verified checkpoint. Checksums are compared again (data_loss: discard what was

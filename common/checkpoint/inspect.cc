@@ -122,8 +122,10 @@ CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
       if (file.about.kind == file::Kind::kFile) entry.bytes += file.about.bytes;
   if (const Status status = check_entry(entry, verify); !status.ok()) {
     entry.problem = status.error().message();
-    // For example too many open files: no fault of these bytes.
-    if (status.error().code() != ErrorCode::kDataLoss) entry.stamp = 0;
+    const ErrorCode code = status.error().code();
+    // No fault of these bytes, for example too many open files.
+    entry.is_unreadable = code == ErrorCode::kUnavailable || code == ErrorCode::kResourceExhausted;
+    if (code != ErrorCode::kDataLoss) entry.stamp = 0;
   }
   return entry;
 }

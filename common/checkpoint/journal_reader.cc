@@ -13,11 +13,17 @@ constexpr std::string_view kJournalPrefix = "journal-";
 
 std::string segment_name(Round base) { return log_segment_name(kJournalPrefix, base.value); }
 
-std::vector<LogSegment> segments_of(const fs::path& folder) {
+Result<std::vector<LogSegment>> segments_of(const fs::path& folder) {
   return log_segments_of(folder, kJournalPrefix);
 }
 
-Reader::Reader(const fs::path& folder) : segments_(segments_of(folder)) {}
+Reader::Reader(const fs::path& folder) {
+  auto found = segments_of(folder);
+  if (found.ok())
+    segments_ = std::move(found).value();
+  else
+    listed_ = found.error();
+}
 
 Status Reader::open_segment() {
   const fs::path& path = segments_[index_].path;
@@ -80,6 +86,7 @@ Result<std::optional<Reader::Record>> Reader::damaged(const std::string& why) {
 }
 
 Result<std::optional<Reader::Record>> Reader::next() {
+  CENTROID_TRY(listed_);
   if (!torn_.empty()) return std::optional<Record>();
   if (is_open_ && (position_ == segments_[index_].bytes || is_superseded())) {
     if (index_ + 1 == segments_.size()) return std::optional<Record>();

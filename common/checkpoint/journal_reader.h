@@ -18,7 +18,7 @@ namespace centroid::journal {
 /// "journal-000000000042.log" for rounds over before: their number is the segment's.
 std::string segment_name(Round base);
 /// The segments of a folder, oldest first; none if the folder is missing.
-std::vector<LogSegment> segments_of(const std::filesystem::path& folder);
+Result<std::vector<LogSegment>> segments_of(const std::filesystem::path& folder);
 
 /// An open file of a journal.
 struct Segment {
@@ -66,6 +66,7 @@ class Reader {
   bool is_durable(std::uint64_t offset) const;
   bool precedes_gap() const;
 
+  Status listed_;  ///< whether the folder could be read
   std::vector<LogSegment> segments_;
   std::size_t index_ = 0;
   std::shared_ptr<const Segment> open_;

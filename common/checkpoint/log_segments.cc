@@ -30,9 +30,10 @@ std::string log_segment_name(std::string_view prefix, std::uint64_t number) {
   return std::string(prefix).append(digits).append(kSuffix);
 }
 
-std::vector<LogSegment> log_segments_of(const fs::path& folder, std::string_view prefix) {
+Result<std::vector<LogSegment>> log_segments_of(const fs::path& folder, std::string_view prefix) {
   std::vector<LogSegment> segments;
   const auto entries = file::list(folder);
+  if (!entries.ok() && entries.error().code() != ErrorCode::kNotFound) return entries.error();
   if (!entries.ok()) return segments;
   for (const file::Entry& entry : *entries) {
     const auto number = number_of(entry.name, prefix);
@@ -41,6 +42,11 @@ std::vector<LogSegment> log_segments_of(const fs::path& folder, std::string_view
   }
   std::ranges::sort(segments, {}, &LogSegment::number);
   return segments;
+}
+
+void remove_needless(const Result<std::vector<LogSegment>>& segments) {
+  if (!segments.ok()) return;
+  for (const LogSegment& one : *segments) (void)file::remove(one.path);
 }
 
 bool any_record(const file::Descriptor& file, const LogSegment& segment, std::uint64_t offset,

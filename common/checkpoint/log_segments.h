@@ -25,8 +25,10 @@ struct LogSegment {
 /// `prefix`, at least 12 digits, ".log".
 std::string log_segment_name(std::string_view prefix, std::uint64_t number);
 /// Those of a folder, lowest number first; none if the folder is missing.
-std::vector<LogSegment> log_segments_of(const std::filesystem::path& folder,
-                                        std::string_view prefix);
+Result<std::vector<LogSegment>> log_segments_of(const std::filesystem::path& folder,
+                                                std::string_view prefix);
+/// Of an earlier configuration; what cannot be listed or removed stays.
+void remove_needless(const Result<std::vector<LogSegment>>& segments);
 
 /// Whether `is_wanted` accepts the bytes at some place from `offset` to the end of `segment`: it
 /// receives `head_bytes` of them and their position, only where bytes begin as all records do. Also

@@ -83,32 +83,35 @@ Status RestoreMark::remove(const fs::path& journal) {
   return file::sync_directory(journal);
 }
 
-std::string RestoreMark::why_stale(const fs::path& journal,
-                                   const CheckpointDirectory& checkpoints) const {
-  for (const LogSegment& there : journal::segments_of(journal)) {
+Result<std::string> RestoreMark::why_stale(const fs::path& journal,
+                                           const CheckpointDirectory& checkpoints) const {
+  CENTROID_ASSIGN(const auto there_are, journal::segments_of(journal));
+  for (const LogSegment& there : there_are) {
     const std::string name = there.path.filename().string();
     const auto recorded = std::ranges::find(segments, name, &Segment::name);
     if (recorded == segments.end()) return "it does not name " + there.path.string();
     if (there.bytes > recorded->bytes) return there.path.string() + " has grown since";
   }
-  for (const CheckpointEntry& there : checkpoints.list(false)) {
+  CENTROID_ASSIGN(const auto entries, checkpoints.entries(false));
+  for (const CheckpointEntry& there : entries) {
     const std::string name = there.path.filename().string();
     const bool is_newer = there.version > version;
     if (is_newer && std::ranges::find(newer, name) == newer.end())
       return "it does not name " + there.path.string();
   }
-  return {};
+  return std::string();
 }
 
 Status RestoreMark::complete(const fs::path& journal, const CheckpointDirectory& checkpoints,
                              const MayWrite& may_write) const {
-  for (const CheckpointEntry& there : checkpoints.list(false)) {
+  CENTROID_ASSIGN(const auto entries, checkpoints.entries(false));
+  for (const CheckpointEntry& there : entries) {
     if (!(there.version > version)) continue;
     CENTROID_TRY(may(may_write));
     CENTROID_TRY(checkpoints.remove(there));
   }
   CENTROID_TRY(file::sync_directory(checkpoints.root()));
-  auto left = journal::segments_of(journal);
+  CENTROID_ASSIGN(auto left, journal::segments_of(journal));
   std::ranges::reverse(left);  // so that the rest always fits together
   for (const LogSegment& segment : left) {
     CENTROID_TRY(may(may_write));
@@ -128,7 +131,8 @@ Status complete_restore(const fs::path& journal, const CheckpointDirectory& chec
   CENTROID_ASSIGN(const auto mark, RestoreMark::read(journal));
   if (!mark) return {};
   const std::string path = (journal / RestoreMark::kFile).string();
-  if (const std::string why = mark->why_stale(journal, checkpoints); !why.empty()) {
+  CENTROID_ASSIGN(const std::string why, mark->why_stale(journal, checkpoints));
+  if (!why.empty()) {
     log::warn("checkpoint.restore_discarded",
               {{"path", path}, {"version", mark->version.value}, {"why", why}});
     CENTROID_TRY(may(may_write));
@@ -137,6 +141,11 @@ Status complete_restore(const fs::path& journal, const CheckpointDirectory& chec
   const auto entry = checkpoints.find(mark->version, true);
   const std::string expected =
       path + ": the job was going back to the checkpoint of version " + to_string(mark->version);
+  const bool is_unreadable =
+      entry.ok() ? entry->is_unreadable : entry.error().code() == ErrorCode::kUnavailable;
+  if (is_unreadable)
+    return Error(ErrorCode::kUnavailable,
+                 expected + ": " + (entry.ok() ? entry->problem : entry.error().message()));
   if (!entry.ok()) return Error(ErrorCode::kDataLoss, expected + ": " + entry.error().message());
   if (!entry->problem.empty() || entry->info.run_id != mark->run_id)
     return Error(ErrorCode::kDataLoss,

@@ -43,8 +43,8 @@ struct RestoreMark {
   static Status remove(const std::filesystem::path& journal);
 
   /// Why it does not count; empty: it counts.
-  std::string why_stale(const std::filesystem::path& journal,
-                        const CheckpointDirectory& checkpoints) const;
+  Result<std::string> why_stale(const std::filesystem::path& journal,
+                                const CheckpointDirectory& checkpoints) const;
   /// Remove what it voids, then the mark. Repeatable after a kill.
   Status complete(const std::filesystem::path& journal, const CheckpointDirectory& checkpoints,
                   const MayWrite& may_write) const;

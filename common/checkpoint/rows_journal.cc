@@ -129,11 +129,16 @@ Result<std::vector<Entry>> decode_batch(Bytes payload) {
 
 std::string segment_name(std::uint64_t number) { return log_segment_name(kRowsPrefix, number); }
 
-std::vector<LogSegment> segments_of(const fs::path& folder) {
+Result<std::vector<LogSegment>> segments_of(const fs::path& folder) {
   return log_segments_of(folder, kRowsPrefix);
 }
 
-Reader::Reader(const fs::path& folder, std::uint64_t from) : segments_(segments_of(folder)) {
+Reader::Reader(const fs::path& folder, std::uint64_t from) {
+  auto found = segments_of(folder);
+  if (found.ok())
+    segments_ = std::move(found).value();
+  else
+    listed_ = found.error();
   std::erase_if(segments_, [&](const LogSegment& segment) { return segment.number < from; });
 }
 
@@ -176,6 +181,7 @@ Result<Reader::Found> Reader::damaged(const std::string& why) {
 }
 
 Result<Reader::Found> Reader::next() {
+  CENTROID_TRY(listed_);
   if (!torn_.empty()) return Found::kEnd;
   // After the last batch that the next segment counts: leftovers of a failed write, or of a deposed
   // server.

@@ -83,7 +83,7 @@ Result<std::vector<Entry>> decode_batch(Bytes payload);
 std::string segment_name(std::uint64_t number);
 
 /// The segments of a folder, oldest first; none if the folder is missing.
-std::vector<LogSegment> segments_of(const std::filesystem::path& folder);
+Result<std::vector<LogSegment>> segments_of(const std::filesystem::path& folder);
 
 /// Reads record by record through the segments of a folder from number `from` on. Blocking I/O; one
 /// thread.
@@ -117,6 +117,7 @@ class Reader {
   bool is_durable(std::uint64_t offset) const;
   std::optional<std::uint64_t> batches_before_next() const;
 
+  Status listed_;  ///< whether the folder could be read
   std::vector<LogSegment> segments_;
   std::size_t index_ = 0;
   bool is_open_ = false;

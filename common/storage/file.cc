@@ -27,7 +27,7 @@ ErrorCode code_of(int number) {
     case ENOMEM:
       return ErrorCode::kResourceExhausted;
     case EIO:
-      return ErrorCode::kDataLoss;
+      return ErrorCode::kUnavailable;
     case EWOULDBLOCK:
       return ErrorCode::kAborted;
     case EACCES:

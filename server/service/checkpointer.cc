@@ -229,7 +229,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
   one.rows_changes = rows_.store().changes();
   if (!table_servers_) one.rows = rows_.begin_snapshot(rests ? disk_.duty : nullptr);
   one.rows_journal = one.rows ? one.rows->journal() : 0;
-  journal_.checkpoint_begins(one.info.round);
+  if (!one.is_spread) journal_.checkpoint_begins(one.info.round);
   one.doing = "version " + to_string(one.info.version) + ", which is written to " +
               checkpoints_->root().string();
   co_return Status();
@@ -265,12 +265,10 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
         snapshot.reset();
         parts.clear();
         rows.reset();
-        if (written->ok() && !writes_journal)  // of a time when there was one
-          for (const LogSegment& old : journal::segments_of(journal_dir))
-            (void)file::remove(old.path);
-        if (written->ok() && !writes_journal)
-          for (const LogSegment& old : rows_journal::segments_of(journal_dir))
-            (void)file::remove(old.path);
+        if (written->ok() && !writes_journal) {
+          remove_needless(journal::segments_of(journal_dir));
+          remove_needless(rows_journal::segments_of(journal_dir));
+        }
         return written;
       };
   reader = nullptr;
@@ -401,6 +399,7 @@ Task<Status> Checkpointer::freeze_servers() {
   spread_.frozen = job_.store().begin_snapshot(loader_.snapshot_budget(), context_.notifier());
   if (!spread_.frozen) co_return Error(ErrorCode::kInternal, "no snapshot between two rounds");
   spread_.frozen_info = checkpoint_info();
+  journal_.checkpoint_begins(state.round);  // now: rounds go on before the caller does
   co_return Status();
 }
 

@@ -42,12 +42,13 @@ void tell_exchange(const ServerConfig& config) {
 
 /// A job that begins anew may not lie over an earlier one.
 Status check_new_run(const ServerConfig& config, const CheckpointDirectory& checkpoints) {
-  if (!journal::segments_of(config.journal.dir).empty() ||
-      !rows_journal::segments_of(config.journal.dir).empty())
+  CENTROID_ASSIGN(const auto rounds, journal::segments_of(config.journal.dir));
+  CENTROID_ASSIGN(const auto rows, rows_journal::segments_of(config.journal.dir));
+  if (!rounds.empty() || !rows.empty())
     return Error(ErrorCode::kFailedPrecondition,
                  "there is a journal of an earlier run in " + config.journal.dir +
                      ": go on from it with `resume`, or choose another `run_dir`");
-  const auto found = checkpoints.list(false);
+  CENTROID_ASSIGN(const auto found, checkpoints.entries(false));
   if (found.empty()) return {};
   // Their versions would hide this job's, and the newest are kept.
   return Error(ErrorCode::kFailedPrecondition,

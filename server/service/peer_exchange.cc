@@ -169,7 +169,9 @@ Task<Status> PeerExchange::go_back() {
   const Version lost = job_.store().version();
   const std::uint64_t lost_round = job_.round.value - 1;
   bool has_checkpoint = job_.store().held() == Version();
-  if (has_checkpoint) has_checkpoint = co_await loader_.has_checkpoint();
+  if (has_checkpoint) {
+    CENTROID_CO_ASSIGN(has_checkpoint, co_await loader_.has_checkpoint());
+  }
   if (has_checkpoint) {
     // The last worker went while it was sending.
     CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());

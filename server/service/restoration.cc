@@ -84,19 +84,27 @@ Task<Result<RestoreView>> Restoration::restore(Version version, bool delete_newe
   co_return view;
 }
 
+Result<Restoration::Folder> Restoration::read_folder(Version version) const {
+  Folder folder;
+  folder.found.emplace(checkpoints_->find(version, true));
+  CENTROID_ASSIGN(const auto entries, checkpoints_->entries(false));
+  for (const CheckpointEntry& other : entries)
+    if (other.version > version) folder.newer.push_back(other);
+  CENTROID_ASSIGN(const auto segments, journal::segments_of(config_.journal.dir));
+  folder.has_journal = !segments.empty();
+  return folder;
+}
+
 /// What lies in the folder, and whether the job may go back to that. The folder is the thread of
 /// files'.
 Task<Result<std::shared_ptr<const Restoration::Folder>>> Restoration::look(Version version,
                                                                            bool delete_newer) {
   auto read = [this, version] {
-    Folder folder;
-    folder.found.emplace(checkpoints_->find(version, true));
-    for (const CheckpointEntry& other : checkpoints_->list(false))
-      if (other.version > version) folder.newer.push_back(other);
-    folder.has_journal = !journal::segments_of(config_.journal.dir).empty();
-    return std::make_shared<const Folder>(std::move(folder));
+    return std::make_shared<const Result<Folder>>(read_folder(version));
   };
-  const auto folder = co_await run_on(disk_.hurried(), std::move(read));
+  const auto looked = co_await run_on(disk_.hurried(), std::move(read));
+  if (!looked->ok()) co_return looked->error();
+  const auto folder = std::shared_ptr<const Folder>(looked, &looked->value());
   if (!folder->found->ok()) co_return folder->found->error();
   const CheckpointEntry& entry = **folder->found;
   const std::string which = "checkpoint " + entry.path.string();
@@ -149,8 +157,9 @@ Task<Status> Restoration::write_mark(std::shared_ptr<RestoreMark> mark,
   }
   for (const CheckpointEntry& other : folder->newer)
     mark->newer.push_back(other.path.filename().string());
-  auto decide = [this, mark, may_write = gate_.may_write(), writer = gate_.writer()] {
-    for (const LogSegment& one : journal::segments_of(config_.journal.dir))
+  auto decide = [this, mark, may_write = gate_.may_write(), writer = gate_.writer()]() -> Status {
+    CENTROID_ASSIGN(const auto segments, journal::segments_of(config_.journal.dir));
+    for (const LogSegment& one : segments)
       mark->segments.push_back({one.path.filename().string(), one.bytes});
     return mark->write(config_.journal.dir, may_write, writer);
   };

@@ -39,6 +39,7 @@ class Restoration : private JobPart {
     std::vector<CheckpointEntry> newer;
     bool has_journal = false;
   };
+  Result<Folder> read_folder(Version version) const;
   Task<Result<std::shared_ptr<const Folder>>> look(Version version, bool delete_newer);
   Task<Status> remove_newer(std::shared_ptr<const Folder> folder);
   Task<Status> write_mark(std::shared_ptr<RestoreMark> mark, std::shared_ptr<const Folder> folder);

@@ -150,7 +150,7 @@ Task<Result<bool>> ServerChanges::recover_servers() {
   const Raised loading(use_.is_loading, changed_);  // what is left of the store is of no version
   servers_.forget_servers();
   job_.drop_model();  // chunks of it are lost
-  const bool has_checkpoint = co_await loader_.has_checkpoint();
+  CENTROID_CO_ASSIGN(const bool has_checkpoint, co_await loader_.has_checkpoint());
   if (has_checkpoint) {
     CENTROID_CO_ASSIGN(JobState newest, co_await loader_.load_checkpoint());
     start_.go_on_from(std::move(newest));

@@ -18,6 +18,7 @@ namespace centroid::server {
 namespace {
 /// Least memory for what training changes while a checkpoint is written.
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
+constexpr std::chrono::seconds kReadsAgain{10};  // a disk that fails to read
 }  // namespace
 
 /// Before anything is taken for a model. `codec`: of a worker that comes, or as it was known last.
@@ -138,8 +139,37 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   return {};
 }
 
+/// An error of the disk may pass; an older state would lose rounds.
+template <class T>
+Task<Result<T>> StateLoader::repeat(std::function<Task<Result<T>>()> read) {
+  const TimePoint limit = clock_.now() + kReadsAgain;
+  std::optional<Waits::Guard> waits;
+  std::string trouble;
+  for (;;) {
+    auto done = co_await read();
+    const bool may_pass = !done.ok() && done.error().code() == ErrorCode::kUnavailable;
+    if (!may_pass || clock_.now() >= limit || stopping_.is_requested) co_return std::move(done);
+    trouble = done.error().message();
+    if (!waits) {
+      log::warn("checkpoint.read_failed", {{"why", trouble}, {"action", "it is read again"}});
+      waits_.begin(waits, WaitCause::kCheckpoint, "job", "checkpoint", [&] { return trouble; });
+    }
+    (void)co_await waits_.next_change(clock_.now() + kRetryPause);
+  }
+}
+
+Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
+  std::function<Task<Result<JobState>>()> read = [this, entry] { return load(entry); };
+  co_return co_await repeat<JobState>(std::move(read));
+}
+
+Task<Result<bool>> StateLoader::has_checkpoint() {
+  std::function<Task<Result<bool>>()> look = [this] { return look_for_checkpoint(); };
+  co_return co_await repeat<bool>(std::move(look));
+}
+
 /// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
-Task<Result<JobState>> StateLoader::load_checkpoint() {
+Task<Result<JobState>> StateLoader::load_newest() {
   const Raised loading(use_.is_loading, changed_);
   const std::string& folder = config_.checkpoint.dir;
   if (gate_.is_beginning()) phase_.explain("the checkpoints in " + folder + " are looked through");
@@ -150,7 +180,8 @@ Task<Result<JobState>> StateLoader::load_checkpoint() {
     auto newest = checkpoints_->newest_valid(refused);
     if (newest.ok()) return std::make_shared<const CheckpointEntry>(std::move(newest).value());
     if (newest.error().code() != ErrorCode::kNotFound) return std::move(newest).error();
-    for (const CheckpointEntry& entry : checkpoints_->list(false))
+    CENTROID_ASSIGN(const auto entries, checkpoints_->entries(false));
+    for (const CheckpointEntry& entry : entries)
       return Error(ErrorCode::kDataLoss, "every checkpoint in " + checkpoints_->root().string() +
                                              " is damaged (the newest: " + entry.path.string() +
                                              "): move them away to start afresh");
@@ -168,7 +199,7 @@ Task<Result<JobState>> StateLoader::load_checkpoint() {
     log::warn("checkpoint.none_found",
               {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
   if (!**newest) co_return JobState();
-  co_return co_await load_checkpoint(**newest);
+  co_return co_await load(**newest);
 }
 
 /// It was made with settings that go on the same way.
@@ -222,7 +253,8 @@ void take_position(JobState& state, const CheckpointInfo& info) {
 }  // namespace
 
 /// No member may join meanwhile (`use_.is_loading`).
-Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
+Task<Result<JobState>> StateLoader::load(std::shared_ptr<const CheckpointEntry> entry) {
+  if (!entry) co_return co_await load_newest();
   const CheckpointInfo& info = entry->info;
   JobState state;
   if (!config_.run_id.empty() && config_.run_id != info.run_id)
@@ -326,13 +358,12 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
 }
 
 /// Of a model.
-Task<bool> StateLoader::has_checkpoint() const {
-  auto look = [&directory = *checkpoints_] {
-    const auto found = directory.list(false);
-    return std::make_optional(!found.empty() && found.front().version.value > 0);
-  };
+Task<Result<bool>> StateLoader::look_for_checkpoint() const {
+  auto look = [&directory = *checkpoints_] { return std::make_optional(directory.entries(false)); };
   const auto found = co_await run_on(disk_.executor, std::move(look));
-  co_return *found;
+  if (!found->ok()) co_return found->error();
+  const std::vector<CheckpointEntry>& all = found->value();
+  co_return !all.empty() && all.front().version.value > 0;
 }
 
 /// Without a model.

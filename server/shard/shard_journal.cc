@@ -83,8 +83,7 @@ Task<void> ShardJournal::checkpointed(Round round) {
   if (!ours.ok()) co_return;
   recalled_.reset();
   auto remove = [folder = context_.options.journal_dir] {
-    for (const LogSegment& old : journal::segments_of(folder))
-      (void)file::remove(old.path);  // of an earlier configuration with a journal
+    remove_needless(journal::segments_of(folder));
   };
   co_await run_on(context_.files, std::move(remove));
 }

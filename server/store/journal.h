@@ -12,7 +12,7 @@ namespace centroid::server {
 
 /// Disk errors that may pass: it is full, or a part of it is unavailable.
 inline bool is_of_disk(const Error& why) {
-  return why.code() == ErrorCode::kResourceExhausted || why.code() == ErrorCode::kDataLoss ||
+  return why.code() == ErrorCode::kResourceExhausted || why.code() == ErrorCode::kUnavailable ||
          why.code() == ErrorCode::kInternal;
 }
 

@@ -42,7 +42,8 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, jou
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<JournalWriter> writer(new JournalWriter(std::move(options)));
   writer->route_ = std::move(route);
-  for (const LogSegment& old : journal::segments_of(writer->log_.folder))
+  CENTROID_ASSIGN(const auto earlier, journal::segments_of(writer->log_.folder));
+  for (const LogSegment& old : earlier)
     writer->parts_.push_back(
         {old.path, old.number, std::max(old.number, base.round.value), old.bytes});
   CENTROID_TRY(writer->open_segment(base));

@@ -42,7 +42,8 @@ Result<std::unique_ptr<RowsJournalWriter>> RowsJournalWriter::start(Options opti
     return Error(ErrorCode::kFailedPrecondition,
                  "journal folder " + options.folder.string() + ": " + error.message());
   std::unique_ptr<RowsJournalWriter> writer(new RowsJournalWriter(std::move(options), position));
-  for (const LogSegment& old : rows_journal::segments_of(writer->log_.folder))
+  CENTROID_ASSIGN(const auto earlier, rows_journal::segments_of(writer->log_.folder));
+  for (const LogSegment& old : earlier)
     writer->parts_.push_back({old.path, old.number, old.number, old.bytes});
   CENTROID_TRY(writer->open_segment(position.segment, false));
   writer->start_threads();

@@ -90,8 +90,8 @@ Status RowsReplay::run(std::string& run_id) {
   CENTROID_TRY(cut_off(reader));
   RowsJournalWriter::Position next;
   next.segment = journal_.first_segment();
-  for (const LogSegment& there : rows_journal::segments_of(folder_))
-    next.segment = std::max(next.segment, there.number + 1);
+  CENTROID_ASSIGN(const auto there_are, rows_journal::segments_of(folder_));
+  for (const LogSegment& there : there_are) next.segment = std::max(next.segment, there.number + 1);
   next.batches = reader.batches();
   journal_.set_next(next);
   if (reader.segments().empty()) return {};

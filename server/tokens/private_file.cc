@@ -6,8 +6,8 @@ namespace centroid::server {
 
 Error private_file_error(std::string_view what, const Error& why) {
   const ErrorCode code = why.code();
-  const bool may_succeed = code == ErrorCode::kResourceExhausted || code == ErrorCode::kDataLoss ||
-                           code == ErrorCode::kInternal || code == ErrorCode::kUnavailable;
+  const bool may_succeed = code == ErrorCode::kResourceExhausted ||
+                           code == ErrorCode::kUnavailable || code == ErrorCode::kInternal;
   return {
       may_succeed ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition,
       std::string(what) + ": " + why.message() + " (look at the disk and the rights of run_dir)"};

@@ -12,6 +12,7 @@ namespace {
 // With everything healed a round takes some milliseconds; leases and reconnects take seconds.
 constexpr seconds kMostWithoutProgress{90};
 constexpr std::chrono::hours kMostTime{2};  ///< of a job
+constexpr seconds kMostTrouble{40};         ///< of a journal
 constexpr seconds kNamedWithin{2};          ///< a wait that is longer must have a name
 /// Looks, one each 20 ms: between two waits nobody waits for a moment, and a wait has no name while
 /// it is younger than Waits::kYoung.
@@ -258,20 +259,34 @@ void Job::restore(CounterRng& random) {
   const std::uint64_t version = (*all)[random.below(all->size())].version;
   around_.world.note("restore checkpoint " + std::to_string(version));
   around_.ledger.go_back(around_.plan.rounds + 1, version);
-  const auto restored =
-      primary().ask<Result<server::RestoreView>>([version](server::Control& control) {
-        return control.restore_checkpoint(version, true);
-      });
-  if (restored)
-    around_.world.note(restored->ok() ? "restored" : restored->error().to_string());
+  const auto restored = primary().ask<Result<server::RestoreView>>(
+      [version](server::Control& control) { return control.restore_checkpoint(version, true); });
+  if (restored) around_.world.note(restored->ok() ? "restored" : restored->error().to_string());
 }
 
-/// A shard server that is drained ends, and its supervisor starts it again.
+/// A shard server that is drained ends, and its supervisor starts it again. (While the job waits
+/// for a journal's part on it, to drain it would give up those rounds.)
 void Job::drain_server(CounterRng& random) {
+  const auto present = primary().view();
+  if (!present || present->state != "training") return;
   const std::string name = shards_[random.below(shards_.size())].name();
   around_.world.note("drain " + name);
   (void)primary().ask<Status>(
       [name](server::Control& control) { return control.drain_server(name); });
+}
+
+/// All disks work again after seconds: no journal stays as it was then.
+void Job::look_for_trouble() {
+  const auto servers = primary().ask<std::vector<server::ServerView>>(
+      [](server::Control& control) { return control.servers(); });
+  if (!servers) return;
+  const TimePoint time = around_.world.time();
+  for (const server::ServerView& one : *servers) {
+    if (one.trouble.empty())
+      troubled_.erase(one.name);
+    else if (time - troubled_.try_emplace(one.name, time).first->second > kMostTrouble)
+      around_.fault(one.name + " stays in trouble: " + one.trouble);
+  }
 }
 
 /// What a person and their tools ask for, now and then.
@@ -322,8 +337,7 @@ void Job::operate() {
       default:
         (void)primary().ask<std::vector<server::RoundView>>(
             [](server::Control& control) { return control.rounds(100, std::nullopt); });
-        (void)primary().ask<std::vector<server::ServerView>>(
-            [](server::Control& c) { return c.servers(); });
+        look_for_trouble();
     }
   }
 }

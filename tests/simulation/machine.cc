@@ -30,8 +30,12 @@ int Machine::on_storage(const Process& process, std::string_view operation) {
   if (is_change)
     around_.world.let_pass(
         std::chrono::microseconds(10 + random.below(200) + (random.below(50) == 0 ? 10'000 : 0)));
-  const bool can_fail = failing_until_ > around_.world.time() && !test::is_query(operation);
-  if (can_fail && random.below(3) == 0) return EIO;
+  if (failing_until_ > around_.world.time() && random.below(3) == 0) {
+    // Behind a failed sync rounds and pushes are in no journal until the next checkpoint.
+    if (operation == "sync") around_.may_lose_pushes = true;
+    if (operation == "sync") around_.ledger.go_back(around_.plan.rounds + 1, 1);
+    return EIO;
+  }
   const bool is_full = full_until_ > around_.world.time();
   return is_full && (operation == "write" || operation == "create") ? ENOSPC : 0;
 }

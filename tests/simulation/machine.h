@@ -41,6 +41,7 @@ struct Surroundings {
   Ledger ledger;
   std::vector<std::string> faults;
   bool is_over = false;  ///< clients and operators end
+  bool may_lose_pushes = false;
 };
 
 /// A program on a machine with a disk, through all lives of its process. Nothing that a killed

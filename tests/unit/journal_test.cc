@@ -98,7 +98,7 @@ class JournalTest : public ::testing::Test {
   }
 
   fs::path only_segment() const {
-    const auto segments = journal::segments_of(folder_.path());
+    const auto segments = journal::segments_of(folder_.path()).value();
     EXPECT_EQ(segments.size(), 1u);
     return segments.front().path;
   }
@@ -148,6 +148,16 @@ TEST(JournalFormat, CommitsOfOlderJournalsHaveNeitherStepsNorWhatCameLater) {
   ASSERT_TRUE(older.ok());
   EXPECT_EQ(older->steps, 0u);
   EXPECT_EQ(older->contributors, commit.contributors);
+}
+
+/// Otherwise a server that resumes would go back to its checkpoint and overwrite the rounds.
+TEST_F(JournalTest, AFolderThatIsUnreadableIsNotAnEmptyOne) {
+  write_round(*start(options()), 1);
+  const test::ScopedFaults hook(
+      [](std::string_view operation, const fs::path&) { return operation == "list" ? EIO : 0; });
+  EXPECT_FALSE(journal::segments_of(folder_.path()).ok());
+  EXPECT_FALSE(journal::Reader(folder_.path()).next().ok());
+  EXPECT_FALSE(JournalWriter::start(options(), base(0), {}).ok());
 }
 
 TEST_F(JournalTest, CommitsComeBack) {
@@ -325,7 +335,7 @@ TEST_F(JournalTest, ATornTailInFrontOfAGapIsPassedOver) {
     writer->begin_segment(base(3));
     write_round(*writer, 4);
   }
-  const auto segments = journal::segments_of(folder_.path());
+  const auto segments = journal::segments_of(folder_.path()).value();
   ASSERT_EQ(segments.size(), 2u);
   const fs::path old = segments.front().path;
   const std::string sound = slurp(old);
@@ -425,7 +435,7 @@ TEST_F(JournalTest, RecordsOfADeposedServerAfterTheNextSegmentAreNotRead) {
   deposed->chunk_copy(Round(4), 0, ChunkId(0), Form::kSum,
                       std::as_bytes(std::span<const float>(values)));
   wait(*deposed, deposed->asked());
-  const auto segments = journal::segments_of(folder_.path());
+  const auto segments = journal::segments_of(folder_.path()).value();
   ASSERT_EQ(segments.size(), 2u);
   fs::resize_file(segments.front().path, segments.front().bytes - 7);  // and was killed in it
   write_round(*leader, 4);

@@ -191,19 +191,37 @@ TEST_F(KnownDamage, LoadingFindsItToo) {
 
 TEST_F(KnownDamage, WhatIsNoFaultOfTheBytesIsNotHeldAgainstThem) {
   auto directory = opened(0);
-  written(directory, 2);
+  const CheckpointEntry entry = written(directory, 2);
   const auto read_with = [&](int number) {
     const test::ScopedFaults hook([number](std::string_view operation, const fs::path& path) {
       return operation == "read" && path.filename() == kFile ? number : 0;
     });
     EXPECT_NE(directory.find(Version(2), true).value().problem, "");
   };
-  read_with(ENOMEM);
-  EXPECT_EQ(seen(directory, 2), "");
+  for (const int number : {ENOMEM, EIO}) {
+    read_with(number);
+    EXPECT_EQ(seen(directory, 2), "") << number;
+  }
+  rot(entry);
+  EXPECT_FALSE(directory.newest_valid({}).ok());
   read_with(EIO);
-  EXPECT_THAT(seen(directory, 2), HasSubstr("read "));
-  read_with(ENOMEM);
-  EXPECT_THAT(seen(directory, 2), HasSubstr("read ")) << "it was not read to its end";
+  EXPECT_THAT(seen(directory, 2), HasSubstr("CRC-32C differs")) << "it was not read to its end";
+}
+
+/// An older one would give up rounds, and a disk may work again.
+TEST_F(KnownDamage, WhatIsUnreadableIsNotPassedOver) {
+  auto directory = opened(0);
+  written(directory, 2);
+  written(directory, 3);
+  for (const std::string_view failing : {"read", "list", "open"}) {
+    const test::ScopedFaults hook([&](std::string_view operation, const fs::path&) {
+      return operation == failing ? EIO : 0;
+    });
+    const auto newest = directory.newest_valid({});
+    ASSERT_FALSE(newest.ok()) << failing;
+    EXPECT_EQ(newest.error().code(), ErrorCode::kUnavailable) << newest.error().to_string();
+  }
+  EXPECT_EQ(directory.newest_valid({}).value().version, Version(3));
 }
 
 TEST_F(KnownDamage, OfWhatIsGoneNothingIsKept) {

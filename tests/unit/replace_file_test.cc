@@ -107,7 +107,7 @@ TEST_F(ReplaceFile, WhereItIsSaidSoFailureMeansThatThereIsNone) {
   const test::ScopedFaults hook([&](std::string_view operation, const fs::path& at) {
     return operation == "sync_directory" && at == folder_.path() ? EIO : 0;
   });
-  EXPECT_EQ(replace(kNew, sure).error().code(), ErrorCode::kDataLoss);
+  EXPECT_EQ(replace(kNew, sure).error().code(), ErrorCode::kUnavailable);
   EXPECT_THAT(names(), ElementsAre());
 }
 

@@ -55,7 +55,8 @@ class RestoreMarkTest : public ::testing::Test {
     out.version = Version(5);
     for (const CheckpointEntry& entry : open().list(false))
       if (entry.version > out.version) out.newer.push_back(entry.path.filename().string());
-    for (const LogSegment& one : journal::segments_of(journal()))
+    const auto there = journal::segments_of(journal());
+    for (const LogSegment& one : *there)
       out.segments.push_back({one.path.filename().string(), one.bytes});
     return out;
   }
@@ -67,7 +68,8 @@ class RestoreMarkTest : public ::testing::Test {
   }
   std::vector<std::uint64_t> segments() const {
     std::vector<std::uint64_t> out;
-    for (const LogSegment& one : journal::segments_of(journal())) out.push_back(one.number);
+    const auto there = journal::segments_of(journal());
+    for (const LogSegment& one : *there) out.push_back(one.number);
     return out;
   }
   TemporaryDirectory folder_;
@@ -113,7 +115,7 @@ TEST_F(RestoreMarkTest, ARestoreStoppedBetweenTwoChangesIsCompletedLater) {
     EXPECT_TRUE(has_mark());
     const auto read = RestoreMark::read(journal());
     ASSERT_TRUE(read.ok() && *read);
-    EXPECT_EQ((*read)->why_stale(journal(), open()), "");
+    EXPECT_EQ((*read)->why_stale(journal(), open()).value(), "");
   }
   EXPECT_THAT(versions(), ElementsAre(5, 3));
   EXPECT_THAT(segments(), IsEmpty());
@@ -141,7 +143,7 @@ TEST_F(RestoreMarkTest, DoesNotCountWhenAJournalHasGrownSince) {
 TEST_F(RestoreMarkTest, DoesNotCountBesideASegmentOrACheckpointOfLater) {
   ASSERT_TRUE(mark().write(journal(), {}).ok());
   add_segment(9, "x");
-  EXPECT_THAT(mark().why_stale(journal(), open()), "");
+  EXPECT_THAT(mark().why_stale(journal(), open()).value(), "");
   ASSERT_TRUE(complete_restore(journal(), open(), {}).ok());
   EXPECT_THAT(segments(), ElementsAre(4, 7, 9));
   EXPECT_FALSE(has_mark());

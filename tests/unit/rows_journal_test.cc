@@ -96,7 +96,9 @@ class RowsJournal : public ::testing::Test {
     for (std::uint64_t i = 1; i <= last; ++i) out.push_back(i);
     return out;
   }
-  std::vector<LogSegment> segments() const { return rows_journal::segments_of(folder_.path()); }
+  std::vector<LogSegment> segments() const {
+    return rows_journal::segments_of(folder_.path()).value();
+  }
 
   /// The writer does not report what it removes.
   bool await_segments(std::size_t count) const {

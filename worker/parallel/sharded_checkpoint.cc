@@ -333,7 +333,9 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
   CENTROID_TRY(check_model(parameters));
   CENTROID_ASSIGN(const std::unique_ptr<Optimizer> optimizer, make_optimizer(options.optimizer));
   std::vector<CheckpointEntry> candidates;
-  if (directory_) candidates = directory_->list(false);
+  if (directory_) {
+    CENTROID_ASSIGN(candidates, directory_->entries(false));
+  }
   for (Status refused;;) {
     CENTROID_ASSIGN(const fs::path folder, choose(candidates, version, refused));
     CheckpointManifest content;
