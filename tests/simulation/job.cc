@@ -11,9 +11,9 @@ namespace {
 
 // With everything healed a round takes some milliseconds; leases and reconnects take seconds.
 constexpr seconds kMostWithoutProgress{90};
-constexpr std::chrono::hours kMostTime{2};  ///< of a job
-constexpr seconds kMostTrouble{40};         ///< of a journal
-constexpr seconds kNamedWithin{2};          ///< a wait that is longer must have a name
+constexpr std::chrono::hours kMostTime{2};    ///< of a job
+constexpr std::uint64_t kMostInTrouble = 15;  ///< rounds behind a checkpoint, of a journal
+constexpr seconds kNamedWithin{2};            ///< a wait that is longer must have a name
 /// Looks, one each 20 ms: between two waits nobody waits for a moment, and a wait has no name while
 /// it is younger than Waits::kYoung.
 constexpr std::size_t kMostLooks = 15;
@@ -275,17 +275,24 @@ void Job::drain_server(CounterRng& random) {
       [name](server::Control& control) { return control.drain_server(name); });
 }
 
-/// All disks work again after seconds: no journal stays as it was then.
+/// A journal that a failed sync has broken begins again with the round behind a checkpoint.
 void Job::look_for_trouble() {
+  const auto present = primary().view();
+  const auto all = primary().ask<std::vector<server::CheckpointView>>(
+      [](server::Control& control) { return control.checkpoints(); });
   const auto servers = primary().ask<std::vector<server::ServerView>>(
       [](server::Control& control) { return control.servers(); });
-  if (!servers) return;
-  const TimePoint time = around_.world.time();
+  if (!servers || !present || !all || all->empty()) return;
   for (const server::ServerView& one : *servers) {
-    if (one.trouble.empty())
+    if (!one.trouble.starts_with("sync")) {
       troubled_.erase(one.name);
-    else if (time - troubled_.try_emplace(one.name, time).first->second > kMostTrouble)
-      around_.fault(one.name + " stays in trouble: " + one.trouble);
+      continue;
+    }
+    const std::uint64_t since = troubled_.try_emplace(one.name, present->version).first->second;
+    const std::uint64_t written = all->front().version;
+    if (written > since && present->version > written + kMostInTrouble)
+      around_.fault(one.name + " stays in trouble behind checkpoint " + std::to_string(written) +
+                    ": " + one.trouble);
   }
 }
 
