@@ -285,7 +285,7 @@ Task<void> JobServer::watch_leases() {
       ctx_.probe.journal(ctx_.journal.state(rows));
     if (parts_.checkpointer.is_checkpoint_due())
       ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());
-    if (!ctx_.use.is_writing && ctx_.journal.requires_checkpoint())
+    if (!ctx_.use.is_writing && ctx_.journal.requires_checkpoint(ctx_.clock.now()))
       ctx_.tasks.spawn(parts_.checkpointer.checkpoint_in_background());
     if (ctx_.use.is_writing && ctx_.journal.state().is_broken) (void)ctx_.disk.hurried();
     if (ctx_.job.pool && ctx_.job.aggregator)

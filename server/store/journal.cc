@@ -8,6 +8,10 @@
 
 namespace centroid::server {
 
+namespace {
+constexpr std::chrono::minutes kRepairEvery{1};
+}  // namespace
+
 Journal::Journal(Executor executor)
     : executor_(executor), moved_(std::make_shared<Event>(executor)) {}
 
@@ -19,7 +23,8 @@ Task<Status> Journal::start(Executor files, JournalWriter::Options options, jour
       if (*callback) (*callback)();
     });
   };
-  accepts_ = has_chunks_ = rotates_ = was_broken_ = false;
+  accepts_ = has_chunks_ = rotates_ = false;
+  repairs_at_ = {};
   using Opened = Result<std::unique_ptr<JournalWriter>>;
   auto open = [options = std::move(options), base = std::move(base), route = std::move(route)] {
     return std::make_shared<Opened>(JournalWriter::start(options, base, route));
@@ -119,12 +124,12 @@ void Journal::give_up() {
   moved_->notify_all();
 }
 
-bool Journal::requires_checkpoint() {
-  if (!writer_) return false;
-  const bool is_broken = writer_->state().is_broken;
-  const bool is_new = is_broken && !was_broken_;
-  was_broken_ = is_broken;
-  return is_new;
+bool Journal::requires_checkpoint(TimePoint now) {
+  const bool is_broken = writer_ && writer_->state().is_broken;
+  if (!is_broken) repairs_at_ = {};
+  if (!is_broken || now < repairs_at_) return false;
+  repairs_at_ = now + kRepairEvery;
+  return true;
 }
 
 JournalWriter::State Journal::state() const {

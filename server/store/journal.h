@@ -62,8 +62,8 @@ class Journal {
   void checkpoint_written(Round round);
   /// The server stops: failing writes are not awaited any more.
   void give_up();
-  /// True once after it broke: a checkpoint is needed.
-  bool requires_checkpoint();
+  /// It is broken, and a checkpoint is needed: at once, and again every minute.
+  bool requires_checkpoint(TimePoint now);
   JournalWriter::State state() const;
   /// Together with that of tables of sparse rows, if there is one.
   JournalWriter::State state(const std::optional<RowsJournalWriter::State>& rows) const;
@@ -76,7 +76,8 @@ class Journal {
   std::shared_ptr<std::function<void()>> callback_ = std::make_shared<std::function<void()>>();
   Round round_;
   std::uint32_t attempt_ = 0;
-  bool accepts_ = false, has_chunks_ = false, rotates_ = false, was_broken_ = false;
+  bool accepts_ = false, has_chunks_ = false, rotates_ = false;
+  TimePoint repairs_at_{};  ///< not before
   Round rotates_at_;
   std::unique_ptr<JournalWriter> writer_;
 };

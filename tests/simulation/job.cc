@@ -1,6 +1,7 @@
 #include "tests/simulation/job.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace centroid::simulation {
 
@@ -275,7 +276,8 @@ void Job::drain_server(CounterRng& random) {
       [name](server::Control& control) { return control.drain_server(name); });
 }
 
-/// A journal that a failed sync has broken begins again with the round behind a checkpoint.
+/// A journal that a failed sync has broken begins again with the round behind a checkpoint: it is
+/// no longer in a segment of before.
 void Job::look_for_trouble() {
   const auto present = primary().view();
   const auto all = primary().ask<std::vector<server::CheckpointView>>(
@@ -283,14 +285,12 @@ void Job::look_for_trouble() {
   const auto servers = primary().ask<std::vector<server::ServerView>>(
       [](server::Control& control) { return control.servers(); });
   if (!servers || !present || !all || all->empty()) return;
+  const std::uint64_t written = all->front().version;
   for (const server::ServerView& one : *servers) {
-    if (!one.trouble.starts_with("sync")) {
-      troubled_.erase(one.name);
-      continue;
-    }
-    const std::uint64_t since = troubled_.try_emplace(one.name, present->version).first->second;
-    const std::uint64_t written = all->front().version;
-    if (written > since && present->version > written + kMostInTrouble)
+    const std::size_t name = one.trouble.find("/journal-");
+    if (!one.trouble.starts_with("sync") || name == std::string::npos) continue;
+    const std::uint64_t segment = std::strtoull(one.trouble.c_str() + name + 9, nullptr, 10);
+    if (segment + 1 < written && present->version > written + kMostInTrouble)
       around_.fault(one.name + " stays in trouble behind checkpoint " + std::to_string(written) +
                     ": " + one.trouble);
   }
@@ -303,6 +303,7 @@ void Job::operate() {
   while (!around_.is_over) {
     world.let_pass(milliseconds(50 + random.below(1500)));
     if (around_.is_over) return;
+    if (around_.plan.disk_errors > 0) look_for_trouble();
     if (around_.plan.restores && rare.below(10) == 0) restore(rare);
     if (around_.plan.drains_servers && rare.below(10) == 0) drain_server(rare);
     switch (random.below(6)) {
@@ -344,7 +345,8 @@ void Job::operate() {
       default:
         (void)primary().ask<std::vector<server::RoundView>>(
             [](server::Control& control) { return control.rounds(100, std::nullopt); });
-        look_for_trouble();
+        (void)primary().ask<std::vector<server::ServerView>>(
+            [](server::Control& c) { return c.servers(); });
     }
   }
 }

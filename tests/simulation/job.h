@@ -1,7 +1,6 @@
 #pragma once
 
 #include <deque>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -55,11 +54,10 @@ class Job {
   Host::Number operator_ = 0;
   ServerProgram* primary_ = nullptr;  ///< as it was seen last
   std::uint64_t injected_ = 0;
-  std::uint64_t newest_ = 0;                       ///< version that a server has shown
-  std::map<std::string, std::uint64_t> troubled_;  ///< since which version a server's journal fails
-  std::string position_;                           ///< what it has shown last
-  TimePoint moved_{};                              ///< when that has changed last
-  std::size_t looks_ = 0;  ///< in a row that found neither progress nor a wait
+  std::uint64_t newest_ = 0;  ///< version that a server has shown
+  std::string position_;      ///< what it has shown last
+  TimePoint moved_{};         ///< when that has changed last
+  std::size_t looks_ = 0;     ///< in a row that found neither progress nor a wait
 };
 
 }  // namespace centroid::simulation
