@@ -36,7 +36,7 @@ class FramedConnection final : public Connection {
   Task<Result<Bytes>> read_piece(MutableBytes scratch) override;
   Task<Status> skip_payload() override;
   Task<Status> write(const OutFrame& frame) override;
-  /// The effect of a bad wire or a dying peer on a frame; for make_faulty.
+  /// The effect of a bad wire or a dying peer on a frame; for tests.
   Task<Status> write_damaged(const OutFrame& frame, Damage damage);
   void close(Error cause) noexcept override;
   void close_with(const OutFrame& last, Error cause) noexcept override;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -18,7 +17,7 @@
 
 namespace centroid::transport {
 
-/// "host:port" for TCP (IPv6 hosts in brackets), any name for in-process. Port 0 selects a free
+/// "host:port" for TCP (IPv6 hosts in brackets), any name for shared memory. Port 0 selects a free
 /// one.
 struct Endpoint {
   std::string host = "127.0.0.1";
@@ -154,26 +153,5 @@ class PollSet;
 /// endpoint is any name. `polls`: of the thread that runs the executor, if it polls.
 std::unique_ptr<Transport> make_shm(Executor executor, TransportOptions options = {},
                                     PollSet* polls = nullptr);
-
-/// A name space of in-process endpoints, shared by the transports of several threads.
-class InProcessHub;
-std::shared_ptr<InProcessHub> make_inprocess_hub();
-/// The same rules within one process; both ends may live on different executors.
-std::unique_ptr<Transport> make_inprocess(Executor executor, std::shared_ptr<InProcessHub> hub,
-                                          TransportOptions options = {});
-
-/// The effect of `make_faulty` on the operations of all its connections, counted in order from 0.
-struct FaultPlan {
-  enum class Action { kNone, kFail, kCut, kCorrupt, kTruncate, kDelay };
-  Action action = Action::kNone;
-  std::uint64_t at_operation = ~std::uint64_t{0};  ///< the N-th connect/read/write
-  std::chrono::milliseconds delay{0};              ///< for kDelay
-  std::shared_ptr<std::atomic<std::uint64_t>> operations =
-      std::make_shared<std::atomic<std::uint64_t>>(0);  ///< counts; read it after a run
-};
-/// Decorator: at the planned operation it fails the call (kFail), closes the connection after the
-/// call (kCut), flips a bit of the payload or head (kCorrupt), sends a part and closes (kTruncate)
-/// or waits (kDelay).
-std::unique_ptr<Transport> make_faulty(std::unique_ptr<Transport> inner, FaultPlan plan);
 
 }  // namespace centroid::transport

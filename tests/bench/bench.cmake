@@ -3,7 +3,7 @@ centroid_bench(centroid-bench-store SOURCES bench/store_bench.cc
 centroid_bench(centroid-bench-robust SOURCES bench/robust_bench.cc DEPS centroid::aggregate)
 centroid_bench(centroid-bench-devices SOURCES bench/devices_bench.cc DEPS centroid::node)
 centroid_bench(centroid-bench-pingpong SOURCES bench/pingpong_bench.cc
-  DEPS centroid_test_certificates)
+  DEPS centroid_test_certificates centroid_test_transports)
 if(TARGET centroid_test_cluster)
   centroid_bench(centroid-bench-overlap SOURCES bench/overlap_bench.cc DEPS centroid_test_cluster)
 endif()

@@ -25,6 +25,7 @@
 
 #include "common/async/io_thread.h"
 #include "tests/support/certificates.h"
+#include "tests/support/in_process_transport.h"
 #include "tests/unit/temporary_directory.h"
 #include "transport/transport.h"
 

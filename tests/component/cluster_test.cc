@@ -11,6 +11,8 @@
 #include <gtest/gtest.h>
 
 #include "common/checkpoint/checkpoint.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/in_process_transport.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::test {

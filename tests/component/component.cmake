@@ -1,5 +1,5 @@
 add_library(centroid_test_cluster STATIC EXCLUDE_FROM_ALL support/cluster.cc)
-target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::node)
+target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::node centroid_test_transports)
 centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc component/contract_test.cc component/restore_contract_test.cc
   component/auto_test.cc component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 900)
 if(TEST component.cluster_test)
@@ -24,8 +24,9 @@ if(TARGET centroid_simulated_gpu)
     DEPS centroid_test_cluster centroid_simulated_gpu)
   centroid_nccl_stand_in(gpu_cluster_test)
 endif()
-centroid_test(job_plan_test LABEL component SOURCES component/job_plan_test.cc component/layer_costs_test.cc component/step_time_test.cc DEPS centroid::node)
+centroid_test(job_plan_test LABEL component SOURCES component/job_plan_test.cc component/layer_costs_test.cc component/step_time_test.cc
+  DEPS centroid::node centroid_test_transports)
 centroid_test(sharded_replica_test LABEL component SOURCES component/sharded_replica_test.cc component/pipeline_replica_test.cc
-  DEPS centroid::node TIMEOUT 600)
+  DEPS centroid::node centroid_test_transports TIMEOUT 600)
 centroid_test(rows_servers_test LABEL component SOURCES component/rows_moves_test.cc component/rows_servers_test.cc component/rows_servers_lost_test.cc
   DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)

@@ -9,6 +9,7 @@
 
 #include "common/proto/about.h"
 #include "tests/support/cluster.h"
+#include "tests/support/faulty_transport.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::test {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/in_process_transport.h"
 #include "tests/unit/temporary_directory.h"
 
 /// A bit that changes in the memory of one worker, where every worker makes the steps by itself.

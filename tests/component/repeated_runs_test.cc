@@ -9,6 +9,7 @@
 
 #include "common/base/trace_events.h"
 #include "tests/support/cluster.h"
+#include "tests/support/in_process_transport.h"
 #include "tests/unit/temporary_directory.h"
 
 /// A process that trains again and again: a notebook, a search over settings, a long test run.

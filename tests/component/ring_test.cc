@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/in_process_transport.h"
 #include "tests/unit/temporary_directory.h"
 
 /// Clusters whose workers add among themselves, in one process.

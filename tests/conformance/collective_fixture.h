@@ -14,6 +14,8 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/in_process_transport.h"
 #include "transport/collective/collectives.h"
 #include "transport/collective/mesh.h"
 
@@ -37,6 +39,15 @@ struct Wire {
   MeshOptions options{};
 };
 using WireOf = std::function<Wire(std::uint32_t rank)>;
+
+/// As tcp_factory, within this process.
+inline Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub) {
+  transport::TransportOptions options;
+  options.stall_timeout = std::chrono::hours(1);
+  return [options, hub](Executor executor) {
+    return transport::make_inprocess(executor, hub, options);
+  };
+}
 
 /// Rank `bad` of an in-process job has the faults of `plan`, which begin when
 /// `*plan.operations` is set to 0.

@@ -14,6 +14,8 @@
 #include "common/async/io_thread.h"
 #include "common/async/task_group.h"
 #include "tests/support/certificates.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/in_process_transport.h"
 #include "transport/session.h"
 
 namespace centroid::transport {

@@ -22,6 +22,8 @@
 #include "common/async/io_thread.h"
 #include "common/base/random.h"
 #include "tests/support/certificates.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/in_process_transport.h"
 #include "transport/transport.h"
 
 #define CO_ASSERT(condition)                     \

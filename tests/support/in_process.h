@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/support/cluster.h"
+#include "tests/support/in_process_transport.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::test {

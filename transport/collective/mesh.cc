@@ -151,12 +151,4 @@ Mesh::TransportFactory tcp_factory(transport::TransportOptions options, transpor
   return [options, make = std::move(make)](Executor executor) { return make(executor, options); };
 }
 
-Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub) {
-  transport::TransportOptions options;
-  options.stall_timeout = kNoStallLimit;
-  return [options, hub](Executor executor) {
-    return transport::make_inprocess(executor, hub, options);
-  };
-}
-
 }  // namespace centroid::collective

@@ -101,6 +101,5 @@ class Mesh {
 /// takes the place of TCP.
 Mesh::TransportFactory tcp_factory(transport::TransportOptions options = {},
                                    transport::Factory make = transport::make_tcp);
-Mesh::TransportFactory inprocess_factory(std::shared_ptr<transport::InProcessHub> hub);
 
 }  // namespace centroid::collective

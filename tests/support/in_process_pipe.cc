@@ -1,4 +1,4 @@
-#include "transport/inprocess_pipe.h"
+#include "tests/support/in_process_pipe.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,5 @@
+#include "tests/support/faulty_transport.h"
+
 #include <algorithm>
 
 #include <boost/asio/this_coro.hpp>

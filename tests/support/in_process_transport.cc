@@ -1,11 +1,13 @@
+#include "tests/support/in_process_transport.h"
+
 #include <deque>
 #include <map>
 #include <mutex>
 
 #include <boost/asio/this_coro.hpp>
 
+#include "tests/support/in_process_pipe.h"
 #include "transport/framed_connection.h"
-#include "transport/inprocess_pipe.h"
 
 namespace centroid::transport {
 
