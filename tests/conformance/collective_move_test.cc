@@ -308,21 +308,6 @@ TEST_P(Move, TagsMayBeIssuedInAnyOrder) {
   });
 }
 
-TEST_P(Move, ABucketReducesManyTensorsInOneOperation) {
-  Job job(GetParam(), 3);
-  job.run([&](Group& group) {
-    std::vector<Floats> tensors;
-    std::vector<Elements> parts;
-    for (std::size_t i = 0; i < 20; ++i) tensors.emplace_back(i, static_cast<float>(i));
-    for (Floats& tensor : tensors) parts.emplace_back(view(tensor));
-    EXPECT_TRUE(succeeds(barrier(group)));  // connects
-    const auto before = group.traffic();
-    EXPECT_TRUE(succeeds(all_reduce_bucket_async(group, parts, with(Reduction::kMean)).wait()));
-    EXPECT_LE(group.traffic().frames_out - before.frames_out, 5u);
-    for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(tensors[i], Floats(i, static_cast<float>(i)));
-  });
-}
-
 Task<void> reduce_twice(Group* group, Floats* data, Status* status) {
   Handle first = all_reduce_async(*group, view(*data));
   *status = co_await first.ended();

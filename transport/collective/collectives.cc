@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "common/base/random.h"
 #include "transport/collective/group_core.h"
@@ -24,10 +23,6 @@ constexpr std::uint64_t kLeastSegment = 512 << 10;
 constexpr std::uint64_t kWeightTag = 0x7765696768747300;
 constexpr std::uint64_t kPairTag = 0x7061697273000000;
 
-Error bad(Operation operation, const std::string& what) {
-  return {ErrorCode::kInvalidArgument, std::string(to_string(operation)) + ": " + what};
-}
-
 bool overlap(Bytes a, Bytes b) {
   return !a.empty() && !b.empty() && a.data() < b.data() + b.size() &&
          b.data() < a.data() + a.size();
@@ -45,7 +40,10 @@ struct Draft {
     shape.element_bytes = size_of(in.dtype);
   }
 
-  Error refuse(const std::string& what) const { return bad(signature.operation, what); }
+  Error refuse(const std::string& what) const {
+    const std::string operation(to_string(signature.operation));
+    return {ErrorCode::kInvalidArgument, operation + ": " + what};
+  }
 
   const Group& group;
   CallOptions options;
@@ -497,47 +495,6 @@ Handle receive_async(const Group& group, Elements data, std::uint32_t from, Call
 Status receive(const Group& group, Elements data, std::uint32_t from, CallOptions options) {
   return start_pair(group, ConstElements(data.dtype, Bytes()), data, from, false, options, true)
       .wait();
-}
-
-Handle all_reduce_bucket_async(const Group& group, std::span<const Elements> tensors,
-                               CallOptions options) {
-  if (tensors.empty()) return Handle(bad(Operation::kAllReduce, "a bucket without tensors"));
-  const DType dtype = tensors.front().dtype;
-  std::size_t bytes = 0;
-  for (const Elements& tensor : tensors) {
-    if (tensor.dtype != dtype)
-      return Handle(bad(Operation::kAllReduce, "tensors of different types in one bucket"));
-    bytes += tensor.bytes.size();
-  }
-  const std::shared_ptr<std::byte[]> packed(new std::byte[bytes]);
-  std::size_t at = 0;
-  for (const Elements& tensor : tensors) {
-    if (!tensor.bytes.empty())
-      std::memcpy(packed.get() + at, tensor.bytes.data(), tensor.bytes.size());
-    at += tensor.bytes.size();
-  }
-  const Elements data(dtype, MutableBytes(packed.get(), bytes));
-  Draft draft(group, Operation::kAllReduce, data, data, options);
-  draft.options.preserve_input = false;  // the tensors change only after success
-  if (Status planned = plan_all_reduce(draft); !planned.ok())
-    return Handle(std::move(planned).error());
-  draft.tag = options.tag;
-  Call::Plan plan = plan_of(draft);
-  plan.on_end = [packed, notify = std::move(options.on_end),
-                 parts =
-                     std::vector<Elements>(tensors.begin(), tensors.end())](const Status& status) {
-    std::size_t from = 0;
-    for (const Elements& part : parts) {
-      if (status.ok() && !part.bytes.empty())
-        std::memcpy(part.bytes.data(), packed.get() + from, part.bytes.size());
-      from += part.bytes.size();
-    }
-    if (notify) notify();
-  };
-  if (options.reduction == Reduction::kWeightedMean && group.world() > 1 && bytes != 0)
-    return begin_weighted(draft, std::move(plan), false);
-  if (options.reduction == Reduction::kMean) plan.divisor = group.world();
-  return begin(group, make_call(std::move(plan)), false);
 }
 
 }  // namespace centroid::collective

@@ -26,10 +26,6 @@ Status all_reduce(const Group& group, ConstElements input, Elements output,
 Handle all_reduce_async(const Group& group, Elements data, CallOptions options = {});
 Status all_reduce(const Group& group, Elements data, CallOptions options = {});
 
-/// One operation over many small tensors of one type, in place; packs them into memory of its own.
-Handle all_reduce_bucket_async(const Group& group, std::span<const Elements> tensors,
-                               CallOptions options = {});
-
 /// Combine; rank i receives part i. `counts`: elements of each part; empty: even, the first r parts
 /// one longer. In place if the output is its own part within the input; the rest of the input is
 /// then overwritten.
