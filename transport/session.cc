@@ -263,4 +263,9 @@ Task<Status> Session::respond(const FrameHeader& request, Status status) {
   return status.ok() ? respond(request, Bytes()) : respond_error(request, status.error());
 }
 
+Task<Status> Session::respond(const FrameHeader& request, Result<Reply> reply) {
+  if (!reply.ok()) co_return co_await respond_error(request, reply.error());
+  co_return co_await respond(request, reply->head, reply->payload);
+}
+
 }  // namespace centroid::transport

@@ -120,6 +120,8 @@ class Session {
   Task<Status> respond_error(const FrameHeader& request, Error error);
   /// An empty response, or the error.
   Task<Status> respond(const FrameHeader& request, Status status);
+  /// The answer, or the error.
+  Task<Status> respond(const FrameHeader& request, Result<Reply> reply);
   /// One-way. Waits for credit if there is a payload, first come first served.
   /// fails  deadline_exceeded (names peer and bytes) without credit in time, invalid_argument if
   ///        the payload is larger than the peer's window or a limit.

@@ -2,10 +2,12 @@
 
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "common/proto/about.h"
 #include "server/shard/read_manifest.h"
+#include "server/shard/reply_of.h"
 
 namespace centroid::server {
 
@@ -16,11 +18,6 @@ using transport::Session;
 namespace {
 
 constexpr std::chrono::seconds kJoinWait{5};
-
-Task<Status> done(Session& session, transport::FrameHeader request, Status status) {
-  if (!status.ok()) co_return co_await session.respond_error(request, status.error());
-  co_return co_await session.respond(request, Bytes());
-}
 
 }  // namespace
 
@@ -38,38 +35,69 @@ Task<Status> LeaderSink::on_frame(Session& session, InFrame frame) {
   co_return co_await dispatch(session, frame);
 }
 
+template <class M>
+Task<Status> LeaderSink::act(Session& session, const InFrame& frame,
+                             Status (HostedModel::*what)(M)) {
+  CENTROID_CO_ASSIGN(auto message, proto::decode<std::remove_cvref_t<M>>(frame.head));
+  const Status done = (model_.*what)(std::move(message));
+  co_return co_await session.respond(frame.header, done);
+}
+
+template <class M>
+Task<Status> LeaderSink::act(Session& session, const InFrame& frame,
+                             Task<Status> (HostedModel::*what)(M)) {
+  CENTROID_CO_ASSIGN(auto message, proto::decode<M>(frame.head));
+  const Status done = co_await (model_.*what)(std::move(message));
+  co_return co_await session.respond(frame.header, done);
+}
+
+template <class M, class R>
+Task<Status> LeaderSink::act_beside(Session& session, const InFrame& frame,
+                                    Task<R> (HostedModel::*what)(M)) {
+  CENTROID_CO_ASSIGN(auto message, proto::decode<M>(frame.head));
+  tasks_.spawn(answer(session, frame.header, (model_.*what)(std::move(message))));
+  co_return Status();
+}
+
+template <class R>
+Task<void> LeaderSink::answer(Session& session, transport::FrameHeader request, Task<R> work) {
+  const R done = co_await std::move(work);
+  auto reply = reply_of(done);
+  (void)co_await session.respond(request, std::move(reply));
+}
+
 Task<Status> LeaderSink::dispatch(Session& session, const InFrame& frame) {
   switch (static_cast<ServersKind>(frame.header.kind)) {
     case ServersKind::kModel:
       return on_model(session, frame);
     case ServersKind::kPlace:
-      return on_place(session, frame);
+      return act(session, frame, &HostedModel::place);
     case ServersKind::kLoad:
       return on_load(session, frame);
     case ServersKind::kBegin:
-      return on_begin(session, frame);
+      return act(session, frame, &HostedModel::begin);
     case ServersKind::kFetch:
       return on_fetch(session, frame);
     case ServersKind::kFreeze:
-      return on_freeze(session, frame);
+      return act(session, frame, &HostedModel::freeze);
     case ServersKind::kMerge:
-      return on_merge(session, frame);
+      return act_beside(session, frame, &HostedModel::merge);
     case ServersKind::kStep:
-      return on_step(session, frame);
+      return act_beside(session, frame, &HostedModel::step);
     case ServersKind::kCommit:
-      return on_commit(session, frame);
+      return act_beside(session, frame, &HostedModel::commit);
     case ServersKind::kOptimizer:
-      return on_optimizer(session, frame);
+      return act(session, frame, &HostedModel::set_optimizer);
     case ServersKind::kRecall:
       return on_recall(session, frame);
     case ServersKind::kStatistics:
-      return on_statistics(session, frame);
+      return act_beside(session, frame, &HostedModel::statistics);
     case ServersKind::kTokens:
       return on_tokens(session, frame);
     case ServersKind::kOpened:
       return on_opened(frame);
     case ServersKind::kMemoryPlan:
-      return on_memory_plan(session, frame);
+      return act(session, frame, &HostedModel::resize);
     case ServersKind::kForget:
       return on_forget(frame);
     default:
@@ -87,13 +115,7 @@ Task<Status> LeaderSink::on_model(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(auto model, proto::decode<proto::ServerModel>(frame.head));
   CENTROID_CO_ASSIGN(model.manifest, co_await read_manifest(session, frame.header.payload_bytes));
   const Status taken = co_await model_.take_model(std::move(model));
-  co_return co_await done(session, frame.header, taken);
-}
-
-Task<Status> LeaderSink::on_place(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(auto route, proto::decode<proto::Route>(frame.head));
-  const Status taken = model_.place(std::move(route));
-  co_return co_await done(session, frame.header, taken);
+  co_return co_await session.respond(frame.header, taken);
 }
 
 Task<Status> LeaderSink::on_load(Session& session, const InFrame& frame) {
@@ -102,49 +124,13 @@ Task<Status> LeaderSink::on_load(Session& session, const InFrame& frame) {
   const auto values = buffer.bytes().first(frame.header.payload_bytes);
   CENTROID_CO_TRY(co_await session.read_payload(values));
   const Status taken = model_.load(head, values);
-  co_return co_await done(session, frame.header, taken);
-}
-
-Task<Status> LeaderSink::on_begin(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
-  const Status begun = co_await model_.begin(state);
-  co_return co_await done(session, frame.header, begun);
+  co_return co_await session.respond(frame.header, taken);
 }
 
 Task<Status> LeaderSink::on_fetch(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto head, proto::decode<proto::ServerChunk>(frame.head));
   tasks_.spawn(send_chunk(session, frame.header, head));
   co_return Status();
-}
-
-Task<Status> LeaderSink::on_freeze(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
-  const Status frozen = co_await model_.freeze(state);
-  co_return co_await done(session, frame.header, frozen);
-}
-
-Task<Status> LeaderSink::on_merge(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(auto merge, proto::decode<proto::Merge>(frame.head));
-  tasks_.spawn(run_merge(session, frame.header, std::move(merge)));
-  co_return Status();
-}
-
-Task<Status> LeaderSink::on_step(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto step, proto::decode<proto::Step>(frame.head));
-  tasks_.spawn(run_step(session, frame.header, step));
-  co_return Status();
-}
-
-Task<Status> LeaderSink::on_commit(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto state, proto::decode<proto::ServerState>(frame.head));
-  tasks_.spawn(run_commit(session, frame.header, state));
-  co_return Status();
-}
-
-Task<Status> LeaderSink::on_optimizer(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto change, proto::decode<proto::OptimizerChange>(frame.head));
-  const Status taken = model_.set_optimizer(change);
-  co_return co_await done(session, frame.header, taken);
 }
 
 Task<Status> LeaderSink::on_recall(Session& session, const InFrame& frame) {
@@ -157,16 +143,10 @@ Task<Status> LeaderSink::on_recall(Session& session, const InFrame& frame) {
   co_return co_await session.respond(frame.header, head, numbers->bytes);
 }
 
-Task<Status> LeaderSink::on_statistics(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::Statistics>(frame.head));
-  tasks_.spawn(run_statistics(session, frame.header, wanted));
-  co_return Status();
-}
-
 Task<Status> LeaderSink::on_tokens(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(auto tokens, proto::decode<proto::Tokens>(frame.head));
   workers_.set_tokens(std::move(tokens));
-  co_return co_await done(session, frame.header, Status());
+  co_return co_await session.respond(frame.header, Bytes());
 }
 
 Task<Status> LeaderSink::on_opened(const InFrame& frame) {
@@ -174,12 +154,6 @@ Task<Status> LeaderSink::on_opened(const InFrame& frame) {
   model_.open(opened);  // before the fence: a push that waits for the fence must then be expected
   workers_.set_opened(std::move(opened));
   co_return Status();
-}
-
-Task<Status> LeaderSink::on_memory_plan(Session& session, const InFrame& frame) {
-  CENTROID_CO_ASSIGN(const auto wanted, proto::decode<proto::MemoryPlan>(frame.head));
-  const Status fits = model_.resize(wanted);
-  co_return co_await done(session, frame.header, fits);
 }
 
 Task<Status> LeaderSink::on_forget(const InFrame& frame) {
@@ -196,44 +170,6 @@ Task<void> LeaderSink::send_chunk(Session& session, transport::FrameHeader reque
     co_return;
   }
   (void)co_await session.respond(request, Bytes(), std::as_bytes(std::span(values.value())));
-}
-
-Task<void> LeaderSink::run_merge(Session& session, transport::FrameHeader request,
-                                 proto::Merge merge) {
-  const auto reply = co_await model_.merge(std::move(merge));
-  if (!reply.ok()) {
-    (void)co_await session.respond_error(request, reply.error());
-    co_return;
-  }
-  const auto head = proto::encode(reply.value());
-  (void)co_await session.respond(request, head);
-}
-
-Task<void> LeaderSink::run_step(Session& session, transport::FrameHeader request,
-                                proto::Step step) {
-  const auto reply = co_await model_.step(step);
-  if (!reply.ok()) {
-    (void)co_await session.respond_error(request, reply.error());
-    co_return;
-  }
-  const auto head = proto::encode(reply.value());
-  (void)co_await session.respond(request, head);
-}
-
-Task<void> LeaderSink::run_commit(Session& session, transport::FrameHeader request,
-                                  proto::ServerState state) {
-  const Status committed = co_await model_.commit(state);
-  (void)co_await done(session, request, committed);
-}
-
-Task<void> LeaderSink::run_statistics(Session& session, transport::FrameHeader request,
-                                      proto::Statistics wanted) {
-  const auto parts = co_await model_.statistics(wanted);
-  if (!parts.ok()) {
-    (void)co_await session.respond_error(request, parts.error());
-    co_return;
-  }
-  (void)co_await session.respond(request, Bytes(), std::as_bytes(std::span(parts.value())));
 }
 
 }  // namespace centroid::server

@@ -30,30 +30,25 @@ class LeaderSink final : public transport::FrameSink {
   /// `frame` must outlive the task.
   Task<Status> dispatch(Session& session, const InFrame& frame);
   Task<Status> on_model(Session& session, const InFrame& frame);
-  Task<Status> on_place(Session& session, const InFrame& frame);
   Task<Status> on_load(Session& session, const InFrame& frame);
-  Task<Status> on_begin(Session& session, const InFrame& frame);
   Task<Status> on_fetch(Session& session, const InFrame& frame);
-  Task<Status> on_freeze(Session& session, const InFrame& frame);
-  Task<Status> on_merge(Session& session, const InFrame& frame);
-  Task<Status> on_step(Session& session, const InFrame& frame);
-  Task<Status> on_commit(Session& session, const InFrame& frame);
-  Task<Status> on_optimizer(Session& session, const InFrame& frame);
   Task<Status> on_recall(Session& session, const InFrame& frame);
-  Task<Status> on_statistics(Session& session, const InFrame& frame);
   Task<Status> on_tokens(Session& session, const InFrame& frame);
   Task<Status> on_opened(const InFrame& frame);
-  Task<Status> on_memory_plan(Session& session, const InFrame& frame);
   Task<Status> on_forget(const InFrame& frame);
   static Task<Status> refuse(const InFrame& frame);
 
-  // concurrent with reading
+  /// Decode a message, have the model act on it, and answer with the outcome: before more is read,
+  /// or while reading goes on.
+  template <class M>
+  Task<Status> act(Session& session, const InFrame& frame, Status (HostedModel::*what)(M));
+  template <class M>
+  Task<Status> act(Session& session, const InFrame& frame, Task<Status> (HostedModel::*what)(M));
+  template <class M, class R>
+  Task<Status> act_beside(Session& session, const InFrame& frame, Task<R> (HostedModel::*what)(M));
+  template <class R>
+  static Task<void> answer(Session& session, transport::FrameHeader request, Task<R> work);
   Task<void> send_chunk(Session& session, transport::FrameHeader request, proto::ServerChunk head);
-  Task<void> run_merge(Session& session, transport::FrameHeader request, proto::Merge merge);
-  Task<void> run_step(Session& session, transport::FrameHeader request, proto::Step step);
-  Task<void> run_commit(Session& session, transport::FrameHeader request, proto::ServerState state);
-  Task<void> run_statistics(Session& session, transport::FrameHeader request,
-                            proto::Statistics wanted);
 
   ShardContext& context_;
   HostedModel& model_;

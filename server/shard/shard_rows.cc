@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/checkpoint/rows_journal.h"
+#include "server/shard/reply_of.h"
 #include "server/store/memory_need.h"
 #include "server/tables/row_blocks.h"
 
@@ -34,14 +35,6 @@ Error before_tables(const std::string& what) {
 void refuse(transport::Session* session, LeaderSession* leader, const Error& why) {
   leader->set_fatal(why);
   session->close(why);
-}
-
-template <class M>
-Task<Status> answer(transport::Session& session, transport::FrameHeader request,
-                    const Result<M>& reply, const std::vector<std::byte>& payload) {
-  if (!reply.ok()) co_return co_await session.respond_error(request, reply.error());
-  const auto head = proto::encode(reply.value());
-  co_return co_await session.respond(request, head, payload);
 }
 
 }  // namespace
@@ -307,8 +300,8 @@ Task<Status> ShardRows::on_freeze(Session& session, const InFrame& frame) {
   CENTROID_CO_ASSIGN(const auto how, proto::decode<proto::RowsFreeze>(frame.head));
   Result<proto::RowsFrozen> frozen = before_tables("RowsFreeze");
   if (service_ && is_loaded_) frozen = frozen_.freeze(*service_, how.is_last);
-  const Payload none;
-  co_return co_await answer(session, frame.header, frozen, none);
+  auto reply = reply_of(frozen);
+  co_return co_await session.respond(frame.header, std::move(reply));
 }
 
 Task<Status> ShardRows::on_rows_read(Session& session, const InFrame& frame) {
@@ -316,7 +309,8 @@ Task<Status> ShardRows::on_rows_read(Session& session, const InFrame& frame) {
   const std::uint64_t limit = session.peer().limits.max_payload_bytes;
   Payload rows;
   const auto block = frozen_.read(wanted, service_.get(), limit, rows);
-  co_return co_await answer(session, frame.header, block, rows);
+  auto reply = reply_of(block, std::move(rows));
+  co_return co_await session.respond(frame.header, std::move(reply));
 }
 
 Task<Status> ShardRows::on_pushes_read(Session& session, const InFrame& frame) {
@@ -324,7 +318,8 @@ Task<Status> ShardRows::on_pushes_read(Session& session, const InFrame& frame) {
   const std::uint64_t limit = session.peer().limits.max_payload_bytes;
   Payload pushes;
   const auto block = frozen_.read_pushes(wanted, limit, pushes);
-  co_return co_await answer(session, frame.header, block, pushes);
+  auto reply = reply_of(block, std::move(pushes));
+  co_return co_await session.respond(frame.header, std::move(reply));
 }
 
 Task<Status> ShardRows::on_thaw(Session& session, const InFrame& frame) {
@@ -338,8 +333,8 @@ Task<Status> ShardRows::on_report(Session& session, const InFrame& frame) {
   Result<proto::TablesReport> report = before_tables("TablesReport");
   if (service_ && !is_loaded_) report = proto::TablesReport();
   if (service_ && is_loaded_) report = service_->report();
-  const Payload none;
-  co_return co_await answer(session, frame.header, report, none);
+  auto reply = reply_of(report);
+  co_return co_await session.respond(frame.header, std::move(reply));
 }
 
 Task<Status> ShardRows::on_buckets(Session& session, const InFrame& frame, const Payload& in,
