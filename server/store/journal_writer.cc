@@ -61,8 +61,8 @@ std::uint64_t JournalWriter::ask(Job job) {
   return ++asked_;
 }
 
-void JournalWriter::chunk(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form,
-                          Bytes memory) {
+JournalWriter::Job JournalWriter::chunk_of(Round round, std::uint32_t attempt, ChunkId chunk,
+                                           journal::Form form) {
   Job job{};
   job.what = Job::What::kChunk;
   job.head.kind = Kind::kChunk;
@@ -70,19 +70,19 @@ void JournalWriter::chunk(Round round, std::uint32_t attempt, ChunkId chunk, jou
   job.head.round = round;
   job.head.attempt = attempt;
   job.head.chunk = chunk;
+  return job;
+}
+
+void JournalWriter::chunk(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form,
+                          Bytes memory) {
+  Job job = chunk_of(round, attempt, chunk, form);
   job.memory = memory;
   ask(std::move(job));
 }
 
 void JournalWriter::chunk_copy(Round round, std::uint32_t attempt, ChunkId chunk,
                                journal::Form form, Bytes memory) {
-  Job job{};
-  job.what = Job::What::kChunk;
-  job.head.kind = Kind::kChunk;
-  job.head.form = form;
-  job.head.round = round;
-  job.head.attempt = attempt;
-  job.head.chunk = chunk;
+  Job job = chunk_of(round, attempt, chunk, form);
   job.owned.assign(memory.begin(), memory.end());
   ask(std::move(job));
 }
@@ -139,35 +139,6 @@ bool JournalWriter::has_room() const {
   return queued_bytes_ < kMaxCopies || is_broken_ || is_abandoned_;
 }
 
-void JournalWriter::break_off(const Error& why) {
-  const std::lock_guard lock(mutex_);
-  is_broken_ = true;
-  trouble_ = why.message();
-}
-
-std::uint64_t JournalWriter::asked() const {
-  const std::lock_guard lock(mutex_);
-  return asked_;
-}
-
-bool JournalWriter::is_done(std::uint64_t number) const {
-  const std::lock_guard lock(mutex_);
-  return done_ >= number;
-}
-
-JournalWriter::State JournalWriter::state() const {
-  const std::lock_guard lock(mutex_);
-  State state;
-  state.trouble = trouble_;
-  state.is_broken = is_broken_;
-  state.bytes = bytes_of_parts();
-  state.written = written_;
-  state.queued_bytes = queued_bytes_;
-  state.durable = Round(durable_mark_);
-  state.unsynced_seconds = unsynced_seconds();
-  return state;
-}
-
 void JournalWriter::run() {
   for (;;) {
     Job job{};
@@ -187,21 +158,14 @@ void JournalWriter::run() {
     if (job.what == Job::What::kRoute) route_ = std::move(job.route);
     Status status;
     if (!is_broken || repairs) status = perform(job);
-    bool tells = job.what == Job::What::kEnd || frees;
+    if (!status.ok()) set_broken(status.error());  // before it is done
+    bool tells = job.what == Job::What::kEnd || frees || !status.ok();
     {
       const std::lock_guard lock(mutex_);
       ++done_;
-      if (!status.ok()) {
-        is_broken_ = true;
-        trouble_ = status.error().message();
-        tells = true;
-      }
       tells = tells || jobs_.empty();
     }
-    if (!status.ok())
-      log::error("journal.broken",
-                 {{"error", status.error()},
-                  {"action", "rounds are not written until the next checkpoint is"}});
+    if (!status.ok()) log_broken(status.error());
     if (tells) tell();
   }
 }

@@ -41,9 +41,8 @@ class JournalWriter final : private LogWriter {
   /// number for `is_done`.
   std::uint64_t end_round(journal::Kind kind, Round round, std::uint32_t attempt,
                           journal::Commit commit);
-  /// The number of the last call, and whether that number is done.
-  std::uint64_t asked() const;
-  bool is_done(std::uint64_t number) const;
+  using LogWriter::asked;
+  using LogWriter::is_done;
   /// The attempt will not be committed: its pending chunks are dropped, the written ones cut off.
   /// The caller's memory is free once `asked` is done.
   void drop_attempt();
@@ -54,17 +53,9 @@ class JournalWriter final : private LogWriter {
   /// A checkpoint with that many rounds is on the disk: older segments are not needed any more.
   void prune(Round checkpointed);
   using LogWriter::give_up;
-
-  struct State {
-    std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
-    bool is_broken = false;
-    std::uint64_t bytes = 0;       ///< of all segments
-    std::uint64_t written = 0;     ///< bytes since the start
-    std::size_t queued_bytes = 0;  ///< in copies
-    Round durable;                 ///< last round that survives a power loss
-    double unsynced_seconds = 0;   ///< age of the oldest commit that would not
-  };
-  State state() const;
+  /// `queued_bytes`: in copies. `durable`: the last round that survives a power loss.
+  using LogWriter::State;
+  using LogWriter::state;
 
  private:
   struct Job {
@@ -78,8 +69,8 @@ class JournalWriter final : private LogWriter {
   };
   explicit JournalWriter(Options options);
   std::uint64_t ask(Job job);
+  static Job chunk_of(Round round, std::uint32_t attempt, ChunkId chunk, journal::Form form);
   void run() override;
-  void break_off(const Error& why) override;
   Status perform(Job& job);
   Status write_record(const journal::Head& head, Bytes payload);
   Status end_round_now(Job& job);
@@ -87,9 +78,7 @@ class JournalWriter final : private LogWriter {
   Status remove_later(Round base);
   Status open_segment(const journal::Base& base);
 
-  std::deque<Job> jobs_;  // under the lock, as the next
-  std::uint64_t asked_ = 0, done_ = 0;
-  std::size_t queued_bytes_ = 0;
+  std::deque<Job> jobs_;  // under the lock
   journal::Route route_;  // the writer's thread only, as the next
   std::string terms_;     // of the present segment
 };

@@ -52,14 +52,40 @@ void LogWriter::tell() const {
   if (log_.on_progress) log_.on_progress();
 }
 
-std::uint64_t LogWriter::bytes_of_parts() const {
-  std::uint64_t bytes = 0;
-  for (const Part& part : parts_) bytes += part.bytes;
-  return bytes;
+void LogWriter::log_broken(const Error& why) const {
+  log::error(names_.broken, {{"error", why}, {"action", names_.broken_action}});
 }
 
-double LogWriter::unsynced_seconds() const {
-  return unsynced_since_ == TimePoint::max() ? 0 : seconds(now() - unsynced_since_);
+void LogWriter::set_broken(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  is_broken_ = true;
+  trouble_ = why.message();
+  break_off();
+}
+
+std::uint64_t LogWriter::asked() const {
+  const std::lock_guard lock(mutex_);
+  return asked_;
+}
+
+bool LogWriter::is_done(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return done_ >= number;
+}
+
+LogWriter::State LogWriter::state() const {
+  const std::lock_guard lock(mutex_);
+  State state;
+  state.trouble = trouble_;
+  state.is_broken = is_broken_;
+  state.is_abandoned = is_abandoned_;
+  for (const Part& part : parts_) state.bytes += part.bytes;
+  state.written = written_;
+  state.queued_bytes = queued_bytes_;
+  state.durable = durable_mark_;
+  if (unsynced_since_ != TimePoint::max())
+    state.unsynced_seconds = seconds(now() - unsynced_since_);
+  return state;
 }
 
 /// Whether an attempt is final; false: repeat it after a while.
@@ -145,8 +171,8 @@ void LogWriter::run_sync() {
     if (stops_) return;
     lock.unlock();
     if (const Status synced = sync_now(); !synced.ok()) {
-      break_off(synced.error());
-      log::error(names_.broken, {{"error", synced.error()}, {"action", names_.broken_action}});
+      set_broken(synced.error());
+      log_broken(synced.error());
       tell();
     }
     lock.lock();

@@ -32,9 +32,23 @@ class LogWriter {
     /// fails  unavailable: not now, the write waits; else never again.
     std::function<Status()> may_write;
   };
+  struct State {
+    std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
+    bool is_broken = false, is_abandoned = false;
+    std::uint64_t bytes = 0;       ///< of all segments
+    std::uint64_t written = 0;     ///< bytes since the start
+    std::size_t queued_bytes = 0;  ///< of content that is stored until it is written
+    std::uint64_t durable = 0;     ///< number of the content that survives a power loss
+    double unsynced_seconds = 0;   ///< age of the oldest content that would not
+  };
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
+  State state() const;
+  /// The number of the last call, and whether that number is done: written, or dropped by a broken
+  /// journal.
+  std::uint64_t asked() const;
+  bool is_done(std::uint64_t number) const;
   /// Stop repeating a failing write: the journal is broken then.
   void give_up();
 
@@ -59,8 +73,9 @@ class LogWriter {
   void join();
   /// On the writer's thread, until `stops_` and nothing is left.
   virtual void run() = 0;
-  /// Nothing can be written any more. Not under the lock.
-  virtual void break_off(const Error& why) = 0;
+  /// Nothing can be written any more. Under the lock.
+  virtual void break_off() {}
+  void set_broken(const Error& why);
 
   /// Until it succeeds or is abandoned.
   template <class Attempt>
@@ -79,8 +94,7 @@ class LogWriter {
   /// `created` becomes the present file, complete and synced. Under the lock.
   void take_file(file::Descriptor created, Part part);
   void tell() const;
-  std::uint64_t bytes_of_parts() const;
-  double unsynced_seconds() const;
+  void log_broken(const Error& why) const;
 
   const Options log_;
   mutable Mutex mutex_;  // guards all below
@@ -88,6 +102,8 @@ class LogWriter {
   bool stops_ = false, is_abandoned_ = false, is_broken_ = false;
   std::string trouble_;
   std::uint64_t written_ = 0;  ///< bytes since the start
+  std::uint64_t asked_ = 0, done_ = 0;
+  std::size_t queued_bytes_ = 0;
   std::deque<Part> parts_;
   std::uint64_t sound_end_ = 0, durable_end_ = 0;    // of the present file
   std::uint64_t sound_mark_ = 0, durable_mark_ = 0;  // numbers of the content up to there

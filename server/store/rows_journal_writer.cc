@@ -77,16 +77,6 @@ void RowsJournalWriter::sync() {
   changed_.notify_all();
 }
 
-std::uint64_t RowsJournalWriter::asked() const {
-  const std::lock_guard lock(mutex_);
-  return asked_;
-}
-
-bool RowsJournalWriter::is_done(std::uint64_t number) const {
-  const std::lock_guard lock(mutex_);
-  return done_ >= number;
-}
-
 bool RowsJournalWriter::has_room() const {
   const std::lock_guard lock(mutex_);
   return queued_bytes_ < kQueueBytes;
@@ -113,23 +103,7 @@ void RowsJournalWriter::prune(std::uint64_t first) {
   changed_.notify_all();
 }
 
-RowsJournalWriter::State RowsJournalWriter::state() const {
-  const std::lock_guard lock(mutex_);
-  State state;
-  state.trouble = trouble_;
-  state.is_broken = is_broken_;
-  state.is_abandoned = is_abandoned_;
-  state.bytes = bytes_of_parts();
-  state.written = written_;
-  state.queued_bytes = queued_bytes_;
-  state.unsynced_seconds = unsynced_seconds();
-  return state;
-}
-
-void RowsJournalWriter::break_off(const Error& why) {
-  const std::lock_guard lock(mutex_);
-  is_broken_ = true;
-  trouble_ = why.message();
+void RowsJournalWriter::break_off() {
   batches_.clear();
   queued_bytes_ = 0;
   done_ = asked_;
@@ -164,10 +138,8 @@ void RowsJournalWriter::run() {
         spare_.push_back(std::move(batch.bytes));
       }
     } else {
-      break_off(status.error());
-      log::error("rows_journal.broken",
-                 {{"error", status.error()},
-                  {"action", "pushes are not written until the next checkpoint is"}});
+      set_broken(status.error());
+      log_broken(status.error());
     }
     taken.clear();
     tell();

@@ -42,9 +42,8 @@ class RowsJournalWriter final : private LogWriter {
   std::uint64_t append(const rows_journal::Entry& entry);
   /// Sync all entries so far, whatever `sync_every` is.
   void sync();
-  /// The number of the last call. `is_done`: it is written, or a broken journal dropped it.
-  std::uint64_t asked() const;
-  bool is_done(std::uint64_t number) const;
+  using LogWriter::asked;
+  using LogWriter::is_done;
   bool has_room() const;
   /// Continue in a new segment and return its number: a checkpoint of the present state needs no
   /// earlier one. Repairs a broken journal.
@@ -52,16 +51,8 @@ class RowsJournalWriter final : private LogWriter {
   /// A checkpoint that needs no segment below `first` is on the disk.
   void prune(std::uint64_t first);
   using LogWriter::give_up;
-
-  struct State {
-    std::string trouble;  ///< why the present write fails, or the journal is broken; else empty
-    bool is_broken = false, is_abandoned = false;
-    std::uint64_t bytes = 0;       ///< of all segments
-    std::uint64_t written = 0;     ///< bytes since the start
-    std::size_t queued_bytes = 0;  ///< unwritten
-    double unsynced_seconds = 0;   ///< age of the oldest entry that a power cut would lose
-  };
-  State state() const;
+  using LogWriter::State;
+  using LogWriter::state;
 
  private:
   struct Batch {
@@ -73,7 +64,7 @@ class RowsJournalWriter final : private LogWriter {
   };
   RowsJournalWriter(Options options, Position position);
   void run() override;
-  void break_off(const Error& why) override;
+  void break_off() override;
   Status write(std::vector<Batch>& batches);
   Status write_batch(const Batch& batch);
   Status open_segment(std::uint64_t number, bool follows_gap);
@@ -82,10 +73,9 @@ class RowsJournalWriter final : private LogWriter {
   const std::vector<std::string> tables_;
   std::deque<Batch> batches_;                  // under the lock, as the next
   std::vector<std::vector<std::byte>> spare_;  ///< memory of batches
-  std::uint64_t asked_ = 0, done_ = 0, prune_below_ = 0;
+  std::uint64_t prune_below_ = 0;
   std::uint64_t segment_;     ///< of the next entry
   bool has_entries_ = false;  ///< in this segment, or dropped
-  std::size_t queued_bytes_ = 0;
   std::uint64_t batches_written_;  // the writer's thread only
 };
 

@@ -164,7 +164,7 @@ TEST_F(JournalTest, CommitsComeBack) {
   {
     const auto writer = start(options());
     for (std::uint64_t round = 1; round <= 5; ++round) write_round(*writer, round);
-    EXPECT_EQ(writer->state().durable, Round(5));
+    EXPECT_EQ(writer->state().durable, 5u);
   }
   EXPECT_THAT(rounds().value(), ::testing::ElementsAre(1, 2, 3, 4, 5));
 }
@@ -405,7 +405,7 @@ TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
   how.sync_every = std::chrono::milliseconds(1);
   how.on_sync = [&](double) {
     ++syncs;
-    if (JournalWriter* const journal = started) told = journal->state().durable.value;
+    if (JournalWriter* const journal = started) told = journal->state().durable;
     progress_.notify();
   };
   const test::ScopedFaults faults([&](std::string_view operation, const fs::path&) {
@@ -419,7 +419,7 @@ TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
   is_held = false;
   is_held.notify_all();
   EXPECT_TRUE(progress_.await([&] { return told == 20; }));
-  EXPECT_EQ(writer->state().durable, Round(20));
+  EXPECT_EQ(writer->state().durable, 20u);
   EXPECT_LE(syncs, 3) << "the segment's, at most one that was held, and that of the others";
   started = nullptr;
 }
