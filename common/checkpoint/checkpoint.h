@@ -11,6 +11,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/result.h"
+#include "common/checkpoint/safetensors.h"
 #include "common/tensor/tensor.h"
 
 namespace centroid {
@@ -18,12 +19,6 @@ namespace centroid {
 class KnownProblems;
 struct CheckpointManifest;
 struct Place;
-
-/// The record of a file in manifest.json.
-struct FileRecord {
-  std::uint64_t bytes = 0;
-  std::uint32_t crc32c = 0;
-};
 
 /// The content of manifest.json, beside model.safetensors and optimizer.safetensors (or several of
 /// each, shards.h).

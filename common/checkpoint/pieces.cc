@@ -112,9 +112,9 @@ Result<FileRecord> write_part(const std::filesystem::path& folder, const std::st
       fault::point("checkpoint.file_torn");
     }
   }
-  CENTROID_ASSIGN(const auto done, writer.finish());
-  fault::point("checkpoint.file_written");
-  return FileRecord{done.bytes, done.crc32c};
+  const auto done = writer.finish();
+  if (done.ok()) fault::point("checkpoint.file_written");
+  return done;
 }
 
 }  // namespace centroid

@@ -15,7 +15,13 @@
 
 namespace centroid {
 
-/// Writes one safetensors file tensor by tensor, sequentially, with bounded memory.
+/// A written file, as manifest.json records it.
+struct FileRecord {
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
+/// Writes one safetensors file with bounded memory: tensor by tensor, or all at the same time.
 ///
 /// source  https://github.com/huggingface/safetensors (format: u64 header length, JSON header,
 ///         data)
@@ -28,17 +34,20 @@ class SafetensorsWriter {
   static Result<SafetensorsWriter> create(const std::filesystem::path& path,
                                           const Manifest& manifest,
                                           const std::map<std::string, std::string>& metadata);
+  /// The same, but each tensor grows from its own beginning: rows arrive one after another, and
+  /// every column of them is a tensor.
+  static Result<SafetensorsWriter> create_striped(
+      const std::filesystem::path& path, const Manifest& manifest,
+      const std::map<std::string, std::string>& metadata);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   ~SafetensorsWriter();
-  /// Append the next bytes of the data section.
-  /// fails  resource_exhausted on a full disk, naming path and free space.
-  Status append(Bytes bytes);
-  /// Check that all bytes were written, fsync, close. Returns the file's size and CRC-32C.
-  struct Written {
-    std::uint64_t bytes = 0;
-    std::uint32_t crc32c = 0;
-  };
-  Result<Written> finish();
+  /// Append the next bytes of the data section; of a striped file, to one tensor.
+  /// fails  failed_precondition: more than its size; resource_exhausted on a full disk, naming path
+  ///        and free space.
+  Status append(Bytes bytes) { return append(0, bytes); }
+  Status append(std::size_t tensor, Bytes bytes);
+  /// Check that all bytes were written, fsync, close.
+  Result<FileRecord> finish();
 
  private:
   SafetensorsWriter();

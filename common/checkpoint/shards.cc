@@ -91,9 +91,8 @@ Status ShardedWriter::begin_file() {
 }
 
 Status ShardedWriter::end_file() {
-  CENTROID_ASSIGN(const auto done, open_->finish());
+  CENTROID_ASSIGN(written_[shards_[next_ - 1].name], open_->finish());
   fault::point("checkpoint.file_written");
-  written_[shards_[next_ - 1].name] = FileRecord{done.bytes, done.crc32c};
   open_.reset();
   return {};
 }

@@ -8,7 +8,6 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "common/checkpoint/safetensors.h"
-#include "common/checkpoint/striped_writer.h"
 
 namespace centroid::server {
 namespace {
@@ -133,9 +132,8 @@ Result<FileRecord> write_rows(const fs::path& path, const RowSpec& spec,
   for (std::size_t i = 0; i < of.size(); ++i) metadata[kCounterNames[i]] = std::to_string(*of[i]);
   put_shape(metadata, "rows", state.rows_shape);
   put_shape(metadata, "waiting", state.candidates_shape);
-  CENTROID_ASSIGN(
-      StripedWriter writer,
-      StripedWriter::create(path, tensors_of(spec, state.rows, state.candidates), metadata));
+  const Manifest tensors = tensors_of(spec, state.rows, state.candidates);
+  CENTROID_ASSIGN(auto writer, SafetensorsWriter::create_striped(path, tensors, metadata));
   RowTable::Block block;
   for (;;) {
     CENTROID_ASSIGN(const bool is_there, read(block));
@@ -153,8 +151,7 @@ Result<FileRecord> write_rows(const fs::path& path, const RowSpec& spec,
     CENTROID_TRY(append(block.is_candidates ? 7 : 4, block.counts));
   }
   fault::point("checkpoint.rows_torn");
-  CENTROID_ASSIGN(const auto written, writer.finish());
-  return FileRecord{written.bytes, written.crc32c};
+  return writer.finish();
 }
 
 Status restore_block(RowTable& table, const RowTable::Block& block, std::uint64_t now,
@@ -267,15 +264,14 @@ Result<FileRecord> write_pushes(const fs::path& path, const PushedRows& pushed) 
   if (pushed.is_followed) metadata["followed"] = "1";
   if (pushed.route != 0) metadata["route"] = std::to_string(pushed.route);
   if (pushed.route != 0) metadata["buckets"] = pushed.buckets;
-  CENTROID_ASSIGN(StripedWriter writer,
-                  StripedWriter::create(path, tensors_of_pushes(pushed.clients.size()), metadata));
+  const Manifest tensors = tensors_of_pushes(pushed.clients.size());
+  CENTROID_ASSIGN(auto writer, SafetensorsWriter::create_striped(path, tensors, metadata));
   for (const PushWindows::Entry& entry : pushed.clients) {
     CENTROID_TRY(writer.append(0, std::as_bytes(std::span(&entry.client, 1))));
     CENTROID_TRY(writer.append(1, std::as_bytes(std::span(&entry.newest, 1))));
     CENTROID_TRY(writer.append(2, entry.bytes()));
   }
-  CENTROID_ASSIGN(const auto written, writer.finish());
-  return FileRecord{written.bytes, written.crc32c};
+  return writer.finish();
 }
 
 Result<PushedRows> read_pushes(const fs::path& path) {

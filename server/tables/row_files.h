@@ -18,7 +18,7 @@ namespace centroid::server {
 using RowReader = std::function<Result<bool>(RowTable::Block& block)>;
 
 /// Write a frozen table to the new file `path`.
-/// fails  as StripedWriter
+/// fails  as SafetensorsWriter
 Result<FileRecord> write_rows(const std::filesystem::path& path, const RowSpec& spec,
                               const RowTable::State& state, const RowReader& read);
 
