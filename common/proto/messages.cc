@@ -38,13 +38,6 @@ struct Encoder {
     else
       (*this)(value);
   }
-  void operator()(const std::vector<Peer>& ranks) {
-    out.put(static_cast<std::uint32_t>(ranks.size()));
-    for (const Peer& peer : ranks) {
-      out.put_string(peer.endpoint);
-      out.put_string(peer.node);
-    }
-  }
   template <class T>
   void operator()(const std::vector<T>& list) {
     out.put(static_cast<std::uint32_t>(list.size()));
@@ -93,19 +86,6 @@ struct Decoder {
     else
       (*this)(value);
     ok = ok && value != absent;  // one form for one message
-  }
-  void operator()(std::vector<Peer>& ranks) {
-    const auto count = in.get<std::uint32_t>();
-    constexpr std::size_t kLeastBytes = 4 + 4;
-    if (count > kMaxPeers || count * kLeastBytes > in.left()) {
-      ok = false;
-      return;
-    }
-    ranks.resize(count);
-    for (Peer& peer : ranks) {
-      peer.endpoint = in.get_string(kMaxNameBytes);
-      peer.node = in.get_string(kMaxNameBytes);
-    }
   }
   /// Allocates as elements are read, so never more than the input needs.
   template <class T>

@@ -349,6 +349,10 @@ struct Report {
 struct Peer {
   std::string endpoint;  ///< HOST:PORT
   std::string node;
+  template <class F>
+  void fields(F& f) {
+    f(endpoint, kMaxNameBytes), f(node, kMaxNameBytes);
+  }
 };
 
 struct Peers {
@@ -358,6 +362,7 @@ struct Peers {
   void fields(F& f) {
     f(generation), f(ranks);
   }
+  Status check() const;
 };
 
 /// StateRequest and StateDone.

@@ -16,108 +16,89 @@
 namespace centroid::proto {
 namespace {
 
+/// The layout of a frame, beside a head.
+enum Form : unsigned { kMessage = 0, kRequest = 1, kPayload = 2, kNoHead = 4 };
+
 struct Rule {
-  Kind kind;
+  template <class K>
+  constexpr Rule(K of, std::string_view its_name, unsigned its_form = kMessage)
+      : kind(static_cast<std::uint16_t>(of)), name(its_name), form(its_form) {}
+  std::uint16_t kind;
   std::string_view name;
-  bool is_request = false, has_payload = false, has_head = true;
+  unsigned form;
 };
 
 constexpr std::array kRules{
-    Rule{.kind = Kind::kJoin, .name = "Join", .is_request = true, .has_payload = true},
-    Rule{.kind = Kind::kInitRequest, .name = "InitRequest", .has_head = false},
-    Rule{.kind = Kind::kInitChunk, .name = "InitChunk", .has_payload = true},
-    Rule{.kind = Kind::kInitDone, .name = "InitDone", .has_head = false},
-    Rule{.kind = Kind::kStateChunk, .name = "StateChunk", .has_payload = true},
-    Rule{.kind = Kind::kRoundOpen, .name = "RoundOpen"},
-    Rule{.kind = Kind::kPush, .name = "Push", .has_payload = true},
-    Rule{.kind = Kind::kPushEnd, .name = "PushEnd"},
-    Rule{.kind = Kind::kResult, .name = "Result", .has_payload = true},
-    Rule{.kind = Kind::kRoundClosed, .name = "RoundClosed"},
-    Rule{.kind = Kind::kHeartbeat, .name = "Heartbeat"},
-    Rule{.kind = Kind::kLeave, .name = "Leave", .is_request = true},
-    Rule{.kind = Kind::kFinish, .name = "Finish"},
-    Rule{.kind = Kind::kReport, .name = "Report"},
-    Rule{.kind = Kind::kPeers, .name = "Peers"},
-    Rule{.kind = Kind::kStateRequest, .name = "StateRequest"},
-    Rule{.kind = Kind::kStateDone, .name = "StateDone"},
-    Rule{.kind = Kind::kComputed, .name = "Computed"},
-    Rule{.kind = Kind::kReady, .name = "Ready"},
-    Rule{.kind = Kind::kExchangeFailed, .name = "ExchangeFailed"},
-    Rule{.kind = Kind::kKeep, .name = "Keep"},
-    Rule{.kind = Kind::kWait, .name = "Wait"},
-    Rule{.kind = Kind(AboutKind::kMeasure), .name = "Measure", .is_request = true},
-    Rule{.kind = Kind(AboutKind::kKept), .name = "Kept"},
-    Rule{.kind = Kind(RowsKind::kOpen), .name = "RowsOpen", .is_request = true},
-    Rule{
-        .kind = Kind(RowsKind::kPull), .name = "RowsPull", .is_request = true, .has_payload = true},
-    Rule{
-        .kind = Kind(RowsKind::kPush), .name = "RowsPush", .is_request = true, .has_payload = true},
-    Rule{
-        .kind = Kind(RowsKind::kRoute), .name = "RowsRoute", .is_request = true, .has_head = false},
-    Rule{.kind = Kind(PullKind::kPull), .name = "Pull", .is_request = true},
-    Rule{.kind = Kind(PullKind::kValues), .name = "Values", .has_payload = true},
-    Rule{.kind = Kind(ServersKind::kServerJoin), .name = "ServerJoin", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kModel),
-         .name = "Model",
-         .is_request = true,
-         .has_payload = true},
-    Rule{.kind = Kind(ServersKind::kPlace), .name = "Place", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kLoad), .name = "Load", .is_request = true, .has_payload = true},
-    Rule{.kind = Kind(ServersKind::kBegin), .name = "Begin", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kFetch), .name = "Fetch", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kFreeze), .name = "Freeze", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kMerge), .name = "Merge", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kStep), .name = "Step", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kCommit), .name = "Commit", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kWhole), .name = "Whole"},
-    Rule{.kind = Kind(ServersKind::kForget), .name = "Forget"},
-    Rule{.kind = Kind(ServersKind::kRoute), .name = "Route"},
-    Rule{.kind = Kind(ServersKind::kEnter), .name = "Enter", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kRecall), .name = "Recall", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kOptimizer), .name = "Optimizer", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kServerReport), .name = "ServerReport"},
-    Rule{.kind = Kind(ServersKind::kStatistics), .name = "Statistics", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kRefused), .name = "Refused"},
-    Rule{.kind = Kind(ServersKind::kTokens), .name = "Tokens", .is_request = true},
-    Rule{.kind = Kind(ServersKind::kOpened), .name = "Opened"},
-    Rule{.kind = Kind(ServersKind::kMemoryPlan), .name = "MemoryPlan", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kTables), .name = "Tables", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kRowsLoad),
-         .name = "RowsLoad",
-         .is_request = true,
-         .has_payload = true},
-    Rule{.kind = Kind(TablesKind::kPushesLoad),
-         .name = "PushesLoad",
-         .is_request = true,
-         .has_payload = true},
-    Rule{
-        .kind = Kind(TablesKind::kReplay), .name = "Replay", .is_request = true, .has_head = false},
-    Rule{.kind = Kind(TablesKind::kServe), .name = "Serve", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kRowsFreeze), .name = "RowsFreeze", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kRowsRead), .name = "RowsRead", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kPushesRead), .name = "PushesRead", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kRowsThaw), .name = "RowsThaw", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kTablesReport),
-         .name = "TablesReport",
-         .is_request = true,
-         .has_head = false},
-    Rule{.kind = Kind(TablesKind::kBucketsFind), .name = "BucketsFind", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsBlock), .name = "BucketsHold", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsRead),
-         .name = "BucketsRead",
-         .is_request = true,
-         .has_head = false},
-    Rule{.kind = Kind(TablesKind::kBucketsPut),
-         .name = "BucketsPut",
-         .is_request = true,
-         .has_payload = true},
-    Rule{.kind = Kind(TablesKind::kBucketsTake), .name = "BucketsTake", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsRelease), .name = "BucketsGive", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsRetain), .name = "BucketsKeep", .is_request = true},
-    Rule{.kind = Kind(TablesKind::kBucketsClaims),
-         .name = "BucketsClaims",
-         .is_request = true,
-         .has_head = false},
+    Rule(Kind::kJoin, "Join", kRequest | kPayload),
+    Rule(Kind::kInitRequest, "InitRequest", kNoHead),
+    Rule(Kind::kInitChunk, "InitChunk", kPayload),
+    Rule(Kind::kInitDone, "InitDone", kNoHead),
+    Rule(Kind::kStateChunk, "StateChunk", kPayload),
+    Rule(Kind::kRoundOpen, "RoundOpen"),
+    Rule(Kind::kPush, "Push", kPayload),
+    Rule(Kind::kPushEnd, "PushEnd"),
+    Rule(Kind::kResult, "Result", kPayload),
+    Rule(Kind::kRoundClosed, "RoundClosed"),
+    Rule(Kind::kHeartbeat, "Heartbeat"),
+    Rule(Kind::kLeave, "Leave", kRequest),
+    Rule(Kind::kFinish, "Finish"),
+    Rule(Kind::kReport, "Report"),
+    Rule(Kind::kPeers, "Peers"),
+    Rule(Kind::kStateRequest, "StateRequest"),
+    Rule(Kind::kStateDone, "StateDone"),
+    Rule(Kind::kComputed, "Computed"),
+    Rule(Kind::kReady, "Ready"),
+    Rule(Kind::kExchangeFailed, "ExchangeFailed"),
+    Rule(Kind::kKeep, "Keep"),
+    Rule(Kind::kWait, "Wait"),
+    Rule(AboutKind::kMeasure, "Measure", kRequest),
+    Rule(AboutKind::kKept, "Kept"),
+    Rule(RowsKind::kOpen, "RowsOpen", kRequest),
+    Rule(RowsKind::kPull, "RowsPull", kRequest | kPayload),
+    Rule(RowsKind::kPush, "RowsPush", kRequest | kPayload),
+    Rule(RowsKind::kRoute, "RowsRoute", kRequest | kNoHead),
+    Rule(PullKind::kPull, "Pull", kRequest),
+    Rule(PullKind::kValues, "Values", kPayload),
+    Rule(ServersKind::kServerJoin, "ServerJoin", kRequest),
+    Rule(ServersKind::kModel, "Model", kRequest | kPayload),
+    Rule(ServersKind::kPlace, "Place", kRequest),
+    Rule(ServersKind::kLoad, "Load", kRequest | kPayload),
+    Rule(ServersKind::kBegin, "Begin", kRequest),
+    Rule(ServersKind::kFetch, "Fetch", kRequest),
+    Rule(ServersKind::kFreeze, "Freeze", kRequest),
+    Rule(ServersKind::kMerge, "Merge", kRequest),
+    Rule(ServersKind::kStep, "Step", kRequest),
+    Rule(ServersKind::kCommit, "Commit", kRequest),
+    Rule(ServersKind::kWhole, "Whole"),
+    Rule(ServersKind::kForget, "Forget"),
+    Rule(ServersKind::kRoute, "Route"),
+    Rule(ServersKind::kEnter, "Enter", kRequest),
+    Rule(ServersKind::kRecall, "Recall", kRequest),
+    Rule(ServersKind::kOptimizer, "Optimizer", kRequest),
+    Rule(ServersKind::kServerReport, "ServerReport"),
+    Rule(ServersKind::kStatistics, "Statistics", kRequest),
+    Rule(ServersKind::kRefused, "Refused"),
+    Rule(ServersKind::kTokens, "Tokens", kRequest),
+    Rule(ServersKind::kOpened, "Opened"),
+    Rule(ServersKind::kMemoryPlan, "MemoryPlan", kRequest),
+    Rule(TablesKind::kTables, "Tables", kRequest),
+    Rule(TablesKind::kRowsLoad, "RowsLoad", kRequest | kPayload),
+    Rule(TablesKind::kPushesLoad, "PushesLoad", kRequest | kPayload),
+    Rule(TablesKind::kReplay, "Replay", kRequest | kNoHead),
+    Rule(TablesKind::kServe, "Serve", kRequest),
+    Rule(TablesKind::kRowsFreeze, "RowsFreeze", kRequest),
+    Rule(TablesKind::kRowsRead, "RowsRead", kRequest),
+    Rule(TablesKind::kPushesRead, "PushesRead", kRequest),
+    Rule(TablesKind::kRowsThaw, "RowsThaw", kRequest),
+    Rule(TablesKind::kTablesReport, "TablesReport", kRequest | kNoHead),
+    Rule(TablesKind::kBucketsFind, "BucketsFind", kRequest),
+    Rule(TablesKind::kBucketsBlock, "BucketsHold", kRequest),
+    Rule(TablesKind::kBucketsRead, "BucketsRead", kRequest | kNoHead),
+    Rule(TablesKind::kBucketsPut, "BucketsPut", kRequest | kPayload),
+    Rule(TablesKind::kBucketsTake, "BucketsTake", kRequest),
+    Rule(TablesKind::kBucketsRelease, "BucketsGive", kRequest),
+    Rule(TablesKind::kBucketsRetain, "BucketsKeep", kRequest),
+    Rule(TablesKind::kBucketsClaims, "BucketsClaims", kRequest | kNoHead),
 };
 
 Error wrong(std::string_view field, const std::string& value, std::string_view expected) {
@@ -185,19 +166,18 @@ std::vector<Scalar> to_wire(const Scalars& scalars) {
 
 Status check_frame(std::uint16_t kind, bool is_request, std::uint64_t head_bytes,
                    std::uint64_t payload_bytes) {
-  const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const Rule& one) {
-    return static_cast<std::uint16_t>(one.kind) == kind;
-  });
+  const auto rule = std::ranges::find(kRules, kind, &Rule::kind);
   if (rule == kRules.end()) return {};
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument,
                  std::string(rule->name) + " (" + std::to_string(kind) + ") arrived with" + why);
   };
-  if (is_request && !rule->is_request) return refuse(" the request flag, but is one-way");
-  if (!is_request && rule->is_request) return refuse("out the request flag, but is a request");
-  if (head_bytes != 0 && !rule->has_head)
+  const bool wants_request = (rule->form & kRequest) != 0;
+  if (is_request && !wants_request) return refuse(" the request flag, but is one-way");
+  if (!is_request && wants_request) return refuse("out the request flag, but is a request");
+  if (head_bytes != 0 && (rule->form & kNoHead) != 0)
     return refuse(" a head of " + std::to_string(head_bytes) + " bytes, but has none");
-  if (payload_bytes != 0 && !rule->has_payload)
+  if (payload_bytes != 0 && (rule->form & kPayload) == 0)
     return refuse(" a payload of " + std::to_string(payload_bytes) + " bytes, but has none");
   return {};
 }
@@ -282,6 +262,11 @@ Status MemoryPlan::check() const {
 Status RoundClosed::check() const {
   if (std::isfinite(weight) && weight >= 0) return {};
   return wrong("RoundClosed.weight", text(weight), "a finite number, not below 0");
+}
+
+Status Peers::check() const {
+  if (ranks.size() <= kMaxPeers) return {};
+  return wrong("Peers.ranks", std::to_string(ranks.size()) + " ranks", "at most 4096");
 }
 
 Status Report::check() const {
