@@ -71,4 +71,12 @@ Task<std::invoke_result_t<F>> run_on(Executor executor, F function) {
   if constexpr (!std::is_void_v<std::invoke_result_t<F>>) co_return std::move(*result);
 }
 
+/// Run a coroutine on another executor and resume here. A cancelled caller cancels it.
+template <class T>
+Task<T> run_on(Executor executor, Task<T> task) {
+  auto result = co_await boost::asio::co_spawn(executor, to_optional(std::move(task)),
+                                               boost::asio::use_awaitable);
+  if constexpr (!std::is_void_v<T>) co_return std::move(*result);
+}
+
 }  // namespace centroid

@@ -97,15 +97,14 @@ Task<void> AuditTrail::append(std::shared_ptr<const AuditEntry> entry,
                               std::shared_ptr<bool> is_written) {
   co_await boost::asio::this_coro::reset_cancellation_state(boost::asio::disable_cancellation());
   std::function<Status()> append = [this, entry] { return log_.append(*entry, true); };
-  auto outcome = co_await when_free(blocking_, std::move(append));
-  if (!outcome->ok() && outcome->error().code() == ErrorCode::kUnavailable) {
+  Status written = co_await when_free(blocking_, std::move(append));
+  if (!written.ok() && written.error().code() == ErrorCode::kUnavailable) {
     auto anyhow = [this, entry] { return log_.append(*entry); };
-    const Status written = co_await run_on(blocking_, std::move(anyhow));
-    outcome.emplace(written);
+    written = co_await run_on(blocking_, std::move(anyhow));
   }
-  if (!outcome->ok()) {
+  if (!written.ok()) {
     metrics_.audit_failures.add();
-    log::error("audit.failed", {{"error", outcome->error()}, {"request_id", entry->request_id}});
+    log::error("audit.failed", {{"error", written.error()}, {"request_id", entry->request_id}});
   }
   --writing_;
   *is_written = true;

@@ -113,10 +113,9 @@ Reply get_checkpoint_file(Services services, Call call) {
   offer.etag.append(std::to_string(at->crc32c)).append(1, '"');
   offer.content_type = name.ends_with(".json") ? "application/json" : "application/octet-stream";
   auto open = [blocking = services.blocking, request = call.request, offer] {
-    return std::optional<Result<HttpResponse>>(serve_file(blocking, request, offer));
+    return serve_file(blocking, request, offer);
   };
-  auto opened = co_await run_on(services.blocking, std::move(open));
-  co_return std::move(*opened);
+  co_return co_await run_on(services.blocking, std::move(open));
 }
 
 /// Responses other than the complete file.

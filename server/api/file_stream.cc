@@ -23,9 +23,8 @@ class FileStream final : public BodyStream {
         path_(std::move(path)) {}
 
   Task<Result<std::string>> next() override {
-    auto read = [this] { return std::make_optional(read_piece()); };
-    auto piece = co_await run_on(blocking_, std::move(read));
-    co_return std::move(*piece);
+    auto read = [this] { return read_piece(); };
+    co_return co_await run_on(blocking_, std::move(read));
   }
   std::optional<std::uint64_t> length() const override { return range_.count; }
 

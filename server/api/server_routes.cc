@@ -120,10 +120,9 @@ Reply get_metrics(Services services, Call) {
 Reply get_version(Services, Call) { co_return view_response(Version()); }
 
 Reply get_host(Services services, Call) {
-  auto look = [files = services.files] { return std::make_optional(look_at(files)); };
+  auto look = [files = services.files] { return look_at(files); };
   const auto found = co_await run_on(services.blocking, std::move(look));
-  if (!found->ok()) co_return found->error();
-  co_return view_response(found->value());
+  co_return view_response(found);
 }
 
 }  // namespace

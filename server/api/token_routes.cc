@@ -104,10 +104,9 @@ Reply create_token(Services services, Call call) {
       [&tokens = services.tokens, name = asked.name, role, lifetime, by = call.caller.name] {
         return tokens.create(name, role, lifetime, by);
       };
-  auto created = co_await when_free(services.blocking, std::move(create));
-  if (!created->ok()) co_return created->error();
-  CreatedToken token((*created)->info);
-  token.secret = (*created)->secret;
+  CENTROID_CO_ASSIGN(const auto created, co_await when_free(services.blocking, std::move(create)));
+  CreatedToken token(created.info);
+  token.secret = created.secret;
   token.not_yet_on = co_await services.control.share_tokens();
   co_return view_response(token, 201);
 }
@@ -117,8 +116,7 @@ Reply revoke_token(Services services, Call call) {
   std::function<Status()> revoke = [&tokens = services.tokens, name] {
     return tokens.revoke(name);
   };
-  const auto revoked = co_await when_free(services.blocking, std::move(revoke));
-  CENTROID_CO_TRY(*revoked);
+  CENTROID_CO_TRY(co_await when_free(services.blocking, std::move(revoke)));
   TokenAction done;
   done.name = name;
   done.not_yet_on = co_await services.control.share_tokens();

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <functional>
-#include <optional>
 
 #include "common/async/task.h"
 #include "common/base/result.h"
@@ -13,17 +12,16 @@ namespace centroid::server {
 /// retry. Waits between the attempts without blocking others; 2 s at most.
 /// fails   unavailable: another server had the lock all the time; cancelled; the error of `act`
 template <class T>
-Task<std::optional<Result<T>>> when_free(Executor blocking, std::function<Result<T>()> act) {
+Task<Result<T>> when_free(Executor blocking, std::function<Result<T>()> act) {
   constexpr std::chrono::seconds kPatience{2};
   constexpr std::chrono::milliseconds kPause{10};
   const auto now = [] { return centroid::now(); };
   const TimePoint limit = now() + kPatience;
   for (;;) {
-    auto once = [act] { return std::make_optional(act()); };
-    auto outcome = co_await run_on(blocking, std::move(once));
-    if (outcome->ok() || outcome->error().code() != ErrorCode::kAborted) co_return outcome;
+    Result<T> outcome = co_await run_on(blocking, act);
+    if (outcome.ok() || outcome.error().code() != ErrorCode::kAborted) co_return outcome;
     if (now() >= limit)
-      co_return Error(ErrorCode::kUnavailable, outcome->error().message() + " for 2 s: repeat");
+      co_return Error(ErrorCode::kUnavailable, outcome.error().message() + " for 2 s: repeat");
     const bool goes_on = co_await sleep_until(now() + kPause);  // lint-ok: another process's lock
     if (!goes_on) co_return Error(ErrorCode::kCancelled, "the call was cancelled");
   }

@@ -106,8 +106,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   epoch_checkpoint_due_ = is_postponed_ = false;
   checkpoint_begun_ = clock_.now();
   CENTROID_CO_TRY(co_await freeze(one));
-  const auto outcome = co_await write_files(one);
-  const Result<CheckpointEntry>& written = *outcome;
+  const auto written = co_await write_files(one);
   if (one.is_spread) co_await round_servers_.thaw_servers(written.ok() ? one.info.round : Round());
   if (table_servers_) co_await table_servers_->thaw(written.ok());
   if (written.ok()) co_return note_written(one, *written);
@@ -236,7 +235,7 @@ Task<Status> Checkpointer::freeze(Writing& one) {
 }
 
 /// The thread of files works on the snapshot to its end, whatever happens to this task.
-Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& one) {
+Task<Result<CheckpointEntry>> Checkpointer::write_files(Writing& one) {
   Manifest manifest;
   if (one.has_model) manifest = job_.store().plan().manifest();
   PlaneReader reader;
@@ -260,12 +259,12 @@ Task<std::optional<Result<CheckpointEntry>>> Checkpointer::write_files(Writing& 
        writes_journal = config_.writes_journal(), journal_dir = config_.journal.dir]() mutable {
         directory.set_keep(keep, keep_every);  // the folder belongs to this thread
         if (!curves.points().empty()) info.extra[kCurves] = curves.to_text();
-        auto written = std::make_optional(directory.write(info, manifest, reader, parts));
+        auto written = directory.write(info, manifest, reader, parts);
         reader = nullptr;
         snapshot.reset();
         parts.clear();
         rows.reset();
-        if (written->ok() && !writes_journal) {
+        if (written.ok() && !writes_journal) {
           remove_needless(journal::segments_of(journal_dir));
           remove_needless(rows_journal::segments_of(journal_dir));
         }

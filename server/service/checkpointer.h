@@ -72,7 +72,7 @@ class Checkpointer : private JobPart {
   Task<Status> await_state();
   Task<Result<bool>> await_turn(bool may_announce, Writing& one);
   Task<Status> freeze(Writing& one);
-  Task<std::optional<Result<CheckpointEntry>>> write_files(Writing& one);
+  Task<Result<CheckpointEntry>> write_files(Writing& one);
   CheckpointView note_written(const Writing& one, const CheckpointEntry& written);
   bool announces_checkpoint() const;
   CheckpointInfo checkpoint_info() const;

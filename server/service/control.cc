@@ -34,8 +34,7 @@ Task<void> Control::save_for(std::shared_ptr<const Copy> kept,
 
 /// What is done takes effect at once. The answer says whether it is on the disk, too, for which it
 /// waits a moment only: a disk that hangs keeps nobody from steering.
-Task<Optional<Result<ActView>>> Control::act_and_keep(Control* self,
-                                                      Result<Copy> (*act)(Control&)) {
+Task<Result<ActView>> Control::act_and_keep(Control* self, Result<Copy> (*act)(Control&)) {
   const Result<Copy> done = act(*self);
   if (!done.ok()) co_return done.error();
   ActView view;
@@ -66,9 +65,7 @@ Task<Result<ActView>> Control::pause() {
     self.changed_.notify_all();
     return self.commands_.copy();
   };
-  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
-                                                boost::asio::use_awaitable);
-  co_return std::move(*outcome);
+  co_return co_await run_on(executor_, act_and_keep(this, act));
 }
 
 Task<Result<ActView>> Control::resume() {
@@ -92,8 +89,7 @@ Task<Result<ActView>> Control::resume() {
     self.changed_.notify_all();
     return self.commands_.copy();
   };
-  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
-                                                boost::asio::use_awaitable);
+  auto outcome = co_await run_on(executor_, act_and_keep(this, act));
   // A job that halted in this process has no more rounds here: the next process goes on.
   auto end = [this]() -> Status {
     if (phase_.is(Phase::kHalted) && stopping_.rounds_ended && !commands_.stop)
@@ -101,8 +97,8 @@ Task<Result<ActView>> Control::resume() {
           "POST /v1/job:resume of a halted job: started again, the server goes on");
     return {};
   };
-  if (outcome->ok()) (void)co_await run_on(executor_, std::move(end));
-  co_return std::move(*outcome);
+  if (outcome.ok()) (void)co_await run_on(executor_, std::move(end));
+  co_return outcome;
 }
 
 /// The server does not end before the stop is on disk, so a restart finds it.
@@ -124,14 +120,11 @@ Task<Result<ActView>> Control::stop() {
     self.server_.request_stop("POST /v1/job:stop");
     return kept;
   };
-  auto outcome = co_await boost::asio::co_spawn(executor_, act_and_keep(this, act),
-                                                boost::asio::use_awaitable);
-  co_return std::move(*outcome);
+  co_return co_await run_on(executor_, act_and_keep(this, act));
 }
 
 Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, bool delete_newer) {
-  auto ask = [](Control* self, Version wanted,
-                bool deletes) -> Task<std::optional<Result<RestoreView>>> {
+  auto ask = [](Control* self, Version wanted, bool deletes) -> Task<Result<RestoreView>> {
     const auto refuse = [](const std::string& why) {
       return Error(ErrorCode::kFailedPrecondition, "restore: " + why);
     };
@@ -171,9 +164,7 @@ Task<Result<RestoreView>> Control::restore_checkpoint(std::uint64_t version, boo
     if (!mine->outcome) co_return refuse("the job ended first");
     co_return *mine->outcome;
   };
-  auto outcome = co_await boost::asio::co_spawn(
-      executor_, ask(this, Version(version), delete_newer), boost::asio::use_awaitable);
-  co_return std::move(*outcome);
+  co_return co_await run_on(executor_, ask(this, Version(version), delete_newer));
 }
 
 Task<std::vector<std::string>> Control::share_tokens() {
@@ -188,7 +179,7 @@ Task<std::vector<std::string>> Control::share_tokens() {
       if (!server->has_tokens) unaware.push_back(name);
     co_return unaware;
   };
-  co_return co_await boost::asio::co_spawn(executor_, all(this), boost::asio::use_awaitable);
+  co_return co_await run_on(executor_, all(this));
 }
 
 namespace {

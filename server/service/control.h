@@ -70,7 +70,7 @@ class Control final : public ControlPlane, private JobPart {
   using PartsElsewhere = std::vector<std::optional<StatisticsPart>>;  ///< by chunk
   Task<void> save_for(std::shared_ptr<const Copy> kept,
                       std::shared_ptr<std::optional<Status>> outcome);
-  static Task<Optional<Result<ActView>>> act_and_keep(Control* self, Result<Copy> (*act)(Control&));
+  static Task<Result<ActView>> act_and_keep(Control* self, Result<Copy> (*act)(Control&));
   Status check_change(const ServerConfig& before, bool needs_rounds) const;
   ScaleView scale_view(double efficiency) const;
   ServerView part_view(std::string name, std::string state, const ChunkShare& share) const;

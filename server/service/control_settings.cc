@@ -98,7 +98,7 @@ Task<std::invoke_result_t<Work>> held_for(Executor home, Waits& waits, std::stri
     co_return co_await run_on(on, std::move(act));
   };
   auto held = wait(waits, std::move(waiter), std::move(what), std::move(where), std::move(work));
-  co_return co_await boost::asio::co_spawn(home, std::move(held), boost::asio::use_awaitable);
+  co_return co_await run_on(std::move(home), std::move(held));
 }
 
 /// Also behind the deadline of the call that has found something out.
@@ -159,7 +159,7 @@ Task<Result<std::string>> Control::change_config(std::string json) {
     std::string settings;
     OperatorCommands::Copy kept;
   };
-  auto change = [this, json = std::move(json)]() -> std::optional<Result<Done>> {
+  auto change = [this, json = std::move(json)]() -> Result<Done> {
     if (commands_.schema() == nullptr)
       return Error(ErrorCode::kUnimplemented, "this server's settings cannot be changed");
     const ServerConfig before = config_;
@@ -188,9 +188,7 @@ Task<Result<std::string>> Control::change_config(std::string json) {
       done.kept = commands_.copy();
     return done;
   };
-  auto outcome = co_await run_on(executor_, std::move(change));
-  if (!outcome->ok()) co_return outcome->error();
-  const Done done = std::move(**outcome);
+  CENTROID_CO_ASSIGN(const Done done, co_await run_on(executor_, std::move(change)));
   if (done.kept.state != nullptr)
     CENTROID_CO_TRY(co_await commands_.save(done.kept.state, done.kept.revision));
   co_return done.settings;
@@ -209,7 +207,7 @@ Task<std::optional<CheckpointDirectory>> Control::checkpoint_reader() {
 Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
   const auto directory = co_await checkpoint_reader();
   const auto is_begun = std::make_shared<std::atomic<bool>>(false);
-  auto read = [this, directory, version, is_begun]() -> std::optional<Result<CheckpointView>> {
+  auto read = [this, directory, version, is_begun]() -> Result<CheckpointView> {
     *is_begun = true;
     if (!directory) return starting();
     fetched_.renew(Version(version), clock_.now());  // who has it verified fetches it next
@@ -227,8 +225,8 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
   auto outcome =
       co_await held_for(executor_, waits_, waiter, std::move(held), verifies_, std::move(read));
   auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
-  if (outcome->ok() && !(*outcome)->problem.empty()) co_await surely_on(executor_, std::move(lost));
-  co_return std::move(*outcome);
+  if (outcome.ok() && !outcome->problem.empty()) co_await surely_on(executor_, std::move(lost));
+  co_return outcome;
 }
 
 Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
@@ -241,7 +239,7 @@ Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
                                                      "; repeat when it has");
   };
   CENTROID_CO_TRY(co_await run_on(executor_, std::move(may)));
-  auto act = [this, version]() -> std::optional<Result<CheckpointView>> {
+  auto act = [this, version]() -> Result<CheckpointView> {
     if (!checkpoints_) return starting();
     const auto found = checkpoints_->find(Version(version), false);
     if (!found.ok()) return found.error();
@@ -266,14 +264,13 @@ Task<Result<CheckpointView>> Control::delete_checkpoint(std::uint64_t version) {
   auto outcome = co_await held_for(executor_, waits_, waiter, std::move(held), disk_.hurried(),
                                    std::move(act));
   auto lost = [this, version] { server_.parts().checkpointer.checkpoint_lost(Version(version)); };
-  if (outcome->ok()) co_await surely_on(executor_, std::move(lost));
-  co_return std::move(*outcome);
+  if (outcome.ok()) co_await surely_on(executor_, std::move(lost));
+  co_return outcome;
 }
 
 Task<Result<std::vector<CheckpointFileView>>> Control::checkpoint_files(std::uint64_t version) {
   const auto directory = co_await checkpoint_reader();
-  auto read = [this, directory,
-               version]() -> std::optional<Result<std::vector<CheckpointFileView>>> {
+  auto read = [this, directory, version]() -> Result<std::vector<CheckpointFileView>> {
     if (!directory) return starting();
     fetched_.renew(Version(version), clock_.now());  // first: else it may be pruned between
     const auto found = directory->find(Version(version), false);
@@ -293,16 +290,11 @@ Task<Result<std::vector<CheckpointFileView>>> Control::checkpoint_files(std::uin
                        .crc32c = file.crc32c});
     return views;
   };
-  auto outcome = co_await run_on(looks_, std::move(read));
-  co_return std::move(*outcome);
+  co_return co_await run_on(looks_, std::move(read));
 }
 
 Task<Result<ParametersView>> Control::parameters() {
-  auto read = [](Control* self) -> Task<std::optional<Result<ParametersView>>> {
-    co_return co_await self->measure_parameters();
-  };
-  auto outcome = co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
-  co_return std::move(*outcome);
+  co_return co_await run_on(executor_, measure_parameters());
 }
 
 /// What the other servers tell of their chunks in this version; waits for them until `limit`.
@@ -411,15 +403,15 @@ Task<Result<ParametersView>> Control::measure_parameters() {
   view.measured_unix_seconds = clock_.unix_seconds();
   auto work = [view = std::move(view), plan = std::move(plan), elsewhere = std::move(elsewhere),
                snapshot = std::move(snapshot)]() mutable {
-    auto outcome = std::make_optional(server::measure(*snapshot, plan, elsewhere, std::move(view)));
+    auto outcome = server::measure(*snapshot, plan, elsewhere, std::move(view));
     snapshot.reset();  // rounds need not keep copies for it any more
     return outcome;
   };
   auto outcome = co_await run_on(disk_.hurried(), std::move(work));
-  if (!outcome->ok()) co_return std::move(*outcome);
-  job_.measured = std::make_shared<ParametersView>(outcome->value());
+  if (!outcome.ok()) co_return outcome;
+  job_.measured = std::make_shared<ParametersView>(outcome.value());
   job_.measured_at = clock_.now();
-  co_return std::move(*outcome);
+  co_return outcome;
 }
 
 }  // namespace centroid::server

@@ -338,7 +338,7 @@ Task<std::vector<std::vector<PartView>>> Control::tensor_parts(std::size_t first
 }
 
 Task<Status> Control::drain_server(const std::string& name) {
-  auto act = [](Control* self, std::string server) -> Task<std::optional<Status>> {
+  auto act = [](Control* self, std::string server) -> Task<Status> {
     if (self->stopping_.is_closing)
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (server == self->config_.leader_name())
@@ -353,10 +353,7 @@ Task<Status> Control::drain_server(const std::string& name) {
     if (!shard) co_return Error(ErrorCode::kNotFound, "there is no server '" + server + "'");
     co_return co_await self->server_.parts().servers.drain(shard);
   };
-  auto task = act(this, name);
-  auto done =
-      co_await boost::asio::co_spawn(executor_, std::move(task), boost::asio::use_awaitable);
-  co_return std::move(*done);
+  co_return co_await run_on(executor_, act(this, name));
 }
 
 namespace {
@@ -402,11 +399,11 @@ Task<std::vector<TableView>> Control::tables() {
     if (self->table_servers_) self->table_servers_->add_to(views);
     co_return views;
   };
-  co_return co_await boost::asio::co_spawn(executor_, read(this), boost::asio::use_awaitable);
+  co_return co_await run_on(executor_, read(this));
 }
 
 Task<Result<CheckpointView>> Control::make_checkpoint() {
-  auto write = [](Control* self) -> Task<CheckpointOutcome> {
+  auto write = [](Control* self) -> Task<Result<CheckpointView>> {
     if (self->stopping_.is_closing)
       co_return Error(ErrorCode::kCancelled, "the server is stopping");
     if (const Status lead = self->gate_.check_lead(); !lead.ok()) co_return lead.error();
@@ -419,10 +416,9 @@ Task<Result<CheckpointView>> Control::make_checkpoint() {
     if (!goes_on)
       co_return Error(ErrorCode::kCancelled,
                       "the call was cancelled; the checkpoint goes on being written");
-    co_return std::move(*outcome);
+    co_return std::move(**outcome);
   };
-  auto written = co_await boost::asio::co_spawn(executor_, write(this), boost::asio::use_awaitable);
-  co_return std::move(*written);
+  co_return co_await run_on(executor_, write(this));
 }
 
 Task<Status> Control::drain(std::uint64_t member) {

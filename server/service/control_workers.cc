@@ -19,10 +19,6 @@ constexpr std::chrono::milliseconds kMeasureTime{300};
 /// Of a worker that connects with another one first.
 constexpr std::chrono::seconds kMeasurePatience{8};
 
-}  // namespace
-
-namespace {
-
 /// What was done, and what is to be kept of it.
 template <class View>
 struct Act {
@@ -33,7 +29,7 @@ struct Act {
 }  // namespace
 
 Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, std::string why) {
-  auto act = [this, member, seconds, why]() -> std::optional<Result<Act<EvictionView>>> {
+  auto act = [this, member, seconds, why]() -> Result<Act<EvictionView>> {
     CENTROID_TRY(gate_.check_lead());
     const Member* const found = members_.roster.find(MemberId(member));
     if (found == nullptr)
@@ -72,9 +68,7 @@ Task<Result<EvictionView>> Control::evict(std::uint64_t member, double seconds, 
     done.copy = commands_.copy();
     return done;
   };
-  auto outcome = co_await run_on(executor_, std::move(act));
-  if (!outcome->ok()) co_return outcome->error();
-  const Act<EvictionView> done = std::move(**outcome);
+  CENTROID_CO_ASSIGN(const Act<EvictionView> done, co_await run_on(executor_, std::move(act)));
   CENTROID_CO_TRY(co_await commands_.save(done.copy.state, done.copy.revision));
   co_return done.view;
 }
@@ -93,18 +87,14 @@ Task<std::vector<EvictionView>> Control::evictions() {
 }
 
 Task<Status> Control::allow(std::string name) {
-  auto act = [this, name]() -> std::optional<Result<Act<bool>>> {
+  auto act = [this, name]() -> Result<OperatorCommands::Copy> {
     CENTROID_TRY(gate_.check_lead());
     if (!commands_.allow(name))
       return Error(ErrorCode::kNotFound, "no worker '" + name + "' is evicted");
-    Act<bool> done;
-    done.copy = commands_.copy();
-    return done;
+    return commands_.copy();
   };
-  auto outcome = co_await run_on(executor_, std::move(act));
-  if (!outcome->ok()) co_return outcome->error();
-  const Act<bool> done = std::move(**outcome);
-  co_return co_await commands_.save(done.copy.state, done.copy.revision);
+  CENTROID_CO_ASSIGN(const auto copy, co_await run_on(executor_, std::move(act)));
+  co_return co_await commands_.save(copy.state, copy.revision);
 }
 
 ScaleView Control::scale_view(double efficiency) const {
@@ -153,7 +143,7 @@ Task<ScaleView> Control::scale(double efficiency) {
 }
 
 Task<Result<ScaleView>> Control::hint_scale(std::uint64_t workers, std::string why) {
-  auto act = [this, workers, why]() -> std::optional<Result<Act<ScaleView>>> {
+  auto act = [this, workers, why]() -> Result<Act<ScaleView>> {
     CENTROID_TRY(gate_.check_lead());
     const auto refuse = [&](const char* bound, std::uint64_t value, const char* action) {
       return Error(ErrorCode::kFailedPrecondition,
@@ -179,9 +169,7 @@ Task<Result<ScaleView>> Control::hint_scale(std::uint64_t workers, std::string w
     done.copy = commands_.copy();
     return done;
   };
-  auto outcome = co_await run_on(executor_, std::move(act));
-  if (!outcome->ok()) co_return outcome->error();
-  const Act<ScaleView> done = std::move(**outcome);
+  CENTROID_CO_ASSIGN(const Act<ScaleView> done, co_await run_on(executor_, std::move(act)));
   CENTROID_CO_TRY(co_await commands_.save(done.copy.state, done.copy.revision));
   co_return done.view;
 }
@@ -219,7 +207,7 @@ Task<Result<transport::EchoReport>> measure_between(transport::Session* session,
 
 Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<std::uint64_t> to) {
   auto ask = [](Control* self, MemberId id,
-                std::optional<std::uint64_t> other) -> Task<std::optional<Result<NetworkView>>> {
+                std::optional<std::uint64_t> other) -> Task<Result<NetworkView>> {
     const auto nobody = [](MemberId whom) {
       return Error(ErrorCode::kNotFound,
                    "there is no worker with member id " + to_string(whom) + " here now");
@@ -280,9 +268,7 @@ Task<Result<NetworkView>> Control::measure(std::uint64_t member, std::optional<s
     view.bytes_per_second_from = report.bytes_per_second_in;
     co_return view;
   };
-  auto outcome = co_await boost::asio::co_spawn(executor_, ask(this, MemberId(member), to),
-                                                boost::asio::use_awaitable);
-  co_return std::move(*outcome);
+  co_return co_await run_on(executor_, ask(this, MemberId(member), to));
 }
 
 }  // namespace centroid::server

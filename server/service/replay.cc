@@ -55,9 +55,8 @@ Task<Result<bool>> Replay::run() {
   const auto waits = waits_.begin(WaitCause::kJournal, "replay", "blocking thread", what);
   while (!is_cut_) {
     if (rounds_.empty()) {
-      auto read = [this] { return std::make_shared<Status>(read_ahead(at_once_)); };
-      const auto is_read = co_await run_on(disk_.executor, std::move(read));
-      CENTROID_CO_TRY(*is_read);
+      auto read = [this] { return read_ahead(at_once_); };
+      CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(read)));
       if (rounds_.empty()) break;
     }
     CENTROID_CO_ASSIGN(const bool is_over, co_await replay_next());
@@ -132,24 +131,19 @@ Result<std::vector<PastStep>> Replay::steps_of(std::size_t count) {
 /// The next rounds are read meanwhile, up to so many in all.
 Task<Status> Replay::make_steps(std::vector<PastStep>* steps, std::size_t rounds) {
   if (config_.optimizer.clip_norm > 0) {
-    auto measure = [this, steps] {
-      return std::make_shared<Result<std::vector<std::vector<double>>>>(
-          squares_again(job_.store(), *steps));
-    };
-    const auto squares = co_await run_on(disk_.executor, std::move(measure));
-    if (!squares->ok()) co_return squares->error();
+    auto measure = [this, steps] { return squares_again(job_.store(), *steps); };
+    CENTROID_CO_ASSIGN(auto squares, co_await run_on(disk_.executor, std::move(measure)));
     for (std::size_t i = 0; i < steps->size(); ++i) {
-      open_.squares = std::move((**squares)[i]);
+      open_.squares = std::move(squares[i]);
       (*steps)[i].gradient_factor = local_.clip_measured();
     }
   }
   auto make = [this, steps, rounds] {
     Status is_read;
     Status made = step_again(job_.store(), *steps, [&] { is_read = read_ahead(rounds); });
-    return std::make_shared<Status>(made.ok() ? std::move(is_read) : std::move(made));
+    return made.ok() ? is_read : made;
   };
-  const auto made = co_await run_on(disk_.executor, std::move(make));
-  CENTROID_CO_TRY(*made);
+  CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(make)));
   for (std::size_t i = 0; i < steps->size(); ++i) job_.store().commit_in_place();
   co_return Status();
 }
@@ -284,20 +278,17 @@ Task<Status> Replay::finish() {
                                      {"why",
                                       "the journal could not be written then (journal.full), and "
                                       "no checkpoint came behind it: later rounds are lost"}});
-    auto remove = [&reader, end = job_.round.value] {
-      auto removed = std::make_shared<Status>();
+    auto remove = [&reader, end = job_.round.value]() -> Status {
       for (const LogSegment& segment : reader.segments())
-        if (segment.number >= end && removed->ok()) *removed = file::remove(segment.path);
-      return removed;
+        if (segment.number >= end) CENTROID_TRY(file::remove(segment.path));
+      return {};
     };
-    const auto is_removed = co_await run_on(disk_.executor, std::move(remove));
-    CENTROID_CO_TRY(*is_removed);
+    CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(remove)));
   } else if (!is_cut_) {
     if (!reader.torn().empty())
       log::warn("journal.tail_cut", {{"why", reader.torn()}, {"action", "no round ends there"}});
-    auto cut = [&reader] { return std::make_shared<Status>(reader.cut_tail()); };
-    const auto is_cut = co_await run_on(disk_.executor, std::move(cut));
-    CENTROID_CO_TRY(*is_cut);
+    auto cut = [&reader] { return reader.cut_tail(); };
+    CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(cut)));
   }
   fault::point("journal.replayed");
   CENTROID_CO_TRY(check_finite());
@@ -319,9 +310,8 @@ Task<Status> Replay::finish() {
 
 /// Means through the codec of the results, as in the round itself.
 Task<Status> Replay::replay_results(const PastRound& round) {
-  auto load = [this, &round] { return std::make_shared<Status>(load_spare(job_.store(), round)); };
-  const auto loaded = co_await run_on(disk_.executor, std::move(load));
-  CENTROID_CO_TRY(*loaded);
+  auto load = [this, &round] { return load_spare(job_.store(), round); };
+  CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(load)));
   local_.begin_results(round.commit.generation);
   const auto results = std::make_shared<Attempt>();
   const auto emit = [&](const Chunk& of, std::vector<std::byte> payload) {

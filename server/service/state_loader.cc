@@ -266,12 +266,9 @@ Task<Result<JobState>> StateLoader::load(std::shared_ptr<const CheckpointEntry> 
     state.resumed_from = *entry;
     co_return std::move(state);
   }
-  auto look = [&directory = *checkpoints_, entry] {
-    return std::make_shared<const Result<Manifest>>(directory.manifest_of(*entry));
-  };
-  const auto manifest = co_await run_on(disk_.executor, std::move(look));
-  if (!manifest->ok()) co_return manifest->error();
-  CENTROID_CO_TRY(make_store(state, manifest->value(), codec_in(info)));
+  auto look = [&directory = *checkpoints_, entry] { return directory.manifest_of(*entry); };
+  CENTROID_CO_ASSIGN(const auto manifest, co_await run_on(disk_.executor, std::move(look)));
+  CENTROID_CO_TRY(make_store(state, manifest, codec_in(info)));
   const std::vector<std::string> slots = state.store().optimizer().slot_names();
   const bool has_residual = !info.slot_names.empty() && info.slot_names.back() == kResidualSlot;
   CENTROID_CO_TRY(check_settings(*entry, slots, has_residual));
@@ -293,10 +290,9 @@ Task<Result<JobState>> StateLoader::load(std::shared_ptr<const CheckpointEntry> 
       if (plane > planes && !takes_residual) return {};
       return store->load(plane, offset, from);
     };
-    return std::make_optional(directory.read(*entry, store->plan().manifest(), load));
+    return directory.read(*entry, store->plan().manifest(), load);
   };
-  const auto values = co_await run_on(disk_.executor, std::move(read));
-  CENTROID_CO_TRY(*values);
+  CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(read)));
   state.store().restore(info.version, info.optimizer_step);
   take_position(state, info);
   state.held = state.position();
@@ -334,19 +330,17 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
   const std::string what = config_.init + " is read";
   if (gate_.is_beginning()) phase_.explain(what);
   const auto waits = waits_.begin(WaitCause::kCheckpoint, "job", "init", what.c_str());
-  auto open = [path = config_.init] {
-    return std::make_shared<Result<SafetensorsReader>>(SafetensorsReader::open(path));
-  };
-  const auto file = co_await run_on(disk_.executor, std::move(open));
-  if (!file->ok()) co_return std::move(*file).error().with_context(where);
+  auto open = [path = config_.init] { return SafetensorsReader::open(path); };
+  auto file = co_await run_on(disk_.executor, std::move(open));
+  if (!file.ok()) co_return std::move(file).error().with_context(where);
   JobState state;
-  CENTROID_CO_TRY(make_store(state, (*file)->manifest(), kUnknownCodec));
-  auto read = [store = &state.store(), file]() -> Status {
+  CENTROID_CO_TRY(make_store(state, file->manifest(), kUnknownCodec));
+  auto read = [store = &state.store(), &from = file.value()]() -> Status {
     fault::point("init.reading");
     for (const Chunk& chunk : store->plan().chunks()) {
       const std::string& name = store->plan().manifest()[chunk.tensor.value].name;
-      CENTROID_TRY((*file)->read(name, chunk.offset * sizeof(float),
-                                 std::as_writable_bytes(store->initial(chunk))));
+      CENTROID_TRY(from.read(name, chunk.offset * sizeof(float),
+                             std::as_writable_bytes(store->initial(chunk))));
     }
     return {};
   };
@@ -359,10 +353,8 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
 
 /// Of a model.
 Task<Result<bool>> StateLoader::look_for_checkpoint() const {
-  auto look = [&directory = *checkpoints_] { return std::make_optional(directory.entries(false)); };
-  const auto found = co_await run_on(disk_.executor, std::move(look));
-  if (!found->ok()) co_return found->error();
-  const std::vector<CheckpointEntry>& all = found->value();
+  auto look = [&directory = *checkpoints_] { return directory.entries(false); };
+  CENTROID_CO_ASSIGN(const auto all, co_await run_on(disk_.executor, std::move(look)));
   co_return !all.empty() && all.front().version.value > 0;
 }
 

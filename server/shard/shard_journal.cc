@@ -31,11 +31,10 @@ Task<Status> ShardJournal::check_owner() {
   if (!recalled_) {
     co_await writer_.stop(context_.files);
     auto scan = [folder, run_id, terms = terms()] {
-      return std::make_shared<Result<journal::Parts>>(journal::Parts::scan(folder, run_id, terms));
+      return journal::Parts::scan(folder, run_id, terms);
     };
-    const auto found = co_await run_on(context_.files, std::move(scan));
-    if (!found->ok()) co_return found->error();
-    recalled_ = std::shared_ptr<const journal::Parts>(found, &found->value());
+    CENTROID_CO_ASSIGN(auto found, co_await run_on(context_.files, std::move(scan)));
+    recalled_ = std::make_shared<const journal::Parts>(std::move(found));
   }
   if (recalled_->others().empty()) co_return Status();
   co_return Error(ErrorCode::kFailedPrecondition,
@@ -67,13 +66,11 @@ Task<void> ShardJournal::forget() {
 }
 
 Task<Result<journal::Parts::Numbers>> ShardJournal::recall(proto::Recall wanted) {
-  using Read = Result<journal::Parts::Numbers>;
   CENTROID_CO_TRY(co_await check_owner());
   auto read = [parts = recalled_, wanted] {
-    return std::make_shared<Read>(parts->read(wanted.round, wanted.attempt, wanted.chunk));
+    return parts->read(wanted.round, wanted.attempt, wanted.chunk);
   };
-  const std::shared_ptr<Read> numbers = co_await run_on(context_.files, std::move(read));
-  co_return std::move(*numbers);
+  co_return co_await run_on(context_.files, std::move(read));
 }
 
 Task<void> ShardJournal::checkpointed(Round round) {

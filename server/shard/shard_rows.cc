@@ -155,26 +155,26 @@ Task<void> ShardRows::replay(Session* session, LeaderSession* leader) {
   is_replaying_ = true;
   if (tables_.journal == 0) {
     auto look = [folder = options_.journal_dir, run_id = run_id_, from = tables_.restored_from] {
-      return std::make_shared<Result<std::uint64_t>>(pass_over_journal(folder, run_id, from));
+      return pass_over_journal(folder, run_id, from);
     };
     const auto first = co_await run_on(files_, std::move(look));
     if (service != service_) co_return;
-    if (!first->ok()) {
+    if (!first.ok()) {
       is_replaying_ = false;
-      refuse(session, leader, first->error().with_context("server '" + options_.name + "'"));
+      refuse(session, leader, first.error().with_context("server '" + options_.name + "'"));
       co_return;
     }
-    tables_.journal = first->value();
+    tables_.journal = first.value();
   }
   service->end_load(tables_.clock, tables_.journal, tables_.restored_from);
   auto work = [service, folder = options_.journal_dir, run_id = run_id_]() mutable {
-    return std::make_shared<Status>(service->replay(folder, run_id));
+    return service->replay(folder, run_id);
   };
   const auto replayed = co_await run_on(files_, std::move(work));
   if (service != service_) co_return;
   is_replaying_ = false;
-  if (!replayed->ok()) {
-    refuse(session, leader, replayed->error().with_context("server '" + options_.name + "'"));
+  if (!replayed.ok()) {
+    refuse(session, leader, replayed.error().with_context("server '" + options_.name + "'"));
     co_return;
   }
   if (const Status fits = check_room(); !fits.ok()) {

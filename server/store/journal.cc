@@ -25,13 +25,10 @@ Task<Status> Journal::start(Executor files, JournalWriter::Options options, jour
   };
   accepts_ = has_chunks_ = rotates_ = false;
   repairs_at_ = {};
-  using Opened = Result<std::unique_ptr<JournalWriter>>;
   auto open = [options = std::move(options), base = std::move(base), route = std::move(route)] {
-    return std::make_shared<Opened>(JournalWriter::start(options, base, route));
+    return JournalWriter::start(options, base, route);
   };
-  const std::shared_ptr<Opened> opened = co_await run_on(std::move(files), std::move(open));
-  if (!opened->ok()) co_return opened->error();
-  writer_ = std::move(*opened).value();
+  CENTROID_CO_ASSIGN(writer_, co_await run_on(std::move(files), std::move(open)));
   co_return Status();
 }
 

@@ -74,8 +74,8 @@ class RowsJournalWriter final : private LogWriter {
   std::deque<Batch> batches_;                  // under the lock, as the next
   std::vector<std::vector<std::byte>> spare_;  ///< memory of batches
   std::uint64_t prune_below_ = 0;
-  std::uint64_t segment_;     ///< of the next entry
-  bool has_entries_ = false;  ///< in this segment, or dropped
+  std::uint64_t segment_;          ///< of the next entry
+  bool has_entries_ = false;       ///< in this segment, or dropped
   std::uint64_t batches_written_;  // the writer's thread only
 };
 

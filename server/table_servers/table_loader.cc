@@ -84,22 +84,20 @@ Status TableLoader::load(const SavedTables& saved, const std::vector<bool>& want
 }
 
 Task<Result<std::optional<SavedTables>>> TableLoader::find_newest() const {
-  using Found = Result<std::optional<SavedTables>>;
-  auto look = [this] { return std::make_shared<Found>(newest()); };
-  const std::shared_ptr<Found> found = co_await run_on(group_.blocking, std::move(look));
-  co_return std::move(*found);
+  auto look = [this] { return newest(); };
+  co_return co_await run_on(group_.blocking, std::move(look));
 }
 
 Task<Status> TableLoader::replay_here(std::string& run_id) {
   const auto id = std::make_shared<std::string>(run_id);
   auto read = [&rows = group_.rows, folder = group_.options.journal_dir, id] {
-    return std::make_shared<Status>(rows.replay(folder, *id));
+    return rows.replay(folder, *id);
   };
   group_.rows.begin_reading();
-  const auto replayed = co_await run_on(group_.blocking, std::move(read));
+  const Status replayed = co_await run_on(group_.blocking, std::move(read));
   group_.rows.end_reading();
-  if (replayed->ok()) run_id = *id;
-  co_return *replayed;
+  if (replayed.ok()) run_id = *id;
+  co_return replayed;
 }
 
 Status TableLoader::load_table(const SavedTables& saved, std::size_t table, const std::string& file,

@@ -12,12 +12,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kReplayPoll{50};
 
-/// How reading a checkpoint ended; it may have been deleted meanwhile.
-struct Loaded {
-  Status status;
-  bool is_gone = false;
-};
-
 /// Gives some servers their keys, from the newest checkpoint and their journals. Of one thread.
 class TableLoading {
  public:
@@ -133,34 +127,30 @@ Task<Status> TableLoading::put_known_pushes() {
     if (i != 0 && (!saved_ || !saved_->journals.contains(group_.holders[i].name) ||
                    !group_.holders[i].has_held))
       fresh.push_back(i);
-  auto put = [loader = &loader_, fresh, pushes = group_.rows.store().windows().entries()] {
-    auto done = std::make_shared<Status>();
-    for (const std::size_t i : fresh)
-      if (done->ok()) *done = loader->put_pushes(i, pushes);
-    return done;
+  auto put = [loader = &loader_, fresh,
+              pushes = group_.rows.store().windows().entries()]() -> Status {
+    for (const std::size_t i : fresh) CENTROID_TRY(loader->put_pushes(i, pushes));
+    return {};
   };
-  const auto known = co_await run_on(group_.blocking, std::move(put));
-  co_return *known;
+  co_return co_await run_on(group_.blocking, std::move(put));
 }
 
 Task<Status> TableLoading::load_saved() {
   if (!saved_ || !is_needed_) co_return Status();
-  auto read = [loader = &loader_, saved = saved_, wanted = wanted_] {
-    auto done = std::make_shared<Loaded>();
-    done->status = loader->load(*saved, wanted);
-    done->is_gone = !done->status.ok() && !saved->is_there();
+  bool is_gone = false;  // it may have been deleted meanwhile
+  auto read = [loader = &loader_, saved = saved_, wanted = wanted_, &is_gone] {
+    Status done = loader->load(*saved, wanted);
+    is_gone = !done.ok() && !saved->is_there();
     return done;
   };
-  const auto loaded = co_await run_on(group_.blocking, std::move(read));
-  if (!loaded->status.ok()) {
+  const Status loaded = co_await run_on(group_.blocking, std::move(read));
+  if (!loaded.ok()) {
     const bool is_lost = std::ranges::any_of(
         which_, [&](std::size_t i) { return i != 0 && !group_.holders[i].is_here(); });
     // A newer checkpoint may have replaced it meanwhile.
-    if (!is_lost && !(group_.has_begun && loaded->is_gone))
-      group_.hooks.fail(loaded->status.error());
-    co_return loaded->status;
+    if (!is_lost && !(group_.has_begun && is_gone)) group_.hooks.fail(loaded.error());
   }
-  co_return Status();
+  co_return loaded;
 }
 
 Task<Status> TableLoading::replay_journals() {

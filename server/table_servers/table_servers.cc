@@ -156,14 +156,12 @@ Task<Status> TableServers::fetch_all_pushes(std::size_t which) {
                      co_await group_.ask(which, TablesKind::kRowsFreeze, std::move(head)));
   CENTROID_CO_ASSIGN(const auto frozen, proto::decode<proto::RowsFrozen>(reply.head));
   auto fetch = [this, shard, clients = frozen.clients] {
-    return std::make_shared<Result<std::vector<PushWindows::Entry>>>(
-        group_.fetch_pushes(shard, clients));
+    return group_.fetch_pushes(shard, clients);
   };
-  const auto pushed = co_await run_on(group_.blocking, std::move(fetch));
-  if (!pushed->ok()) co_return pushed->error();
+  CENTROID_CO_ASSIGN(const auto pushed, co_await run_on(group_.blocking, std::move(fetch)));
   auto thaw = proto::encode(proto::RowsThaw());
   CENTROID_CO_TRY(co_await group_.ask(which, TablesKind::kRowsThaw, std::move(thaw)));
-  group_.rows.load_pushes(pushed->value());
+  group_.rows.load_pushes(pushed);
   for (std::size_t i = 0; i < std::min(frozen.tables.size(), group_.rows.store().size()); ++i)
     group_.rows.store().add_counters(i, frozen.tables[i]);
   co_return Status();

@@ -17,12 +17,9 @@ Task<Result<bool>> TableServers::prepare(const CheckpointDirectory& checkpoints,
   CENTROID_CO_ASSIGN(saved_, co_await loader_.find_newest());
   const bool was_spread = saved_ && saved_->journals.size() > 1;
   if (resumes && !was_spread) {
-    auto look = [folder = group_.options.journal_dir] {
-      return std::make_shared<Result<rows_journal::Report>>(rows_journal::verify(folder));
-    };
-    const auto journal = co_await run_on(group_.blocking, std::move(look));
-    if (!journal->ok()) co_return journal->error();
-    if ((*journal)->pushes > 0) {  // of all keys
+    auto look = [folder = group_.options.journal_dir] { return rows_journal::verify(folder); };
+    CENTROID_CO_ASSIGN(const auto journal, co_await run_on(group_.blocking, std::move(look)));
+    if (journal.pushes > 0) {  // of all keys
       log::warn("rows.distribution_failed",
                 {{"why", "the journal has pushes after the checkpoint of one server"},
                  {"action", "all rows stay on the leader until the job is ended and resumed"}});
@@ -43,11 +40,8 @@ Task<Result<bool>> TableServers::prepare(const CheckpointDirectory& checkpoints,
   CENTROID_CO_TRY(place(std::move(others), &*saved_));
   std::vector<bool> mine(group_.holders.size());
   mine[0] = true;
-  auto load = [this, mine = std::move(mine)] {
-    return std::make_shared<Status>(loader_.load(*saved_, mine));
-  };
-  const auto loaded = co_await run_on(group_.blocking, std::move(load));
-  CENTROID_CO_TRY(*loaded);
+  auto load = [this, mine = std::move(mine)] { return loader_.load(*saved_, mine); };
+  CENTROID_CO_TRY(co_await run_on(group_.blocking, std::move(load)));
   group_.rows.end_load(saved_->clock, saved_->journals[""], saved_->entry.path.filename().string());
   CENTROID_CO_TRY(co_await loader_.replay_here(run_id));
   group_.is_leader_loaded = true;

@@ -22,13 +22,10 @@ Task<Status> RowsJournal::start(Executor executor, Executor files,
   for (const RowTable& table : store_.tables()) options.tables.push_back(to_string(table.spec()));
   const std::string folder = options.folder.string();
   const auto sync = options.sync_every;
-  using Opened = Result<std::unique_ptr<RowsJournalWriter>>;
   auto open = [options = std::move(options), next = next_] {
-    return std::make_shared<Opened>(RowsJournalWriter::start(options, next));
+    return RowsJournalWriter::start(options, next);
   };
-  const std::shared_ptr<Opened> opened = co_await run_on(std::move(files), std::move(open));
-  if (!opened->ok()) co_return opened->error();
-  writer_ = std::move(*opened).value();
+  CENTROID_CO_ASSIGN(writer_, co_await run_on(std::move(files), std::move(open)));
   writer_->prune(first_segment_);
   log::info("rows_journal.started",
             {{"dir", folder}, {"segment", next_.segment}, {"sync_ms", sync.count()}});
