@@ -10,15 +10,21 @@ namespace centroid::client {
 
 namespace {
 
-int act(const Session& session, const std::string& path, const std::string& summary) {
-  const auto answer = post_json(session, path);
+/// POST, PATCH or DELETE; `summary` is the text after success.
+int send(const Session& session, const std::string& method, const std::string& path,
+         const Json& body, const std::string& summary) {
+  const auto answer = send_json(session, method, path, body);
   if (!answer.ok()) return complain(answer.error());
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : summary.c_str());
+  print(session, *answer, summary);
   if (!answer->value("saved", true))
     std::fprintf(stderr,
                  "centroidctl: the server could not write this to its disk yet. If the server is "
                  "killed now, the request is lost: repeat it\n");
   return kExitDone;
+}
+
+int act(const Session& session, const std::string& path, const std::string& summary) {
+  return send(session, "POST", path, Json(), summary);
 }
 
 /// Member number of a worker by its name (the newest with that name), or by the number itself if no
@@ -59,11 +65,8 @@ int show_evictions(const Session& session) {
     rows.push_back({text_of(one, "name"), time_text(number_of(one, "since_unix_seconds"), "-"),
                     time_text(number_of(one, "until_unix_seconds"), "until it is allowed"),
                     text_of(one, "why")});
-  const std::string text = session.style.is_json ? evictions->dump() + "\n"
-                           : rows.empty()        ? "no name is refused\n"
-                                                 : table({"name", "since", "until", "why"}, rows);
-  std::fputs(text.c_str(), stdout);
-  return kExitDone;
+  if (rows.empty()) return print(session, *evictions, "no name is refused");
+  return print(session, *evictions, table({"name", "since", "until", "why"}, rows));
 }
 
 int drain(const Session& session, const std::string& worker) {
@@ -75,24 +78,11 @@ int drain(const Session& session, const std::string& worker) {
 
 int make_checkpoint(Session session) {
   session.remote.timeout = std::max(session.remote.timeout, std::chrono::milliseconds(310'000));
-  const auto answer = post_json(session, "/v1/checkpoints");
+  const auto answer = send_json(session, "POST", "/v1/checkpoints");
   if (!answer.ok()) return complain(answer.error());
-  if (session.style.is_json)
-    std::printf("%s\n", answer->dump().c_str());
-  else
-    std::printf("%s\nversion %s, %s\n", text_of(*answer, "path").c_str(),
-                text_of(*answer, "version").c_str(),
-                size_text(number_of(*answer, "bytes")).c_str());
-  return kExitDone;
-}
-
-/// POST or DELETE with a body; `summary` is the text after success.
-int send(const Session& session, const std::string& method, const std::string& path,
-         const Json& body, const std::string& summary) {
-  const auto answer = send_json(session, method, path, body);
-  if (!answer.ok()) return complain(answer.error());
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : summary.c_str());
-  return kExitDone;
+  return print(session, *answer,
+               text_of(*answer, "path") + "\nversion " + text_of(*answer, "version") + ", " +
+                   size_text(number_of(*answer, "bytes")));
 }
 
 int evict(const Session& session, const std::string& worker, double seconds,
@@ -137,12 +127,10 @@ int set_config(const Session& session, const std::vector<std::string>& words) {
   Json changed = Json::object();
   for (const auto& [name, ignored] : body.items())
     if (answer->contains(name)) changed[name] = (*answer)[name]["value"];
-  if (session.style.is_json)
-    std::printf("%s\n", changed.dump().c_str());
-  else
-    for (const auto& [name, value] : changed.items())
-      std::printf("%s = %s\n", name.c_str(), text_of(changed, name.c_str()).c_str());
-  return kExitDone;
+  std::string text;
+  for (const auto& [name, value] : changed.items())
+    text += name + " = " + text_of(changed, name.c_str()) + "\n";
+  return print(session, changed, text);
 }
 
 int show_scale(const Session& session) {
@@ -153,8 +141,7 @@ int show_scale(const Session& session) {
     const std::string why = text_of(*hint, "why");
     text += "\nwanted: " + text_of(*hint, "workers") + " workers" + (why.empty() ? "" : ": " + why);
   }
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : text.c_str());
-  return kExitDone;
+  return print(session, *answer, text);
 }
 
 int request_scale(const Session& session, std::uint64_t workers, const std::string& why) {
@@ -195,9 +182,7 @@ int show_parameters(const Session& session, const std::string& name) {
                             "not finite", "servers"},
                            rows);
   if (!name.empty()) text += "\n" + holders_table(*answer);
-  if (session.style.is_json) text = answer->dump() + "\n";
-  std::fputs(text.c_str(), stdout);
-  return kExitDone;
+  return print(session, *answer, text);
 }
 
 /// A container probes its own program at a loopback address, which is in no certificate, and its

@@ -121,34 +121,24 @@ std::string server_table(const Json& checkpoints) {
 
 /// The checkpoints of the server.
 int list_of_server(const Session& session) {
-  Json all = Json::array();
-  for (std::string path = "/v1/checkpoints"; !path.empty();) {
-    const auto page = get_json(session, path);
-    if (!page.ok()) return complain(page.error());
-    for (const Json& one : page->value("checkpoints", Json::array())) all.push_back(one);
-    path = text_of(*page, "next");
-  }
-  const bool is_damaged = std::any_of(
-      all.begin(), all.end(), [](const Json& one) { return !text_of(one, "problem").empty(); });
-  if (session.style.is_json) {
-    Json out;
-    out["checkpoints"] = std::move(all);
-    std::printf("%s\n", out.dump().c_str());
-  } else {
-    std::fputs(server_table(all).c_str(), stdout);
-  }
+  auto all = get_list(session, "/v1/checkpoints", "checkpoints");
+  if (!all.ok()) return complain(all.error());
+  const bool is_damaged =
+      std::ranges::any_of(*all, [](const Json& one) { return !text_of(one, "problem").empty(); });
+  const std::string text = server_table(*all);
+  Json out;
+  out["checkpoints"] = std::move(*all);
+  print(session, out, text);
   return is_damaged ? kExitFailed : kExitDone;
 }
 
 /// Let the server read one completely.
 int verify_on_server(Session session, const std::string& version) {
   session.remote.timeout = std::max(session.remote.timeout, std::chrono::milliseconds(310'000));
-  const auto answer = post_json(session, "/v1/checkpoints/" + version + ":verify");
+  const auto answer = send_json(session, "POST", "/v1/checkpoints/" + version + ":verify");
   if (!answer.ok()) return complain(answer.error());
   const std::string problem = text_of(*answer, "problem");
-  const std::string verdict =
-      "version " + version + (problem.empty() ? " is sound" : ": " + problem);
-  std::printf("%s\n", session.style.is_json ? answer->dump().c_str() : verdict.c_str());
+  print(session, *answer, "version " + version + (problem.empty() ? " is sound" : ": " + problem));
   return problem.empty() ? kExitDone : kExitFailed;
 }
 

@@ -115,7 +115,8 @@ std::set<std::string> check_members(Report& report, const Session& session, cons
       continue;
     }
     const auto begin = std::chrono::steady_clock::now();
-    const auto answer = post_json(session, "/v1/workers/" + text_of(worker, "member") + ":measure");
+    const auto answer =
+        send_json(session, "POST", "/v1/workers/" + text_of(worker, "member") + ":measure");
     const std::chrono::duration<double> asked = std::chrono::steady_clock::now() - begin;
     if (!answer.ok() && report_unmeasured(report, session, worker, asked.count())) {
       silent.insert(text_of(worker, "name"));

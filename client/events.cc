@@ -33,7 +33,7 @@ Colour colour_of(const std::string& type) {
   return is_trouble ? Colour::kWarning : Colour::kGood;
 }
 
-void print(const Session& session, const Json& event) {
+void print_event(const Session& session, const Json& event) {
   if (session.style.is_json) {
     std::printf("%s\n", event.dump().c_str());
     return;
@@ -68,7 +68,7 @@ Result<std::string> show_retained(const Session& session, const Selection& selec
     last = text_of(page, "last");
     path = text_of(page, "next");
   }
-  for (const Json& event : events) print(session, event);
+  for (const Json& event : events) print_event(session, event);
   return last;
 }
 
@@ -86,7 +86,7 @@ int follow(const Session& session, const Selection& selection, std::string last)
       text.erase(0, end + 2);
       if (!event.is_object()) continue;
       last = text_of(event, "id");
-      print(session, event);
+      print_event(session, event);
       std::fflush(stdout);
       if (++shown == selection.count) return false;
     }

@@ -168,8 +168,7 @@ void add_get(CLI::App& group, const std::shared_ptr<Session>& session, int& stat
     }
     Json out;
     out["path"] = target.string();
-    std::printf("%s\n", session->style.is_json ? out.dump().c_str() : target.c_str());
-    status = kExitDone;
+    status = print(*session, out, target.string());
   });
 }
 

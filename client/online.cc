@@ -137,16 +137,17 @@ std::string path_part(const std::string& name) {
   return out;
 }
 
-Result<Json> post_json(const Session& session, const std::string& path) {
-  CENTROID_ASSIGN(const Answer answer, ask(session.remote, "POST", path));
-  return take_apart(session, answer);
-}
-
 Result<Json> send_json(const Session& session, const std::string& method, const std::string& path,
                        const Json& body) {
   CENTROID_ASSIGN(const Answer answer,
                   ask(session.remote, method, path, body.is_null() ? std::string() : body.dump()));
   return take_apart(session, answer);
+}
+
+int print(const Session& session, const Json& answer, const std::string& text) {
+  const std::string out = session.style.is_json ? answer.dump() : text;
+  std::printf("%s%s", out.c_str(), out.empty() || out.ends_with('\n') ? "" : "\n");
+  return kExitDone;
 }
 
 int complain(const Error& error) {

@@ -37,16 +37,17 @@ Result<Json> get_all_pages(const Session& session, const std::string& path, cons
 /// All pages of the list `name` from `path` on, as one array of at most `most` items.
 Result<Json> get_list(const Session& session, std::string path, const char* name,
                       std::size_t most = 1'000'000);
-Result<Json> post_json(const Session& session, const std::string& path);
 /// Any method, with a JSON body unless it is null.
 Result<Json> send_json(const Session& session, const std::string& method, const std::string& path,
-                       const Json& body);
+                       const Json& body = Json());
 /// A name as one part of a path: other than plain characters become %XX.
 /// source  RFC 3986, section 2.3
 std::string path_part(const std::string& name);
 /// The problem document of an answer as one line.
 std::string explain(const Answer& answer);
 
+/// Print an answer as JSON, or the text. kExitDone.
+int print(const Session& session, const Json& answer, const std::string& text);
 /// Print an error to stderr. kExitUnreachable without an answer, else kExitFailed.
 int complain(const Error& error);
 

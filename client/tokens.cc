@@ -17,11 +17,7 @@ int list_tokens(const Session& session) {
                     time_text(number_of(one, "created_unix_seconds"), "-"),
                     time_text(number_of(one, "expires_unix_seconds"), "never"),
                     text_of(one, "created_by")});
-  const std::string text = session.style.is_json
-                               ? tokens->dump() + "\n"
-                               : table({"name", "role", "created", "expires", "by"}, rows);
-  std::fputs(text.c_str(), stdout);
-  return kExitDone;
+  return print(session, *tokens, table({"name", "role", "created", "expires", "by"}, rows));
 }
 
 /// Shard servers that do not have a change yet.
@@ -44,19 +40,15 @@ int create_token(const Session& session, const std::string& name, const std::str
   if (hours > 0) body["expires_seconds"] = hours * 3600;
   const auto answer = send_json(session, "POST", "/v1/tokens", body);
   if (!answer.ok()) return complain(answer.error());
-  if (session.style.is_json)
-    std::printf("%s\n", answer->dump().c_str());
-  else
-    std::printf("%s\n", text_of(*answer, "secret").c_str());
+  print(session, *answer, text_of(*answer, "secret"));
   warn_of_unaware(*answer);
   return kExitDone;
 }
 
 int revoke_token(const Session& session, const std::string& name) {
-  const auto answer = send_json(session, "DELETE", "/v1/tokens/" + path_part(name), Json());
+  const auto answer = send_json(session, "DELETE", "/v1/tokens/" + path_part(name));
   if (!answer.ok()) return complain(answer.error());
-  std::printf("%s\n",
-              session.style.is_json ? answer->dump().c_str() : (name + " is revoked").c_str());
+  print(session, *answer, name + " is revoked");
   warn_of_unaware(*answer);
   return kExitDone;
 }
@@ -76,10 +68,7 @@ int show_audit(const Session& session, std::size_t limit) {
                     text_of(one, "path"), text_of(one, "status"), text_of(one, "outcome")});
     if (is_of_several) rows.back().push_back(text_of(one, "server"));
   }
-  const std::string text =
-      session.style.is_json ? entries->dump() + "\n" : table(std::move(head), rows);
-  std::fputs(text.c_str(), stdout);
-  return kExitDone;
+  return print(session, *entries, table(std::move(head), rows));
 }
 
 }  // namespace

@@ -171,9 +171,7 @@ int show_list(const Session& session, const std::string& path, const char* name,
   auto got = get_all_pages(session, path, name);
   if (!got.ok()) return complain(got.error());
   const Json all = std::move(*got);
-  const std::string text = session.style.is_json ? all.dump() + "\n" : as_table(all);
-  std::fputs(text.c_str(), stdout);
-  return kExitDone;
+  return print(session, all, session.style.is_json ? "" : as_table(all));
 }
 
 /// Print an answer, as JSON or as a table.
@@ -181,9 +179,7 @@ int show(const Session& session, const std::string& path,
          const std::function<std::string(const Json&)>& as_table) {
   const auto answer = get_json(session, path);
   if (!answer.ok()) return complain(answer.error());
-  const std::string text = session.style.is_json ? answer->dump() + "\n" : as_table(*answer);
-  std::fputs(text.c_str(), stdout);
-  return kExitDone;
+  return print(session, *answer, session.style.is_json ? "" : as_table(*answer));
 }
 
 std::string names(const Json& list) {
