@@ -67,10 +67,6 @@ Status check_local_steps(ServerConfig& c) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 Status check_election(ServerConfig& c) {
   if (!c.has_election()) return {};
   const auto is_plain = [](char x) {
@@ -101,10 +97,6 @@ Status check_election(ServerConfig& c) {
   if (c.run_id.empty()) c.run_id = c.identity.cluster;
   return {};
 }
-
-}  // namespace
-
-namespace {
 
 Status check_cadence(const ServerConfig& c) {
   const auto refuse = [](const std::string& why) {

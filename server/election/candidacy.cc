@@ -9,8 +9,6 @@
 
 namespace centroid::server {
 
-namespace {}  // namespace
-
 std::string Leadership::to_string() const {
   if (role != Election::Role::kStandby) return "leader";
   if (!leader.empty()) return "standby, leader is " + leader + " at " + data;
