@@ -274,6 +274,16 @@ Task<Result<CheckpointEntry>> Checkpointer::write_files(Writing& one) {
   co_return co_await run_on(disk_.executor, std::move(write));
 }
 
+CheckpointView checkpoint_view(const CheckpointEntry& entry) {
+  return {.path = entry.path.string(),
+          .problem = entry.problem,
+          .version = entry.version.value,
+          .number = entry.number,
+          .round = entry.info.round.value,
+          .bytes = entry.bytes,
+          .created_unix_seconds = entry.info.created_unix_seconds};
+}
+
 CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEntry& written) {
   job_.checkpointed = one.info.version;
   job_.is_checkpoint_lost = false;
@@ -294,15 +304,8 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
         {"version", one.info.version.value},
         {"bytes", written.bytes},
         {"seconds", elapsed}});
-  CheckpointView view;
-  view.path = written.path.string();
-  view.version = one.info.version.value;
-  view.number = written.number;
-  view.round = one.info.round.value;
-  view.bytes = written.bytes;
-  view.created_unix_seconds = one.info.created_unix_seconds;
-  job_.last_written = view;
-  return view;
+  job_.last_written = checkpoint_view(written);
+  return *job_.last_written;
 }
 
 bool Checkpointer::announces_checkpoint() const {

@@ -13,6 +13,7 @@
 namespace centroid::server {
 
 using CheckpointOutcome = std::optional<Result<CheckpointView>>;
+CheckpointView checkpoint_view(const CheckpointEntry& entry);
 
 /// Writes checkpoints: when they are due or asked for, beside the rounds or between them, of a
 /// model on one server or on several, with the rows of tables. One at a time. Of one thread; files

@@ -18,16 +18,6 @@ constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
 constexpr std::chrono::seconds kSnapshotPatience{8};
 constexpr std::chrono::seconds kMeasuredAge{1};  ///< younger ones are told again
 
-CheckpointView checkpoint_view(const CheckpointEntry& entry) {
-  return {.path = entry.path.string(),
-          .problem = entry.problem,
-          .version = entry.version.value,
-          .number = entry.number,
-          .round = entry.info.round.value,
-          .bytes = entry.bytes,
-          .created_unix_seconds = entry.info.created_unix_seconds};
-}
-
 Error starting() { return {ErrorCode::kUnavailable, "the server is starting"}; }
 
 /// `elsewhere`: by chunk, what another server told of it; empty: all are in the snapshot.

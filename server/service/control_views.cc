@@ -356,28 +356,14 @@ Task<Status> Control::drain_server(const std::string& name) {
   co_return co_await run_on(executor_, act(this, name));
 }
 
-namespace {
-
-/// Of all in the folder, newest first; blocks.
-std::vector<CheckpointView> views_of(const CheckpointDirectory& directory) {
-  std::vector<CheckpointView> views;
-  for (const CheckpointEntry& entry : directory.list(false))
-    views.push_back({.path = entry.path.string(),
-                     .problem = entry.problem,
-                     .version = entry.version.value,
-                     .number = entry.number,
-                     .round = entry.info.round.value,
-                     .bytes = entry.bytes,
-                     .created_unix_seconds = entry.info.created_unix_seconds});
-  return views;
-}
-
-}  // namespace
-
 Task<std::vector<CheckpointView>> Control::checkpoints() {
   const auto directory = co_await checkpoint_reader();
   auto list = [directory] {
-    return directory ? views_of(*directory) : std::vector<CheckpointView>();
+    std::vector<CheckpointView> views;  // newest first
+    if (!directory) return views;
+    for (const CheckpointEntry& entry : directory->list(false))
+      views.push_back(checkpoint_view(entry));
+    return views;
   };
   co_return co_await run_on(looks_, std::move(list));
 }
