@@ -201,18 +201,24 @@ Task<Result<proto::MergeReply>> HostedModel::merge(proto::Merge merge) {
 
 Task<Result<proto::MergeReply>> HostedModel::step(proto::Step step) {
   const auto round = round_;
-  if (!round || !round->is_attempt(step.round, step.attempt))
+  if (!round || !round->is_attempt(step.round, step.attempt) || !round->awaits_step())
     co_return out_of_order("Step of round " + to_string(step.round) + ": it is not merged");
   co_return co_await round->step(step);
 }
 
 Task<Status> HostedModel::commit(proto::ServerState state) {
-  const bool is_skipped = state.version == chunks_.store().version();
-  if (is_skipped) drop_refused();
+  const std::string what = "Commit of version " + to_string(state.version);
+  if (!chunks_.has_model()) co_return out_of_order(what);
+  const Version present = chunks_.store().version();
   const auto round = round_;
-  if (is_skipped && !round) co_return Status();
-  if (!round || state.version != chunks_.store().version().next())
-    co_return out_of_order("Commit of version " + to_string(state.version));
+  if (state.version == present) {  // the round is skipped, or this comes again: nothing to do
+    if (!round || !round->is_of(state.round)) co_return Status();
+    drop_refused();
+    if (round_) co_return out_of_order(what);
+    co_return Status();
+  }
+  if (!round || !round->is_prepared() || state.version != present.next())
+    co_return out_of_order(what);
   CENTROID_CO_TRY(co_await round->follow());
   chunks_.shard().commit();
   const double seconds = std::chrono::duration<double>(round->time()).count();

@@ -84,6 +84,7 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
   }
   time_ = context_.clock.now() - begin;  // with the step, unless that waits for the norm
   if (overflow_) co_return refusal();
+  stage_ = merge_.needs_norm ? Stage::kMerged : Stage::kPrepared;
   co_return reply;
 }
 
@@ -94,8 +95,10 @@ proto::MergeReply ShardRound::refusal() const {
 }
 
 Task<Result<proto::MergeReply>> ShardRound::step(proto::Step step) {
+  stage_ = Stage::kRunning;
   CENTROID_CO_TRY(co_await make_step(step));
   if (overflow_) co_return refusal();
+  stage_ = Stage::kPrepared;
   co_return proto::MergeReply();
 }
 
@@ -236,6 +239,7 @@ Task<Status> ShardRound::try_all() {
 }
 
 Task<Status> ShardRound::follow() {
+  stage_ = Stage::kRunning;
   if (!chunks_.model().apply_on_worker) co_return Status();
   what_ = "Commit of round " + to_string(merge_.round);
   const ShardProgress::Activity steps(context_.progress, what_, false);

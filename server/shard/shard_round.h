@@ -50,8 +50,12 @@ class ShardRound {
   Task<Result<proto::MergeReply>> step(proto::Step step);
   /// At the commit: make the workers' step, which cannot be undone. So it was only tried before.
   Task<Status> follow();
+  /// Whether `step`, or `follow` and the commit, may come now. Each comes once.
+  bool awaits_step() const { return stage_ == Stage::kMerged; }
+  bool is_prepared() const { return stage_ == Stage::kPrepared; }
   /// The leader continues without this round, or it is committed.
   void drop() { is_dropped_ = true; }
+  bool is_of(Round round) const { return merge_.round == round; }
   bool is_before(Round round) const { return merge_.round < round; }
   /// Part of it is in the parameters or slots already.
   bool has_changed_state() const {
@@ -106,6 +110,8 @@ class ShardRound {
   Contributions contributions_;     ///< in the order of merge_.parts; only if they are stored
   std::vector<WeighedPart> parts_;  ///< the same, with their weights
   std::string what_;                ///< the present activity
+  /// kMerged: the step waits for the norm.
+  enum class Stage { kRunning, kMerged, kPrepared } stage_ = Stage::kRunning;
   bool is_dropped_ = false, has_stepped_ = false, has_large_mean_ = false;
   std::optional<ChunkId> overflow_;  ///< its sum or result is not finite
   std::size_t turn_ = 0;             ///< chunks since the step or the merge began
