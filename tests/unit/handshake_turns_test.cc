@@ -53,6 +53,22 @@ TEST(HandshakeTurns, AllTogetherTakeAShareOfTheProcessor) {
   EXPECT_NEAR(later, 10 * HandshakeTurns::kShare / kTls, 100);
 }
 
+TEST(HandshakeTurns, ATurnPaysWhatHandshakesCostLately) {
+  HandshakeTurns turns;
+  TimePoint now;
+  std::uint64_t id = 0;
+  for (; id < 200; ++id) {
+    turns.ask(id, "10.0.0.1:1");
+    ASSERT_EQ(turns.next(now), id);
+    turns.end(id, kTls);
+  }
+  now += seconds(20);  // the burst is back
+  for (; id < 5000; ++id) turns.ask(id, "10.0.0.1:1");
+  int begun = 0;
+  while (turns.next(now)) ++begun;
+  EXPECT_NEAR(begun, HandshakeTurns::kBurst / kTls, 100) << "before any of them has ended";
+}
+
 TEST(HandshakeTurns, AProcessorWithNothingElseToDoIsLent) {
   HandshakeTurns turns;
   const TimePoint now;

@@ -44,6 +44,18 @@ TEST(UnitBuffers, AnotherSizeTakesThePlaceOfTheOldestSpares) {
   EXPECT_EQ(buffers.take(90).data(), kept);
 }
 
+TEST(UnitBuffers, SparesThatAreDroppedAreNotUsedAgain) {
+  UnitBuffers buffers;
+  const Buffer used = buffers.take(30);
+  buffers.give_back(buffers.take(100));
+  buffers.drop_spares();
+  EXPECT_EQ(buffers.used(), 30u);
+  EXPECT_EQ(buffers.spare(), 0u);
+  const Buffer fresh = buffers.take(100);  // a spare would be counted off
+  EXPECT_EQ(buffers.used(), 130u);
+  EXPECT_EQ(buffers.spare(), 0u);
+}
+
 TEST(UnitParts, SeveralLieInOneUnit) {
   UnitBuffers buffers;
   UnitParts parts(buffers);
