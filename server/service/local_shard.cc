@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
 #include "server/store/turns.h"
 
@@ -94,6 +95,7 @@ Task<Status> LocalShard::try_step(std::shared_ptr<const Attempt> results) {
     }
     if ((turn + 1) % kChunksPerTurn == 0) co_await yield(executor_);
   }
+  fault::point("trial.leader");
   job_.shard->tried(largest);
   co_return Status();
 }

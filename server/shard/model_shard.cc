@@ -92,6 +92,7 @@ bool ModelShard::is_result_finite(const Chunk& chunk, bool is_large) {
   const auto result = terms_.apply_on_worker ? store_.params(chunk) : store_.spare(chunk);
   if (!is_large && is_moderate(result)) return true;
   moderate_[turn()] = 0;
+  is_tried_moderate_ = false;
   if (!is_finite(result)) return false;
   for (std::size_t k = 0; k < store_.optimizer().slots(); ++k)
     if (!is_finite(store_.values(1 + k, chunk))) return false;
@@ -107,10 +108,6 @@ bool ModelShard::may_overflow(bool is_large) const {
 Result<Magnitude> ModelShard::try_step(const Chunk& chunk, Bytes payload) {
   CENTROID_TRY(encoder_->codec(chunk).decode(payload, decoded(chunk)));
   return store_.try_step(chunk, decoded(chunk));
-}
-
-void ModelShard::tried(Magnitude largest) {
-  moderate_[turn()] = largest == Magnitude::kModerate ? store_.loads() : 0;
 }
 
 void ModelShard::clear_residual() {
@@ -152,6 +149,7 @@ Status ModelShard::apply(const Chunk& chunk, Bytes payload) {
 }
 
 void ModelShard::commit() {
+  if (std::exchange(is_tried_moderate_, false)) moderate_[turn()] = store_.loads();
   const std::vector<Chunk>& chunks = round_chunks();
   if (terms_.apply_on_worker)
     store_.commit_in_place(chunks);

@@ -86,8 +86,8 @@ class ModelShard {
   /// fails  as the codec
   Magnitude try_step(const Chunk& chunk) { return store_.try_step(chunk, store_.spare(chunk)); }
   Result<Magnitude> try_step(const Chunk& chunk, Bytes payload);
-  /// Of all chunks of the round.
-  void tried(Magnitude largest);
+  /// Of all chunks of the round, if it is committed.
+  void tried(Magnitude largest) { is_tried_moderate_ = largest == Magnitude::kModerate; }
 
   // encoded results
   bool encodes() const { return encoder_ != nullptr; }
@@ -123,6 +123,7 @@ class ModelShard {
   std::vector<std::vector<Chunk>> parts_;  ///< by fragment: chunks of this server
   /// By fragment: `ParameterStore::loads` when its state was found moderate; 0: it is not
   std::vector<std::uint64_t> moderate_;
+  bool is_tried_moderate_ = false;  ///< what the step makes that was tried last
 };
 
 }  // namespace centroid::server

@@ -234,6 +234,7 @@ Task<Status> ShardRound::try_all() {
     }
     if (ends_turn()) CENTROID_CO_TRY(co_await yield());
   }
+  fault::point("trial.shard");
   shard().tried(largest);
   co_return Status();
 }

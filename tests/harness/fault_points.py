@@ -10,7 +10,7 @@ STEM = re.compile(r'fault::Stem\(\s*"([a-z_.]+)"\)')
 OF_A_STEM = ("torn", "drafted", "renamed")
 # By the beginning of the name; the others are durability_test.py's. At those of none nothing is written: tests stop programs there, or count how often they come.
 OWNERS = {
-    **dict.fromkeys(("duty.", "sharded.", "tables.", "worker."), "none"),
+    **dict.fromkeys(("duty.", "sharded.", "tables.", "trial.", "worker."), "none"),
     "rows_journal.": "rows_test.py",
     "rows_moves.": "rows_moves_test.py",
     "servers.rows_put": "rows_servers_test.py",

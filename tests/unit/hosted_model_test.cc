@@ -287,5 +287,26 @@ TEST_F(HostedModelTest, ACommitOfThePresentVersionDropsTheRoundThatIsSkipped) {
   expect_steps(0);
 }
 
+/// Here the first step would make small numbers of large ones, and the second one infinite ones.
+TEST_F(HostedModelTest, WhatWasTriedOfASkippedRoundSaysNothingOfTheNextOne) {
+  begin(true, [](proto::ServerModel& model) {
+    model.optimizer.name = "sgd";
+    model.optimizer.weight_decay = 1;
+  });
+  const std::vector<float> large(kOfChunk, 3e38F);
+  for (const Chunk& chunk : model_.chunks().plan().chunks()) {
+    proto::ServerChunk head;
+    head.chunk = chunk.id;
+    ASSERT_TRUE(model_.load(head, std::as_bytes(std::span(large))).ok());
+  }
+  contribute(1);
+  ASSERT_TRUE(run(merge(1)).ok());
+  EXPECT_EQ(overflow_, 0u);
+  ASSERT_TRUE(run(skip(1)).ok());
+  contribute(2);
+  ASSERT_TRUE(run(merge(2, [](proto::Merge& merge) { merge.rate_factor = 10; })).ok());
+  EXPECT_NE(overflow_, 0u);
+}
+
 }  // namespace
 }  // namespace centroid::server

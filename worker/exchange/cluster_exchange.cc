@@ -229,8 +229,9 @@ class ClusterExchange final : public Exchange {
     optimizer_->set_rate_factor(rate_factor_of(contributors, link_.model().terms().scale_ratio));
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.model().slots()) slots.emplace_back(slot);
-    is_moderate_ =
-        among_peers && link_.model().is_moderate(fragment_) && link_.model().checks_nonfinite();
+    const bool was_moderate = link_.model().is_moderate(fragment_);
+    is_moderate_ = link_.model().take_tried().value_or(was_moderate) && among_peers &&
+                   link_.model().checks_nonfinite();
     if (link_.model().results_are_encoded())
       CENTROID_TRY(step_encoded(params, slots));
     else if (const SparseMean* mean = among_peers ? link_.sparse_mean() : nullptr; mean != nullptr)

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/checkpoint/fault_point.h"
 #include "common/optim/norm.h"
 
 namespace centroid::worker {
@@ -47,7 +48,8 @@ std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
       largest = std::max(largest, made);
     }
   }
-  model_.set_moderate(fragment_, largest == Magnitude::kModerate);
+  fault::point("trial.worker");
+  model_.set_tried(largest == Magnitude::kModerate);
   return "";
 }
 
