@@ -7,6 +7,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/faulty_transport.h"
 #include "tests/support/in_process_transport.h"
+#include "tests/support/trial_groups.h"
 #include "tests/unit/temporary_directory.h"
 
 /// Clusters whose workers add among themselves, in one process.
@@ -64,9 +65,13 @@ class RingTest : public ::testing::TestWithParam<Wire> {
   }
 
   std::vector<WorkerOutcome> train(ServerConfig c, std::size_t n, const worker::DataSplit& data) {
-    c.workers.min = n;
+    return train(c, workers(c, n), data);
+  }
+  std::vector<WorkerOutcome> train(ServerConfig c, const std::vector<WorkerSpec>& specs,
+                                   const worker::DataSplit& data) {
+    c.workers.min = specs.size();
     TestServer server(c, transports());
-    auto outcomes = run_workers(workers(c, n), data, server.endpoint(), transports());
+    auto outcomes = run_workers(specs, data, server.endpoint(), transports());
     const Status ended = server.join();
     EXPECT_TRUE(ended.ok()) << ended.error().to_string();
     for (const auto& outcome : outcomes) {
@@ -165,6 +170,61 @@ TEST_P(RingTest, AStepThatIsNotFiniteIsMadeByNobody) {
         expect_finite(outcome);
       }
     }
+}
+
+/// A worker without samples tries the same step.
+TEST_P(RingTest, AStepIsTriedWithTheRateOfItsRound) {
+  for (const char* const exchange : {"ring", "hierarchical"})
+    for (const char* const codec : {"f32", "bf16"})
+      for (const TrialRates& one : trial_rates()) {
+        if (one.is_of_fewer) continue;  // the roadmap has it
+        SCOPED_TRACE(std::string(exchange) + ", " + codec + ", " + std::to_string(one.ratio) +
+                     ", " + std::to_string(one.full) + ", " + std::to_string(one.last));
+        ServerConfig c = config(exchange);
+        c.optimizer = {.name = "sgd", .learning_rate = kTrialRate};
+        c.optimizer_scale_ratio = one.ratio;
+        c.nonfinite = "skip";
+        c.goal = {.epochs = 1};
+        auto specs = trial_workers_by_samples(one.full, one.last);
+        for (WorkerSpec& spec : specs) {
+          spec.exchange = exchange;
+          spec.codec = codec;
+          spec.peers = transports();
+        }
+        for (const WorkerOutcome& outcome : train(c, specs, trial_data())) {
+          EXPECT_FLOAT_EQ(outcome.params.front(), one.parameter);
+          EXPECT_EQ(outcome.summary.skipped, one.skipped);
+          EXPECT_EQ(outcome.summary.version, Version(3 - one.skipped));
+        }
+      }
+}
+
+/// What a skipped round leaves in parameters and slots is nothing, in whatever exchange.
+TEST_P(RingTest, RoundsBehindAStepThatWasOnlyTriedHaveTheBitsOfStar) {
+  std::vector<WorkerOutcome> of_star;
+  for (const char* const exchange : {"star", "ring"}) {
+    SCOPED_TRACE(exchange);
+    ServerConfig c = config(exchange);
+    c.optimizer = {.name = "adam", .learning_rate = 0.1};
+    c.apply = "worker";
+    c.reduce.algorithm = "chain";
+    c.nonfinite = "skip";
+    c.goal = {.rounds = 12};
+    auto specs = trial_workers_once_huge(5);
+    for (WorkerSpec& spec : specs) {
+      spec.exchange = exchange;
+      spec.peers = transports();
+    }
+    const auto outcomes = train(c, specs, trial_data());
+    if (of_star.empty()) of_star = outcomes;
+    for (const WorkerOutcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.summary.skipped, 1u);
+      EXPECT_EQ(outcome.summary.version, Version(12));
+      EXPECT_TRUE(same_bits(outcome.params, of_star.front().params));
+      EXPECT_EQ(outcome.summary.optimizer_fingerprint,
+                of_star.front().summary.optimizer_fingerprint);
+    }
+  }
 }
 
 TEST_P(RingTest, EveryAlgorithmLearnsAndRepeats) {

@@ -14,6 +14,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/custom_group.h"
 #include "tests/support/test_shard.h"
+#include "tests/support/trial_groups.h"
 
 /// A model on several servers: a leader, shard servers and workers in one process, over TCP.
 namespace centroid::test {
@@ -45,8 +46,9 @@ std::vector<WorkerSpec> three_workers(bool has_buffers = false) {
 }
 
 /// Train with so many servers; what every worker ends with.
-std::vector<float> train(const ServerConfig& c, std::vector<WorkerSpec> specs = three_workers()) {
-  const auto data = make_blobs(200, 8, 4, 5);
+std::vector<float> train(const ServerConfig& c, std::vector<WorkerSpec> specs = three_workers(),
+                         const worker::DataSplit& data = make_blobs(200, 8, 4, 5),
+                         std::uint64_t skipped = 0) {
   TestServer leader(c, tcp);
   std::vector<std::unique_ptr<TestShard>> shards;
   for (std::uint64_t i = 1; i < c.servers; ++i)
@@ -59,6 +61,7 @@ std::vector<float> train(const ServerConfig& c, std::vector<WorkerSpec> specs = 
     EXPECT_TRUE(outcome.status.ok()) << outcome.status.error().to_string();
     EXPECT_EQ(outcome.params, outcomes.front().params);
     EXPECT_EQ(outcome.summary.lost, 0u);
+    EXPECT_EQ(outcome.summary.skipped, skipped);
   }
   return outcomes.front().params;
 }
@@ -173,6 +176,45 @@ TEST(Servers, AnyNumberOfThemGivesTheSameBits) {
       }
       EXPECT_EQ(params, alone);
       EXPECT_EQ(of_buffers, of_buffers_alone);
+    }
+  }
+}
+
+/// All servers try the workers' step, with the rate of the workers that have samples.
+TEST(Servers, AStepIsTriedWithTheRateOfItsRound) {
+  int number = 0;
+  for (const TrialRates& one : trial_rates()) {
+    SCOPED_TRACE(++number);
+    for (const std::uint64_t servers : {1, 2, 3}) {
+      SCOPED_TRACE(servers);
+      ServerConfig c = config("trial-" + std::to_string(number), servers);
+      c.workers.min = 2;
+      c.apply = "worker";
+      c.optimizer = {.name = "sgd", .learning_rate = kTrialRate};
+      c.optimizer_scale_ratio = one.ratio;
+      c.nonfinite = "skip";
+      c.goal = {.epochs = 1};
+      const auto specs = trial_workers_by_samples(one.full, one.last);
+      for (const float x : train(c, specs, trial_data(), one.skipped))
+        ASSERT_FLOAT_EQ(x, one.parameter);
+    }
+  }
+}
+
+TEST(Servers, RoundsBehindAStepThatWasOnlyTriedHaveTheBitsOfOneServer) {
+  for (const double clip : {0.0, 1e30}) {
+    SCOPED_TRACE(clip);
+    std::vector<float> alone;
+    for (const std::uint64_t servers : {1, 2, 3}) {
+      SCOPED_TRACE(servers);
+      ServerConfig c = config(clip > 0 ? "behind-clip" : "behind", servers);
+      c.workers.min = 2;
+      c.apply = "worker";
+      c.optimizer = {.name = "adam", .learning_rate = 0.1, .clip_norm = clip};
+      c.nonfinite = "skip";
+      const auto params = train(c, trial_workers_once_huge(5), trial_data(), 1);
+      if (servers == 1) alone = params;
+      EXPECT_EQ(params, alone);
     }
   }
 }

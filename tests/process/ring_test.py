@@ -5,7 +5,7 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, HALTED, USAGE, ClusterTest, free_port, main, wait_for
+from harness.cluster import DONE, HALTED, USAGE, ClusterTest, Hold, free_port, main, wait_for
 from harness.wire import Link
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB
@@ -179,6 +179,39 @@ class Coordination(RingTest):
         server.wait_more_rounds(5)
         server.kill()
         again = self.server(*flags, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
+        self.assert_exit(DONE, *workers, again)
+        self.assertEqual(self.last_model(), whole)
+
+    TRIES = ("--epsilon", 1e-13, "--apply", "worker")  # adam may divide by so little: every step is tried
+
+    def test_a_step_that_a_killed_worker_was_trying_is_tried_again_without_it(self):
+        for exchange in ("ring", "hierarchical"):
+            with self.subTest(exchange=exchange):
+                goal = ["--epochs", 2, "--min-workers", 3, "--exit-when-finished"]
+                server = self.server("--exchange", exchange, "--optimizer", "adam", *self.TRIES, *goal, name=exchange, run=exchange)
+                fault = {"CENTROID_TEST_FAULT": "trial.worker:7"}
+                names = [f"w{i}-{exchange}" for i in range(3)]
+                workers = [self.worker(server, name, "--exchange", exchange, environment=fault if "w1" in name else None) for name in names]
+                self.assert_exit(-signal.SIGKILL, workers[1])
+                self.assert_exit(DONE, workers[0], workers[2], server)
+                self.assert_same_fingerprint(names[0], names[2])
+                self.assertEqual(server.events("round.attempt_aborted")[0]["round"], 7)
+                self.assertEqual([1600, 1600], [event["samples"] for event in server.events("epoch.ended")])
+                self.assertEqual([], server.events("round.skipped"))
+
+    def test_a_server_that_returns_while_a_worker_tries_a_step_ends_with_the_same_bits(self):
+        flags = [*self.TRIES, "--lr", 0.01, "--checkpoint.every-rounds", 5]
+        rounds = 30
+        whole = self.train("whole", "ring", *flags, rounds=rounds)
+        tries = Hold(self, "trial.worker", count=13).close()
+        goal = ["--exchange", "ring", "--optimizer", "adam", "--rounds", rounds, "--min-workers", 3, "--exit-when-finished", *flags]
+        server = self.server(*goal, name="before")
+        workers = [self.peer(server, f"w{i}", model="mlp:64-32-10", environment=tries.environment if i == 0 else None) for i in range(3)]
+        tries.wait_reached()
+        server.wait_event("checkpoint.written")
+        server.kill()
+        again = self.server(*goal, "--resume", name="after", listen=server.data, api=server.api)
+        tries.open()
         self.assert_exit(DONE, *workers, again)
         self.assertEqual(self.last_model(), whole)
 

@@ -63,10 +63,10 @@ class JournalTest(ServersTest):
 
 
 class Kill(JournalTest):
-    def kill_leader(self, run, fault, expected):
-        leader, shards, workers = self.start_all(run, environments={"leader": {"CENTROID_TEST_FAULT": fault}})
+    def kill_leader(self, run, fault, expected, *arguments):
+        leader, shards, workers = self.start_all(run, *arguments, environments={"leader": {"CENTROID_TEST_FAULT": fault}})
         self.assertEqual(leader.exit_status(), -signal.SIGKILL, f"{fault} was not reached")
-        again = self.start_leader(run, "--resume", name=f"again-{run}", listen=leader.data, api=leader.api)
+        again = self.start_leader(run, *arguments, "--resume", name=f"again-{run}", listen=leader.data, api=leader.api)
         self.assert_exit(DONE, again)
         replayed = again.events("journal.replayed")
         reached = replayed[-1]["round"] if replayed else again.events("checkpoint.loaded")[-1]["round"]
@@ -78,8 +78,8 @@ class Kill(JournalTest):
         self.assertEqual(self.committed(again), list(range(reached + 1, ROUNDS + 1)))
         self.assertEqual(self.model_bytes(run), expected)
 
-    def kill_shard(self, run, fault, expected):
-        leader, shards, workers = self.start_all(run, environments={"b": {"CENTROID_TEST_FAULT": fault}})
+    def kill_shard(self, run, fault, expected, *arguments):
+        leader, shards, workers = self.start_all(run, *arguments, environments={"b": {"CENTROID_TEST_FAULT": fault}})
         self.assertEqual(shards["b"].exit_status(), -signal.SIGKILL, f"{fault} was not reached")
         again = self.start_shard(leader, run, "b", tag="-again")
         self.assert_exit(DONE, *workers, leader, again, shards["c"])
@@ -102,6 +102,15 @@ class Kill(JournalTest):
                 for count in counts:
                     with self.subTest(who=who, point=name, count=count):
                         kill(f"{who}-{number}-{count}", f"{name}:{count}", expected)
+
+    def test_a_step_that_a_killed_server_was_trying_is_tried_again(self):
+        tries = ["--optimizer", "adam", "--epsilon", 1e-13, "--apply", "worker"]  # it may divide by so little
+        for clip in (0, 0.5):
+            arguments = [*tries, "--clip-norm", clip]
+            expected = self.whole(f"whole-{clip}", *arguments)
+            for kill, fault in ((self.kill_leader, "trial.leader:9"), (self.kill_shard, "trial.shard:9")):
+                with self.subTest(fault=fault, clip=clip):
+                    kill(f"{fault.split(':')[0]}-{clip}", fault, expected, *arguments)
 
     def test_every_way_to_apply(self):
         ways = {
