@@ -400,8 +400,8 @@ OPEN_ROUND = "max by (job, run, instance) (centroid_server_round_open_seconds)"
 # Its age stays where it is between rounds, and when the thread of training hangs.
 OPEN_ROUND_GROWS = "max by (job, run, instance) (changes(centroid_server_round_open_seconds[5m])) > 0"
 
-# Of a job without a server, by the rank that made the last step.
-STEP_AGE = "min by (job, run) (centroid_worker_sharded_step_age_seconds)"
+# Of a job without a server, by the rank that is longest without one: a rank that restarts again and again counts from its start.
+STEP_AGE = "max by (job, run) (centroid_worker_sharded_step_age_seconds)"
 USUAL_STEP = ("(sum by (job, run) (rate(centroid_worker_round_seconds_sum[6h]))"
               " / (sum by (job, run) (rate(centroid_worker_round_seconds_count[6h])) > 0))")  # fmt: skip
 
@@ -491,7 +491,7 @@ ALERTS = (
           "api.refused (REST) and connection.refused (training port) in the log name the address. A program of yours: its token has expired or was revoked "
           "(centroidctl tokens list), give it a new one. Nobody of yours: keep that address away by the network (docs/how-to/secure.md)."),
     Alert("CentroidShardedNoStep", STEP_AGE, f"> 600 unless on (job, run) ({STEP_AGE} < 5 * {USUAL_STEP})", "1m",
-          "critical", "No rank of {{ $labels.job }} has ended a step for ten minutes, and for five times as long as usual.",
+          "critical", "A rank of {{ $labels.job }} has ended no step for ten minutes, and for five times as long as usual.",
           "centroidctl --server RANK:9091 top, of each rank: one that does not answer, or waits least, holds the others up. Look at its log and its machine; killed, "
           "it is left out, and started again it joins. A rank that evaluates or saves makes no steps either."),
     Alert("CentroidRankMissing", "max by (job, run) (centroid_worker_sharded_missing_ranks)", "> 0", "5m",
