@@ -14,8 +14,9 @@ double within(const Json& rank, const char* object, const char* name) {
   return at == rank.end() || !at->is_object() ? 0 : number_of(*at, name);
 }
 
-/// "shard 1 of 3, copy of 0"; with stages "layers 4-7, shard 0 of 2".
+/// "shard 1 of 3, copy of 0"; with stages "layers 4-7, shard 0 of 2"; "waits".
 std::string part_text(const Json& rank) {
+  if (number_of(rank, "shards") == 0) return "waits";
   std::string out;
   if (const double layers = number_of(rank, "layers"); layers > 0) {
     const double first = number_of(rank, "first_layer");
@@ -101,6 +102,8 @@ std::string ShardedTop::text(const Json& job) {
   out += ", loss " + number_text(number_of(job, "loss")) + ", " + text_of(job, "world") +
          " ranks in generation " + text_of(job, "generation");
   if (number_of(job, "missing") > 0) out += " (" + text_of(job, "missing") + " missing)";
+  if (const std::string what = text_of(job, "waiting_for"); !what.empty())
+    out += " (some wait for " + what + ")";
   out += ", sharding " + text_of(job, "sharding") + "; last step " +
          duration_text(number_of(job, "step_age_seconds")) + " ago, ";
   out += doing(job["ranks"]) + "\n";

@@ -7,18 +7,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/memory_limit.h"
 #include "common/checkpoint/fault_point.h"
 #include "transport/collective/collectives.h"
-#include "worker/node/job_memory.h"
-#include "worker/parallel/agreement.h"
-#include "worker/parallel/regroup.h"
 
 namespace centroid::worker {
 
 using parallel::Notice;
-using parallel::ShardedMemory;
-using parallel::ShardedOptions;
 using transport::Endpoint;
 
 namespace {
@@ -67,19 +61,22 @@ std::string settings_of(const WorkerConfig& config, const Model& model, const Da
   return text;
 }
 
-}  // namespace
-
-Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config,
-                                                      bool may_be_newcomer) {
+/// Meet the other ranks, or the job that they have begun.
+///
+/// fails  as PeerGroup::join
+Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config) {
   client::PeerOptions options;
   options.rank = static_cast<std::uint32_t>(config.sharded.rank);
   options.world = static_cast<std::uint32_t>(config.sharded.world);
   options.token = config.token;
   options.timeout = config.join_timeout;
-  options.may_be_newcomer = may_be_newcomer;
+  options.may_be_newcomer = true;
   return client::PeerGroup::join(options, config.sharded.rendezvous);
 }
 
+/// Refuse ranks that do not have the same settings; all end with the name of one.
+///
+/// fails  invalid_argument; as parallel::exchange
 Status check_same_settings(const collective::Group& group, const WorkerConfig& config,
                            const Model& model, const DataSplit& data) {
   Notice own;
@@ -93,47 +90,10 @@ Status check_same_settings(const collective::Group& group, const WorkerConfig& c
   return {};
 }
 
-Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t world) {
-  ShardedOptions options;
-  auto sharding = parallel::Sharding::parse(config.sharded.sharding, world);
-  if (!sharding.ok() && world != config.sharded.world)  // hybrid:K of a number that K divides not
-    sharding = parallel::Sharding::parse("full", world);
-  CENTROID_ASSIGN(options.sharding, std::move(sharding));
-  options.optimizer = config.optimizer;
-  CENTROID_ASSIGN(options.codec, parallel::PartCodec::parse("codec", config.codec));
-  CENTROID_ASSIGN(options.codec_down,
-                  parallel::PartCodec::parse("codec_down", config.sharded.codec_down));
-  const std::string& replicas = config.sharded.replicas;
-  options.replicas = (replicas == "1" && world > 1) || (replicas == "auto" && world > 2) ? 1 : 0;
-  return options;
-}
-
-Result<ShardedMemory> check_sharded_memory(const WorkerConfig& config, const Model& model,
-                                           const DataSplit& data, const ShardedOptions& options,
-                                           std::uint32_t world) {
-  CENTROID_ASSIGN(const ShardedMemory need, job_memory(model, options, world, config.batch, data));
-  CENTROID_TRY(check_limit(config, need));
-  return need;
-}
-
-Status check_limit(const WorkerConfig& config, const ShardedMemory& need) {
-  const MemoryLimit limit = memory_limit(config.memory_limit);
-  const std::uint64_t all = need.total();
-  if (all <= limit.bytes) return {};
-  const auto text = [](std::uint64_t bytes) { return std::to_string(bytes); };
-  return Error(ErrorCode::kFailedPrecondition,
-               "this rank needs " + text(all) + " bytes, " + limit.source + " allows " +
-                   text(limit.bytes) + ": " + text(need.parameters) + " for parameters, " +
-                   text(need.gradients) + " for gradients, " + text(need.state) +
-                   " for the optimizer, " + text(need.other) +
-                   " for data, batch and activations. Start more ranks, or lower --batch; "
-                   "--sharding full with --shard-replicas 0 needs the least");
-}
+}  // namespace
 
 Status ShardedJob::begin() {
-  const auto world = static_cast<std::uint32_t>(config_.sharded.world);
-  CENTROID_ASSIGN(options_, sharded_options(config_, world));
-  CENTROID_ASSIGN(planned_, check_sharded_memory(config_, model_, data_, options_, world));
+  CENTROID_TRY(division_.check());
   training_.batch = config_.batch;
   training_.seed = config_.seed;
   training_.epochs = config_.epochs;
@@ -141,9 +101,9 @@ Status ShardedJob::begin() {
   const Deadline deadline = centroid::now() + config_.join_timeout;
   for (Endpoint leader;;) {
     meeting_.reset();  // members must not take the place of an earlier try for a live worker's
-    CENTROID_ASSIGN(peers_, join_ranks(config_, true));
+    CENTROID_ASSIGN(peers_, join_ranks(config_));
     const Status opened = open_meeting();
-    if (peers_->is_connected()) return begin_with_others(opened);
+    if (peers_->is_connected()) return explain(begin_with_others(opened));
     CENTROID_TRY(opened);
     if (leader != peers_->running())
       log::info("sharded.newcomer_waiting", {{"leader", peers_->running().to_string()}});
@@ -174,65 +134,65 @@ Status ShardedJob::begin_with_others(const Status& opened) {
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
   CENTROID_TRY(parallel::first_failure(all));
   CENTROID_TRY(check_same_settings(group(), config_, model_, data_));
+  CENTROID_TRY(find_members(all));
+  meeting_->begin(members_);
+  CENTROID_TRY(division_.measure(group()));
+  CENTROID_TRY(division_.divide(group()));
+  CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints({}));
+  if (checkpoints_ && checkpoints_->resumes()) {
+    CENTROID_TRY(restore());
+  } else {
+    CENTROID_ASSIGN(MadeReplica made, division_.begin());
+    have(std::move(made));
+  }
+  return show(held_.part.parameters);
+}
+
+/// The first ones, as they said.
+Status ShardedJob::find_members(const std::vector<Notice>& notices) {
   members_.job = peers_->job();
   members_.generation = group().generation();
   members_.next = group().world();
-  for (std::uint32_t rank = 0; rank < all.size(); ++rank) {
-    const std::size_t end = all[rank].text.find(' ');
+  for (std::uint32_t rank = 0; rank < notices.size(); ++rank) {
+    const std::string& text = notices[rank].text;
+    const std::size_t end = text.find(' ');
     client::Member& member = members_.members.emplace_back();
     member.number = rank;
-    CENTROID_ASSIGN(member.place, Endpoint::parse(all[rank].text.substr(0, end)));
-    member.address = all[rank].text.substr(end + 1);
+    CENTROID_ASSIGN(member.place, Endpoint::parse(text.substr(0, end)));
+    member.address = text.substr(end + 1);
   }
-  meeting_->begin(members_);
-  CENTROID_TRY(open_checkpoints({}));
-  if (checkpoints_ && checkpoints_->resumes()) {
-    CENTROID_TRY(restore());
-    return show(replica_->parameters());
-  }
-  CENTROID_ASSIGN(replica_, ShardedReplica::make(group(), model_, config_.seed, options_));
-  replica_world_ = group().world();
-  replica_generation_ = complete_generation_ = group().generation();
-  return show(replica_->parameters());
-}
-
-/// Exchange with the others what each has.
-Status ShardedJob::show(const parallel::ShardedParameters& parameters) {
-  GroupShape shape;
-  CENTROID_ASSIGN(shape.mesh, parallel::Mesh::parse("", group().world()));
-  shape.sharding = options_.sharding.text();
-  for (const client::Member& one : members_.members) shape.numbers.push_back(one.number);
-  shape.own = part_of(parameters);
-  return monitor_.begin_group(group(), std::move(shape));
-}
-
-Status ShardedJob::open_checkpoints(const std::string& run) {
-  if (config_.checkpoint.dir.empty()) return {};
-  CENTROID_ASSIGN(checkpoints_, JobCheckpoints::open(config_, model_, data_, group(), run));
   return {};
 }
 
+/// Exchange with the others what each has.
+Status ShardedJob::show(const parallel::ShardedParameters* parameters) {
+  GroupShape shape = division_.shape(parameters);
+  for (const client::Member& one : members_.members) shape.numbers.push_back(one.number);
+  return monitor_.begin_group(group(), std::move(shape));
+}
+
 Status ShardedJob::train(const ShardedObserver& observer) {
+  using Newcomers = client::Meeting::Newcomers;
+  using Phase = ShardedMonitor::Phase;
   while (true) {
     Result<bool> changes = true;
-    monitor_.enter(ShardedMonitor::Phase::kTraining);
+    monitor_.enter(division_.waits() ? Phase::kWaiting : Phase::kTraining);
     if (Status trained = train_group(observer); !trained.ok())
       changes = std::move(trained).error();
     else if (summary_.is_paused)
       changes = has_room_for_newcomers();
     else
       break;
-    using Newcomers = client::Meeting::Newcomers;
-    const Newcomers newcomers = changes.ok() ? Newcomers::kTake : Newcomers::kKeep;
+    if (changes.ok() && !*changes) continue;
+    const std::string lost = lost_rank();
     if (!changes.ok()) {
-      if (!survives(changes.error())) return std::move(changes).error();
+      if (!survives(changes.error())) return explain(changes.error());
       log::warn("sharded.rank_lost", {{"step", summary_.steps}, {"error", changes.error()}});
-    } else if (!*changes) {
-      continue;
     }
-    monitor_.enter(ShardedMonitor::Phase::kRegrouping);
-    CENTROID_ASSIGN(auto members, meeting_->meet(newcomers));
-    CENTROID_TRY(enter(std::move(members)));
+    monitor_.enter(Phase::kRegrouping);
+    Status regrouped = regroup(changes.ok() ? Newcomers::kTake : Newcomers::kKeep);
+    if (!regrouped.ok() && !lost.empty()) return regrouped.error().with_context(lost);
+    CENTROID_TRY(regrouped);
   }
   meeting_->end();
   return {};
@@ -242,22 +202,35 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
   ShardedObserver own = observer;
   own.stepped = [&](const ShardedSummary& now, const StepTimes& times) {
     if (observer.stepped) observer.stepped(now, times);
-    if (checkpoints_) checkpoints_->stepped(replica_->parameters(), now, planned_);
+    if (checkpoints_) checkpoints_->stepped(*held_.part.parameters, now, division_.planned());
   };
   own.has_newcomers = [&] { return meeting_->newcomers() > 0; };
   const ShardedObserver seen = monitor_.observe(own, *replica_, group());
-  CENTROID_TRY(train_sharded(*replica_, group(), data_, training_, summary_, seen));
-  if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(replica_->parameters(), summary_);
+  Status trained = train_sharded(*replica_, group(), data_, training_, summary_, seen);
+  if (!trained.ok()) {
+    group().abort(trained.error());  // some may not be in the groups that failed
+    return trained;
+  }
+  if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(*held_.part.parameters, summary_);
   return {};
 }
 
+/// With parts the survivors find out whether they have all of them.
 bool ShardedJob::survives(const Error& error) const {
-  return !summary_.is_halted && is_loss(error) && (options_.replicas > 0 || checkpoints_);
+  return !summary_.is_halted && is_loss(error) &&
+         (division_.has_parts() || division_.options().sharded.replicas > 0 || checkpoints_);
 }
 
-Result<ShardedMemory> ShardedJob::plan(std::uint32_t world) const {
-  CENTROID_ASSIGN(const ShardedOptions options, sharded_options(config_, world));
-  return check_sharded_memory(config_, model_, data_, options, world);
+std::string ShardedJob::lost_rank() const {
+  if (!division_.has_parts() || !group().culprit()) return "";
+  return division_.place_of(*group().culprit()) + ", was lost; start all ranks again, " +
+         (config_.checkpoint.dir.empty() ? "from the beginning"
+                                         : "with --resume, to go on from the newest checkpoint");
+}
+
+Status ShardedJob::explain(const Status& result) const {
+  const std::string lost = result.ok() ? "" : lost_rank();
+  return lost.empty() ? result : Status(result.error().with_context(lost));
 }
 
 /// Whether newcomers wait and every rank has memory for its part of the group with them. If one has
@@ -267,7 +240,8 @@ Result<bool> ShardedJob::has_room_for_newcomers() {
   own.numbers[0] = meeting_->newcomers();
   CENTROID_ASSIGN(const Notice leader, parallel::announce(group(), own, config_.join_timeout));
   if (leader.numbers[0] == 0) return false;  // they have left
-  const auto memory = plan(group().world() + static_cast<std::uint32_t>(leader.numbers[0]));
+  const auto memory = division_.plan(
+      group().rank(), group().world() + static_cast<std::uint32_t>(leader.numbers[0]));
   if (!memory.ok()) own.status = memory.error();
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
   const Status fits = parallel::first_failure(all);
@@ -275,6 +249,11 @@ Result<bool> ShardedJob::has_room_for_newcomers() {
   log::warn("sharded.newcomers_refused", {{"error", fits.error()}});
   meeting_->refuse_newcomers("with one more worker " + fits.error().message());
   return false;
+}
+
+Status ShardedJob::regroup(client::Meeting::Newcomers newcomers) {
+  CENTROID_ASSIGN(auto members, meeting_->meet(newcomers));
+  return enter(std::move(members));
 }
 
 /// Be in the group of these members, with a replica; also if more are lost meanwhile. When two
@@ -335,7 +314,8 @@ void ShardedJob::tell_change(const client::Membership& before, const char* from,
                            {"generation", change.generation},
                            {"rank", group().rank()},
                            {"world", change.world},
-                           {"sharding", options_.sharding.text()},
+                           {"mesh", division_.mesh().text()},
+                           {"sharding", division_.sharding()},
                            {"step", change.step},
                            {"from", from},
                            {"seconds", seconds}};
@@ -345,76 +325,110 @@ void ShardedJob::tell_change(const client::Membership& before, const char* from,
     log::info("sharded.regrouped", fields);
   else
     log::warn("sharded.regrouped", fields);
+  if (division_.waits())
+    log::info("sharded.waiting", {{"for", division_.waiting()}, {"mesh", division_.mesh().text()}});
   monitor_.changed(std::move(change));
 }
 
-/// The parameters that this rank has of a group; nullptr: none.
-parallel::ShardedParameters* ShardedJob::earlier(std::uint64_t generation) {
-  if (replica_ && replica_generation_ == generation) return &replica_->parameters();
-  return made_ && made_generation_ == generation ? made_.get() : nullptr;
+/// What this rank has of a group; nullptr: nothing.
+const ShardedJob::Held* ShardedJob::earlier(std::uint64_t generation) const {
+  for (const Held* one : {&held_, &of_made_})
+    if (generation > 0 && one->generation == generation) return one;
+  return nullptr;
+}
+
+/// Go on with this replica in the present group.
+void ShardedJob::have(MadeReplica made) {
+  replica_ = std::move(made.replica);
+  held_ = held(made.parameters);
+  complete_generation_ = held_.generation;
+}
+
+ShardedJob::Held ShardedJob::held(parallel::ShardedParameters* parameters) const {
+  if (parameters == nullptr) return {};
+  return {group().generation(), {parameters, division_.portion()}, division_.data_world()};
 }
 
 /// Make the replica of this group, from "memory" or "checkpoint".
 Result<const char*> ShardedJob::take_over() {
   if (checkpoints_) run_ = checkpoints_->run();
-  if (run_.empty()) run_ = members_.job;  // a newcomer, whose first group did not last
-  checkpoints_.reset();                   // ends the write in progress
+  checkpoints_.reset();  // ends the write in progress
   fault::point("sharded.grouped");
-  const std::uint32_t world = group().world();
   Notice own;
   own.numbers[0] = complete_generation_;
-  CENTROID_ASSIGN(options_, sharded_options(config_, world));
-  const auto memory = plan(world);
-  if (memory.ok())
-    planned_ = *memory;
-  else
-    own.status = memory.error();
+  own.text = run_;
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
-  CENTROID_TRY(parallel::first_failure(all));
-  CENTROID_TRY(open_checkpoints(run_));
-  CENTROID_ASSIGN(auto shapes, parameter_shapes(model_));
   // The newest group that was complete on some rank, then all its ranks have its parameters.
   const auto newest =
       std::ranges::max_element(all, {}, [](const Notice& notice) { return notice.numbers[0]; });
-  parallel::ShardedParameters* const old = earlier(newest->numbers[0]);
-  complete_generation_ = old ? newest->numbers[0] : 0;
+  const auto from = static_cast<std::uint32_t>(newest - all.begin());
+  run_ = newest->text.empty() ? members_.job : newest->text;
+  CENTROID_TRY(divide(from));
+  const Held* const old = earlier(newest->numbers[0]);
+  const Held before = old ? *old : Held();
+  complete_generation_ = before.generation;
   // No more than one division beside the new one.
-  if (!replica_ || old != &replica_->parameters()) replica_.reset();
-  if (old != made_.get()) made_.reset();
-  auto made = parallel::regroup(group(), std::move(shapes), options_, old);
+  if (old != &held_) {
+    replica_.reset();
+    held_ = {};
+  }
+  if (old != &of_made_) {
+    made_.reset();
+    of_made_ = {};
+  }
+  auto made = division_.regroup(group(), before.part);
   if (!made.ok()) {
     if (group().culprit()) return made.error();  // another loss
-    if (!checkpoints_)
+    if (config_.checkpoint.dir.empty())
       return std::move(made).error().with_context("there are no checkpoints (--checkpoint.dir)");
-    replica_.reset();
-    made_.reset();
-    CENTROID_TRY(restore());
-    CENTROID_TRY(show(replica_->parameters()));
-    CENTROID_TRY(collective::barrier(group()));
-    meeting_->complete();
+    CENTROID_TRY(take_from_checkpoint());
     return "checkpoint";
   }
-  made_ = std::move(*made);
-  made_generation_ = group().generation();
+  made_ = std::move(made->parameters);
+  of_made_ = held(made_.get());
   fault::point("sharded.divided");
-  CENTROID_TRY(share_position(static_cast<std::uint32_t>(newest - all.begin())));
-  CENTROID_TRY(show(*made_));
+  CENTROID_TRY(share_position(from, made->step, before.data_world));
+  CENTROID_TRY(show(made_.get()));
   CENTROID_TRY(collective::barrier(group()));  // every rank has its part now
   meeting_->complete();
-  replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(made_));
-  replica_world_ = world;
-  replica_generation_ = complete_generation_ = made_generation_;
+  have(division_.make(std::move(made_)));
+  of_made_ = {};
   return "memory";
 }
 
-/// Be where that rank is in the data, at the step of the parameters that were made.
-Status ShardedJob::share_position(std::uint32_t from) {
+/// Divide the job among this group as rank `from` would, if each has the memory for its part.
+Status ShardedJob::divide(std::uint32_t from) {
+  CENTROID_TRY(division_.share_costs(group(), from));
+  const auto memory = division_.plan(group().rank(), group().world());
+  Notice own;
+  if (!memory.ok()) own.status = memory.error();
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
+  CENTROID_TRY(parallel::first_failure(all));
+  CENTROID_TRY(division_.divide(group()));
+  CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints(run_));
+  return {};
+}
+
+Status ShardedJob::take_from_checkpoint() {
+  replica_.reset();
+  made_.reset();
+  held_ = of_made_ = {};
+  CENTROID_TRY(restore());
+  if (!division_.waiting().empty()) CENTROID_TRY(share_position(0, summary_.steps, 1));
+  CENTROID_TRY(show(held_.part.parameters));
+  CENTROID_TRY(collective::barrier(group()));
+  meeting_->complete();
+  return {};
+}
+
+/// Be where that rank is in the data, at this step. It was one of so many data parallel ranks.
+Status ShardedJob::share_position(std::uint32_t from, std::uint64_t step,
+                                  std::uint32_t data_world) {
   ShardedSummary& s = summary_;
   if (group().rank() == from) {
     // The last step may have ended without its loss being known.
-    while (s.steps < made_->steps())
-      count_step(s, next_samples(s, training_, data_.train.samples, replica_world_),
-                 data_.train.samples);
+    const std::uint64_t samples = data_.train.samples;
+    while (s.steps < step) count_step(s, next_samples(s, training_, samples, data_world), samples);
   }
   std::array<std::uint64_t*, 4> counts = {&s.steps, &s.epochs, &s.samples, &s.offset};
   std::array<double*, 5> values = {&s.loss, &s.accuracy, &s.gradient_norm, &s.test_loss,
@@ -430,11 +444,13 @@ Status ShardedJob::share_position(std::uint32_t from) {
   return {};
 }
 
+/// Of a rank that has a part; the others wait.
 Status ShardedJob::restore() {
-  CENTROID_ASSIGN(auto restored, checkpoints_->restore(options_, summary_));
-  replica_ = std::make_unique<ShardedReplica>(group(), model_, std::move(restored));
-  replica_world_ = group().world();
-  replica_generation_ = complete_generation_ = group().generation();
+  std::unique_ptr<parallel::ShardedParameters> restored;
+  if (!division_.waits()) {
+    CENTROID_ASSIGN(restored, division_.restore(*checkpoints_, summary_));
+  }
+  have(division_.make(std::move(restored)));
   return {};
 }
 

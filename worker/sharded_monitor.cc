@@ -29,6 +29,8 @@ const char* to_string(ShardedMonitor::Phase phase) {
   switch (phase) {
     case Phase::kJoining:
       return "joining";
+    case Phase::kWaiting:
+      return "waiting";
     case Phase::kTraining:
       return "training";
     case Phase::kRegrouping:
@@ -73,6 +75,17 @@ Json json_of(const RankPart& part) {
     out["layers"] = part.layers.count;
   }
   return out;
+}
+
+/// Where a rank is; it waits if the mesh has fewer ranks.
+Json json_of(const parallel::Mesh& mesh, std::uint32_t rank) {
+  const bool waits = rank >= mesh.world();
+  const parallel::Place place = mesh.place_of(rank);
+  const auto shown = [waits](std::uint32_t index) { return waits ? Json() : Json(index); };
+  return {{"waits", waits},
+          {"data_rank", shown(place.data)},
+          {"stage", shown(place.pipeline)},
+          {"tensor_rank", shown(place.tensor)}};
 }
 
 constexpr std::array<const char*, kOperations> kNames = {"gather", "reduce", "copy", "activations",
@@ -203,6 +216,7 @@ Status ShardedMonitor::begin_group(const collective::Group& group, GroupShape sh
   state_.rank = group.rank();
   state_.mesh = shape.mesh;
   state_.sharding = std::move(shape.sharding);
+  state_.waiting = std::move(shape.waiting);
   state_.rows = std::move(rows);
   return {};
 }
@@ -311,13 +325,8 @@ std::string ShardedMonitor::json() {
   Json ranks = Json::array(), changes = Json::array();
   for (std::uint32_t rank = 0; rank < now.rows.size(); ++rank) {
     const Row& row = now.rows[rank];
-    const parallel::Place place = now.mesh.place_of(rank);
-    Json one = {{"rank", rank},
-                {"worker", row.number},
-                {"name", row.name},
-                {"data_rank", place.data},
-                {"stage", place.pipeline},
-                {"tensor_rank", place.tensor}};
+    Json one = {{"rank", rank}, {"worker", row.number}, {"name", row.name}};
+    one.update(json_of(now.mesh, rank));
     one.update(json_of(row.part));
     one.update(json_of(row.numbers));
     ranks.push_back(std::move(one));
@@ -334,6 +343,7 @@ std::string ShardedMonitor::json() {
                     {"generation", now.generation},
                     {"mesh", now.mesh.text()},
                     {"sharding", now.sharding},
+                    {"waiting_for", now.waiting},
                     {"step", s.steps},
                     {"epoch", s.epochs},
                     {"samples", s.samples},

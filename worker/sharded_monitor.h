@@ -24,7 +24,7 @@ namespace centroid::worker {
 /// What a rank has of the model.
 struct RankPart {
   std::uint64_t elements = 0;             ///< of its shard
-  std::uint32_t shard = 0, shards = 1;    ///< this one of so many
+  std::uint32_t shard = 0, shards = 1;    ///< this one of so many; 0: none, it waits
   std::optional<std::uint32_t> copied{};  ///< another shard, of which it has a copy
   parallel::Range layers{};               ///< none: all
 };
@@ -34,6 +34,7 @@ RankPart part_of(const parallel::ShardedParameters& parameters);
 struct GroupShape {
   parallel::Mesh mesh;
   std::string sharding;
+  std::string waiting{};               ///< for what the workers wait that have no part
   std::vector<std::uint32_t> numbers;  ///< of the workers, by rank
   RankPart own;
 };
@@ -55,7 +56,7 @@ struct GroupChange {
 /// thread  that of training; the listener's thread reads
 class ShardedMonitor {
  public:
-  enum class Phase : std::uint8_t { kJoining, kTraining, kRegrouping, kSaving, kEnded };
+  enum class Phase : std::uint8_t { kJoining, kWaiting, kTraining, kRegrouping, kSaving, kEnded };
 
   /// fails  as MetricsListener::start
   static Result<std::unique_ptr<ShardedMonitor>> start(const WorkerConfig& config);
@@ -82,7 +83,7 @@ class ShardedMonitor {
   /// What the view shows.
   struct State {
     Phase phase = Phase::kJoining;
-    std::string end, sharding;
+    std::string end, sharding, waiting;
     ShardedSummary summary;
     std::uint64_t generation = 0;
     std::uint32_t rank = 0;

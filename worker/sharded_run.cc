@@ -13,7 +13,6 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/checkpoint/safetensors.h"
-#include "worker/pipeline_job.h"
 #include "worker/sharded_job.h"
 #include "worker/sharded_monitor.h"
 #include "worker/stop_signals.h"
@@ -41,35 +40,41 @@ Status save(DividedReplica& replica, const std::string& path, bool is_writer) {
   return {};
 }
 
-/// What a summary says of a job.
-struct Outcome {
-  const collective::Group& group;
-  const ShardedSummary& summary;
-  std::string sharding;
-  parallel::ShardedMemory memory;
-  nlohmann::json pipeline{};  ///< null: there are no stages
-};
+/// What a pipeline was on this rank; null: there are no stages.
+nlohmann::json pipeline_of(const JobDivision& division, const RankCosts& costs,
+                           std::uint32_t rank) {
+  if (!division.has_parts()) return {};
+  const parallel::Bubble bubble = costs.pipeline.bubble();
+  nlohmann::json out = {
+      {"mesh", division.mesh().text()},       {"first_layer", division.layers().begin},
+      {"layers", division.layers().count},    {"imbalance", division.imbalance()},
+      {"bubble_of_useful", bubble.of_useful}, {"bubble_of_total", bubble.of_total}};
+  if (!division.waits()) out["stage"] = division.mesh().place_of(rank).pipeline;
+  return out;
+}
 
-Status write_summary(const WorkerConfig& config, const Outcome& job, const Status& result) {
-  const ShardedSummary& s = job.summary;
-  const transport::TrafficCounters bytes = job.group.traffic();
+Status write_summary(const WorkerConfig& config, const ShardedJob& job, const Status& result) {
+  const RankCosts costs = job.costs();
+  const JobDivision& division = job.division();
+  const ShardedSummary& s = job.summary();
+  const transport::TrafficCounters bytes = job.group().traffic();
   nlohmann::json summary = {
       {"name", config.name},
       {"exchange", config.exchange},
-      {"sharding", job.sharding},
+      {"sharding", division.sharding()},
       {"codec", config.codec},
       {"codec_down", config.sharded.codec_down},
-      {"rank", job.group.rank()},
-      {"world", job.group.world()},
+      {"rank", job.group().rank()},
+      {"world", job.group().world()},
       {"rounds", s.steps},
       {"samples", s.samples},
       {"seconds", s.seconds},
       {"step_seconds", s.steps > 0 ? s.seconds / static_cast<double>(s.steps) : 0},
       {"bytes_in", bytes.bytes_in},
       {"bytes_out", bytes.bytes_out},
-      {"parameter_bytes", job.memory.parameters},
-      {"gradient_bytes", job.memory.gradients},
-      {"optimizer_bytes", job.memory.state},
+      {"parameter_bytes", costs.memory.parameters},
+      {"gradient_bytes", costs.memory.gradients},
+      {"optimizer_bytes", costs.memory.state},
       {"peak_bytes", peak_memory()},
       {"loss", s.loss},
       {"accuracy", s.accuracy},
@@ -78,7 +83,8 @@ Status write_summary(const WorkerConfig& config, const Outcome& job, const Statu
       {"test_accuracy", s.test_accuracy},
       {"end", s.end},
       {"error", result.ok() ? "" : result.error().to_string()}};
-  if (!job.pipeline.is_null()) summary["pipeline"] = job.pipeline;
+  if (auto pipeline = pipeline_of(division, costs, job.group().rank()); !pipeline.is_null())
+    summary["pipeline"] = std::move(pipeline);
   std::ofstream out(config.summary_file);  // lint-ok: for the caller, no state; may be a pipe
   out << summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   out.close();
@@ -146,54 +152,37 @@ void report(const ShardedSummary& own, TrainingSummary& summary) {
   summary.is_halted = own.is_halted;
 }
 
-Status write_summary(const WorkerConfig& config, PipelineJob& job, const parallel::Mesh& mesh,
-                     const Status& result) {
-  const PipelineReplica& replica = job.replica();
-  const parallel::Bubble bubble = replica.report().bubble();
-  Outcome out{job.group(), job.summary(), job.options().sharded.sharding.text(),
-              replica.most_memory()};
-  out.pipeline = {{"mesh", mesh.text()},
-                  {"stage", mesh.place_of(job.group().rank()).pipeline},
-                  {"first_layer", replica.layers().begin},
-                  {"layers", replica.layers().count},
-                  {"imbalance", job.imbalance()},
-                  {"bubble_of_useful", bubble.of_useful},
-                  {"bubble_of_total", bubble.of_total}};
-  return write_summary(config, out, result);
-}
-
-Status run_pipeline(const WorkerConfig& config, const Model& model, const DataSplit& data,
-                    const parallel::Mesh& mesh, ShardedMonitor& monitor, TrainingSummary& summary,
-                    bool& is_signalled) {
-  PipelineJob job(config, model, data, mesh, monitor);
-  CENTROID_TRY(job.begin());
-  Stop stop;
-  const PipelineReplica& replica = job.replica();
-  const std::uint32_t stage = mesh.place_of(job.group().rank()).pipeline;
-  log::info("pipeline.started", {{"rank", job.group().rank()},
-                                 {"mesh", mesh.text()},
-                                 {"stage", stage},
-                                 {"first_layer", replica.layers().begin},
-                                 {"layers", replica.layers().count},
-                                 {"imbalance", job.imbalance()},
-                                 {"schedule", parallel::to_string(job.options().schedule)},
-                                 {"micro_batches", job.options().micro_batches},
-                                 {"sharding", job.options().sharded.sharding.text()},
-                                 {"codec", config.codec},
-                                 {"codec_down", config.sharded.codec_down},
-                                 {"model", model.spec()},
-                                 {"step", job.summary().steps}});
-  Status result = train_watched(
-      job.summary(), stop, [&](const ShardedObserver& observer) { return job.train(observer); });
-  is_signalled = stop.is_wanted();
-  report(job.summary(), summary);
-  if (result.ok() && !config.sharded.save.empty()) {
-    monitor.enter(ShardedMonitor::Phase::kSaving);
-    result = job.explain(save(job.replica(), config.sharded.save, job.group().rank() == 0));
+void log_start(const WorkerConfig& config, const Model& model, const ShardedJob& job) {
+  const JobDivision& division = job.division();
+  if (!division.has_parts()) {
+    const parallel::ShardedMemory& need = division.planned();
+    const parallel::ShardLayout& layout = job.parameters()->layout();
+    log::info("sharded.started", {{"rank", job.group().rank()},
+                                  {"world", job.group().world()},
+                                  {"sharding", division.sharding()},
+                                  {"replicas", division.options().sharded.replicas},
+                                  {"codec", config.codec},
+                                  {"codec_down", config.sharded.codec_down},
+                                  {"model", model.spec()},
+                                  {"parameters", layout.elements()},
+                                  {"units", layout.units().size()},
+                                  {"planned_bytes", need.parameters + need.gradients + need.state},
+                                  {"step", job.summary().steps}});
+  } else if (!division.waits()) {
+    log::info("pipeline.started", {{"rank", job.group().rank()},
+                                   {"mesh", division.mesh().text()},
+                                   {"stage", division.mesh().place_of(job.group().rank()).pipeline},
+                                   {"first_layer", division.layers().begin},
+                                   {"layers", division.layers().count},
+                                   {"imbalance", division.imbalance()},
+                                   {"schedule", parallel::to_string(division.options().schedule)},
+                                   {"micro_batches", division.options().micro_batches},
+                                   {"sharding", division.sharding()},
+                                   {"codec", config.codec},
+                                   {"codec_down", config.sharded.codec_down},
+                                   {"model", model.spec()},
+                                   {"step", job.summary().steps}});
   }
-  if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config, job, mesh, result));
-  if (result.ok()) stay(config, job.summary(), stop, monitor);
-  return result;
 }
 
 }  // namespace
@@ -207,36 +196,19 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
                   parallel::Mesh::parse(config.sharded.parallel,
                                         static_cast<std::uint32_t>(config.sharded.world)));
   CENTROID_ASSIGN(const auto monitor, ShardedMonitor::start(config));
-  if (mesh.size(parallel::Axis::kPipeline) > 1 || mesh.size(parallel::Axis::kTensor) > 1)
-    return run_pipeline(config, model, data, mesh, *monitor, summary, is_signalled);
-  ShardedJob job(config, model, data, *monitor);
+  ShardedJob job(config, model, data, mesh, *monitor);
   CENTROID_TRY(job.begin());
   Stop stop;
-  const parallel::ShardedMemory& need = job.planned();
-  const parallel::ShardLayout& layout = job.replica().parameters().layout();
-  log::info("sharded.started", {{"rank", job.group().rank()},
-                                {"world", job.group().world()},
-                                {"sharding", job.options().sharding.text()},
-                                {"replicas", job.options().replicas},
-                                {"codec", config.codec},
-                                {"codec_down", config.sharded.codec_down},
-                                {"model", model.spec()},
-                                {"parameters", layout.elements()},
-                                {"units", layout.units().size()},
-                                {"planned_bytes", need.parameters + need.gradients + need.state},
-                                {"step", job.summary().steps}});
+  log_start(config, model, job);
   Status result = train_watched(
       job.summary(), stop, [&](const ShardedObserver& observer) { return job.train(observer); });
   is_signalled = stop.is_wanted();
   report(job.summary(), summary);
   if (result.ok() && !config.sharded.save.empty()) {
     monitor->enter(ShardedMonitor::Phase::kSaving);
-    result = save(job.replica(), config.sharded.save, job.group().rank() == 0);
+    result = job.explain(save(job.replica(), config.sharded.save, job.group().rank() == 0));
   }
-  if (!config.summary_file.empty()) {
-    const Outcome out{job.group(), job.summary(), job.options().sharding.text(), job.most_memory()};
-    CENTROID_TRY(write_summary(config, out, result));
-  }
+  if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config, job, result));
   if (result.ok()) stay(config, job.summary(), stop, *monitor);
   return result;
 }

@@ -5,7 +5,7 @@
 #include <latch>
 #include <mutex>
 
-#include "tests/component/sharded_checkpoint_fixture.h"
+#include "tests/component/staged_fixture.h"
 
 namespace centroid::parallel::testing {
 namespace {
@@ -30,6 +30,16 @@ ShardedOptions bf16_options(const char* sharding, std::uint32_t world) {
 }
 
 using Parameters = std::unique_ptr<ShardedParameters>;
+
+/// Without stages.
+Result<Parameters> regrouped(const Group& group, const std::vector<ParameterShape>& shapes,
+                             const ShardedOptions& options, ShardedParameters* old) {
+  const Portion all{0, {0, shapes.size()}};
+  CENTROID_ASSIGN(Regrouped made,
+                  regroup(group, {shapes}, options, Earlier{old, all}, Later{group, all, options}));
+  EXPECT_EQ(made.step, made.parameters->steps());
+  return std::move(made.parameters);
+}
 
 /// Parameters, state, and copies of both are those of one process.
 void expect_same_with_copies(const ShardedParameters& parameters, const Oracle& oracle) {
@@ -63,7 +73,8 @@ void go_on(const std::vector<ShardedParameters*>& old, const char* sharding, std
   const auto world = static_cast<std::uint32_t>(old.size());
   Job job(Carrier::kInProcess, world);
   job.run([&](Group& group) {
-    auto next = regroup(group, shapes_of(kModel), safe_options(sharding, world), old[group.rank()]);
+    auto next =
+        regrouped(group, shapes_of(kModel), safe_options(sharding, world), old[group.rank()]);
     ASSERT_TRUE(next.ok()) << refusal(next);
     ASSERT_EQ((*next)->steps(), step);
     Oracle oracle(kModel);
@@ -186,7 +197,7 @@ TEST(Replicas, ALossAtAnyMomentLosesNoStepThatAnyRankMade) {
           Job later(Carrier::kInProcess, world - 1);
           later.run([&](Group& group) {
             auto next =
-                regroup(group, shapes_of(kModel), options(then, world - 1), old[group.rank()]);
+                regrouped(group, shapes_of(kModel), options(then, world - 1), old[group.rank()]);
             ASSERT_TRUE(next.ok()) << refusal(next);
             step = (*next)->steps();
             Oracle oracle(kModel);
@@ -214,9 +225,9 @@ std::vector<std::string> refusals(const std::vector<ShardedParameters*>& old,
   Job job(Carrier::kInProcess, static_cast<std::uint32_t>(old.size()));
   std::vector<std::string> out(old.size());
   job.run([&](Group& group) {
-    out[group.rank()] = refusal(regroup(group, shapes_of(model),
-                                        options_of("full", static_cast<std::uint32_t>(old.size())),
-                                        old[group.rank()]));
+    out[group.rank()] = refusal(
+        regrouped(group, shapes_of(model),
+                  options_of("full", static_cast<std::uint32_t>(old.size())), old[group.rank()]));
   });
   for (const std::string& one : out) EXPECT_EQ(one, out[0]);
   return out;
@@ -268,6 +279,212 @@ TEST(Replicas, CostAShardOfTrafficAndMemory) {
   };
   const double with = sent(1, 5) - sent(1, 1), without = sent(0, 5) - sent(0, 1);
   EXPECT_NEAR((with - without) / (4 * 4), bytes / 4, 0.05 * bytes / 4);
+}
+
+/// What a rank of a job with stages has.
+struct StagedRank {
+  Parameters parameters{};
+  Range range{};
+  Earlier earlier(std::uint32_t model = 0) const { return {parameters.get(), {model, range}}; }
+};
+
+ShardedOptions options_of_stage(const Staged& staged, const Group& group, const char* sharding) {
+  ShardedOptions options = staged.options(sharding);
+  auto line = group.subgroup(staged.mesh.ranks_along(Axis::kPipeline, group.rank()));
+  options.parts = std::move(*line);
+  return options;
+}
+
+StagedRank made_stage(const Group& group, const MeshCase& of) {
+  const Staged staged(group, of.mesh, kModel, of.costs);
+  const auto initial = [&](std::size_t index, std::span<float> out) {
+    std::uint64_t element = staged.first;
+    for (std::size_t i = 0; i < index; ++i) element += staged.tensors[i].elements();
+    for (float& value : out) value = initial_of(element++);
+    return Status();
+  };
+  auto made = ShardedParameters::make(staged.data(group), cut(shapes_of(kModel), staged.parameters),
+                                      options_of_stage(staged, group, of.sharding), initial);
+  EXPECT_TRUE(made.ok()) << refusal(made);
+  return {std::move(*made), staged.parameters};
+}
+
+std::vector<StagedRank> trained_stages(Job& job, const MeshCase& of, std::uint64_t steps) {
+  std::vector<StagedRank> out(job.world());
+  job.run([&](Group& group) {
+    out[group.rank()] = made_stage(group, of);
+    const Staged staged(group, of.mesh, kModel, of.costs);
+    ASSERT_TRUE(succeeds(run(*out[group.rank()].parameters, steps, staged.first)));
+  });
+  return out;
+}
+
+/// A later generation of these ranks, of which the first ones have that mesh and the others wait.
+/// Returns the step from which it goes on, as one process does.
+std::uint64_t go_on_in_stages(const std::vector<Earlier>& old, const MeshCase& to) {
+  Job job(Carrier::kInProcess, static_cast<std::uint32_t>(old.size()));
+  std::atomic<std::uint64_t> step = 0;
+  job.run([&](Group& group) {
+    const std::vector<std::vector<ParameterShape>> models = {shapes_of(kModel)};
+    const ShardedOptions common = options_of("none", 1);
+    std::vector<std::uint32_t> first(to.world);
+    for (std::uint32_t i = 0; i < to.world; ++i) first[i] = i;
+    if (group.rank() >= to.world) {
+      const auto none = regroup(group, models, common, old[group.rank()], std::nullopt);
+      ASSERT_TRUE(none.ok()) << refusal(none);
+      EXPECT_EQ(none->parameters, nullptr);
+      return;
+    }
+    const auto ranks = group.subgroup(first);
+    const Staged staged(*ranks, to.mesh, kModel, to.costs);
+    const Later later{
+        staged.data(*ranks), {0, staged.parameters}, options_of_stage(staged, *ranks, to.sharding)};
+    const auto next = regroup(group, models, common, old[group.rank()], later);
+    ASSERT_TRUE(next.ok()) << refusal(next);
+    step = next->step;
+    Oracle oracle(kModel);
+    oracle.run(step);
+    expect_same(*next->parameters, oracle, staged.first);
+    ASSERT_TRUE(succeeds(run(*next->parameters, step + 3, staged.first)));
+    oracle.run(step + 3);
+    expect_same(*next->parameters, oracle, staged.first);
+  });
+  return step;
+}
+
+TEST(Stages, AnyMeshGoesOnInAnyOtherFromMemory) {
+  for (const MeshCase& from : kMeshes) {
+    Job job(Carrier::kInProcess, from.world);
+    const std::vector<StagedRank> all = trained_stages(job, from, 4);
+    for (const MeshCase& to : kMeshes) {
+      SCOPED_TRACE(std::string(from.mesh) + " " + from.sharding + ", then " + to.mesh + " " +
+                   to.sharding + ", first layer costs " +
+                   std::to_string(to.costs.empty() ? 1 : to.costs[0]));
+      std::vector<Earlier> old;
+      for (const StagedRank& one : all) old.push_back(one.earlier());
+      old.resize(std::max(from.world, to.world) + 1);  // newcomers, of whom one waits
+      std::ranges::rotate(old, old.end() - 1);         // none of them is the first rank
+      EXPECT_EQ(go_on_in_stages(old, to), 4u);
+    }
+  }
+}
+
+TEST(Stages, TheLossOfAnyRankWithAReplicaLosesNothing) {
+  const MeshCase mesh{"dp=2,pp=2", 4, "none"};
+  for (std::uint32_t lost = 0; lost < 4; ++lost) {
+    SCOPED_TRACE("rank " + std::to_string(lost));
+    Job job(Carrier::kInProcess, 4);
+    const std::vector<StagedRank> all = trained_stages(job, mesh, 4);
+    std::vector<Earlier> old;
+    for (std::uint32_t rank = 0; rank < 4; ++rank)
+      if (rank != lost) old.push_back(all[rank].earlier());
+    EXPECT_EQ(go_on_in_stages(old, {"pp=2", 2, "none"}), 4u);
+    EXPECT_EQ(go_on_in_stages(old, {"dp=1", 1, "none"}), 4u);
+  }
+}
+
+// A rank fails at its n-th network operation of a step, for every n.
+TEST(Stages, AllStagesMakeAStepOrNone) {
+  const MeshCase mesh{"dp=2,pp=2", 4, "none"};
+  for (const std::uint32_t bad : {0u, 3u}) {
+    bool has_old = false, has_new = false;
+    for (std::uint64_t at = 0, is_over = 0; is_over == 0; ++at) {
+      ASSERT_LT(at, 2000u);
+      SCOPED_TRACE("rank " + std::to_string(bad) + ", operation " + std::to_string(at));
+      transport::FaultPlan plan;
+      plan.action = transport::FaultPlan::Action::kFail;
+      plan.at_operation = at;
+      Job job(Carrier::kInProcess, 4, with_faults(bad, plan));
+      std::vector<StagedRank> all(4);
+      std::latch ready(4), set(4);
+      job.run([&](Group& group) {
+        StagedRank& own = all[group.rank()];
+        own = made_stage(group, mesh);
+        const Staged staged(group, mesh.mesh, kModel);
+        ASSERT_TRUE(succeeds(run(*own.parameters, 2, staged.first)));
+        ready.arrive_and_wait();
+        if (group.rank() == bad) *plan.operations = 0;
+        set.arrive_and_wait();
+        (void)run(*own.parameters, 3, staged.first);
+      });
+      std::uint64_t most = 0;
+      std::vector<Earlier> old;
+      for (std::uint32_t rank = 0; rank < 4; ++rank) {
+        most = std::max(most, all[rank].parameters->steps());
+        if (rank != bad) old.push_back(all[rank].earlier());
+      }
+      is_over = *plan.operations <= at ? 1 : 0;
+      const std::uint64_t step = go_on_in_stages(old, {"pp=2", 2, "none"});
+      ASSERT_GE(step, most);
+      ASSERT_LE(step, 3u);
+      (step == 2 ? has_old : has_new) = true;
+    }
+    EXPECT_TRUE(has_old);
+    EXPECT_TRUE(has_new);
+  }
+}
+
+/// The refusal of ranks of a job of one data rank with stages, when one of them waits.
+std::vector<std::string> refusals_of_stages(const std::vector<Earlier>& old) {
+  Job job(Carrier::kInProcess, static_cast<std::uint32_t>(old.size()));
+  std::vector<std::string> out(old.size());
+  job.run([&](Group& group) {
+    const std::vector<std::vector<ParameterShape>> models = {shapes_of(kModel)};
+    out[group.rank()] =
+        refusal(regroup(group, models, options_of("none", 1), old[group.rank()], std::nullopt));
+  });
+  for (const std::string& one : out) EXPECT_EQ(one, out[0]);
+  return out;
+}
+
+TEST(Stages, ALostStageIsAnErrorOfAll) {
+  Job job(Carrier::kInProcess, 3), other(Carrier::kInProcess, 2);
+  const std::vector<StagedRank> all = trained_stages(job, {"pp=3", 3, "none"}, 4);
+  EXPECT_THAT(refusals_of_stages({all[0].earlier(), Earlier(), all[2].earlier()})[0],
+              HasSubstr("no rank has parameter b.weight; restore a checkpoint"));
+  EXPECT_THAT(refusals_of_stages({all[0].earlier(), all[1].earlier()})[0],
+              HasSubstr("no rank has parameter c.weight; restore a checkpoint"));
+  const std::vector<StagedRank> half = trained_stages(other, {"pp=2", 2, "none"}, 4);
+  EXPECT_THAT(refusals_of_stages({all[0].earlier(), half[0].earlier(), half[1].earlier()})[0],
+              HasSubstr("different generations"));
+}
+
+// Tensor parallel ranks have models of their own, of which a rank gets that of its place.
+TEST(Stages, PartsOfTensorsStayWithTheirPart) {
+  Manifest other = kModel;
+  other[0].shape = {5, 6};
+  const Manifest* const models[] = {&kModel, &other};
+  const std::vector<std::vector<ParameterShape>> shapes = {shapes_of(kModel), shapes_of(other)};
+  const Portion all[] = {{0, {0, kModel.size()}}, {1, {0, kModel.size()}}};
+  std::vector<Parameters> had(4);
+  const auto of_part = [](const Group& group) {  // those with the same tensor rank
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t rank = group.rank() % 2; rank < group.world(); rank += 2)
+      ranks.push_back(rank);
+    return std::move(group.subgroup(std::move(ranks))).value();
+  };
+  Job job(Carrier::kInProcess, 4);
+  job.run([&](Group& group) {
+    Parameters& own = had[group.rank()];
+    own = made(of_part(group), options_of("none", 2), *models[group.rank() % 2]);
+    ASSERT_TRUE(succeeds(run(*own, 3)));
+  });
+  Job later(Carrier::kInProcess, 3);  // rank 1 is lost; what rank 2 had is not needed
+  later.run([&](Group& group) {
+    const std::uint32_t before = group.rank() == 0 ? 0 : group.rank() + 1;
+    const Earlier old{had[before].get(), all[before % 2]};
+    const ShardedOptions options = options_of("none", 1);
+    std::optional<Later> next;
+    const std::uint32_t part = group.rank();
+    if (part < 2) next = Later{*group.subgroup({part}), all[part], options};
+    const auto made = regroup(group, shapes, options, old, next);
+    ASSERT_TRUE(made.ok()) << refusal(made);
+    EXPECT_EQ(made->step, 3u);
+    if (part == 2) return;
+    Oracle oracle(*models[part]);
+    oracle.run(3);
+    expect_same(*made->parameters, oracle);
+  });
 }
 
 }  // namespace

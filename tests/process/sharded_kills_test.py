@@ -1,6 +1,6 @@
 """Workers of exchange sharded that are killed at random moments and started again. sharded_kills_test.py BIN_DIR
 
-CENTROID_KILLS: of each strategy (40). CENTROID_STRATEGIES: "full grad hybrid:2". CENTROID_SEED: which workers are killed, and how long they are away; printed.
+CENTROID_KILLS: of each strategy (40). CENTROID_STRATEGIES: "full grad hybrid:2 none+dp=2,pp=2". CENTROID_SEED: which workers are killed, and how long they are away; printed.
 """
 
 import os
@@ -15,10 +15,10 @@ from harness.cluster import DEADLINE_SECONDS, DONE, free_port, main, wait_for
 from harness.sharded import Sharded
 
 KILLS = int(os.environ.get("CENTROID_KILLS", "40"))
-STRATEGIES = os.environ.get("CENTROID_STRATEGIES", "full grad hybrid:2").split()
+STRATEGIES = os.environ.get("CENTROID_STRATEGIES", "full grad hybrid:2 none+dp=2,pp=2").split()
 SEED = int(os.environ.get("CENTROID_SEED", "0")) or random.randrange(1, 1 << 32)
 WORLD, LONGEST_AWAY = 4, 0.5
-MODEL, BATCH = "mlp:64-256-256-10", 32
+MODEL, OF_STAGES, BATCH = "mlp:64-256-256-10", "mlp:64-512-10", 32  # two layers make two stages in one way only
 
 
 class Kills(Sharded):
@@ -27,12 +27,16 @@ class Kills(Sharded):
     def start_one(self, rank, run):
         self.started += 1
         flags = ["--exchange", "sharded", "--world", WORLD, "--rendezvous", self.place, "--rank", rank, *self.flags]
-        worker = self.worker("127.0.0.1:1", f"w{run}-{self.started}", *flags, model=MODEL, batch=BATCH)
+        worker = self.worker("127.0.0.1:1", f"w{run}-{self.started}", *flags, model=self.model, batch=BATCH)
         self.alive[rank] = worker
 
     def members(self):
         """Ranks whose worker is in the job."""
-        return [rank for rank, worker in self.alive.items() if worker.events("sharded.started")]
+        return [rank for rank, worker in self.alive.items() if any(worker.events(event) for event in ("sharded.started", "pipeline.started", "sharded.joined"))]
+
+    def size(self, world):
+        """Ranks that train: with stages all four workers, or two."""
+        return world if not self.mesh else 4 if world == 4 else 2
 
     def kill(self, chance):
         """One worker, or two at once; two are left, so that one has what the others had or reads the checkpoint."""
@@ -69,29 +73,33 @@ class Kills(Sharded):
         world, segments = self.history()
         merged = []
         for one in [*segments, (world, steps)]:
-            if merged and merged[-1][0] == one[0]:
+            ranks = self.size(one[0])
+            if merged and merged[-1][0] == ranks:
                 merged.pop()
             if one[1] > (merged[-1][1] if merged else 0):
-                merged.append(one)
+                merged.append((ranks, one[1]))
         file = self.folder / f"replayed{run}.safetensors"
         flags = [*self.RULE, "--checkpoint.dir", self.folder / f"replay{run}"]
         for number, (ranks, step) in enumerate(merged):
             way = sharding if not sharding.startswith("hybrid") or ranks % 2 == 0 else "full"
+            mesh = ["--parallel", self.mesh if ranks == WORLD else "pp=2"] if self.mesh else []
             end = ["--save", file] if step == steps else []
             resume = ["--resume"] if number else []
-            workers = self.ranks(ranks, *flags, "--sharding", way, "--rounds", step, *resume, *end, run=f"{run}-replay{number}", model=MODEL, batch=BATCH)
+            workers = self.ranks(ranks, *flags, "--sharding", way, *mesh, "--rounds", step, *resume, *end, run=f"{run}-replay{number}", model=self.model, batch=BATCH)
             self.assert_exit(DONE, *workers)
         return file, len(merged)
 
     def test_no_step_is_lost_and_the_bits_are_those_of_the_membership(self):
         print(f"CENTROID_SEED={SEED} CENTROID_KILLS={KILLS}", flush=True)
-        for number, sharding in enumerate(STRATEGIES):
-            with self.subTest(sharding=sharding):
+        for number, strategy in enumerate(STRATEGIES):
+            with self.subTest(strategy=strategy):
+                sharding, _, self.mesh = strategy.partition("+")
+                self.model = OF_STAGES if self.mesh else MODEL
                 run = f"-{sharding}".replace(":", "")
                 chance = random.Random(SEED + number)
                 self.place, self.started, self.alive, self.first = f"127.0.0.1:{free_port()}", 0, {}, len(self.processes)
                 file = self.folder / f"model{run}.safetensors"
-                self.flags = [*self.RULE, "--sharding", sharding, "--epochs", 1_000_000, "--save", file]
+                self.flags = [*self.RULE, "--sharding", sharding, "--parallel", self.mesh, "--epochs", 1_000_000, "--save", file]
                 self.flags += ["--checkpoint.dir", self.folder / f"checkpoints{run}", "--checkpoint.every-rounds", 20]
                 for rank in range(WORLD):
                     self.start_one(rank, run)
@@ -115,7 +123,7 @@ class Kills(Sharded):
                 self.assertEqual(len(steps), 1)
                 replayed, groups = self.replay(sharding, steps.pop(), run)
                 self.assertEqual(file.read_bytes(), replayed.read_bytes())
-                print(f"{sharding}: {killed} kills, {groups} groups, {self.summary(workers[0].name)['rounds']} steps", flush=True)
+                print(f"{strategy}: {killed} kills, {groups} groups, {self.summary(workers[0].name)['rounds']} steps", flush=True)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,25 @@ class Views(Sharded, CtlTest):
         workers[1].send(signal.SIGTERM)
         self.assert_exit(DONE, *workers)
 
+    def test_a_worker_that_waits_for_a_larger_mesh_says_for_what(self):
+        place = f"127.0.0.1:{free_port()}"
+        flags = ["--parallel", "pp=2", "--epochs", 1_000_000]
+        workers = [self.start(rank, place, 2, *flags) for rank in range(2)]
+        self.wait_steps(place_of(workers[0]), 2)
+        more = self.start(1, place, 2, *flags, name="more")
+        view = self.wait_view(place_of(more), "one that waits", lambda view: view["state"] == "waiting")
+        should = "the loss of a rank of dp=1,pp=2,tp=1: there are 3"
+        self.assertEqual((view["mesh"], view["waiting_for"], view["rank"]), ("dp=1,pp=2,tp=1", should, 2))
+        self.assertEqual([(rank["waits"], rank["stage"], rank["shards"]) for rank in view["ranks"]], [(False, 0, 1), (False, 1, 1), (True, None, 0)])
+        view = self.wait_view(place_of(workers[1]), "three workers", lambda view: view["world"] == 3)
+        self.assertEqual((view["state"], view["waiting_for"], view["missing"]), ("training", should, 0))
+        shown = self.ctl(place_of(workers[0]), "top", "--count", 1)
+        for text in ("waits", f"some wait for {should}"):
+            self.assertIn(text, shown)
+        self.assertEqual(self.ask(place_of(more), "/readyz")[0], 200)
+        workers[0].send(signal.SIGTERM)
+        self.assert_exit(DONE, *workers, more)
+
     def test_ranks_stay_at_the_goal_where_they_must_and_not_when_one_is_stopped(self):
         flags = ["--exit-when-finished=no", *LISTEN]
         workers = self.ranks(2, *flags, "--rounds", 5, run="-goal")

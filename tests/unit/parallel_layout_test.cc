@@ -53,6 +53,55 @@ TEST(ParallelMesh, BadOnesAreRefusedWithTheNumbers) {
   EXPECT_THAT(refusal(Mesh::parse("", 0)), HasSubstr("no ranks"));
 }
 
+TEST(ParallelMesh, FewerWorkersHaveTheStagesFirstAndTheRestWaits) {
+  const auto expect = [](const char* wanted, std::uint32_t world, std::uint32_t workers,
+                         const char* mesh, std::uint32_t next) {
+    SCOPED_TRACE(std::string(wanted) + " of " + std::to_string(workers));
+    const Mesh whole = *Mesh::parse(wanted, world);
+    const auto fit = whole.fit(workers);
+    EXPECT_EQ(fit ? fit->text() : "none", mesh);
+    EXPECT_EQ(whole.next_size(workers).value_or(0), next);
+  };
+  expect("dp=2,pp=2", 4, 1, "dp=1,pp=1,tp=1", 2);
+  expect("dp=2,pp=2", 4, 2, "dp=1,pp=2,tp=1", 4);
+  expect("dp=2,pp=2", 4, 3, "dp=1,pp=2,tp=1", 4);
+  expect("dp=2,pp=2", 4, 4, "dp=2,pp=2,tp=1", 0);
+  expect("dp=2,pp=2", 4, 9, "dp=2,pp=2,tp=1", 0);
+  expect("dp=3,pp=3", 9, 2, "dp=1,pp=2,tp=1", 3);
+  expect("dp=3,pp=3", 9, 8, "dp=2,pp=3,tp=1", 9);
+  expect("dp=2,pp=2,tp=2", 8, 1, "none", 2);
+  expect("dp=2,pp=2,tp=2", 8, 3, "dp=1,pp=1,tp=2", 4);
+  expect("dp=2,pp=2,tp=2", 8, 7, "dp=1,pp=2,tp=2", 8);
+}
+
+// No mesh is smaller with one worker more, and the next size is the first that is larger.
+TEST(ParallelMesh, GrowsWithTheWorkersUpToTheWholeOne) {
+  for (std::uint32_t data = 1; data <= 4; ++data)
+    for (std::uint32_t stages = 1; stages <= 4; ++stages)
+      for (std::uint32_t parts = 1; parts <= 3; ++parts) {
+        const std::string text = "dp=" + std::to_string(data) + ",pp=" + std::to_string(stages) +
+                                 ",tp=" + std::to_string(parts);
+        const Mesh whole = *Mesh::parse(text, data * stages * parts);
+        const auto size = [&](std::uint32_t workers) {
+          const auto mesh = whole.fit(workers);
+          return mesh ? mesh->world() : 0;
+        };
+        for (std::uint32_t workers = 1; workers <= whole.world() + 2; ++workers) {
+          SCOPED_TRACE(text + " of " + std::to_string(workers));
+          EXPECT_LE(size(workers), std::min(workers, whole.world()));
+          EXPECT_GE(size(workers), size(workers - 1));
+          const std::uint32_t next = whole.next_size(workers).value_or(0);
+          EXPECT_EQ(next == 0, workers >= whole.world());
+          if (next == 0) {
+            EXPECT_EQ(size(workers), whole.world());
+          } else {
+            EXPECT_GT(size(next), size(workers));
+            EXPECT_EQ(size(next - 1), size(workers));
+          }
+        }
+      }
+}
+
 // Each axis divides the ranks into groups that agree, and a place names one rank.
 TEST(ParallelMesh, EveryRankIsOnceInEachAxis) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "common/base/result.h"
@@ -58,7 +59,7 @@ class DividedReplica {
   /// Of this rank's samples.
   virtual Result<StepResult> evaluate(const Batch& batch) = 0;
   virtual const Model& model() const = 0;
-  /// Ranks with the same data rank take the same samples.
+  /// Ranks with the same data rank take the same samples; data_world(): none.
   virtual std::uint32_t data_rank() const = 0;
   virtual std::uint32_t data_world() const = 0;
   virtual RankCosts costs() const = 0;
@@ -66,6 +67,25 @@ class DividedReplica {
   /// Visit the tensors in float32, in their order and on rank 0 at least.
   using Visit = std::function<Status(TensorId tensor, std::span<const float> values)>;
   virtual Status visit(const Visit& visit) = 0;
+};
+
+/// A rank that has no part of the model, and waits beside the others for their steps.
+class IdleReplica final : public DividedReplica {
+ public:
+  /// `data_world`: of the ranks that train.
+  IdleReplica(const Model& model, std::uint32_t data_world)
+      : model_(model.clone()), data_world_(data_world) {}
+  Result<ShardedStep> step(std::span<const Batch>, std::uint64_t) override { return ShardedStep(); }
+  Result<StepResult> evaluate(const Batch&) override { return StepResult(); }
+  const Model& model() const override { return *model_; }
+  std::uint32_t data_rank() const override { return data_world_; }
+  std::uint32_t data_world() const override { return data_world_; }
+  RankCosts costs() const override { return {}; }
+  Status visit(const Visit&) override { return {}; }
+
+ private:
+  const std::unique_ptr<Model> model_;
+  const std::uint32_t data_world_;
 };
 
 }  // namespace centroid::worker

@@ -23,7 +23,7 @@ using parallel::Sharding;
 /// Bytes on the wire for each byte of a tensor: the headers of Ethernet, IP and TCP with timestamps
 /// in packets of 1500 bytes, with preamble, checksum and gap.
 constexpr double kWire = 1538.0 / 1448;
-/// As worker/pipeline_job.cc without --micro-batches.
+/// As worker/config.h without --micro-batches.
 constexpr std::uint64_t kMicroBatchesOfStage = 4;
 
 /// Of some runs, the fastest.

@@ -214,9 +214,9 @@ Result<std::vector<LayerCost>> measure_layers(const Model& model, std::uint64_t 
 }
 
 Result<std::vector<double>> agree_on_costs(const collective::Group& group, std::size_t layers,
-                                           std::vector<double> own) {
+                                           std::vector<double> own, std::uint32_t from) {
   own.resize(layers);
-  CENTROID_TRY(collective::broadcast(group, std::span<double>(own), 0));
+  CENTROID_TRY(collective::broadcast(group, std::span<double>(own), from));
   if (std::ranges::all_of(own, [](double cost) { return cost == 0; })) own.clear();
   return own;
 }

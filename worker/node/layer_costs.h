@@ -35,11 +35,11 @@ Result<std::uint64_t> measuring_bytes(const Model& model, std::uint64_t samples)
 /// fails  invalid_argument: the model has no passes
 Result<std::vector<LayerCost>> measure_layers(const Model& model, std::uint64_t samples);
 
-/// Rank 0's costs on every rank, also if it has none; those of the others do not count.
+/// The costs of rank `from` on every rank, also if it has none; those of the others do not count.
 ///
 /// order  every rank of the group calls it
 /// fails  as an operation of collectives.h
 Result<std::vector<double>> agree_on_costs(const collective::Group& group, std::size_t layers,
-                                           std::vector<double> own);
+                                           std::vector<double> own, std::uint32_t from = 0);
 
 }  // namespace centroid::worker

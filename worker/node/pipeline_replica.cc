@@ -190,6 +190,19 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   return need;
 }
 
+Result<std::vector<std::vector<ParameterShape>>> part_shapes(const Model& model,
+                                                             const PipelineOptions& options) {
+  std::vector<std::vector<ParameterShape>> out;
+  for (std::uint32_t rank = 0; rank < options.mesh.size(Axis::kTensor); ++rank) {
+    CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, rank));
+    CENTROID_ASSIGN(auto shapes, parameter_shapes(*own));
+    for (std::size_t i = 0; i < shapes.size(); ++i)
+      shapes[i].is_counted = rank == 0 || shapes[i].elements < model.manifest()[i].elements();
+    out.push_back(std::move(shapes));
+  }
+  return out;
+}
+
 Result<RankStage> find_stage(const collective::Group& group, const Model& model,
                              const PipelineOptions& options) {
   if (options.mesh.world() != group.world())
@@ -225,17 +238,15 @@ Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective:
                                                                const PipelineOptions& options) {
   CENTROID_ASSIGN(RankStage stage, find_stage(group, model, options));
   CENTROID_ASSIGN(const std::unique_ptr<Model> own, cut_model(model, options, stage.tensor.rank()));
-  CENTROID_ASSIGN(auto shapes, parameter_shapes(*own));
-  for (std::size_t i = 0; i < shapes.size(); ++i)  // whole tensors count once
-    shapes[i].is_counted =
-        stage.tensor.rank() == 0 || shapes[i].elements < model.manifest()[i].elements();
+  CENTROID_ASSIGN(const auto shapes, part_shapes(model, options));
   const auto initial = [&](std::size_t index, std::span<float> out) -> Status {
     const auto tensor = static_cast<std::uint32_t>(stage.tensors.begin + index);
     own->layered()->initialize_tensor(seed, TensorId(tensor), out);
     return {};
   };
-  CENTROID_ASSIGN(auto parameters, ShardedParameters::make(stage.data, cut(shapes, stage.tensors),
-                                                           stage.sharded, initial));
+  CENTROID_ASSIGN(auto parameters, ShardedParameters::make(
+                                       stage.data, cut(shapes[stage.tensor.rank()], stage.tensors),
+                                       stage.sharded, initial));
   return std::make_unique<PipelineReplica>(group, model, options, std::move(stage),
                                            std::move(parameters));
 }

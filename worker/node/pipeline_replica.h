@@ -49,6 +49,12 @@ struct PipelineMemory {
 Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions& options,
                                        std::uint32_t rank, std::uint64_t samples);
 
+/// The parameters of each tensor parallel rank, of all stages. A whole tensor counts once.
+///
+/// fails  invalid_argument: the model has no passes, or cannot be divided so
+Result<std::vector<std::vector<parallel::ParameterShape>>> part_shapes(
+    const Model& model, const PipelineOptions& options);
+
 /// The stage of a rank, and the groups in which it trains: the ranks that differ in the stage, in
 /// the samples, in the part of each tensor.
 struct RankStage {
@@ -76,7 +82,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   static Result<std::unique_ptr<PipelineReplica>> make(const collective::Group& group,
                                                        const Model& model, std::uint64_t seed,
                                                        const PipelineOptions& options);
-  /// With parameters of the stage that are restored.
+  /// With parameters of the stage that are restored, or were those of an earlier group.
   PipelineReplica(const collective::Group& group, const Model& model,
                   const PipelineOptions& options, RankStage stage,
                   std::unique_ptr<parallel::ShardedParameters> parameters);

@@ -42,12 +42,6 @@ Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& mode
   return shapes;
 }
 
-std::vector<parallel::ParameterShape> cut(const std::vector<parallel::ParameterShape>& shapes,
-                                          parallel::Range tensors) {
-  const auto first = shapes.begin() + static_cast<std::ptrdiff_t>(tensors.begin);
-  return {first, first + static_cast<std::ptrdiff_t>(tensors.count)};
-}
-
 std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
                                      const std::vector<std::uint32_t>& layers,
                                      const ShardLayout& layout) {

@@ -31,10 +31,6 @@ std::vector<ShardedPass> plan_passes(const std::vector<Pass>& passes,
 /// fails  invalid_argument: the model has no passes
 Result<std::vector<parallel::ParameterShape>> parameter_shapes(const Model& model);
 
-/// Some of them.
-std::vector<parallel::ParameterShape> cut(const std::vector<parallel::ParameterShape>& shapes,
-                                          parallel::Range tensors);
-
 /// Training of a built-in model on the CPU, with its parameters divided among the ranks of a group.
 ///
 /// memory  a unit is gathered before the first pass that reads it and freed after the last one that

@@ -1,9 +1,9 @@
 #include "worker/parallel/mesh.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <numeric>
-#include <optional>
 
 #include "common/tensor/text.h"
 
@@ -100,6 +100,23 @@ std::vector<std::uint32_t> Mesh::ranks_along(Axis axis, std::uint32_t rank) cons
   std::vector<std::uint32_t> out;
   for (index = 0; index < size(axis); ++index) out.push_back(rank_of(place));
   return out;
+}
+
+std::optional<Mesh> Mesh::fit(std::uint32_t workers) const {
+  const std::uint32_t stages = size(Axis::kPipeline), parts = size(Axis::kTensor);
+  const std::uint32_t places = std::min(workers, world()) / parts;
+  if (places == 0) return std::nullopt;
+  Mesh out = *this;
+  out.sizes_[static_cast<std::size_t>(Axis::kPipeline)] = std::min(stages, places);
+  out.sizes_[static_cast<std::size_t>(Axis::kData)] = std::max(1U, places / stages);
+  return out;
+}
+
+std::optional<std::uint32_t> Mesh::next_size(std::uint32_t workers) const {
+  if (workers >= world()) return std::nullopt;
+  const std::uint32_t stages = size(Axis::kPipeline), parts = size(Axis::kTensor);
+  const std::uint32_t places = workers / parts;
+  return parts * (places < stages ? places + 1 : (places / stages + 1) * stages);
 }
 
 Result<Sharding> Sharding::parse(std::string_view text, std::uint32_t world) {

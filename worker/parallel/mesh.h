@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,14 @@ class Mesh {
   std::uint32_t rank_of(const Place& place) const;
   /// The ranks that differ from this one on this axis only, itself included, in the axis's order.
   std::vector<std::uint32_t> ranks_along(Axis axis, std::uint32_t rank) const;
+
+  /// The mesh in which so many workers train a job for which this one is wanted: the same parts of
+  /// each layer, first as many stages as there can be, then as many data ranks. No axis is longer,
+  /// so it may have fewer ranks than there are workers. None: they are too few for the parts.
+  std::optional<Mesh> fit(std::uint32_t workers) const;
+  /// The least number of workers, more than these, that have a larger mesh together. None: these
+  /// have the whole mesh.
+  std::optional<std::uint32_t> next_size(std::uint32_t workers) const;
 
  private:
   std::uint32_t sizes_[3] = {1, 1, 1};  ///< by axis

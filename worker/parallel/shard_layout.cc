@@ -68,6 +68,11 @@ std::vector<Move> reshard(std::uint64_t elements, std::uint32_t from_ranks,
   return out;
 }
 
+std::vector<ParameterShape> cut(const std::vector<ParameterShape>& shapes, Range parameters) {
+  const auto first = shapes.begin() + static_cast<std::ptrdiff_t>(parameters.begin);
+  return {first, first + static_cast<std::ptrdiff_t>(parameters.count)};
+}
+
 Result<ShardLayout> ShardLayout::make(std::vector<ParameterShape> parameters, std::uint32_t ranks,
                                       std::uint64_t least_elements) {
   CENTROID_TRY(check(parameters, ranks));

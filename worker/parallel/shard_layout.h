@@ -49,6 +49,8 @@ struct ParameterShape {
   /// parameter, and counts it.
   bool is_counted = true;
 };
+/// Some of them.
+std::vector<ParameterShape> cut(const std::vector<ParameterShape>& shapes, Range parameters);
 
 /// How the parameters of a model are cut: into units, which are gathered and released as one, and
 /// each unit's elements, one parameter after the other, into a shard for each rank.

@@ -114,9 +114,9 @@ ShardedParameters::ShardedParameters(ShardLayout layout, const ShardedOptions& o
       keeps_full_(!options.sharding.shards_parameters() || shards_.world() == 1),
       down_(shards_.world() == 1 ? PartCodec() : options.codec_down),
       gathered_(shards_, down_),
-      is_safe_(options.replicas > 0),
+      is_safe_(options.replicas > 0 || parts_),
       units_(layout_.units().size()),
-      copies_(is_safe_ && replicas_.world() == 1 ? units_.size() : 0),
+      copies_(options.replicas > 0 && replicas_.world() == 1 ? units_.size() : 0),
       copied_(buffers_),
       reducing_(layout_, shards_, replicas_, options.codec, buffers_, timeout_) {}
 
@@ -487,7 +487,8 @@ Status ShardedParameters::prepare() {
   collective::CallOptions options;
   options.tag = kNormTag;
   options.timeout = timeout_;
-  for (const collective::Group* group : {&shards_, &replicas_}) {
+  for (const collective::Group* group : {&shards_, &replicas_, parts_ ? &*parts_ : nullptr}) {
+    if (group == nullptr) continue;
     Status all =
         timed(costs_.agreements.seconds, [&] { return collective::barrier(*group, options); });
     if (!all.ok()) return fail(std::move(all).error().with_context("commit the step"));

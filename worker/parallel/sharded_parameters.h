@@ -33,7 +33,7 @@ struct ShardedOptions {
   /// to, and a rank's shard stays float32.
   PartCodec codec_down{};
   /// A rank of each part of the model, if these parameters are one of several: gradients are
-  /// clipped by the norm of all parts (ParameterShape::is_counted).
+  /// clipped by the norm of all parts (ParameterShape::is_counted), and all make a step or none.
   std::optional<collective::Group> parts{};
 };
 
@@ -166,7 +166,7 @@ class ShardedParameters {
     return copies_[unit].state[slot];
   }
   /// All ranks had the gradient of the next step, and it failed before this rank knew: others may
-  /// have made the step. With replicas.
+  /// have made the step. With replicas or parts.
   bool is_prepared() const { return is_prepared_; }
   /// End the operations of these parameters on all ranks; returns the cause.
   Error fail(Error cause);
@@ -226,7 +226,7 @@ class ShardedParameters {
   const bool keeps_full_;  ///< every rank has all parameters, always
   const PartCodec down_;   ///< of gathers; f32 if there are none
   const CodedParts gathered_;
-  const bool is_safe_;  ///< a lost rank loses nothing: with replicas
+  const bool is_safe_;  ///< all ranks make a step or none: with replicas or parts
   std::vector<Unit> units_;
   std::vector<Copy> copies_;  ///< by unit; empty: none
   UnitBuffers buffers_;

@@ -1,0 +1,153 @@
+"""Jobs with pipeline stages whose workers die and come back, with the real program. sharded_stages_test.py BIN_DIR"""
+
+import pathlib
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness.cluster import DONE, USAGE, Hold, free_port, main
+from harness.sharded import Sharded
+
+TOKENS = "transformer:layers=2,width=16,heads=2,context=64,vocabulary=17,classes=10,tied=no"
+STEPS = 60
+
+
+class Stages(Sharded):
+    """The model has two layers, so that two stages are always the same."""
+
+    RULE = ("--optimizer", "adam", "--clip-norm", "1")
+
+    def start(self, world, *arguments, name, place, rank, environment=None, **settings):
+        flags = ["--exchange", "sharded", "--world", world, "--rendezvous", place, "--rank", rank, *arguments]
+        return self.worker("127.0.0.1:1", name, *flags, environment=environment, **settings)
+
+    def held(self, world, *arguments, run, faults=None, **settings):
+        """A job of which some ranks die or stand still. `faults`: environments by rank."""
+        place = f"127.0.0.1:{free_port()}"
+        flags = [*self.RULE, "--rounds", STEPS, *arguments]
+        workers = [self.start(world, *flags, name=f"r{rank}{run}", place=place, rank=rank, environment=(faults or {}).get(rank), **settings) for rank in range(world)]
+        return workers, place, flags
+
+    def assert_as_replayed(self, workers, file, sharding, history, run):
+        """The bytes of jobs that are stopped and resumed on the meshes that this one had. `history`: (mesh, ranks, step at which the next one began)."""
+        flags = [*self.RULE, "--sharding", sharding, "--checkpoint.dir", self.folder / f"replay{run}"]
+        replayed = self.folder / f"replayed{run}.safetensors"
+        for number, (mesh, world, step) in enumerate(history):
+            end = ["--save", replayed] if step == STEPS else []
+            resume = ["--resume"] if number else []
+            self.assert_exit(DONE, *self.ranks(world, *flags, "--parallel", mesh, "--rounds", step, *resume, *end, run=f"{run}-{number}"))
+        self.assertEqual(file.read_bytes(), replayed.read_bytes())
+        should = self.summary(f"r0{run}-{len(history) - 1}")
+        for worker in workers:
+            is_ = self.summary(worker.name)
+            for key in ("loss", "test_loss", "rounds", "samples", "world"):
+                self.assertEqual(is_[key], should[key], key)
+
+    def test_a_killed_worker_that_is_started_again_makes_the_mesh_whole_with_the_bits_of_the_history(self):
+        for sharding, victim in (("none", 0), ("none", 2), ("hybrid:1", 3)):
+            with self.subTest(sharding=sharding, victim=victim):
+                run = f"-{sharding}{victim}".replace(":", "")
+                file = self.folder / f"model{run}.safetensors"
+                # All stand still at a step until the worker is back: a rank that lives stops there.
+                hold = Hold(self, "sharded.stepped", f"hold{run}", 30).close()
+                faults = {victim: {"CENTROID_TEST_FAULT": "sharded.stepped:10"}, (victim + 1) % 4: hold.environment}
+                workers, place, flags = self.held(4, "--parallel", "dp=2,pp=2", "--sharding", sharding, "--save", file, run=run, faults=faults)
+                self.assert_status(workers[victim], -signal.SIGKILL)
+                hold.wait_reached()
+                others = [worker for rank, worker in enumerate(workers) if rank != victim]
+                for one in others:
+                    told = one.wait_event("sharded.regrouped", lost=str(victim), world=3, step=10)
+                    self.assertEqual((told["from"], told["mesh"]), ("memory", "dp=1,pp=2,tp=1"))
+                self.assertEqual([bool(one.events("sharded.waiting")) for one in others], [False, False, True])
+                self.assertEqual(others[2].events("sharded.waiting")[0]["for"], "dp=2,pp=2,tp=1 needs 4 workers, there are 3")
+                back = self.start(4, *flags, name=f"back{run}", place=place, rank=victim)
+                others[0].wait_event("sharded.newcomer_came")
+                hold.open()
+                self.assert_exit(DONE, *others, back)
+                came = [one.wait_event("sharded.regrouped", joined="4", world=4, mesh="dp=2,pp=2,tp=1") for one in others]
+                came.append(back.wait_event("sharded.joined", world=4, mesh="dp=2,pp=2,tp=1"))
+                self.assertEqual({(one["step"], one["from"]) for one in came}, {(came[0]["step"], "memory")})
+                self.assertGreaterEqual(came[0]["step"], 30)
+                history = [("dp=2,pp=2", 4, 10), ("pp=2", 2, came[0]["step"]), ("dp=2,pp=2", 4, STEPS)]
+                self.assert_as_replayed([*others, back], file, "none", history, run)  # hybrid:1 is that
+
+    def test_a_stage_without_a_copy_comes_from_the_checkpoint_and_the_bits_are_those_of_all_stages(self):
+        file, flags = self.folder / "model.safetensors", ["--parallel", "pp=2", "--save"]
+        holds = [Hold(self, "sharded.stepped", f"hold{rank}", count).close() for rank, count in ((0, 30), (1, 10))]
+        faults = {rank: hold.environment for rank, hold in enumerate(holds)}
+        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 4]
+        (left, victim), place, all_flags = self.held(2, *flags, file, *checkpoints, run="-one", faults=faults)
+        holds[1].wait_reached()
+        left.wait_event("checkpoint.written", version=9)
+        victim.kill()
+        holds[0].wait_reached()
+        told = left.wait_event("sharded.regrouped", lost="1", world=1, step=8, mesh="dp=1,pp=1,tp=1")
+        self.assertEqual(told["from"], "checkpoint")
+        back = self.start(2, *all_flags, name="back", place=place, rank=1)
+        left.wait_event("sharded.newcomer_came")
+        holds[0].open()
+        self.assert_exit(DONE, left, back)
+        for one in (left.wait_event("sharded.regrouped", joined="2", world=2), back.wait_event("sharded.joined", world=2)):
+            self.assertEqual((one["from"], one["mesh"]), ("memory", "dp=1,pp=2,tp=1"))
+        undisturbed = self.folder / "undisturbed.safetensors"
+        workers = self.ranks(2, *self.RULE, "--rounds", STEPS, *flags, undisturbed, run="-undisturbed")
+        self.assert_exit(DONE, *workers)
+        self.assertEqual(file.read_bytes(), undisturbed.read_bytes())
+
+    def test_a_worker_more_than_the_mesh_has_waits_and_takes_the_place_of_one_that_dies(self):
+        file, hold = self.folder / "model.safetensors", Hold(self, "sharded.stepped", "hold", 10).close()
+        faults = {0: hold.environment, 3: {"CENTROID_TEST_FAULT": "sharded.stepped:30"}}
+        workers, place, flags = self.held(4, "--parallel", "dp=2,pp=2", "--sharding", "none", "--save", file, run="-more", faults=faults)
+        hold.wait_reached()
+        more = self.start(4, *flags, name="more", place=place, rank=3)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_status(workers[3], -signal.SIGKILL)
+        self.assert_exit(DONE, *workers[:3], more)
+        self.assertEqual(more.events("sharded.waiting")[0]["for"], "the loss of a rank of dp=2,pp=2,tp=1: there are 5")
+        for one in (*workers[:3], more):
+            self.assertEqual(one.wait_event("sharded.regrouped", lost="3", world=4, mesh="dp=2,pp=2,tp=1", step=30)["from"], "memory")
+        self.assert_as_replayed([*workers[:3], more], file, "none", [("dp=2,pp=2", 4, STEPS)], "-more")
+
+    def test_a_waiting_worker_that_dies_costs_no_step(self):
+        file, hold = self.folder / "model.safetensors", Hold(self, "sharded.stepped", "hold", 10).close()
+        workers, place, flags = self.held(2, "--parallel", "pp=2", "--save", file, run="-waits", faults={0: hold.environment})
+        hold.wait_reached()
+        more = self.start(2, *flags, name="more", place=place, rank=1, environment={"CENTROID_TEST_FAULT": "sharded.stepped:5"})
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_status(more, -signal.SIGKILL)
+        self.assert_exit(DONE, *workers)
+        for one in workers:
+            self.assertEqual(one.wait_event("sharded.regrouped", lost="2", world=2)["from"], "memory")
+        self.assert_as_replayed(workers, file, "full", [("pp=2", 2, STEPS)], "-waits")
+
+    def test_parts_of_layers_come_back_from_memory(self):
+        hold = Hold(self, "sharded.stepped", "hold", 20).close()
+        faults = {1: {"CENTROID_TEST_FAULT": "sharded.stepped:10"}, 2: hold.environment}
+        settings = {"model": TOKENS, "batch": 8}
+        arguments = ["--parallel", "dp=2,tp=2", "--sharding", "none", "--data", "digits-tokens"]
+        workers, place, flags = self.held(4, *arguments, run="-parts", faults=faults, **settings)
+        self.assert_status(workers.pop(1), -signal.SIGKILL)
+        hold.wait_reached()
+        for one in workers:
+            told = one.wait_event("sharded.regrouped", lost="1", world=3, step=10, mesh="dp=1,pp=1,tp=2")
+            self.assertEqual(told["from"], "memory")
+        back = self.start(4, *flags, name="back", place=place, rank=1, **settings)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_exit(DONE, *workers, back)
+        back.wait_event("sharded.joined", world=4, mesh="dp=2,pp=1,tp=2")
+        self.assertEqual(len({(self.summary(one.name)["loss"], self.summary(one.name)["rounds"]) for one in (*workers, back)}), 1)
+
+    def test_fewer_stages_that_do_not_fit_end_the_job_with_the_numbers(self):
+        limit, model = {"CENTROID_MEMORY_LIMIT": "8MB"}, "mlp:64-512-512-512-10"
+        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 1]
+        faults = {0: limit, 1: {**limit, "CENTROID_TEST_FAULT": "sharded.stepped:3"}}
+        workers, _, _ = self.held(2, "--parallel", "pp=2", *checkpoints, run="-small", faults=faults, model=model)
+        self.assert_status(workers[1], -signal.SIGKILL)
+        self.assert_status(workers[0], USAGE, "this rank needs", "rank 1, data rank 0 of stage 1, was lost; start all ranks again, with --resume")
+
+
+if __name__ == "__main__":
+    main()
