@@ -306,6 +306,7 @@ void Meeting::complete() {
 void Meeting::end() {
   const auto end_there = [](Meeting* self) -> Task<void> {
     self->has_ended_ = true;
+    self->send_newcomers_to(self->place_, true);
     std::string text(kEnded);
     co_await refuse_all(self, text);
     const auto arrivals = std::exchange(self->arrivals_, {});
@@ -334,12 +335,16 @@ void Meeting::adopt(Membership members) {
   now_ = std::move(members);
   const auto own = std::ranges::find(now_.members, place_, &Member::place);
   number_ = own == now_.members.end() ? now_.next : own->number;
-  if (!options_.rendezvous || now_.members.empty()) return;
+  if (!now_.members.empty()) send_newcomers_to(now_.members.front().place, leads());
+}
+
+void Meeting::send_newcomers_to(const Endpoint& place, bool is_own) {
+  if (!options_.rendezvous) return;
   if (!redirector_) {
     redirector_.emplace(io_.executor(), *options_.rendezvous, options_.is_host, options_.token);
     tasks_.spawn(Redirector::run(&*redirector_));
   }
-  redirector_->set_leader(now_.members.front().place, leads());
+  redirector_->set_leader(place, is_own);
 }
 
 Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection,
@@ -357,7 +362,9 @@ Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection
   else
     place->greeted();  // the others may be any number, and ask again when they make room
   if (self->has_ended_ && !is_kind(*frame, GroupFrame::kWatch)) {
-    (void)co_await send_text(*connection, GroupFrame::kRefused, std::string(kEnded));
+    const std::string other = difference(self->options_.settings, hello->settings);
+    const std::string why = other.empty() ? std::string(kEnded) : other;  // it is of another job
+    (void)co_await send_text(*connection, GroupFrame::kRefused, why);
     co_return;
   }
   const bool is_member = self->now_.job.empty() || hello->job == self->now_.job;
@@ -426,6 +433,11 @@ Task<Result<Membership>> Meeting::ask(Meeting* self, Endpoint leader, std::strin
   if (connected.ok() && frame->ok()) {
     const std::string text(text_of(**frame));
     const auto members = decode_members(text);
+    if (is_kind(**frame, GroupFrame::kRefused) && text == kEnded) {
+      self->has_ended_ = true;
+      self->send_newcomers_to(self->place_, true);
+      co_return Error(ErrorCode::kCancelled, "at " + leader.to_string() + " " + text);
+    }
     if (!is_kind(**frame, GroupFrame::kMembers) || !members)
       co_return Error(ErrorCode::kFailedPrecondition,
                       "the job at " + leader.to_string() + " refuses this worker: " + text);

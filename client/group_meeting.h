@@ -81,7 +81,7 @@ class Meeting {
   /// until the job has its next meeting.
   ///
   /// fails  unavailable: nobody leads a job there, it may be elsewhere; failed_precondition: other
-  ///        settings, another token, or the job has ended; deadline_exceeded
+  ///        settings, another token; cancelled: the job has ended well; deadline_exceeded
   Result<Membership> join(const transport::Endpoint& leader, const std::string& address,
                           Deadline deadline);
   /// What a meeting does with newcomers; what the leader says counts.
@@ -97,7 +97,8 @@ class Meeting {
   Result<Membership> meet(Newcomers newcomers = Newcomers::kTake);
   /// The group of the last meeting is complete: each of its members has its part.
   void complete();
-  /// The job has ended well: members and newcomers that come learn that.
+  /// The job has ended well: members and newcomers that come learn that, from any member that is
+  /// still there.
   void end();
 
   /// How many wait here to become members.
@@ -121,6 +122,7 @@ class Meeting {
 
   bool leads() const;
   void adopt(Membership members);
+  void send_newcomers_to(const transport::Endpoint& place, bool is_own);
   static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection,
                            std::unique_ptr<transport::Strangers::Place> place);
   static Task<void> wait_member(Meeting* self, const Hello* hello,

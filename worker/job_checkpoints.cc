@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/base/random.h"
+#include "common/checkpoint/inspect.h"
 #include "worker/node/sharded_replica.h"
 #include "worker/parallel/agreement.h"
 
@@ -68,6 +69,23 @@ Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(
   made->run_id_ = first.text;
   made->is_empty_ = first.numbers[0] == 0;
   return made;
+}
+
+bool JobCheckpoints::show_the_goal(const WorkerConfig& config, const Model& model) {
+  if (!config.resume || config.checkpoint.dir.empty()) return false;
+  const auto folder = CheckpointDirectory::view(config.checkpoint.dir);
+  if (!folder.ok()) return false;
+  for (const CheckpointEntry& entry : folder->list(false)) {
+    const auto content = read_manifest(entry.path);
+    if (!entry.problem.empty() || !content.ok()) continue;
+    const CheckpointInfo& info = content->info;
+    const auto trained = info.extra.find("model");
+    return info.seed == config.seed && trained != info.extra.end() &&
+           trained->second == model.spec() &&
+           ((config.rounds > 0 && info.round.value >= config.rounds) ||
+            (config.epochs > 0 && info.epoch >= config.epochs));
+  }
+  return false;
 }
 
 bool JobCheckpoints::resumes() const {

@@ -29,6 +29,8 @@ class JobCheckpoints {
       const collective::Group& group, const std::string& run = {},
       const std::optional<parallel::CheckpointStage>& stage = std::nullopt);
   const std::string& run() const { return run_id_; }
+  /// Whether the job of config.resume has reached its goal, as its newest checkpoint says.
+  static bool show_the_goal(const WorkerConfig& config, const Model& model);
 
   /// Whether to `restore`. Logs that there is none if config.resume wants one.
   bool resumes() const;

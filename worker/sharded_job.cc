@@ -101,7 +101,12 @@ Status ShardedJob::begin() {
   const Deadline deadline = centroid::now() + config_.join_timeout;
   for (Endpoint leader;;) {
     meeting_.reset();  // members must not take the place of an earlier try for a live worker's
-    CENTROID_ASSIGN(peers_, join_ranks(config_));
+    auto joined = join_ranks(config_);
+    if (!joined.ok()) {
+      is_over_ = JobCheckpoints::show_the_goal(config_, model_);
+      return is_over_ ? Status() : Status(std::move(joined).error());
+    }
+    peers_ = std::move(*joined);
     const Status opened = open_meeting();
     if (peers_->is_connected()) return explain(begin_with_others(opened));
     CENTROID_TRY(opened);
@@ -110,6 +115,8 @@ Status ShardedJob::begin() {
     leader = peers_->running();
     auto members = meeting_->join(leader, peers_->address(), deadline);
     if (members.ok()) return enter(std::move(*members));
+    is_over_ = members.error().code() == ErrorCode::kCancelled;
+    if (is_over_) return {};
     const bool is_elsewhere = members.error().code() == ErrorCode::kUnavailable;
     if (!is_elsewhere || centroid::now() >= deadline) return std::move(members).error();
   }

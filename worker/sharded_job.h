@@ -38,6 +38,8 @@ class ShardedJob {
   ///
   /// fails  as JobDivision, PeerGroup::join, client::Meeting::join, JobCheckpoints and the replica
   Status begin();
+  /// The job had ended before this rank came: there is nothing to train, and no group.
+  bool is_over() const { return is_over_; }
   /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
   ///
   /// fails  as train_sharded; after a loss as client::Meeting::meet, parallel::regroup, and
@@ -90,6 +92,7 @@ class ShardedJob {
   JobDivision division_;
   ShardedTrainingOptions training_;
   ShardedSummary summary_;
+  bool is_over_ = false;
   std::unique_ptr<client::PeerGroup> peers_;
   std::unique_ptr<client::Meeting> meeting_;
   client::Membership members_;                   ///< of the group

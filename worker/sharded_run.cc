@@ -199,6 +199,13 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
   ShardedJob job(config, model, data, mesh, *monitor);
   CENTROID_TRY(job.begin());
   Stop stop;
+  if (job.is_over()) {
+    summary.end = "the job has ended";
+    log::info("sharded.already_ended", {{"rank", config.sharded.rank}});
+    monitor->enter(ShardedMonitor::Phase::kEnded, summary.end);
+    if (!config.sharded.exit_when_finished) stop.wait();
+    return {};
+  }
   log_start(config, model, job);
   Status result = train_watched(
       job.summary(), stop, [&](const ShardedObserver& observer) { return job.train(observer); });

@@ -344,7 +344,7 @@ TEST_F(NewcomerTest, LearnsThatItHasNoPlaceOrThatTheJobHasEnded) {
     wait_for_newcomers(0, 1);
     meetings_[0]->end();
     const auto answer = second.answer();
-    EXPECT_EQ(answer.error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_EQ(answer.error().code(), ErrorCode::kCancelled);
     EXPECT_THAT(answer.error().message(), HasSubstr("the job has ended"));
   });
 }

@@ -8,7 +8,7 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, free_port, main, wait_for
+from harness.cluster import DONE, FAILED, free_port, main, wait_for
 from harness.ctl import UNREACHABLE, CtlTest
 from harness.sharded import Sharded
 
@@ -181,6 +181,30 @@ class Views(Sharded, CtlTest):
         self.assertEqual(self.ask(place_of(more), "/readyz")[0], 200)
         workers[0].send(signal.SIGTERM)
         self.assert_exit(DONE, *workers, more)
+
+    def test_a_worker_that_comes_back_after_the_goal_learns_that_the_job_is_over(self):
+        place = f"127.0.0.1:{free_port()}"
+        flags = ["--rounds", 5, "--exit-when-finished=no"]
+        workers = [self.start(rank, place, 3, *flags) for rank in range(3)]
+        for worker in workers:
+            worker.wait_event("sharded.finished", step=5)
+        for number, rank in enumerate((0, 1, 2, 0)):  # each one in turn, so that only such ones are left at the end
+            workers[rank].kill()
+            workers[rank] = self.start(rank, place, 3, *flags, name=f"back{number}")
+            workers[rank].wait_event("sharded.already_ended", rank=rank)
+            self.assertEqual(self.view(place_of(workers[rank]))["state"], "ended")
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        self.assert_exit(DONE, *workers)
+
+    def test_without_the_others_the_checkpoint_says_that_the_job_is_over(self):
+        place, flags = f"127.0.0.1:{free_port()}", ["--rounds", 5, "--checkpoint.dir", self.folder / "checkpoints", "--join-timeout", "2s"]
+        self.assert_exit(DONE, *[self.start(rank, place, 2, *flags, "--join-timeout", "60s") for rank in range(2)])
+        for number, rank in enumerate((0, 1)):
+            back = self.start(rank, place, 2, *flags, "--resume", name=f"back{number}")
+            self.assert_status(back, DONE, "sharded.already_ended")
+            more = self.start(rank, place, 2, *flags, "--rounds", 6, "--resume", name=f"more{number}")
+            self.assert_status(more, FAILED)
 
     def test_ranks_stay_at_the_goal_where_they_must_and_not_when_one_is_stopped(self):
         flags = ["--exit-when-finished=no", *LISTEN]
