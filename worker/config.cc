@@ -336,8 +336,8 @@ Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
   if (c.batch < parts)
     return refuse("a batch of " + std::to_string(c.batch) + " samples for " +
                   std::to_string(parts) + " micro_batches: raise batch or lower micro_batches");
-  if (c.sharded.replicas == "1")
-    return refuse("pp and tp have no copies: leave shard_replicas at auto");
+  if (c.sharded.replicas == "1" && mesh.size(parallel::Axis::kData) == 1)
+    return refuse("one data rank has no copies: leave shard_replicas at auto");
   if (has_parts && !c.checkpoint.dir.empty())
     return refuse("tp has no checkpoints: leave checkpoint.dir empty; --save writes the model");
   return {};

@@ -74,7 +74,6 @@ Result<PipelineOptions> JobDivision::options_for(std::uint32_t workers) const {
   CENTROID_ASSIGN(out.schedule, parallel::parse_schedule(config_.sharded.schedule));
   CENTROID_ASSIGN(out.sharded, sharded_options(config_, out.mesh.size(Axis::kData),
                                                out.mesh.world() == wanted_.world()));
-  if (has_parts()) out.sharded.replicas = 0;
   out.layer_costs = costs_;
   return out;
 }

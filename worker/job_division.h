@@ -79,7 +79,7 @@ class JobDivision {
   const parallel::ShardedMemory& planned() const { return planned_; }
   /// Cost of the costliest stage over the mean of all, less 1. 0: equal, or not measured.
   double imbalance() const;
-  /// " rank 3, data rank 1 of stage 1": of a rank of this group.
+  /// "rank 3, data rank 1 of stage 1": of a rank of this group.
   std::string place_of(std::uint32_t rank) const;
 
   /// Null: there are none, or this rank waits. `run` as JobCheckpoints::open.

@@ -167,6 +167,26 @@ TEST(PipelineReplica, AStageIsDividedAmongItsDataParallelRanks) {
     }
 }
 
+TEST(PipelineReplica, CopiesOfShardsChangeNothingAndThePlanCountsThem) {
+  const std::string spec = "mlp:16-16-16-16-16";
+  for (const auto& [mesh, world] : {std::pair{"dp=2,pp=2", 4u}, {"dp=4,pp=2", 8u}})
+    for (const char* sharding : {"grad", "full"}) {
+      SCOPED_TRACE(std::string(mesh) + ", " + sharding);
+      PipelineOptions options = options_of(mesh, world, 4, Schedule::kGPipe, sharding, "adam");
+      options.sharded.optimizer.learning_rate = 0.003;
+      const Outcome without = train(spec, options, 10);
+      options.sharded.replicas = 1;
+      const Outcome with = train(spec, options, 10);
+      EXPECT_EQ(with.values, without.values);
+      EXPECT_EQ(with.losses, without.losses);
+      const auto need = pipeline_memory(*model_of(spec), options, 0, kSamples);
+      ASSERT_TRUE(need.ok()) << need.error().to_string();
+      EXPECT_EQ(need->planes.parameters, with.parameter_bytes[0]);
+      EXPECT_GE(need->planes.gradients, with.gradient_bytes[0]);
+      EXPECT_GT(with.parameter_bytes[0], without.parameter_bytes[0]);
+    }
+}
+
 TEST(PipelineReplica, GradientsAreClippedByTheNormOfAllStages) {
   const std::pair<const char*, std::uint32_t> meshes[] = {
       {"pp=2", 2}, {"pp=3", 3}, {"dp=2,pp=2", 4}, {"dp=4,pp=2", 8}};

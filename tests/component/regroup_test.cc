@@ -292,6 +292,7 @@ ShardedOptions options_of_stage(const Staged& staged, const Group& group, const 
   ShardedOptions options = staged.options(sharding);
   auto line = group.subgroup(staged.mesh.ranks_along(Axis::kPipeline, group.rank()));
   options.parts = std::move(*line);
+  options.replicas = staged.mesh.size(Axis::kData) > 1 ? 1 : 0;
   return options;
 }
 
@@ -369,24 +370,25 @@ TEST(Stages, AnyMeshGoesOnInAnyOtherFromMemory) {
   }
 }
 
-TEST(Stages, TheLossOfAnyRankWithAReplicaLosesNothing) {
-  const MeshCase mesh{"dp=2,pp=2", 4, "none"};
-  for (std::uint32_t lost = 0; lost < 4; ++lost) {
-    SCOPED_TRACE("rank " + std::to_string(lost));
-    Job job(Carrier::kInProcess, 4);
-    const std::vector<StagedRank> all = trained_stages(job, mesh, 4);
-    std::vector<Earlier> old;
-    for (std::uint32_t rank = 0; rank < 4; ++rank)
-      if (rank != lost) old.push_back(all[rank].earlier());
-    EXPECT_EQ(go_on_in_stages(old, {"pp=2", 2, "none"}), 4u);
-    EXPECT_EQ(go_on_in_stages(old, {"dp=1", 1, "none"}), 4u);
+TEST(Stages, TheLossOfAnyRankOfWhichThereIsACopyLosesNothing) {
+  for (const char* sharding : {"none", "grad", "full"}) {
+    for (std::uint32_t lost = 0; lost < 4; ++lost) {
+      SCOPED_TRACE(std::string(sharding) + ", rank " + std::to_string(lost));
+      Job job(Carrier::kInProcess, 4);
+      const std::vector<StagedRank> all = trained_stages(job, {"dp=2,pp=2", 4, sharding}, 4);
+      std::vector<Earlier> old;
+      for (std::uint32_t rank = 0; rank < 4; ++rank)
+        if (rank != lost) old.push_back(all[rank].earlier());
+      EXPECT_EQ(go_on_in_stages(old, {"pp=2", 2, "none"}), 4u);
+      EXPECT_EQ(go_on_in_stages(old, {"dp=1", 1, "none"}), 4u);
+    }
   }
 }
 
 // A rank fails at its n-th network operation of a step, for every n.
 TEST(Stages, AllStagesMakeAStepOrNone) {
-  const MeshCase mesh{"dp=2,pp=2", 4, "none"};
-  for (const std::uint32_t bad : {0u, 3u}) {
+  for (const auto& [bad, sharding] : {std::pair{0u, "none"}, {3u, "none"}, {1u, "full"}}) {
+    const MeshCase mesh{"dp=2,pp=2", 4, sharding};
     bool has_old = false, has_new = false;
     for (std::uint64_t at = 0, is_over = 0; is_over == 0; ++at) {
       ASSERT_LT(at, 2000u);

@@ -44,14 +44,14 @@ class Stages(Sharded):
                 self.assertEqual(is_[key], should[key], key)
 
     def test_a_killed_worker_that_is_started_again_makes_the_mesh_whole_with_the_bits_of_the_history(self):
-        for sharding, victim in (("none", 0), ("none", 2), ("hybrid:1", 3)):
+        for sharding, victim, copies in (("none", 0, "auto"), ("hybrid:1", 2, "auto"), ("full", 3, 1)):
             with self.subTest(sharding=sharding, victim=victim):
                 run = f"-{sharding}{victim}".replace(":", "")
                 file = self.folder / f"model{run}.safetensors"
                 # All stand still at a step until the worker is back: a rank that lives stops there.
                 hold = Hold(self, "sharded.stepped", f"hold{run}", 30).close()
                 faults = {victim: {"CENTROID_TEST_FAULT": "sharded.stepped:10"}, (victim + 1) % 4: hold.environment}
-                workers, place, flags = self.held(4, "--parallel", "dp=2,pp=2", "--sharding", sharding, "--save", file, run=run, faults=faults)
+                workers, place, flags = self.held(4, "--parallel", "dp=2,pp=2", "--sharding", sharding, "--shard-replicas", copies, "--save", file, run=run, faults=faults)
                 self.assert_status(workers[victim], -signal.SIGKILL)
                 hold.wait_reached()
                 others = [worker for rank, worker in enumerate(workers) if rank != victim]
@@ -69,7 +69,7 @@ class Stages(Sharded):
                 self.assertEqual({(one["step"], one["from"]) for one in came}, {(came[0]["step"], "memory")})
                 self.assertGreaterEqual(came[0]["step"], 30)
                 history = [("dp=2,pp=2", 4, 10), ("pp=2", 2, came[0]["step"]), ("dp=2,pp=2", 4, STEPS)]
-                self.assert_as_replayed([*others, back], file, "none", history, run)  # hybrid:1 is that
+                self.assert_as_replayed([*others, back], file, "full" if sharding == "full" else "none", history, run)
 
     def test_a_stage_without_a_copy_comes_from_the_checkpoint_and_the_bits_are_those_of_all_stages(self):
         file, flags = self.folder / "model.safetensors", ["--parallel", "pp=2", "--save"]

@@ -93,6 +93,7 @@ class Planner {
     const std::string mesh = "dp=" + std::to_string(ranks) + ",pp=" + std::to_string(stages);
     CENTROID_ASSIGN(options.mesh, parallel::Mesh::parse(mesh, question_.workers));
     CENTROID_ASSIGN(options.sharded, options_of(sharding, ranks));
+    options.sharded.replicas = ranks > 2 ? 1 : 0;
     options.layer_costs = sums_of(speed_.micro_batch.layers);
     PlanRow row;
     row.flags = "--parallel " + mesh + " --sharding " + sharding;

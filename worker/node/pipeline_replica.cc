@@ -7,6 +7,7 @@
 #include "common/checkpoint/fault_point.h"
 #include "transport/collective/collectives.h"
 #include "worker/model/backend.h"
+#include "worker/node/sharded_memory.h"
 #include "worker/node/sharded_replica.h"
 #include "worker/parallel/reducing.h"
 #include "worker/parallel/stages.h"
@@ -169,15 +170,19 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   CENTROID_ASSIGN(const ShardLayout layout,
                   ShardLayout::make(std::move(shapes), ranks, options.sharded.least_elements));
   const std::uint64_t whole = layout.elements(), shard = layout.shard_elements(0);
+  const bool has_copy =
+      options.sharded.replicas > 0 && sharding.replica_ranks(0, world).size() == 1;
+  const std::uint64_t copies = has_copy ? shard : 0;
   PipelineMemory need;
   need.planes.parameters =
-      sizeof(float) * (whole + (sharding.shards_parameters() && ranks > 1 ? shard : 0));
+      sizeof(float) * (whole + (sharding.shards_parameters() && ranks > 1 ? shard : 0) + copies);
   need.planes.gradients = sizeof(float) * (whole + scratch);  // means lie in their memory
   if (!sharding.shards_parameters())  // else memory of the parameters is spare then
-    need.planes.gradients += sizeof(float) * coded_elements(options.sharded, layout, world);
+    need.planes.gradients += sizeof(float) * (coded_elements(options.sharded, layout, world) +
+                                              (has_copy ? copied_gradients(layout) : 0));
   if (sharding.kind == parallel::Sharding::Kind::kGrad && !options.sharded.codec_down.is_f32())
     need.planes.parameters += sizeof(float) * shard;
-  need.planes.state = sizeof(float) * optimizer->slots() * shard;
+  need.planes.state = sizeof(float) * optimizer->slots() * (shard + copies);
   need.planes.snapshot = sizeof(float) * (1 + optimizer->slots()) * shard;
   CENTROID_ASSIGN(
       const auto schedule,

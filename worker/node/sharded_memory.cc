@@ -68,13 +68,7 @@ class StepMemory {
   /// Ends the reductions, and takes the gradients of another rank's shards if there is a copy.
   void end(bool has_copy) {
     while (!reducing_.empty()) end_reduction();
-    Rooms copied;
-    for (std::size_t unit = 0; unit < layout_.units().size() && has_copy; ++unit) {
-      const std::uint64_t part = layout_.shard(unit, 0).count;
-      if (copied.take(part)) continue;
-      copied.add(elements(unit), part);
-      take(elements(unit));
-    }
+    if (has_copy) take(copied_gradients(layout_));
   }
 
   // When most was in use:
@@ -146,6 +140,18 @@ class StepMemory {
 };
 
 }  // namespace
+
+std::uint64_t copied_gradients(const ShardLayout& layout) {
+  std::uint64_t sum = 0;
+  Rooms rooms;
+  for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
+    const std::uint64_t part = layout.shard(unit, 0).count, whole = layout.ranks() * part;
+    if (rooms.take(part)) continue;
+    rooms.add(whole, part);
+    sum += whole;
+  }
+  return sum;
+}
 
 Result<ShardedMemory> sharded_memory(const Model& model, const parallel::ShardedOptions& options,
                                      std::uint32_t world) {

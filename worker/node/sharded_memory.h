@@ -16,4 +16,7 @@ Result<parallel::ShardedMemory> sharded_memory(const Model& model,
                                                const parallel::ShardedOptions& options,
                                                std::uint32_t world);
 
+/// Float32 that the gradients of a copy need at once, in the memory of units.
+std::uint64_t copied_gradients(const parallel::ShardLayout& layout);
+
 }  // namespace centroid::worker
