@@ -231,8 +231,11 @@ typedef struct centroid_group_options {
   /* Address of this machine that the other ranks reach. NULL: 127.0.0.1, or in join the one that
    * leads to the rendezvous. */
   const char* host;
-  const char* token;   /* the same on all ranks; NULL: none */
-  uint64_t timeout_ms; /* of the start, and of an operation; 0: 60 s */
+  const char* token;         /* the same on all ranks; NULL: none */
+  uint64_t timeout_ms;       /* of the start, and of an operation; 0: 60 s */
+  const char* tls_authority; /* PEM file; signs all ranks' certificates. NULL: no TLS */
+  const char* tls_certificate;
+  const char* tls_key;
 } centroid_group_options;
 
 enum centroid_dtype {

@@ -84,9 +84,12 @@ Result<Opened> open_mesh(const PeerOptions& options, const std::string& listen,
   collective::MeshOptions mesh;
   mesh.token = options.token;
   mesh.timeout = options.timeout;
+  mesh.shared_memory = options.shared_memory;
+  transport::TransportOptions wire;
+  wire.layer = options.layer;
   Endpoint here;
   here.host = listen;
-  CENTROID_ASSIGN(auto made, Mesh::open(collective::tcp_factory(), here, std::move(mesh)));
+  CENTROID_ASSIGN(auto made, Mesh::open(collective::tcp_factory(wire), here, std::move(mesh)));
   Endpoint there = made->endpoint();
   there.host = advertised;
   Opened opened;

@@ -53,7 +53,7 @@ class PeerGroup {
   const transport::Endpoint& running() const { return running_; }
   const std::string& job() const { return roster_.run_id; }  ///< of the group
   const collective::Group& group() const { return *group_; }
-  const std::string& host() const { return options_.host; }  ///< of this rank's address
+  const PeerOptions& options() const { return options_; }  ///< `host`: of this rank's address
 
  private:
   Status meet(collective::Roster roster);

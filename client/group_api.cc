@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <mutex>
 #include <span>
@@ -12,6 +13,7 @@
 #include "client/group.h"
 #include "transport/collective/collectives.h"
 #include "transport/fork.h"
+#include "transport/tls/tls.h"
 
 /// The C interface of collectives (c_api.cc has the rest).
 
@@ -99,13 +101,23 @@ Status check_connected(const centroid_group* group) {
 centroid::Result<centroid::client::PeerOptions> options_of(const centroid_group_options* given) {
   quiet_logs();
   centroid::transport::close_sockets_in_children();
-  CENTROID_TRY(asked(given, "options"));
+  CENTROID_TRY(asked(given, "options", offsetof(centroid_group_options, tls_authority)));
+  const centroid_group_options all = known(*given);
   centroid::client::PeerOptions options;
-  options.rank = given->rank;
-  options.world = given->world;
-  options.host = text(given->host);
-  options.token = text(given->token);
-  if (given->timeout_ms > 0) options.timeout = time_of(given->timeout_ms);
+  options.rank = all.rank;
+  options.world = all.world;
+  options.host = text(all.host);
+  options.token = text(all.token);
+  if (all.timeout_ms > 0) options.timeout = time_of(all.timeout_ms);
+  if (all.tls_authority == nullptr && all.tls_certificate == nullptr && all.tls_key == nullptr)
+    return options;
+  centroid::transport::TlsOptions tls;
+  tls.authority = text(all.tls_authority);
+  tls.certificate = text(all.tls_certificate);
+  tls.key = text(all.tls_key);
+  tls.is_server = tls.any_name = true;
+  if (tls.authority.empty()) return bad("tls has no authority: whose certificates count?");
+  CENTROID_ASSIGN(options.layer, centroid::transport::make_tls(std::move(tls)));
   return options;
 }
 

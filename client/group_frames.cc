@@ -16,24 +16,36 @@ using transport::InFrame;
 
 namespace {
 constexpr std::chrono::milliseconds kAskAgain{50};
-constexpr int kMostCloses = 20;  // which take a second
+constexpr int kMostCloses = 20;            // which take a second
+constexpr std::chrono::seconds kFirst{5};  ///< for the first frame of a connection
+
+Task<void> answer_caller(std::shared_ptr<Connection> connection, StrangerPlace place,
+                         transport::Strangers* strangers, Answer answer) {
+  const auto first = co_await read_text(*connection, centroid::now() + kFirst);
+  if (first.ok())
+    co_await answer(connection, *place, *first);
+  else
+    (void)strangers->log_refused(connection->peer(), first.error());
+}
+
 }  // namespace
 
-transport::TransportOptions group_transport_options() {
+transport::TransportOptions group_transport_options(std::shared_ptr<transport::StreamLayer> layer) {
   transport::TransportOptions options;
   options.limits.max_head_bytes = transport::kMaxHeadBytes;
+  options.layer = std::move(layer);
   return options;
 }
 
 void answer_callers(TaskGroup& tasks, transport::Listener& listener,
                     transport::Strangers& strangers, Answer answer) {
   static constexpr bool kIsOver = false;  // `tasks` are cancelled
-  auto serve = [&tasks, answer = std::move(answer)](std::unique_ptr<Connection> connection,
-                                                    StrangerPlace place) {
+  auto serve = [&tasks, &strangers, answer = std::move(answer)](
+                   std::unique_ptr<Connection> connection, StrangerPlace place) {
     transport::FrameLimits limits;
     limits.max_head_bytes = 16 << 10;
     connection->set_limits(limits);
-    tasks.spawn(answer(std::move(connection), std::move(place)));
+    tasks.spawn(answer_caller(std::move(connection), std::move(place), &strangers, answer));
   };
   tasks.spawn(transport::accept_all(listener, strangers, kIsOver, std::move(serve)));
 }
@@ -80,7 +92,7 @@ Task<Result<InFrame>> ask_process(transport::Transport* transport, transport::En
     const bool is_displaced = why.code() == ErrorCode::kResourceExhausted;
     if (is_gone(why)) closed = why;
     const bool is_over = ++closes == kMostCloses || centroid::now() >= connected;
-    if (!is_displaced && (!closed || is_over)) co_return answer;
+    if (is_refused(why) || (!is_displaced && (!closed || is_over))) co_return answer;
   }
   co_return Error(ErrorCode::kDeadlineExceeded,
                   place.to_string() + " accepts connections and does not answer");
@@ -96,8 +108,10 @@ std::vector<std::string> split(std::string_view text, char end, std::size_t most
   }
 }
 
+bool is_refused(const Error& error) { return error.message().find(": TLS") != std::string::npos; }
+
 bool is_gone(const Error& error) {
-  if (error.code() != ErrorCode::kUnavailable) return false;
+  if (error.code() != ErrorCode::kUnavailable || is_refused(error)) return false;
   const std::string& text = error.message();
   if (text.find("closed the connection") != std::string::npos) return true;
   for (const auto code : {boost::asio::error::connection_refused,

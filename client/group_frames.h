@@ -33,12 +33,16 @@ inline bool is_kind(const transport::InFrame& frame, GroupFrame kind) {
   return frame.header.kind == static_cast<std::uint16_t>(kind);
 }
 
-transport::TransportOptions group_transport_options();
+/// `layer`: TLS; nullptr: none.
+transport::TransportOptions group_transport_options(std::shared_ptr<transport::StreamLayer> layer);
 
 using StrangerPlace = std::unique_ptr<transport::Strangers::Place>;
-using Answer = std::function<Task<void>(std::unique_ptr<transport::Connection>, StrangerPlace)>;
+/// What a connection gets whose first frame has come. The caller keeps place and frame.
+using Answer = std::function<Task<void>(std::shared_ptr<transport::Connection>,
+                                        transport::Strangers::Place&, const transport::InFrame&)>;
 /// Answer each connection that comes to a listener, as one of `tasks`, until they are cancelled.
-/// Strangers displace each other, and have memory for small heads only.
+/// Strangers displace each other, and have memory for small heads only. One without a first frame,
+/// such as one whose certificate is not accepted, is logged.
 void answer_callers(TaskGroup& tasks, transport::Listener& listener,
                     transport::Strangers& strangers, Answer answer);
 
@@ -74,8 +78,12 @@ bool parse_number(std::string_view text, Number& number) {
   return failed == std::errc() && at == end;
 }
 
+/// Whether one side refuses how the other connects: its certificate, or that only one has TLS.
+/// Another try meets the same.
+bool is_refused(const Error& error);
+
 /// Whether the system of the peer says that its process is gone. A machine that does not answer
-/// says nothing.
+/// says nothing, and one that is refused lives.
 bool is_gone(const Error& error);
 
 /// Whether a host is an address, and not a name.

@@ -17,7 +17,6 @@ using transport::Endpoint;
 namespace {
 
 constexpr std::string_view kMagic = "centroid meeting 3";
-constexpr std::chrono::seconds kHello{10};  ///< for the first frame of a connection
 constexpr std::chrono::milliseconds kRetry{50};
 constexpr std::string_view kEnded = "the job has ended";
 constexpr std::size_t kMostStrangers = 256;
@@ -263,17 +262,18 @@ Meeting::Meeting(MeetingOptions options)
 
 Result<std::unique_ptr<Meeting>> Meeting::open(const std::string& host, MeetingOptions options) {
   std::unique_ptr<Meeting> made(new Meeting(std::move(options)));
-  made->transport_ = made->options_.make_transport(made->io_.executor(), group_transport_options());
+  made->transport_ = made->options_.make_transport(made->io_.executor(),
+                                                   group_transport_options(made->options_.layer));
   made->place_.host = host;
   Endpoint here;
   here.host = listening_host(made->place_);
   CENTROID_ASSIGN(made->listener_, made->transport_->listen(here));
   made->place_.port = made->listener_->endpoint().port;
   call_on(made->io_.executor(), [self = made.get()] {
-    answer_callers(self->tasks_, *self->listener_, self->strangers_,
-                   [self](std::unique_ptr<Connection> connection, StrangerPlace place) {
-                     return answer(self, std::move(connection), std::move(place));
-                   });
+    answer_callers(
+        self->tasks_, *self->listener_, self->strangers_,
+        [self](std::shared_ptr<Connection> connection, transport::Strangers::Place& place,
+               const transport::InFrame& frame) { return answer(self, connection, place, frame); });
   });
   return made;
 }
@@ -341,38 +341,37 @@ void Meeting::adopt(Membership members) {
 void Meeting::send_newcomers_to(const Endpoint& place, bool is_own) {
   if (!options_.rendezvous) return;
   if (!redirector_) {
-    redirector_.emplace(io_.executor(), *options_.rendezvous, options_.is_host, options_.token);
+    redirector_.emplace(io_.executor(), *transport_, *options_.rendezvous, options_.is_host,
+                        options_.token);
     tasks_.spawn(Redirector::run(&*redirector_));
   }
   redirector_->set_leader(place, is_own);
 }
 
 Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection,
-                           std::unique_ptr<transport::Strangers::Place> place) {
-  const auto frame = co_await read_text(*connection, centroid::now() + kHello);
-  if (!frame.ok()) co_return;
-  const auto hello = Hello::parse(text_of(*frame));
+                           transport::Strangers::Place& place, const transport::InFrame& frame) {
+  const auto hello = Hello::parse(text_of(frame));
   if (!hello) co_return;
   if (!transport::is_same_secret(self->options_.token, hello->token)) {
     (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
     co_return;
   }
-  if (is_kind(*frame, GroupFrame::kMember))
-    place->admit_member();
+  if (is_kind(frame, GroupFrame::kMember))
+    place.admit_member();
   else
-    place->greeted();  // the others may be any number, and ask again when they make room
-  if (self->has_ended_ && !is_kind(*frame, GroupFrame::kWatch)) {
+    place.greeted();  // the others may be any number, and ask again when they make room
+  if (self->has_ended_ && !is_kind(frame, GroupFrame::kWatch)) {
     const std::string other = difference(self->options_.settings, hello->settings);
     const std::string why = other.empty() ? std::string(kEnded) : other;  // it is of another job
     (void)co_await send_text(*connection, GroupFrame::kRefused, why);
     co_return;
   }
   const bool is_member = self->now_.job.empty() || hello->job == self->now_.job;
-  if (is_kind(*frame, GroupFrame::kNewcomer))
+  if (is_kind(frame, GroupFrame::kNewcomer))
     co_await wait_newcomer(self, &*hello, connection);
-  else if (is_kind(*frame, GroupFrame::kMember) && is_member)
+  else if (is_kind(frame, GroupFrame::kMember) && is_member)
     co_await wait_member(self, &*hello, connection);
-  else if (is_kind(*frame, GroupFrame::kWatch) && is_member)
+  else if (is_kind(frame, GroupFrame::kWatch) && is_member)
     (void)co_await connection->read_header();
 }
 

@@ -42,7 +42,8 @@ std::string difference(const std::string& of_job, const std::string& of_other);
 
 struct MeetingOptions {
   std::string token;
-  std::chrono::milliseconds patience{60'000};  ///< for a member that does not come
+  std::shared_ptr<transport::StreamLayer> layer;  ///< TLS among the members; nullptr: none
+  std::chrono::milliseconds patience{60'000};     ///< for a member that does not come
   /// "name=value" of what all members need to have in common, separated by tabs.
   std::string settings;
   /// Where newcomers come first; none: nobody does.
@@ -124,7 +125,7 @@ class Meeting {
   void adopt(Membership members);
   void send_newcomers_to(const transport::Endpoint& place, bool is_own);
   static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection,
-                           std::unique_ptr<transport::Strangers::Place> place);
+                           transport::Strangers::Place& place, const transport::InFrame& frame);
   static Task<void> wait_member(Meeting* self, const Hello* hello,
                                 std::shared_ptr<transport::Connection> connection);
   static Task<void> wait_newcomer(Meeting* self, const Hello* hello,

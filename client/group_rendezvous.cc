@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kRetry{50};
 constexpr std::chrono::milliseconds kPoll{500};  ///< of a Redirector
-constexpr std::chrono::seconds kAnswer{5};       ///< for the frame of a process that comes
+constexpr std::chrono::seconds kAnswer{5};       ///< until a process has read the answer
 constexpr std::chrono::seconds kHandover{3};     ///< from one Redirector to another
 constexpr std::size_t kMostCallers = 256;
 constexpr std::string_view kMagic = "centroid group 2";
@@ -59,7 +59,7 @@ class Collection {
  public:
   Collection(const PeerOptions& options, Executor executor, const std::string& address)
       : options_(options),
-        transport_(transport::make_tcp(executor, group_transport_options())),
+        transport_(transport::make_tcp(executor, group_transport_options(options.layer))),
         changed_(executor),
         tasks_(executor),
         addresses_(options.world),
@@ -70,14 +70,15 @@ class Collection {
   static Task<Result<Found>> run(Collection* self, Endpoint place, TimePoint deadline) {
     CENTROID_CO_ASSIGN(const auto listener, self->transport_->listen(place));
     answer_callers(self->tasks_, *listener, self->strangers_,
-                   [self](std::unique_ptr<Connection> connection, StrangerPlace one) {
-                     return answer(self, std::move(connection), std::move(one));
-                   });
+                   [self](std::shared_ptr<Connection> connection, transport::Strangers::Place& one,
+                          const InFrame& frame) { return answer(self, connection, one, frame); });
     while (!self->missing().empty() && !self->leader_ && centroid::now() < deadline)
       (void)co_await self->changed_.wait(deadline);
     const std::string missing = self->missing();
-    const std::string why = missing + " did not come to " + place.to_string() + " within " +
-                            std::to_string(self->options_.timeout.count()) + " ms";
+    std::string why = missing + " did not come to " + place.to_string() + " within " +
+                      std::to_string(self->options_.timeout.count()) + " ms";
+    if (const std::string& refused = self->strangers_.last_refusal(); !refused.empty())
+      why += "; a connection was refused: " + refused;
     std::string refusal;
     if (!missing.empty()) refusal = why;
     if (!self->leader_) co_await answer_all(self, refusal);
@@ -104,25 +105,23 @@ class Collection {
       if (connection) (void)co_await send_text(*connection, kind, text);
   }
 
-  static Task<void> answer(Collection* self, std::unique_ptr<Connection> connection,
-                           StrangerPlace place) {
-    const auto frame = co_await read_text(*connection, centroid::now() + kAnswer);
-    if (!frame.ok()) co_return;
-    if (auto leader = parse_running(*frame, self->options_.token);
+  static Task<void> answer(Collection* self, std::shared_ptr<Connection> connection,
+                           transport::Strangers::Place& place, const InFrame& frame) {
+    if (auto leader = parse_running(frame, self->options_.token);
         leader && self->options_.may_be_newcomer) {
       self->leader_ = std::move(*leader);
       self->changed_.notify_all();
     }
-    const auto arrival = parse_arrival(*frame);
+    const auto arrival = parse_arrival(frame);
     if (!arrival) co_return;
     const std::string refusal = self->refusal_of(*arrival);
     if (!refusal.empty()) {
       (void)co_await send_text(*connection, GroupFrame::kRefused, refusal);
       co_return;
     }
-    place->admit_member();
+    place.admit_member();
     self->addresses_[arrival->rank] = arrival->address;
-    const auto before = std::exchange(self->connections_[arrival->rank], std::move(connection));
+    const auto before = std::exchange(self->connections_[arrival->rank], connection);
     self->changed_.notify_all();
     if (before)
       (void)co_await send_text(*before, GroupFrame::kRefused,
@@ -154,7 +153,7 @@ class Collection {
   Event changed_;
   TaskGroup tasks_;
   std::vector<std::string> addresses_;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<std::shared_ptr<Connection>> connections_;
   std::optional<Endpoint> leader_;  ///< of the job that has begun
 };
 
@@ -162,12 +161,17 @@ class Collection {
 class Caller {
  public:
   Caller(const PeerOptions& options, Executor executor)
-      : options_(options), transport_(transport::make_tcp(executor, group_transport_options())) {}
+      : options_(options),
+        transport_(transport::make_tcp(executor, group_transport_options(options.layer))) {}
 
   static Task<Result<Found>> run(Caller* self, Endpoint place, std::string address,
                                  TimePoint deadline) {
     while (true) {
       auto tried = co_await try_once(self, place, address, deadline);
+      if (!tried.ok() && is_refused(tried.error()))
+        co_return Error(
+            ErrorCode::kFailedPrecondition,
+            "no TLS with rank 0 at " + place.to_string() + ": " + tried.error().message());
       const bool may_come = !tried.ok() && (tried.error().code() == ErrorCode::kUnavailable ||
                                             tried.error().code() == ErrorCode::kResourceExhausted);
       if (!may_come) co_return tried;
@@ -248,12 +252,13 @@ Result<Found> find_group(const PeerOptions& options, const Endpoint& place,
   return begun.error().code() == ErrorCode::kDeadlineExceeded ? collect() : std::move(found);
 }
 
-Redirector::Redirector(Executor executor, Endpoint rendezvous, bool is_host, std::string token)
+Redirector::Redirector(Executor executor, transport::Transport& transport, Endpoint rendezvous,
+                       bool is_host, std::string token)
     : rendezvous_(std::move(rendezvous)),
       here_{is_host ? listening_host(rendezvous_) : rendezvous_.host, rendezvous_.port},
       token_(std::move(token)),
       may_listen_(is_host || is_literal(rendezvous_.host)),
-      transport_(transport::make_tcp(executor, group_transport_options())),
+      transport_(transport),
       strangers_(kMostCallers),
       tasks_(executor) {}
 
@@ -272,13 +277,13 @@ Task<void> Redirector::run(Redirector* self) {
   do {
     // A name would be resolved on the thread that answers members, which may take long.
     if (self->may_listen_) {
-      auto listener = self->transport_->listen(self->here_);
+      auto listener = self->transport_.listen(self->here_);
       if (listener.ok()) {
         self->listener_ = std::move(*listener);
-        answer_callers(self->tasks_, *self->listener_, self->strangers_,
-                       [self](std::unique_ptr<Connection> connection, StrangerPlace place) {
-                         return answer(self, std::move(connection), std::move(place));
-                       });
+        answer_callers(
+            self->tasks_, *self->listener_, self->strangers_,
+            [self](std::shared_ptr<Connection> connection, transport::Strangers::Place& place,
+                   const InFrame& frame) { return answer(self, connection, place, frame); });
         break;
       }
     }
@@ -290,19 +295,17 @@ Task<void> Redirector::run(Redirector* self) {
   co_await self->tasks_.join();
 }
 
-Task<void> Redirector::answer(Redirector* self, std::unique_ptr<Connection> connection,
-                              StrangerPlace place) {
-  const auto frame = co_await read_text(*connection, centroid::now() + kAnswer);
-  if (!frame.ok()) co_return;
-  const auto arrival = parse_arrival(*frame);
+Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> connection,
+                              transport::Strangers::Place& place, const InFrame& frame) {
+  const auto arrival = parse_arrival(frame);
   if (!arrival) {
-    if (!parse_running(*frame, self->token_)) co_return;
-    place->greeted();
+    if (!parse_running(frame, self->token_)) co_return;
+    place.greeted();
     (void)co_await connection->read_header();  // the leader
     co_return;
   }
   const bool is_known = transport::is_same_secret(self->token_, arrival->token);
-  if (is_known) place->greeted();
+  if (is_known) place.greeted();
   if (is_known)
     (void)co_await send_text(*connection, GroupFrame::kRunning, self->text());
   else
@@ -311,7 +314,7 @@ Task<void> Redirector::answer(Redirector* self, std::unique_ptr<Connection> conn
 }
 
 Task<void> Redirector::call(Redirector* self) {
-  auto connected = co_await self->transport_->connect(self->rendezvous_, centroid::now() + kAnswer);
+  auto connected = co_await self->transport_.connect(self->rendezvous_, centroid::now() + kAnswer);
   if (!connected.ok()) co_return;
   (void)co_await send_text(**connected, GroupFrame::kRunning, self->text());
   (void)co_await read_text(**connected, centroid::now() + kAnswer);

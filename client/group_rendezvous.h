@@ -17,8 +17,10 @@ struct PeerOptions {
   /// Of this machine, which the other ranks reach; empty: loopback, or for `join` the one that
   /// leads to the rendezvous.
   std::string host;
-  std::string token;                          ///< the same on all ranks; empty: none
-  std::chrono::milliseconds timeout{60'000};  ///< of the start, and of each operation
+  std::string token;                              ///< the same on all ranks; empty: none
+  std::shared_ptr<transport::StreamLayer> layer;  ///< TLS among the ranks; nullptr: none
+  std::chrono::milliseconds timeout{60'000};      ///< of the start, and of each operation
+  bool shared_memory = true;                      ///< among ranks of one machine
   /// The rendezvous may be that of a job that has begun (PeerGroup::running).
   bool may_be_newcomer = false;
 };
@@ -46,7 +48,8 @@ Result<Found> find_group(const PeerOptions& options, const transport::Endpoint& 
 class Redirector {
  public:
   /// `is_host`: this process was started as rank 0, so it listens as that does.
-  Redirector(Executor executor, transport::Endpoint rendezvous, bool is_host, std::string token);
+  Redirector(Executor executor, transport::Transport& transport, transport::Endpoint rendezvous,
+             bool is_host, std::string token);
   ~Redirector();
 
   /// `is_own`: this process is the leader.
@@ -55,15 +58,15 @@ class Redirector {
   static Task<void> run(Redirector* self);
 
  private:
-  static Task<void> answer(Redirector* self, std::unique_ptr<transport::Connection> connection,
-                           std::unique_ptr<transport::Strangers::Place> place);
+  static Task<void> answer(Redirector* self, std::shared_ptr<transport::Connection> connection,
+                           transport::Strangers::Place& place, const transport::InFrame& frame);
   static Task<void> call(Redirector* self);
   std::string text() const;
 
   const transport::Endpoint rendezvous_, here_;
   const std::string token_;
   const bool may_listen_;
-  const std::unique_ptr<transport::Transport> transport_;
+  transport::Transport& transport_;
   std::unique_ptr<transport::Listener> listener_;
   transport::Endpoint leader_;
   bool leads_ = false;

@@ -4,16 +4,12 @@
 #include <string>
 
 #include "common/base/crc32c.h"
+#include "transport/no_tls.h"
 
 namespace centroid::transport {
 namespace {
 
 constexpr std::size_t kCrcOffset = 44;
-
-/// A handshake record of TLS 1.0 to 1.3, or an alert.
-bool is_tls(std::uint32_t magic) {
-  return (magic & 0xffff) == 0x0316 || (magic & 0xffff) == 0x0315;
-}
 
 std::string hex(std::uint32_t value) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -37,6 +33,11 @@ T take(const std::byte*& at) {
 }
 
 }  // namespace
+
+bool is_tls(Bytes bytes) {
+  return bytes.size() > 1 && (bytes[0] == std::byte{0x16} || bytes[0] == std::byte{0x15}) &&
+         bytes[1] == std::byte{3};
+}
 
 std::array<std::byte, kFrameHeaderBytes> encode_header(const FrameHeader& header) {
   std::array<std::byte, kFrameHeaderBytes> out;
@@ -62,10 +63,9 @@ Result<FrameHeader> decode_header(Bytes bytes, const FrameLimits& limits) {
   }
   const std::byte* at = bytes.data();
   if (const auto magic = take<std::uint32_t>(at); magic != kFrameMagic) {
-    return Error(ErrorCode::kDataLoss, "frame begins with " + hex(magic) + ", expected " +
-                                           hex(kFrameMagic) +
-                                           (is_tls(magic) ? ": TLS, which this side does not speak"
-                                                          : ": not this protocol, or out of step"));
+    return Error(ErrorCode::kDataLoss,
+                 "frame begins with " + hex(magic) + ", expected " + hex(kFrameMagic) +
+                     (is_tls(bytes) ? kNoTls : ": not this protocol, or out of step"));
   }
   FrameHeader header;
   header.version = take<std::uint16_t>(at);

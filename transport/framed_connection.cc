@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/crc32c.h"
+#include "transport/no_tls.h"
 
 namespace centroid::transport {
 
@@ -130,6 +131,7 @@ Task<Result<InFrame>> FramedConnection::read_header() {
   auto header = decode_header(raw, limits_);
   if (!header.ok()) {
     Error why = std::move(header).error().with_context("from " + peer_);
+    if (is_tls(raw)) close_with(OutFrame(), why);  // so the peer sees that this is no TLS
     if (why.code() != ErrorCode::kResourceExhausted) co_return fail(std::move(why));
     refused_ = std::move(why);  // out of step from here on, but the peer can be notified
     co_return Error(*refused_);
@@ -330,6 +332,7 @@ Error FramedConnection::read_error(const boost::system::error_code& error) {
     text += " in the middle of a frame (got " + std::to_string(frame_read_) + " of " +
             std::to_string(frame_bytes_) + " bytes)";
   }
+  if (is_tls({buffer_.get() + begin_, end_ - begin_})) text += kNoTls;
   return fail(Error(ErrorCode::kUnavailable, std::move(text)));
 }
 

@@ -16,6 +16,13 @@ namespace {
 /// A worker comes, and goes.
 std::uint64_t arrivals_of(std::size_t places) { return 2 * std::uint64_t{places}; }
 
+/// Without a byte. What FramedConnection says of more bytes or a failure ends otherwise.
+bool is_knock(const Error& error) {
+  if (error.code() == ErrorCode::kCancelled) return true;  // this side ends
+  return error.code() == ErrorCode::kUnavailable &&
+         error.message().ends_with(" closed the connection");
+}
+
 metrics::Budget shown(metrics::Registry* registry, const std::string& resource) {
   return registry != nullptr ? metrics::budget(*registry, resource) : metrics::Budget();
 }
@@ -65,6 +72,17 @@ void Strangers::displace(Place& place) {
 
 std::optional<std::string> Strangers::line(const Error& why) {
   return lines_.take(why.to_string());
+}
+
+bool Strangers::log_refused(const std::string& peer, const Error& why) {
+  if (is_knock(why)) {
+    log::debug("connection.refused", {{"peer", peer}, {"why", why}});
+    return false;
+  }
+  last_refusal_ = why.message();
+  if (const auto text = line(why))
+    log::warn("connection.refused", {{"peer", peer}, {"why", *text}});
+  return true;
 }
 
 std::optional<std::string> Strangers::member_line(std::string_view why) {

@@ -74,6 +74,11 @@ class Strangers {
   const std::shared_ptr<ByteBudget>& bytes() const { return bytes_; }
   /// Text of a line of the log about a stranger; nothing: the line is left out.
   std::optional<std::string> line(const Error& why);
+  /// Log why a connection was refused. False: it sent nothing, as `centroidctl doctor` and probes
+  /// of platforms do, or this side ends, which is no news.
+  bool log_refused(const std::string& peer, const Error& why);
+  /// The last reason that was news; empty: none.
+  const std::string& last_refusal() const { return last_refusal_; }
   /// The same about what members send, who have a budget of their own.
   std::optional<std::string> member_line(std::string_view why);
   /// The same about members that come and go, also for the event.
@@ -100,6 +105,7 @@ class Strangers {
     const metrics::Budget shown;
   };
   Lines lines_, member_lines_, arrival_lines_;
+  std::string last_refusal_;
   std::size_t guests_ = 0;
   const metrics::Budget shown_strangers_, shown_guests_, shown_bytes_, shown_turns_;
 };

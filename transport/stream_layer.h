@@ -7,8 +7,8 @@
 
 namespace centroid::transport {
 
-/// A layer between a socket's bytes and the frames, e.g. encryption. Calls are on the transport's
-/// executor; its streams live there too.
+/// A layer between a socket's bytes and the frames, e.g. encryption. Its streams live on the
+/// executor of the transport that calls.
 class StreamLayer {
  public:
   virtual ~StreamLayer() = default;

@@ -22,7 +22,6 @@
 #include "common/device/device.h"
 #include "common/tensor/fingerprint.h"
 #include "transport/server_list.h"
-#include "transport/tls/tls.h"
 #include "worker/data/batch_loader.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/exchange/local_exchange.h"
@@ -36,6 +35,7 @@
 #include "worker/probe.h"
 #include "worker/sharded_run.h"
 #include "worker/stop_signals.h"
+#include "worker/tls_layer.h"
 
 namespace centroid::worker {
 
@@ -43,19 +43,6 @@ namespace {
 
 std::uint64_t count_devices(const std::string& devices) {
   return 1 + static_cast<std::uint64_t>(std::count(devices.begin(), devices.end(), ','));
-}
-
-/// TLS to the server, or among the workers; nullptr: it is off.
-Result<std::shared_ptr<transport::StreamLayer>> tls_layer(const WorkerConfig& config,
-                                                          bool among_workers) {
-  if (config.tls.authority.empty()) return std::shared_ptr<transport::StreamLayer>();
-  transport::TlsOptions tls;
-  tls.certificate = config.tls.certificate;
-  tls.key = config.tls.key;
-  tls.authority = config.tls.authority;
-  tls.server_name = config.tls.server_name;
-  tls.is_server = tls.any_name = among_workers;
-  return transport::make_tls(std::move(tls));
 }
 
 /// This worker's connections with the other workers.

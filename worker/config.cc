@@ -105,7 +105,7 @@ void register_tls(config::Schema& s, WorkerConfig& c) {
            .basic = true});
   s.field("tls.certificate", &c.tls.certificate,
           {.text = "PEM file with the certificate of this worker, for a server that requires one "
-                   "and for other workers (exchange ring, hierarchical)"});
+                   "and for other workers (exchange ring, hierarchical, sharded)"});
   s.field("tls.key", &c.tls.key, {.text = "PEM file with the private key of the certificate"});
   s.field("tls.server_name", &c.tls.server_name,
           {.text = "name in the certificate of the server; empty: the host of server"});
@@ -257,7 +257,7 @@ void register_peers(config::Schema& s, WorkerConfig& c) {
                    "peer.listen (NAT, containers)"});
   s.field("peer.shared_memory", &c.peer.shared_memory,
           {.text = "use shared memory instead of TCP between workers "
-                   "of one machine"});
+                   "of one machine, also with exchange sharded"});
   s.field("peer.node", &c.peer.node,
           {.text = "exchange hierarchical: name of the machine, the same for workers that share "
                    "memory; empty: detected"});
@@ -370,9 +370,9 @@ Status check_sharded(const WorkerConfig& c) {
   if (c.sharded.sharding == "none" && !down.is_f32())
     return refuse("sharding none sends no parameters: leave codec_down at f32");
   const std::pair<const char*, bool> unused[] = {
-      {"tls.authority", !c.tls.authority.empty()}, {"state_dir", !c.state_dir.empty()},
-      {"base_weights", !c.base_weights.empty()},   {"adapter.load", !c.adapter.load.empty()},
-      {"adapter.save", !c.adapter.save.empty()},   {"trace.file", !c.trace.file.empty()},
+      {"tls.server_name", !c.tls.server_name.empty()}, {"state_dir", !c.state_dir.empty()},
+      {"base_weights", !c.base_weights.empty()},       {"adapter.load", !c.adapter.load.empty()},
+      {"adapter.save", !c.adapter.save.empty()},       {"trace.file", !c.trace.file.empty()},
   };
   for (const auto& [name, is_set] : unused)
     if (is_set) return refuse(std::string("does not support ") + name + ": leave it empty");

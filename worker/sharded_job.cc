@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "transport/collective/collectives.h"
+#include "worker/tls_layer.h"
 
 namespace centroid::worker {
 
@@ -66,6 +67,8 @@ std::string settings_of(const WorkerConfig& config, const Model& model, const Da
 /// fails  as PeerGroup::join
 Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config) {
   client::PeerOptions options;
+  CENTROID_ASSIGN(options.layer, tls_layer(config, true));
+  options.shared_memory = config.peer.shared_memory;
   options.rank = static_cast<std::uint32_t>(config.sharded.rank);
   options.world = static_cast<std::uint32_t>(config.sharded.world);
   options.token = config.token;
@@ -125,11 +128,12 @@ Status ShardedJob::begin() {
 Status ShardedJob::open_meeting() {
   client::MeetingOptions options;
   options.token = config_.token;
+  options.layer = peers_->options().layer;
   options.patience = config_.join_timeout;
   options.settings = settings_of(config_, model_, data_);
   CENTROID_ASSIGN(options.rendezvous, Endpoint::parse(config_.sharded.rendezvous));
   options.is_host = config_.sharded.rank == 0;
-  CENTROID_ASSIGN(meeting_, client::Meeting::open(peers_->host(), std::move(options)));
+  CENTROID_ASSIGN(meeting_, client::Meeting::open(peers_->options().host, std::move(options)));
   return {};
 }
 

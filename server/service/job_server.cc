@@ -189,19 +189,6 @@ Task<void> JobServer::keep_last_state(Ending& ending) {
                               ", is in no checkpoint: the log says why");
 }
 
-namespace {
-
-/// Closed before the first byte: it looked whether the port is open, as `centroidctl doctor` and
-/// the probes of platforms do. What FramedConnection says of more bytes or a failure ends
-/// otherwise.
-bool is_knock(const Error& error) {
-  if (error.code() == ErrorCode::kCancelled) return true;  // this server ends
-  return error.code() == ErrorCode::kUnavailable &&
-         error.message().ends_with(" closed the connection");
-}
-
-}  // namespace
-
 Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection,
                             std::unique_ptr<transport::Strangers::Place> place) {
   const std::string peer = connection->peer();
@@ -225,13 +212,7 @@ Task<void> JobServer::serve(std::unique_ptr<transport::Connection> connection,
 }
 
 void JobServer::log_refused(const std::string& peer, const Error& why) {
-  if (is_knock(why)) {
-    log::debug("connection.refused", {{"peer", peer}, {"why", why}});
-    return;
-  }
-  ctx_.probe.handshake_refused();
-  if (const auto text = ctx_.strangers.line(why))
-    log::warn("connection.refused", {{"peer", peer}, {"why", *text}});
+  if (ctx_.strangers.log_refused(peer, why)) ctx_.probe.handshake_refused();
 }
 
 Task<void> JobServer::serve(transport::Session& session, transport::Strangers::Place& place) {

@@ -243,14 +243,7 @@ Task<void> Shard::expect_enter(Session& session, const WorkerSink& sink) {
 }
 
 void Shard::log_refused(const std::string& peer, const Error& why) {
-  // It only connects, or this server ends.
-  if (why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kCancelled) {
-    log::debug("connection.refused", {{"peer", peer}, {"why", why}});
-    return;
-  }
-  context_.probe.handshake_refused();
-  if (const auto text = context_.strangers.line(why))
-    log::warn("connection.refused", {{"peer", peer}, {"why", *text}});
+  if (context_.strangers.log_refused(peer, why)) context_.probe.handshake_refused();
 }
 
 Task<void> Shard::serve_worker(std::unique_ptr<transport::Connection> connection,

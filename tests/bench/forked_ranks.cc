@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "tests/support/certificates.h"
 #include "transport/collective/mesh.h"
 
 namespace centroid::bench {
@@ -25,7 +26,9 @@ Result<collective::Group> meet(Meeting& meeting, std::uint32_t rank, std::uint32
   options.shared_memory = path == Path::kSharedMemory;
   transport::Endpoint endpoint;
   endpoint.host = "127.0.0.1";
-  CENTROID_ASSIGN(mesh, collective::Mesh::open(collective::tcp_factory(), endpoint, options));
+  transport::TransportOptions wire;
+  if (path == Path::kTls) wire.layer = test::mutual_tls();
+  CENTROID_ASSIGN(mesh, collective::Mesh::open(collective::tcp_factory(wire), endpoint, options));
   meeting.ports[rank] = mesh->endpoint().port;
   ::pthread_barrier_wait(&meeting.barrier);
   collective::Roster roster;
@@ -55,6 +58,7 @@ void fork_ranks(std::uint32_t world, Path path,
   ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
   ::pthread_barrier_init(&meeting[0].barrier, &attributes, world);
   std::fflush(nullptr);
+  if (path == Path::kTls) (void)test::mutual_tls();  // one authority for all
   std::vector<pid_t> ranks;
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     const pid_t child = ::fork();

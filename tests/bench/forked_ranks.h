@@ -36,7 +36,7 @@ class Shared {
   T* data_ = nullptr;
 };
 
-enum class Path { kTcp, kSharedMemory };
+enum class Path { kTcp, kTls, kSharedMemory };
 
 /// Run `body` in a process for each rank, with a group of all over loopback. The caller has one
 /// thread. A rank that fails ends the program.

@@ -43,7 +43,8 @@ std::vector<std::string> words_of(const std::string& text) {
 namespace {
 
 void add_fields(config::Schema& schema, ShardedSettings& settings) {
-  schema.field("only", &settings.only, {.text = "one part: equality, costs, pipeline or layers"});
+  schema.field("only", &settings.only,
+               {.text = "one part: equality, costs, tls, pipeline or layers"});
   schema.field("ranks", &settings.ranks, {.text = "ranks in the equality part, with commas"});
   schema.field("steps", &settings.steps,
                {.text = "steps in the equality part", .min = 1, .max = 1000});
@@ -58,7 +59,7 @@ void add_fields(config::Schema& schema, ShardedSettings& settings) {
                {.text = "samples of a rank in the costs part", .min = 1, .max = 4096});
   schema.field(
       "repeats", &settings.repeats,
-      {.text = "timed steps in the costs, pipeline and layers parts", .min = 1, .max = 100});
+      {.text = "timed steps in the costs, tls, pipeline and layers parts", .min = 1, .max = 100});
 }
 
 int run(const ShardedSettings& settings) {
@@ -68,6 +69,7 @@ int run(const ShardedSettings& settings) {
   int missed = 0;
   if (is_wanted("equality")) missed += bench_equality(settings);
   if (is_wanted("costs")) missed += bench_costs(settings);
+  if (is_wanted("tls")) bench_tls(settings);
   if (is_wanted("pipeline")) missed += bench_pipeline(settings);
   if (is_wanted("layers")) bench_layers(settings);
   return missed > 0 ? 1 : 0;

@@ -30,6 +30,8 @@ std::vector<std::string> words_of(const std::string& text);  ///< between commas
 int bench_equality(const ShardedSettings& settings);
 /// Memory, traffic and time of each strategy.
 int bench_costs(const ShardedSettings& settings);
+/// Time of a step with TLS beside one without.
+void bench_tls(const ShardedSettings& settings);
 /// Speed of a pipeline of two stages beside one process.
 int bench_pipeline(const ShardedSettings& settings);
 /// Time of a step of a model that is often measured with PyTorch's FSDP. It has no bar: FSDP does

@@ -97,13 +97,17 @@ parallel::PartCodec codec_of(const std::string& setting, const std::string& spec
 
 double megabytes(double bytes) { return bytes * 1e-6; }
 
+constexpr std::uint64_t kLayers = 24;
+constexpr std::uint32_t kWorld = 4;
+
+std::uint64_t width_of(const ShardedSettings& settings) {
+  return static_cast<std::uint64_t>(std::sqrt(static_cast<double>(settings.parameters) / kLayers));
+}
+
 }  // namespace
 
 int bench_costs(const ShardedSettings& settings) {
-  constexpr std::uint64_t kLayers = 24;
-  constexpr std::uint32_t kWorld = 4;
-  const auto width =
-      static_cast<std::uint64_t>(std::sqrt(static_cast<double>(settings.parameters) / kLayers));
+  const std::uint64_t width = width_of(settings);
   const std::string spec = mlp_of(width, kLayers);
   const double unit = static_cast<double>(width * (width + 1)) * sizeof(float);
   const double plane = unit * kLayers;
@@ -144,6 +148,21 @@ int bench_costs(const ShardedSettings& settings) {
   missed += verdict("full: time of a step", full.seconds / none.seconds, Bar::kAtMost, 1.5,
                     "times none, as the bytes");
   return missed;
+}
+
+void bench_tls(const ShardedSettings& settings) {
+  constexpr int kTurns = 3;
+  const std::string spec = mlp_of(width_of(settings), kLayers);
+  const auto options = sharded_options("full", kWorld, "adam", 0.001);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    double seconds[2] = {};
+    for (const Path path : {Path::kTcp, Path::kTls})
+      seconds[path == Path::kTls] =
+          measure(spec, kWorld, path, settings.batch, options, settings.repeats).seconds;
+    std::printf("tls: full, %u ranks: %.1f ms a step, without %.1f: %.2f times\n", kWorld,
+                seconds[1] * 1e3, seconds[0] * 1e3, seconds[1] / seconds[0]);
+    std::fflush(stdout);
+  }
 }
 
 void bench_layers(const ShardedSettings& settings) {

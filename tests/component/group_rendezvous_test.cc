@@ -8,7 +8,9 @@
 
 #include "client/group.h"
 #include "client/group_meeting.h"
+#include "tests/support/certificates.h"
 #include "tests/support/silent_crowd.h"
+#include "tests/unit/temporary_directory.h"
 
 namespace centroid::client {
 namespace {
@@ -21,8 +23,10 @@ constexpr int kCrowd = 300;  // more than there are places
 
 /// Where a process of this rank that comes to the rendezvous of a job that has begun is sent.
 Result<Found> come(const transport::Endpoint& place, std::uint32_t rank,
-                   bool may_be_newcomer = true, const std::string& token = "secret") {
+                   bool may_be_newcomer = true, const std::string& token = "secret",
+                   std::shared_ptr<transport::StreamLayer> layer = nullptr) {
   PeerOptions options;
+  options.layer = std::move(layer);
   options.rank = rank;
   options.world = 3;
   options.token = token;
@@ -152,6 +156,56 @@ TEST_F(RendezvousTest, WhereAnotherProgramListensIsRefusedToRankZero) {
   const auto found = come(place_, 0);
   ASSERT_FALSE(found.ok());
   EXPECT_EQ(found.error().code(), ErrorCode::kAlreadyExists);
+}
+
+/// As of a rank, to which others connect too.
+std::shared_ptr<transport::StreamLayer> layer_of(transport::TlsOptions files,
+                                                 const test::Authority& trusted) {
+  files.authority = trusted.file();
+  files.is_server = files.any_name = true;
+  auto made = transport::make_tls(std::move(files));
+  EXPECT_TRUE(made.ok()) << made.error().to_string();
+  return std::move(*made);
+}
+
+class RendezvousTlsTest : public RendezvousTest {
+ protected:
+  void expect_refused(std::shared_ptr<transport::StreamLayer> layer, const std::string& why) {
+    const auto found = come(place_, 1, true, "secret", std::move(layer));
+    ASSERT_FALSE(found.ok());
+    EXPECT_EQ(found.error().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(found.error().message(), AllOf(HasSubstr("no TLS with rank 0"), HasSubstr(why)));
+  }
+  TemporaryDirectory folder_;
+  test::Authority authority_{folder_.path()}, other_{folder_.path(), "other"};
+};
+
+TEST_F(RendezvousTlsTest, OnlyRanksOfTheSameAuthorityMeet) {
+  const auto own = layer_of(authority_.issue("rank"), authority_);
+  std::vector<std::optional<Result<Found>>> found(3);
+  std::vector<std::jthread> ranks;
+  const auto begin = [&](std::uint32_t rank) {
+    ranks.emplace_back([&, rank] { found[rank].emplace(come(place_, rank, true, "secret", own)); });
+  };
+  begin(0);
+  const auto foreign = other_.issue("foreign");
+  expect_refused(nullptr, "TLS, which this side does not speak: set it on both sides");
+  expect_refused(layer_of(foreign, authority_),
+                 "tls.authority of the other side did not sign tls.certificate of this one");
+  expect_refused(layer_of(foreign, other_), "tls.authority of this side did not sign it");
+  for (const std::uint32_t rank : {1u, 2u}) begin(rank);
+  ranks.clear();
+  for (const auto& one : found) {
+    ASSERT_TRUE(one->ok()) << one->error().to_string();
+    EXPECT_EQ((*one)->addresses.size(), 3u);
+  }
+}
+
+TEST_F(RendezvousTlsTest, ARankWithTlsIsRefusedByOneWithout) {
+  const auto job = led(true);
+  ASSERT_TRUE(come(place_, 1).ok());  // it listens
+  expect_refused(layer_of(authority_.issue("rank"), authority_),
+                 "the other side does not speak TLS: set it on both sides");
 }
 
 TEST(PeerGroupTest, DoesNotWaitForARankThatIsGone) {

@@ -169,9 +169,9 @@ TEST_F(TlsTest, EndOfTheCertificateThatTheOtherSideShowsIsKnown) {
 TEST_F(TlsTest, OneSideWithoutTls) {
   const Answer plain_client = meet(server_files(), std::nullopt);
   EXPECT_THAT(plain_client.server, HasSubstr("does not speak TLS"));
-  EXPECT_THAT(plain_client.client, HasSubstr("closed the connection"));
+  EXPECT_THAT(plain_client.client, HasSubstr("TLS, which this side does not speak"));
   const Answer plain_server = meet(std::nullopt, client_files());
-  EXPECT_THAT(plain_server.client, ::testing::Not(""));
+  EXPECT_THAT(plain_server.client, HasSubstr("the other side does not speak TLS"));
   EXPECT_THAT(plain_server.server, HasSubstr("TLS, which this side does not speak"));
 }
 

@@ -80,7 +80,7 @@ MAY = {
     "client/c_boundary": [BASE, "client/centroid"],
     "client/c_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
     "client/codec_api": [BASE, TENSOR, CODEC, "client/centroid", "client/c_boundary"],
-    "client/group_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/group", "transport", "transport/collective"],
+    "client/group_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/group", "transport", "transport/tls", "transport/collective"],
     "client/centroid": [],
 }
 MAY["tests"] = list(MAY)

@@ -24,7 +24,7 @@ FITTING = {
     "prod": (("gpu", "tls"), ("etcd", "shards")),
     "jobset": (("monitoring", "networkpolicy", "gpu", "tls"), ()),
     "ha": (("gpu", "tls"), ()),
-    "sharded": ((), ()),
+    "sharded": (("tls",), ()),
 }
 MONITORED = ("prod", "ha", "sharded")  # overlays with monitors, alerts, dashboards and network policies
 SKIPPED = 77

@@ -4,14 +4,17 @@ import array
 import ctypes
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import ROOT
+from harness.certificates import TlsTest
 from harness.cluster import free_port, main
 from harness.groups import GroupTest
 import centroid
@@ -393,6 +396,24 @@ class FromC(GroupTest):
         waiting.join(60)
         self.assertFalse(waiting.is_alive())
         library.centroid_ended_close(ended)
+
+
+@unittest.skipIf(shutil.which("openssl") is None, "no openssl program to make certificates with")
+class Tls(GroupTest, TlsTest):
+    def test_ranks_meet_whose_certificates_are_of_one_authority(self):
+        _, certificate, _, key = map(str, self.issue("rank"))
+        tls = {"authority": str(self.certificates / "ca.crt"), "certificate": certificate, "key": key}
+        join = f"""
+if rank == 1:
+    ends_with("plain", lambda: centroid.join(timeout=60))
+    ends_with("half", lambda: centroid.join(timeout=60, tls={{"authority": {tls["authority"]!r}}}))
+group = centroid.join(timeout=60, tls={tls!r})
+"""
+        said = self.run_ranks(2, "say(list(group.all_reduce(floats(rank))))", join=join)
+        self.assertEqual([lines[-1] for lines in said], ["[1.0]", "[1.0]"])
+        self.assertIn("failed_precondition", said[1][0])
+        self.assertIn("TLS, which this side does not speak", said[1][0])
+        self.assertIn("needs tls.certificate", said[1][1])
 
 
 if __name__ == "__main__":

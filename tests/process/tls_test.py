@@ -16,6 +16,7 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.certificates import TlsTest
 from harness.cluster import DONE, FAILED, USAGE, Process, free_port, main
+from harness.sharded import Sharded
 
 UNREACHABLE = 3  # of centroidctl
 
@@ -135,15 +136,16 @@ class Refusals(TlsTest):
     def test_plain_worker_and_plain_server(self):
         server = self.server(*self.issue("server"))
         worker = self.worker(server, "w0", "--join-timeout", "1000")
-        self.assert_status(worker, FAILED, "closed the connection")
+        self.assert_status(worker, FAILED, "TLS, which this side does not speak: set it on both sides")
         self.assertIn("does not speak TLS", server.text())
         plain = self.server(run="plain", name="plain")
         worker = self.worker(plain, "w1", *self.trust, "--join-timeout", "1000")
-        self.assert_status(worker, FAILED)
+        self.assert_status(worker, FAILED, "the other side does not speak TLS: set it on both sides")
         self.assertIn("TLS, which this side does not speak", plain.text())
 
     def test_wrong_files(self):
         right = self.issue("server")
+        sharded = ["--exchange", "sharded", "--world", "2", "--rendezvous", "127.0.0.1:1", "--rounds", "1"]
         for flags, text in (
             (right[:2], "tls.certificate and tls.key belong together"),
             (self.trust, "needs tls.certificate"),
@@ -155,9 +157,82 @@ class Refusals(TlsTest):
         for flags, text in (
             (right, "which tls.authority switches on"),
             ([*self.trust, "--exchange", "ring"], "set tls.certificate and tls.key"),
+            ([*self.trust, *sharded], "set tls.certificate and tls.key"),
+            ([*self.trust, *right, *sharded, "--tls.server-name", "x"], "tls.server_name"),
+            ([*self.trust, *right[:2], "--tls.key", "/nowhere", *sharded], "there is no file /nowhere"),
         ):
             with self.subTest(text=text):
                 self.assert_status(self.worker("127.0.0.1:1", f"w{len(self.processes)}", *flags), USAGE, text)
+
+
+class Ranks(TlsTest, Sharded):
+    """A model divided among workers: their rendezvous, their meetings, and their connections among each other."""
+
+    WIRE = ["--peer.shared-memory=false"]  # TCP among the workers
+
+    def rank(self, place, rank, *flags, name=None):
+        common = ["--exchange", "sharded", "--world", 3, "--rendezvous", place, "--rank", rank, *self.WIRE]
+        return self.worker("127.0.0.1:1", name or f"r{rank}", *common, *flags)
+
+    def test_same_bits_as_without(self):
+        for sharding, parallel in (("full", "dp=3"), ("none", "pp=3")):
+            flags = ["--optimizer", "adam", "--rounds", 20, "--parallel", parallel, *self.WIRE]
+            _, plain = self.train(3, sharding, *flags, run=f"-plain-{parallel}", batch=24)
+            _, sealed = self.train(3, sharding, *flags, *self.trust, *self.issue("rank"), run=f"-tls-{parallel}", batch=24)
+            if parallel == "dp=3":  # stages are divided by measured times
+                self.assertEqual(plain.read_bytes(), sealed.read_bytes())
+
+    def test_a_killed_rank_comes_back_with_a_renewed_certificate(self):
+        place, flags = f"127.0.0.1:{free_port()}", [*self.trust, *self.issue("rank"), "--epochs", 1_000_000]
+        workers = [self.rank(place, rank, *flags) for rank in range(3)]
+        for worker in workers:
+            worker.wait_event("epoch.ended")
+        for lost in (1, 0):  # rank 0 is the leader, and listens at the rendezvous
+            workers[lost].kill()
+            others = [worker for worker in workers if worker is not workers[lost]]
+            for worker in others:
+                worker.wait_event("sharded.regrouped", world=2)
+            self.issue("rank")
+            workers[lost] = self.rank(place, lost, *flags, name=f"back{lost}")
+            workers[lost].wait_event("sharded.joined")
+            for worker in others:
+                worker.wait_event("tls.renewed")
+        workers[2].send(signal.SIGTERM)
+        self.assert_exit(DONE, *workers)
+
+    def test_a_rank_with_a_foreign_certificate_is_refused_and_the_others_go_on(self):
+        place, own = f"127.0.0.1:{free_port()}", [*self.trust, *self.issue("rank")]
+        self.authority(self.certificates, "other")
+        foreign = self.issue("foreign", by="other")
+        flags = ["--epochs", 1_000_000]
+        workers = [self.rank(place, rank, *flags, *own) for rank in (0, 1)]
+        refused = [
+            ([*self.trust, *foreign], "tls.authority of the other side did not sign tls.certificate of this one"),
+            (["--tls.authority", self.certificates / "other.crt", *foreign], "tls.authority of this side did not sign it"),
+            ([], "TLS, which this side does not speak: set it on both sides"),
+        ]
+        for moment in ("begin", "later"):  # when the ranks meet, and when the job runs
+            for number, (shown, why) in enumerate(refused):
+                with self.subTest(moment=moment, why=why):
+                    stranger = self.rank(place, 2, *flags, *shown, name=f"stranger-{moment}{number}")
+                    self.assert_status(stranger, USAGE, "no TLS with rank 0", why)
+                    self.assertEqual(stranger.events("sharded.started"), [])
+            if moment == "begin":
+                workers.append(self.rank(place, 2, *flags, *own))
+                for worker in workers:
+                    worker.wait_event("epoch.ended")
+        for why in ("the certificate is not accepted: unable to get local issuer", "alert unknown ca", "does not speak TLS"):
+            workers[0].wait_event("connection.refused", why=why)
+        self.assertEqual(workers[0].events("sharded.rank_lost"), [])
+        workers[1].send(signal.SIGTERM)
+        self.assert_exit(DONE, *workers)
+
+    def test_a_rank_0_without_tls_refuses_those_that_have_it_and_says_so(self):
+        place, flags = f"127.0.0.1:{free_port()}", ["--rounds", 1, "--join-timeout", "5s"]
+        plain = self.rank(place, 0, *flags)
+        sealed = self.rank(place, 1, *flags, *self.trust, *self.issue("rank"))
+        self.assert_status(sealed, USAGE, "no TLS with rank 0", "the other side does not speak TLS: set it on both sides")
+        self.assert_status(plain, FAILED, "a connection was refused", "TLS, which this side does not speak")
 
 
 class Clients(TlsTest):

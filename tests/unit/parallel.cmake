@@ -5,7 +5,7 @@ centroid_test(sharded_parameters_test LABEL component
 centroid_test(regroup_test LABEL component SOURCES component/regroup_test.cc DEPS centroid::parallel centroid_test_transports TIMEOUT 300)
 centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_checkpoint_test.cc component/sharded_checkpoint_faults_test.cc component/staged_checkpoint_test.cc support/allocation_count.cc
   DEPS centroid::parallel centroid_test_transports TIMEOUT 300)
-centroid_test(group_rendezvous_test LABEL component SOURCES component/group_rendezvous_test.cc DEPS centroid::group)
+centroid_test(group_rendezvous_test LABEL component SOURCES component/group_rendezvous_test.cc DEPS centroid::group centroid_test_certificates)
 if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc DEPS centroid::group centroid_test_world)
 endif()

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -121,6 +122,7 @@ class TlsLayer final : public StreamLayer {
   SslPointer connecting_end(const std::string& host);
 
   const TlsOptions options_;
+  std::mutex mutex_;  ///< for the rest: several transports share a layer
   Context context_;
   Times seen_;
 };
@@ -135,6 +137,7 @@ TlsLayer::Times TlsLayer::file_times() const {
 }
 
 SslPointer TlsLayer::make_end() {
+  const std::lock_guard lock(mutex_);
   if (Times times = file_times(); times != seen_) {
     seen_ = std::move(times);
     auto renewed = make_context(options_);

@@ -28,7 +28,7 @@ struct TlsOptions {
 ///            bounds it
 /// renewal    changed files are read again before the next connection; if they are invalid then, a
 ///            warning names the reason and the old ones stay
-/// thread     one executor at a time
+/// thread     any
 /// fails      invalid_argument, not_found, failed_precondition (key and certificate do not belong
 ///            together), each naming the file
 /// source     RFC 8446; OpenSSL

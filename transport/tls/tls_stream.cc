@@ -37,19 +37,37 @@ class Category final : public boost::system::error_category {
     const char* const text = ::ERR_reason_error_string(static_cast<unsigned long>(value));
     return text == nullptr ? "failed" : text;
   }
+  static bool is_foreign(int verdict) {
+    return verdict == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
+           verdict == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
+           verdict == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT;
+  }
   const char* name() const noexcept override { return "tls"; }
   std::string message(int value) const override {
-    if ((value & kVerdict) != 0) return "TLS: the certificate is not accepted: " + reason(value);
+    if ((value & kVerdict) != 0)
+      return "TLS: the certificate is not accepted: " + reason(value) +
+             (is_foreign(value & ~kVerdict) ? " (tls.authority of this side did not sign it)" : "");
     std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
-      text += " (the other side does not speak TLS)";
+      text += " (the other side does not speak TLS: set it on both sides, or on none)";
     if (code == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE ||
         code == SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED)
       text += " (tls.certificate and tls.key of the connecting side)";
+    if (code == SSL_R_TLSV1_ALERT_UNKNOWN_CA)
+      text += " (tls.authority of the other side did not sign tls.certificate of this one)";
     return text;
   }
 };
+
+/// The alert protocol_version, in clear (RFC 8446, sections 5.1 and 6).
+constexpr std::array kProtocolVersion{std::byte{0x15}, std::byte{3}, std::byte{3}, std::byte{0},
+                                      std::byte{2},    std::byte{2}, std::byte{70}};
+
+bool is_plain(const boost::system::error_code& error) {
+  return error.category() == Category::get() && (error.value() & Category::kVerdict) == 0 &&
+         ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_WRONG_VERSION_NUMBER;
+}
 
 Moved stopped(boost::system::error_code error) {
   Moved moved;
@@ -150,6 +168,9 @@ Moved TlsStream::step_handshake() {
       return try_flush();
     }
     Moved why = failed(result);
+    // OpenSSL sends no alert to a client that does not speak TLS, so it would not learn why.
+    if (::SSL_is_server(ssl_.get()) == 1 && is_plain(why.error))
+      sealed_.insert(sealed_.end(), kProtocolVersion.begin(), kProtocolVersion.end());
     const Moved flushed =
         try_flush();  // an answer, or the alert with the reason for the other side
     if (!why.is_blocked()) return broken_ = why;

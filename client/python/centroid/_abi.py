@@ -54,13 +54,14 @@ class _Step(_Struct):
 
 class _GroupOptions(_Struct):
     _fields_ = [("size", _u64), ("rank", _u32), ("world", _u32), ("host", _text), ("token", _text), ("timeout_ms", _u64)]
+    _fields_ += [("tls_authority", _text), ("tls_certificate", _text), ("tls_key", _text)]
 
 
 class _Call(_Struct):
     _fields_ = [("size", _u64), ("dtype", _u32), ("reduction", _u32), ("tag", _u64), ("timeout_ms", _u64), ("ended", _memory), ("context", _u64), ("waits_next", _u32)]
 
 
-_Step._first, _GroupOptions._first, _Call._first = ctypes.sizeof(_Step), ctypes.sizeof(_GroupOptions), ctypes.sizeof(_Call)
+_Step._first, _GroupOptions._first, _Call._first = ctypes.sizeof(_Step), _GroupOptions.tls_authority.offset, ctypes.sizeof(_Call)
 
 
 class _Round(_Struct):

@@ -35,16 +35,19 @@ def _server(server, token, name, timeout, tls):
             tls = {"authority": given("CENTROID_TLS_AUTHORITY")}
     if timeout is not None and not 0 < timeout <= 10**8:
         raise _bad(f"timeout {timeout} is not from 0 to 10^8 seconds")
-    if tls is not None and "authority" not in tls:
-        raise _bad("tls has no authority: whose certificates count?")
-    tls = tls or {}
-    unknown = set(tls) - {"authority", "certificate", "key", "server_name"}
-    if unknown:
-        raise CentroidError("invalid_argument", f"tls has authority, certificate, key and server_name, not {', '.join(sorted(unknown))}")
     return _Server(
         servers=_bytes(server),
         token=_bytes(token),
         name=_bytes(name),
         timeout_ms=max(int(1000 * timeout), 1) if timeout else 0,
-        **{f"tls_{key}": _bytes(value) for key, value in tls.items()},
+        **_tls_fields(tls, "authority, certificate, key and server_name"),
     )
+
+
+def _tls_fields(tls, known):
+    if tls is not None and "authority" not in tls:
+        raise _bad("tls has no authority: whose certificates count?")
+    unknown = set(tls or {}) - set(known.replace(" and", ",").split(", "))
+    if unknown:
+        raise CentroidError("invalid_argument", f"tls has {known}, not {', '.join(sorted(unknown))}")
+    return {f"tls_{key}": _bytes(value) for key, value in (tls or {}).items()}

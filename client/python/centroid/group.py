@@ -11,6 +11,7 @@ import centroid
 
 from ._abi import _Call, _GroupOptions, _memory, _u32, _u64
 from ._arrays import CentroidError, _bad, _number
+from ._servers import _tls_fields
 from ._views import BYTES as _BYTES
 from ._views import memory_of
 
@@ -20,7 +21,7 @@ _REDUCTIONS = {"sum": 1, "mean": 2, "min": 4, "max": 5, "product": 6}
 _SLICE_MS = 200  # Ctrl-C is noticed this often
 
 
-def join(address=None, rank=None, world=None, *, exchange=None, host=None, token=None, timeout=None):
+def join(address=None, rank=None, world=None, *, exchange=None, host=None, token=None, timeout=None, tls=None):
     """Join a group of processes, without a server, and return a `Group`. Waits until all have come.
 
         group = centroid.join("node0:7100", rank=0, world=2)
@@ -33,8 +34,9 @@ def join(address=None, rank=None, world=None, *, exchange=None, host=None, token
     host      address of this machine that the others reach; default: the one that leads to rank 0, with `exchange` 127.0.0.1
     token     secret of the group; default: none
     timeout   seconds for the start, and for each operation; default: 60
+    tls       dict of file names: `authority`, which signed all ranks' certificates, `certificate`, `key`; default: no TLS
 
-    Fails with deadline_exceeded (ranks that did not come), failed_precondition (another world or token), already_exists (the port is in use).
+    Fails with deadline_exceeded (ranks that did not come), failed_precondition (another world, token or authority), already_exists (the port is in use).
     """
     rank = int(_environment("RANK", "rank")) if rank is None else rank
     world = int(_environment("WORLD_SIZE", "world")) if world is None else world
@@ -44,6 +46,7 @@ def join(address=None, rank=None, world=None, *, exchange=None, host=None, token
         host=centroid._bytes(host),
         token=centroid._bytes(token),
         timeout_ms=_milliseconds(timeout),
+        **_tls_fields(tls, "authority, certificate and key"),
     )
     handle = _memory()
     if exchange is None:

@@ -3,7 +3,8 @@
 It does what gloo does; reduce_scatter moves only its own bytes. When a rank dies, pending operations fail at once with its number.
 PyTorch 1.13 or later, rendezvous as ever, or with `init_method="centroid://HOST:PORT"`, which needs no RANK.
 
-CENTROID_HOST is the address of this machine that the other ranks reach; default: the one that leads to MASTER_ADDR.
+CENTROID_HOST is the address of this machine that the other ranks reach; default: the one that leads to MASTER_ADDR. For TLS among
+ranks set CENTROID_TLS_AUTHORITY, CENTROID_TLS_CERTIFICATE and CENTROID_TLS_KEY.
 """
 
 import atexit
@@ -430,12 +431,18 @@ def _host():
         return "127.0.0.1"
 
 
+def _tls():
+    """As `join` takes it. Workers of a server have an authority only."""
+    given = {key: os.environ.get(f"CENTROID_TLS_{key.upper()}") for key in ("authority", "certificate", "key")}
+    return given if given["certificate"] else None
+
+
 def _create(store, rank, size, timeout):
     def exchange(address):
         store.set(f"centroid/{rank}", address)
         return [store.get(f"centroid/{other}").decode() for other in range(size)]
 
-    group = join(rank=rank, world=size, exchange=exchange, host=_host(), timeout=timeout.total_seconds())
+    group = join(rank=rank, world=size, exchange=exchange, host=_host(), timeout=timeout.total_seconds(), tls=_tls())
     return ProcessGroupCentroid(group, store, timeout)
 
 
