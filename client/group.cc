@@ -89,7 +89,8 @@ Result<Opened> open_mesh(const PeerOptions& options, const std::string& listen,
   wire.layer = options.layer;
   Endpoint here;
   here.host = listen;
-  CENTROID_ASSIGN(auto made, Mesh::open(collective::tcp_factory(wire), here, std::move(mesh)));
+  CENTROID_ASSIGN(auto made, Mesh::open(collective::tcp_factory(wire, options.make_transport), here,
+                                        std::move(mesh)));
   Endpoint there = made->endpoint();
   there.host = advertised;
   Opened opened;

@@ -306,7 +306,7 @@ void Meeting::complete() {
 void Meeting::end() {
   const auto end_there = [](Meeting* self) -> Task<void> {
     self->has_ended_ = true;
-    self->send_newcomers_to(self->place_, true);
+    self->send_newcomers_to(self->place_);
     std::string text(kEnded);
     co_await refuse_all(self, text);
     const auto arrivals = std::exchange(self->arrivals_, {});
@@ -335,17 +335,17 @@ void Meeting::adopt(Membership members) {
   now_ = std::move(members);
   const auto own = std::ranges::find(now_.members, place_, &Member::place);
   number_ = own == now_.members.end() ? now_.next : own->number;
-  if (!now_.members.empty()) send_newcomers_to(now_.members.front().place, leads());
+  if (!now_.members.empty()) send_newcomers_to(now_.members.front().place);
 }
 
-void Meeting::send_newcomers_to(const Endpoint& place, bool is_own) {
+void Meeting::send_newcomers_to(const Endpoint& place) {
   if (!options_.rendezvous) return;
   if (!redirector_) {
     redirector_.emplace(io_.executor(), *transport_, *options_.rendezvous, options_.is_host,
                         options_.token);
     tasks_.spawn(Redirector::run(&*redirector_));
   }
-  redirector_->set_leader(place, is_own);
+  redirector_->set_leader(place);
 }
 
 Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection,
@@ -434,7 +434,7 @@ Task<Result<Membership>> Meeting::ask(Meeting* self, Endpoint leader, std::strin
     const auto members = decode_members(text);
     if (is_kind(**frame, GroupFrame::kRefused) && text == kEnded) {
       self->has_ended_ = true;
-      self->send_newcomers_to(self->place_, true);
+      self->send_newcomers_to(self->place_);
       co_return Error(ErrorCode::kCancelled, "at " + leader.to_string() + " " + text);
     }
     if (!is_kind(**frame, GroupFrame::kMembers) || !members)

@@ -123,7 +123,7 @@ class Meeting {
 
   bool leads() const;
   void adopt(Membership members);
-  void send_newcomers_to(const transport::Endpoint& place, bool is_own);
+  void send_newcomers_to(const transport::Endpoint& place);
   static Task<void> answer(Meeting* self, std::shared_ptr<transport::Connection> connection,
                            transport::Strangers::Place& place, const transport::InFrame& frame);
   static Task<void> wait_member(Meeting* self, const Hello* hello,

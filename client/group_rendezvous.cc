@@ -19,11 +19,19 @@ using transport::InFrame;
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{50};
-constexpr std::chrono::milliseconds kPoll{500};  ///< of a Redirector
-constexpr std::chrono::seconds kAnswer{5};       ///< until a process has read the answer
-constexpr std::chrono::seconds kHandover{3};     ///< from one Redirector to another
+constexpr std::chrono::seconds kAnswer{5};    ///< until a process has read the answer
+constexpr std::chrono::seconds kHandover{3};  ///< from one Redirector to another
 constexpr std::size_t kMostCallers = 256;
 constexpr std::string_view kMagic = "centroid group 2";
+
+/// Between calls of a Redirector, and for an answer.
+std::chrono::milliseconds poll_time(const Endpoint& rendezvous) {
+  return std::chrono::milliseconds(rendezvous.is_loopback() ? 100 : 500);
+}
+/// Until every Redirector has called one that listens, also where it called another machine before.
+std::chrono::milliseconds quiet_time(const Endpoint& rendezvous) {
+  return 4 * poll_time(rendezvous);
+}
 
 /// What a rank says: kMagic, rank, world, token and address, a line each.
 struct Arrival {
@@ -54,12 +62,16 @@ std::optional<Endpoint> parse_running(const InFrame& frame, const std::string& t
   return std::move(*leader);
 }
 
+std::string running_text(const std::string& token, const Endpoint& leader) {
+  return std::string(kMagic) + "\n" + token + "\n" + leader.to_string();
+}
+
 /// Rank 0: waits until every rank has said its address, or a job that has begun calls.
 class Collection {
  public:
   Collection(const PeerOptions& options, Executor executor, const std::string& address)
       : options_(options),
-        transport_(transport::make_tcp(executor, group_transport_options(options.layer))),
+        transport_(options.make_transport(executor, group_transport_options(options.layer))),
         changed_(executor),
         tasks_(executor),
         addresses_(options.world),
@@ -72,8 +84,13 @@ class Collection {
     answer_callers(self->tasks_, *listener, self->strangers_,
                    [self](std::shared_ptr<Connection> connection, transport::Strangers::Place& one,
                           const InFrame& frame) { return answer(self, connection, one, frame); });
-    while (!self->missing().empty() && !self->leader_ && centroid::now() < deadline)
-      (void)co_await self->changed_.wait(deadline);
+    TimePoint quiet = centroid::now();
+    if (self->options_.may_be_newcomer) quiet += quiet_time(place);
+    while (!self->leader_ && centroid::now() < deadline) {
+      const bool all_came = self->missing().empty();
+      if (all_came && centroid::now() >= quiet) break;
+      (void)co_await self->changed_.wait(all_came ? std::min(quiet, deadline) : deadline);
+    }
     const std::string missing = self->missing();
     std::string why = missing + " did not come to " + place.to_string() + " within " +
                       std::to_string(self->options_.timeout.count()) + " ms";
@@ -81,7 +98,7 @@ class Collection {
       why += "; a connection was refused: " + refused;
     std::string refusal;
     if (!missing.empty()) refusal = why;
-    if (!self->leader_) co_await answer_all(self, refusal);
+    co_await answer_all(self, refusal);
     listener->close();
     self->tasks_.cancel();
     co_await self->tasks_.join();
@@ -97,10 +114,14 @@ class Collection {
 
  private:
   static Task<void> answer_all(Collection* self, std::string refusal) {
-    const GroupFrame kind = refusal.empty() ? GroupFrame::kAddresses : GroupFrame::kRefused;
+    GroupFrame kind = refusal.empty() ? GroupFrame::kAddresses : GroupFrame::kRefused;
     std::string text = refusal;
-    if (refusal.empty())
+    if (self->leader_) {
+      kind = GroupFrame::kRunning;
+      text = running_text(self->options_.token, *self->leader_);
+    } else if (refusal.empty()) {
       for (const std::string& one : self->addresses_) text += (text.empty() ? "" : "\n") + one;
+    }
     for (const auto& connection : self->connections_)
       if (connection) (void)co_await send_text(*connection, kind, text);
   }
@@ -162,7 +183,7 @@ class Caller {
  public:
   Caller(const PeerOptions& options, Executor executor)
       : options_(options),
-        transport_(transport::make_tcp(executor, group_transport_options(options.layer))) {}
+        transport_(options.make_transport(executor, group_transport_options(options.layer))) {}
 
   static Task<Result<Found>> run(Caller* self, Endpoint place, std::string address,
                                  TimePoint deadline) {
@@ -228,8 +249,7 @@ Result<Found> find_group(const PeerOptions& options, const Endpoint& place,
   boost::asio::io_context context{1};
   const auto run = [&context](Task<Result<Found>> task) {
     Pending<Result<Found>> found(context.get_executor(), std::move(task));
-    context.restart();
-    context.run();
+    while (!found.is_done()) run_one_until(context, TimePoint::max());
     return found.get();
   };
   const auto call = [&](TimePoint until) {
@@ -264,14 +284,7 @@ Redirector::Redirector(Executor executor, transport::Transport& transport, Endpo
 
 Redirector::~Redirector() = default;
 
-void Redirector::set_leader(const Endpoint& leader, bool is_own) {
-  leader_ = leader;
-  leads_ = is_own;
-}
-
-std::string Redirector::text() const {
-  return std::string(kMagic) + "\n" + token_ + "\n" + leader_.to_string();
-}
+std::string Redirector::text() const { return running_text(token_, leader_); }
 
 Task<void> Redirector::run(Redirector* self) {
   do {
@@ -287,8 +300,8 @@ Task<void> Redirector::run(Redirector* self) {
         break;
       }
     }
-    if (self->leads_) co_await call(self);
-  } while (co_await sleep_until(centroid::now() + kPoll));
+    co_await call(self);
+  } while (co_await sleep_until(centroid::now() + poll_time(self->rendezvous_)));
   while (co_await sleep_until(TimePoint::max())) {
   }
   self->tasks_.cancel();
@@ -301,7 +314,11 @@ Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> conn
   if (!arrival) {
     if (!parse_running(frame, self->token_)) co_return;
     place.greeted();
-    (void)co_await connection->read_header();  // the leader
+    for (bool goes_on = true; goes_on;) {
+      (void)co_await send_text(*connection, GroupFrame::kRunning, self->text());
+      const auto next = co_await connection->read_header();
+      goes_on = next.ok();
+    }
     co_return;
   }
   const bool is_known = transport::is_same_secret(self->token_, arrival->token);
@@ -313,11 +330,16 @@ Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> conn
   (void)co_await read_text(*connection, centroid::now() + kAnswer);  // until it has read that
 }
 
+/// As long as another Redirector answers there.
 Task<void> Redirector::call(Redirector* self) {
-  auto connected = co_await self->transport_.connect(self->rendezvous_, centroid::now() + kAnswer);
+  const auto poll = poll_time(self->rendezvous_);
+  auto connected = co_await self->transport_.connect(self->rendezvous_, centroid::now() + 2 * poll);
   if (!connected.ok()) co_return;
-  (void)co_await send_text(**connected, GroupFrame::kRunning, self->text());
-  (void)co_await read_text(**connected, centroid::now() + kAnswer);
+  do {
+    (void)co_await send_text(**connected, GroupFrame::kRunning, self->text());
+    const auto answer = co_await read_text(**connected, centroid::now() + poll);
+    if (!answer.ok()) co_return;
+  } while (co_await sleep_until(centroid::now() + poll));
 }
 
 }  // namespace centroid::client

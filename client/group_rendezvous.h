@@ -23,6 +23,7 @@ struct PeerOptions {
   bool shared_memory = true;                      ///< among ranks of one machine
   /// The rendezvous may be that of a job that has begun (PeerGroup::running).
   bool may_be_newcomer = false;
+  transport::Factory make_transport = transport::make_tcp;  ///< how it reaches the others
 };
 
 /// What a process finds at the rendezvous.
@@ -33,7 +34,8 @@ struct Found {
 
 /// The addresses of all ranks by rank: rank 0 collects them at `place`, and the others give theirs.
 /// Or with `may_be_newcomer` the job that has begun: its Redirector answers at `place`, or calls
-/// rank 0 there.
+/// rank 0 there. Rank 0 waits that long, so a job does not begin twice when all first ranks start
+/// again at once.
 ///
 /// fails  as PeerGroup::join
 Result<Found> find_group(const PeerOptions& options, const transport::Endpoint& place,
@@ -43,7 +45,7 @@ Result<Found> find_group(const PeerOptions& options, const transport::Endpoint& 
 ///
 /// listens  at the rendezvous, if it is on this machine and free: tried all the time, so another
 ///          member takes the place of one that is lost
-/// calls    the process that waits there as rank 0 for others, if this is the leader's
+/// calls    the process that waits there as rank 0 for others
 /// thread   the executor's
 class Redirector {
  public:
@@ -52,8 +54,7 @@ class Redirector {
              bool is_host, std::string token);
   ~Redirector();
 
-  /// `is_own`: this process is the leader.
-  void set_leader(const transport::Endpoint& leader, bool is_own);
+  void set_leader(const transport::Endpoint& leader) { leader_ = leader; }
   /// Until it is cancelled.
   static Task<void> run(Redirector* self);
 
@@ -69,7 +70,6 @@ class Redirector {
   transport::Transport& transport_;
   std::unique_ptr<transport::Listener> listener_;
   transport::Endpoint leader_;
-  bool leads_ = false;
   transport::Strangers strangers_;
   TaskGroup tasks_;
 };

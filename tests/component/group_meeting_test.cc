@@ -45,9 +45,9 @@ class MeetingTest : public ::testing::Test {
     MeetingOptions options;
     options.token = token;
     options.settings = settings;
-    options.make_transport = [this](Executor executor, transport::TransportOptions how) {
-      return network_.make_transport(std::move(executor), std::move(how));
-    };
+    options.rendezvous = rendezvous_;
+    options.is_host = meetings_.empty();
+    options.make_transport = transports();
     auto opened = Meeting::open("127.0.0.1", options);
     EXPECT_TRUE(opened.ok()) << opened.error().to_string();
     return std::move(*opened);
@@ -91,6 +91,13 @@ class MeetingTest : public ::testing::Test {
     }
   }
 
+  transport::Factory transports() {
+    return [this](Executor executor, transport::TransportOptions how) {
+      return network_.make_transport(std::move(executor), std::move(how));
+    };
+  }
+
+  std::optional<transport::Endpoint> rendezvous_;  ///< of meetings that are made from now on
   simulation::World world_{7};
   simulation::Network network_{world_};
   Membership all_;
@@ -279,6 +286,63 @@ TEST_F(NewcomerTest, LeavesWhereNoGroupComesAboutWithIt) {
     EXPECT_THAT(numbers_of(*found.at(1)), ElementsAre(0, 1));
     ASSERT_FALSE(found.at(2).ok());
     EXPECT_EQ(found.at(2).error().code(), ErrorCode::kAborted);
+  });
+}
+
+/// All first ranks start again at once, while a later member lives on another machine.
+class SecondBeginTest : public NewcomerTest {
+ protected:
+  /// What rank 0 finds. The others depend on what it does then.
+  Found begin_again(std::uint32_t world) {
+    std::vector<std::optional<Result<Found>>> found(world);
+    std::vector<Thread> threads;
+    for (std::uint32_t rank = 0; rank < world; ++rank)
+      threads.emplace_back("rank", [this, rank, world, &out = found[rank]] {
+        PeerOptions options;
+        options.rank = rank;
+        options.world = world;
+        options.token = "secret";
+        options.may_be_newcomer = true;
+        options.make_transport = transports();
+        options.timeout = 10s;
+        out.emplace(find_group(options, *rendezvous_, "address of rank " + std::to_string(rank)));
+      });
+    threads.clear();
+    EXPECT_TRUE(found[0]->ok()) << found[0]->error().to_string();
+    return found[0]->ok() ? **found[0] : Found();
+  }
+};
+
+TEST_F(SecondBeginTest, FindsTheJobThatALaterMemberGoesOnWith) {
+  play([&] {
+    for (int moment = 0; moment < 10; ++moment) {
+      rendezvous_ = transport::Endpoint{"localhost", static_cast<std::uint16_t>(7080 + moment)};
+      open(3);
+      for (const std::uint32_t lost : {0u, 1u}) meetings_.erase(lost);
+      expect_all(meet({2}), {2}, 2);
+      world_.let_pass(moment * 61ms);
+      const Found found = begin_again(2);
+      EXPECT_TRUE(found.addresses.empty()) << "a second job";
+      EXPECT_EQ(found.leader, meetings_[2]->place());
+    }
+  });
+}
+
+TEST_F(SecondBeginTest, WaitsWhereTheMembersThatAreLeftHaveNotMetYet) {
+  play([&] {
+    rendezvous_ = transport::Endpoint{"localhost", 7080};
+    open(4);
+    for (const std::uint32_t lost : {0u, 1u}) meetings_.erase(lost);
+    EXPECT_TRUE(begin_again(2).addresses.empty()) << "a second job";
+  });
+}
+
+TEST_F(SecondBeginTest, IsOneWhereNobodyIsLeft) {
+  play([&] {
+    rendezvous_ = transport::Endpoint{"localhost", 7080};
+    open(3);
+    meetings_.clear();
+    EXPECT_EQ(begin_again(3).addresses.size(), 3u);
   });
 }
 
