@@ -3,8 +3,8 @@
 It does what gloo does; reduce_scatter moves only its own bytes. When a rank dies, pending operations fail at once with its number.
 PyTorch 1.13 or later, rendezvous as ever, or with `init_method="centroid://HOST:PORT"`, which needs no RANK.
 
-CENTROID_HOST is the address of this machine that the other ranks reach; default: the one that leads to MASTER_ADDR. For TLS among
-ranks set CENTROID_TLS_AUTHORITY, CENTROID_TLS_CERTIFICATE and CENTROID_TLS_KEY.
+CENTROID_HOST is the address of this machine that the other ranks reach; default: the one that leads to MASTER_ADDR.
+CENTROID_TLS_AUTHORITY, CENTROID_TLS_CERTIFICATE and CENTROID_TLS_KEY switch on TLS.
 """
 
 import atexit
