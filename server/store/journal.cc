@@ -63,8 +63,9 @@ Task<void> Journal::route(journal::Route route) {
 Task<void> Journal::begin_attempt(journal::Base base) {
   if (!writer_) co_return;
   drop();
-  const bool may_repair = rotates_at_ == base.round || !writer_->state().is_broken;
-  if (rotates_ && may_repair) writer_->begin_segment(std::move(base));
+  base_ = std::move(base);
+  const bool may_repair = rotates_at_ == base_.round || !writer_->state().is_broken;
+  if (rotates_ && may_repair) writer_->begin_segment(base_);
   rotates_ = false;
   co_await done(writer_->asked());
 }
@@ -110,6 +111,13 @@ Task<void> Journal::done(std::uint64_t number) {
 void Journal::checkpoint_begins(Round round) {
   rotates_ = true;
   rotates_at_ = round;
+  // The attempt in progress follows the checkpoint, too, and has no record yet. The next one begins
+  // too late for a journal that is broken.
+  const bool may_repair =
+      writer_ && writer_->state().is_broken && !has_chunks_ && base_.round == round;
+  if (!may_repair) return;
+  writer_->begin_segment(base_);
+  rotates_ = false;
 }
 
 void Journal::checkpoint_written(Round round) {

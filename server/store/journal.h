@@ -78,6 +78,7 @@ class Journal {
   std::uint32_t attempt_ = 0;
   bool accepts_ = false, has_chunks_ = false, rotates_ = false;
   TimePoint repairs_at_{};  ///< not before
+  journal::Base base_;      ///< of the attempt
   Round rotates_at_;
   std::unique_ptr<JournalWriter> writer_;
 };
