@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "server/store/turns.h"
+#include "tests/support/in_process_transport.h"
 #include "transport/transport.h"
 
 /// The leader's requests to a shard server that change its state: each counts once.
