@@ -125,7 +125,7 @@ Result<std::vector<double>> JobDivision::measure_here() const {
 Status JobDivision::share_costs(const collective::Group& group, std::uint32_t from) {
   if (!has_parts()) return {};
   CENTROID_ASSIGN(const auto shapes, parameter_shapes(model_));
-  CENTROID_ASSIGN(costs_, agree_on_costs(group, shapes.back().layer + 1, std::move(costs_), from));
+  CENTROID_ASSIGN(costs_, agree_on_costs(group, shapes.back().layer + 1, costs_, from));
   return {};
 }
 

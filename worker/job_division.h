@@ -41,7 +41,9 @@ class JobDivision {
   /// All references outlive it.
   JobDivision(const WorkerConfig& config, const Model& model, const DataSplit& data,
               const parallel::Mesh& wanted)
-      : config_(config), model_(model), data_(data), wanted_(wanted) {}
+      : config_(config), model_(model), data_(data), wanted_(wanted) {
+    options_.mesh = wanted;  // of those that begin
+  }
 
   /// Whether there are stages or parts of tensors.
   bool has_parts() const;

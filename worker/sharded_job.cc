@@ -219,7 +219,8 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
   const ShardedObserver seen = monitor_.observe(own, *replica_, group());
   Status trained = train_sharded(*replica_, group(), data_, training_, summary_, seen);
   if (!trained.ok()) {
-    group().abort(trained.error());  // some may not be in the groups that failed
+    // Some may not be in the groups that failed. A halt every rank finds by itself.
+    if (!summary_.is_halted) group().abort(trained.error());
     return trained;
   }
   if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(*held_.part.parameters, summary_);

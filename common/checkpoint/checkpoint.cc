@@ -282,9 +282,11 @@ Result<CheckpointEntry> CheckpointDirectory::write_place(const CheckpointInfo& i
                                                          const Fill& fill) {
   if (policy_.may_write) CENTROID_TRY(policy_.may_write());
   const fs::path target = root_ / directory_name(place);
-  if (file::exists(target) && look(target, place, true).problem.empty())
+  if (file::exists(target) && look(target, place, true).problem.empty()) {
+    CENTROID_TRY(file::sync_directory(root_));  // whoever published it may have failed behind that
     return Error(ErrorCode::kAlreadyExists,
                  "checkpoint " + target.string() + " is there and sound");
+  }
 
   const fs::path temporary = temporary_path(root_, directory_name(place));
   const std::string doing = "write checkpoint " + target.string();
@@ -382,7 +384,8 @@ Status CheckpointDirectory::remove(const CheckpointEntry& entry) const {
 
 Result<CheckpointEntry> CheckpointDirectory::find(Version version, bool verify) const {
   std::optional<Version> newest;
-  for (const CheckpointEntry& entry : list(false)) {  // newest first
+  CENTROID_ASSIGN(const auto all, entries(false));
+  for (const CheckpointEntry& entry : all) {  // newest first
     if (!newest && entry.problem.empty()) newest = entry.version;
     if (entry.version != version) continue;
     CheckpointEntry found = look(entry.path, {version, entry.number}, verify);

@@ -53,6 +53,8 @@ class Reader {
 
   /// Why the last segment is not read to its end; empty if it is.
   const std::string& torn() const { return torn_; }
+  /// Whether the folder could be read; look at it before `segments`.
+  const Status& listed() const { return listed_; }
   const std::vector<LogSegment>& segments() const { return segments_; }
   /// Cut the torn tail, and records of rounds that never ended, off the last segment, and sync the
   /// rest: its writer may have been killed before a sync, and a later segment states that all

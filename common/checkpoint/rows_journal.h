@@ -104,6 +104,8 @@ class Reader {
   /// Batches so far, including earlier segments.
   std::uint64_t batches() const { return batches_; }
 
+  /// Whether the folder could be read; look at it before `segments`.
+  const Status& listed() const { return listed_; }
   const std::vector<LogSegment>& segments() const { return segments_; }
   /// Why the last segment is read no further; empty if nothing was left over.
   const std::string& torn() const { return torn_; }

@@ -204,6 +204,7 @@ Task<Result<CheckpointView>> Control::verify_checkpoint(std::uint64_t version) {
     const auto found = directory->find(Version(version), true);
     if (!found.ok()) fetched_.forget(Version(version));
     if (!found.ok()) return found.error();
+    if (found->is_unreadable) return Error(ErrorCode::kUnavailable, found->problem);
     if (found->problem.empty()) fetched_.renew(Version(version), clock_.now());
     return checkpoint_view(*found);
   };

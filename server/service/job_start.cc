@@ -12,6 +12,10 @@
 
 namespace centroid::server {
 
+namespace {
+constexpr std::chrono::seconds kListsAgain{10};  // a folder that a disk fails to list
+}  // namespace
+
 /// From another version than the next one; the round that was open does not count.
 void JobStart::go_on_from(JobState next) {
   open_ = OpenRound(policy_);
@@ -25,7 +29,15 @@ void JobStart::go_on_from(JobState next) {
 Task<Status> JobStart::begin_replay() {
   replay_.reset();
   auto open = [folder = config_.journal.dir] { return std::make_unique<journal::Reader>(folder); };
-  auto reader = co_await run_on(disk_.executor, std::move(open));
+  std::unique_ptr<journal::Reader> reader;
+  for (const TimePoint limit = clock_.now() + kListsAgain;;) {
+    reader = co_await run_on(disk_.executor, open);
+    if (reader->listed().ok() || clock_.now() >= limit || stopping_.is_requested) break;
+    const std::string trouble = reader->listed().error().message();
+    const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", trouble.c_str());
+    (void)co_await waits_.next_change(clock_.now() + kRetryPause);
+  }
+  CENTROID_CO_TRY(reader->listed());
   if (reader->segments().empty()) co_return Status();
   if (!job_.shard)
     co_return Error(ErrorCode::kFailedPrecondition,
@@ -74,7 +86,7 @@ Task<Status> JobStart::start_journal() {
       if (!written.ok() &&
           (servers_.has_lost_server() || !unsettled().empty() || losses() != before))
         co_return Status();  // again when it is settled
-      if (!written.ok() && gate_.has_election() &&
+      if (!written.ok() && gate_.has_election() && !gate_.holds().ok() &&
           written.error().code() == ErrorCode::kUnavailable) {
         log::warn("journal.start_failed",
                   {{"why", written.error()}, {"action", "it is tried again"}});

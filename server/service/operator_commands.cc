@@ -101,13 +101,14 @@ bool OperatorCommands::take_settings(const std::vector<OperatorState::Setting>& 
 Task<Result<bool>> OperatorCommands::load(const CheckpointDirectory& checkpoints) {
   struct Files {
     Result<OperatorState> state;
-    std::vector<CheckpointEntry> checkpoints;
+    Result<std::vector<CheckpointEntry>> checkpoints;
   };
   auto read = [folder = config_.checkpoint.dir, &checkpoints] {
-    return std::make_shared<Files>(read_operator_state(folder), checkpoints.list(false));
+    return std::make_shared<Files>(read_operator_state(folder), checkpoints.entries(false));
   };
   const std::shared_ptr<Files> files = co_await run_on(files_, std::move(read));
   if (!files->state.ok()) co_return files->state.error();
+  if (!files->checkpoints.ok()) co_return files->checkpoints.error();
   const OperatorState& state = files->state.value();
   const double now = clock_.unix_seconds();
   evicted_.clear();
@@ -127,7 +128,7 @@ Task<Result<bool>> OperatorCommands::load(const CheckpointDirectory& checkpoints
   stop = state.stop;
   pause.reset();
   bool has_settings = false;
-  if (state.has_job() && is_of_this_job(state.job, files->checkpoints)) {
+  if (state.has_job() && is_of_this_job(state.job, *files->checkpoints)) {
     pause = state.pause;
     has_settings = take_settings(state.settings);
   } else if (state.has_job()) {

@@ -108,6 +108,8 @@ Task<Result<std::shared_ptr<const Restoration::Folder>>> Restoration::look(Versi
   if (!folder->found->ok()) co_return folder->found->error();
   const CheckpointEntry& entry = **folder->found;
   const std::string which = "checkpoint " + entry.path.string();
+  if (entry.is_unreadable)
+    co_return Error(ErrorCode::kUnavailable, which + " is unreadable: " + entry.problem);
   if (!entry.problem.empty()) {
     checkpointer_.checkpoint_lost(version);
     co_return Error(ErrorCode::kDataLoss, which + " is damaged: " + entry.problem);

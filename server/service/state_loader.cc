@@ -142,13 +142,14 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
 /// An error of the disk may pass; an older state would lose rounds.
 template <class T>
 Task<Result<T>> StateLoader::repeat(std::function<Task<Result<T>>()> read) {
-  const TimePoint limit = clock_.now() + kReadsAgain;
+  std::optional<TimePoint> limit;
   std::optional<Waits::Guard> waits;
   std::string trouble;
   for (;;) {
     auto done = co_await read();
     const bool may_pass = !done.ok() && done.error().code() == ErrorCode::kUnavailable;
-    if (!may_pass || clock_.now() >= limit || stopping_.is_requested) co_return std::move(done);
+    if (!limit) limit = clock_.now() + kReadsAgain;
+    if (!may_pass || clock_.now() >= *limit || stopping_.is_requested) co_return std::move(done);
     trouble = done.error().message();
     if (!waits) {
       log::warn("checkpoint.read_failed", {{"why", trouble}, {"action", "it is read again"}});

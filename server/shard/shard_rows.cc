@@ -133,6 +133,7 @@ Result<std::uint64_t> ShardRows::pass_over_journal(const fs::path& folder,
                                                    const std::string& restored_from) {
   rows_journal::Reader old(folder, 0);
   std::uint64_t next = 1;
+  CENTROID_TRY(old.listed());
   if (old.segments().empty()) return next;
   const std::string move = ": move the rows-*.log away to go on without it";
   if (restored_from.empty())

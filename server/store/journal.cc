@@ -25,6 +25,8 @@ Task<Status> Journal::start(Executor files, JournalWriter::Options options, jour
   };
   accepts_ = has_chunks_ = rotates_ = false;
   repairs_at_ = {};
+  base_.reset();
+  gap_.reset();
   auto open = [options = std::move(options), base = std::move(base), route = std::move(route)] {
     return JournalWriter::start(options, base, route);
   };
@@ -64,8 +66,8 @@ Task<void> Journal::begin_attempt(journal::Base base) {
   if (!writer_) co_return;
   drop();
   base_ = std::move(base);
-  const bool may_repair = rotates_at_ == base_.round || !writer_->state().is_broken;
-  if (rotates_ && may_repair) writer_->begin_segment(base_);
+  const bool may_repair = rotates_at_ == base_->round || !writer_->state().is_broken;
+  if (rotates_ && may_repair) begin_segment();
   rotates_ = false;
   co_await done(writer_->asked());
 }
@@ -100,6 +102,7 @@ Task<void> Journal::drained() {
 std::uint64_t Journal::end_round(journal::Kind kind, journal::Commit commit) {
   if (!writer_) return 0;
   has_chunks_ = false;
+  base_.reset();  // a segment that began now would lack this round
   return writer_->end_round(kind, round_, attempt_, std::move(commit));
 }
 
@@ -114,13 +117,20 @@ void Journal::checkpoint_begins(Round round) {
   // The attempt in progress follows the checkpoint, too, and has no record yet. The next one begins
   // too late for a journal that is broken.
   const bool may_repair =
-      writer_ && writer_->state().is_broken && !has_chunks_ && base_.round == round;
+      writer_ && writer_->state().is_broken && !has_chunks_ && base_ && base_->round == round;
   if (!may_repair) return;
-  writer_->begin_segment(base_);
+  begin_segment();
   rotates_ = false;
 }
 
+/// Behind a gap it counts once the checkpoint that it follows is there.
+void Journal::begin_segment() {
+  if (writer_->state().is_broken) gap_ = base_->round;
+  writer_->begin_segment(*base_);
+}
+
 void Journal::checkpoint_written(Round round) {
+  if (gap_ && *gap_ <= round) gap_.reset();
   if (writer_) writer_->prune(round);
 }
 
@@ -130,9 +140,9 @@ void Journal::give_up() {
 }
 
 bool Journal::requires_checkpoint(TimePoint now) {
-  const bool is_broken = writer_ && writer_->state().is_broken;
-  if (!is_broken) repairs_at_ = {};
-  if (!is_broken || now < repairs_at_) return false;
+  const bool is_needed = writer_ && (writer_->state().is_broken || gap_);
+  if (!is_needed) repairs_at_ = {};
+  if (!is_needed || now < repairs_at_) return false;
   repairs_at_ = now + kRepairEvery;
   return true;
 }

@@ -58,11 +58,14 @@ class Journal {
   /// A checkpoint of the state after `round` has begun: a new segment follows it.
   void checkpoint_begins(Round round);
   /// Begin a new segment with the next attempt: the terms of a replay have changed.
-  void begin_segment_next() { rotates_ = true; }
+  void begin_segment_next() {
+    rotates_ = true;
+    base_.reset();
+  }
   void checkpoint_written(Round round);
   /// The server stops: failing writes are not awaited any more.
   void give_up();
-  /// It is broken, and a checkpoint is needed: at once, and again every minute.
+  /// It is broken, or goes on behind a gap: a checkpoint is needed, at once and every minute.
   bool requires_checkpoint(TimePoint now);
   JournalWriter::State state() const;
   /// Together with that of tables of sparse rows, if there is one.
@@ -70,6 +73,7 @@ class Journal {
 
  private:
   void drop();
+  void begin_segment();
 
   const Executor executor_;
   std::shared_ptr<Event> moved_;
@@ -77,8 +81,9 @@ class Journal {
   Round round_;
   std::uint32_t attempt_ = 0;
   bool accepts_ = false, has_chunks_ = false, rotates_ = false;
-  TimePoint repairs_at_{};  ///< not before
-  journal::Base base_;      ///< of the attempt
+  TimePoint repairs_at_{};             ///< not before
+  std::optional<journal::Base> base_;  ///< of the attempt, until its end is written
+  std::optional<Round> gap_;           ///< the journal goes on behind a checkpoint to be written
   Round rotates_at_;
   std::unique_ptr<JournalWriter> writer_;
 };

@@ -34,12 +34,7 @@ JournalWriter::JournalWriter(Options options)
 
 Result<std::unique_ptr<JournalWriter>> JournalWriter::start(Options options, journal::Base base,
                                                             journal::Route route) {
-  std::error_code error;
-  file::create_directories(options.folder, error);
-  if (error)
-    return Error(error == std::errc::no_space_on_device ? ErrorCode::kResourceExhausted
-                                                        : ErrorCode::kFailedPrecondition,
-                 "journal folder " + options.folder.string() + ": " + error.message());
+  CENTROID_TRY(make_folder(options.folder));
   std::unique_ptr<JournalWriter> writer(new JournalWriter(std::move(options)));
   writer->route_ = std::move(route);
   CENTROID_ASSIGN(const auto earlier, journal::segments_of(writer->log_.folder));

@@ -16,6 +16,16 @@ bool is_fenced(const Status& status) { return status.error().code() == ErrorCode
 
 }  // namespace
 
+Status LogWriter::make_folder(const fs::path& folder) {
+  std::error_code error;
+  file::create_directories(folder, error);
+  if (!error) return {};
+  const ErrorCode code = error == std::errc::no_space_on_device ? ErrorCode::kResourceExhausted
+                         : error == std::errc::io_error         ? ErrorCode::kUnavailable
+                                                                : ErrorCode::kFailedPrecondition;
+  return Error(code, "journal folder " + folder.string() + ": " + error.message());
+}
+
 void LogWriter::start_threads() {
   storage::Storage* const storage = &storage::current();
   writer_ = Thread("journal", [this, storage] {

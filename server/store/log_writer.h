@@ -53,6 +53,8 @@ class LogWriter {
   void give_up();
 
  protected:
+  /// Before the first file of a journal.
+  static Status make_folder(const std::filesystem::path& folder);
   /// Names for the log and for tests.
   struct Names {
     std::string_view goes_on, waits, waits_action, broken, broken_action, sync_failed, prune_failed,

@@ -36,11 +36,7 @@ RowsJournalWriter::RowsJournalWriter(Options options, Position position)
 
 Result<std::unique_ptr<RowsJournalWriter>> RowsJournalWriter::start(Options options,
                                                                     Position position) {
-  std::error_code error;
-  file::create_directories(options.folder, error);
-  if (error)
-    return Error(ErrorCode::kFailedPrecondition,
-                 "journal folder " + options.folder.string() + ": " + error.message());
+  CENTROID_TRY(make_folder(options.folder));
   std::unique_ptr<RowsJournalWriter> writer(new RowsJournalWriter(std::move(options), position));
   CENTROID_ASSIGN(const auto earlier, rows_journal::segments_of(writer->log_.folder));
   for (const LogSegment& old : earlier)

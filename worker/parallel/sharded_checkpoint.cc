@@ -333,10 +333,15 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
   CENTROID_TRY(check_model(parameters));
   CENTROID_ASSIGN(const std::unique_ptr<Optimizer> optimizer, make_optimizer(options.optimizer));
   std::vector<CheckpointEntry> candidates;
+  Status listed;
   if (directory_) {
-    CENTROID_ASSIGN(candidates, directory_->entries(false));
+    auto found = directory_->entries(false);
+    if (found.ok())
+      candidates = std::move(found).value();
+    else
+      listed = found.error();
   }
-  for (Status refused;;) {
+  for (Status refused = listed;;) {
     CENTROID_ASSIGN(const fs::path folder, choose(candidates, version, refused));
     CheckpointManifest content;
     std::optional<RangeReader> reader;
