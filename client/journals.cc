@@ -62,18 +62,15 @@ std::set<std::string> runs_of(const Contents& of) {
   return runs;
 }
 
-std::vector<LogSegment> segments_of_rows(const fs::path& folder) {
-  auto found = rows_journal::segments_of(folder);
+/// Of a folder that `check_journals` could list.
+std::vector<LogSegment> or_none(Result<std::vector<LogSegment>> found) {
   return found.ok() ? std::move(found).value() : std::vector<LogSegment>();
 }
 
-std::vector<LogSegment> segments_of_rounds(const fs::path& folder) {
-  auto found = journal::segments_of(folder);
-  return found.ok() ? std::move(found).value() : std::vector<LogSegment>();
-}
-
+/// True also if the folder is unreadable, which `check_journals` reports.
 bool has_journal(const fs::path& folder) {
-  return !segments_of_rounds(folder).empty() || !segments_of_rows(folder).empty();
+  const auto rounds = journal::segments_of(folder);
+  return !rounds.ok() || !rounds->empty() || !or_none(rows_journal::segments_of(folder)).empty();
 }
 
 /// The content of a folder, read to its end.
@@ -93,7 +90,7 @@ bool has_gone(const std::vector<LogSegment>& listed) {
 
 Contents read_rounds(const fs::path& folder) {
   for (int look = 1;; ++look) {
-    const auto listed = segments_of_rounds(folder);
+    const auto listed = or_none(journal::segments_of(folder));
     Contents out = journal::read_contents(folder);
     if (out.damage.empty() || look == kReadAttempts || !has_gone(listed)) return out;
   }
@@ -101,7 +98,7 @@ Contents read_rounds(const fs::path& folder) {
 
 Result<rows_journal::Report> read_rows(const fs::path& folder) {
   for (int look = 1;; ++look) {
-    const auto listed = segments_of_rows(folder);
+    const auto listed = or_none(rows_journal::segments_of(folder));
     auto out = rows_journal::verify(folder);
     if (out.ok() || look == kReadAttempts || !has_gone(listed)) return out;
   }
@@ -244,7 +241,7 @@ Tables inspect_tables(const CheckpointEntry& newest, const std::vector<Journal>&
     for (const Journal& one : journals) {
       if (!has_tables_of(one, server, newest.info.run_id)) continue;
       is_there = true;
-      const std::string trouble = trouble_of(segments_of_rows(one.folder), first);
+      const std::string trouble = trouble_of(or_none(rows_journal::segments_of(one.folder)), first);
       if (!trouble.empty())
         out.problems.push_back(label_of(one.folder) + " of tables  DAMAGED  " + trouble + ", but " +
                                checkpoint + " goes on with " + rows_journal::segment_name(first));
@@ -312,6 +309,12 @@ bool check_journals(std::FILE* out, const Checkpoints& checkpoints,
   bool is_sound = true;
   std::vector<Journal> journals;
   for (const fs::path& folder : folders) {
+    if (const auto listed = journal::segments_of(folder); !listed.ok()) {
+      std::fprintf(out, "%s  is unreadable: %s: look at the disk and the rights of the folder\n",
+                   folder.c_str(), listed.error().message().c_str());
+      is_sound = false;
+      continue;
+    }
     if (!has_journal(folder)) {
       std::fprintf(
           out, "%s  contains no journal: expected files journal-NUMBER.log or rows-NUMBER.log\n",
@@ -320,7 +323,7 @@ bool check_journals(std::FILE* out, const Checkpoints& checkpoints,
     }
     Journal& one = journals.emplace_back();
     one.folder = folder;
-    one.has_rows = !segments_of_rows(folder).empty();
+    one.has_rows = !or_none(rows_journal::segments_of(folder)).empty();
     if (one.has_rows) one.rows = read_rows(folder);
     is_sound = report_rows(out, one) && is_sound;
     one.rounds = read_rounds(folder);

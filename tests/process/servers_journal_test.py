@@ -451,6 +451,9 @@ class Verify(JournalTest):
         (self.folder / apart / "journal").rename(self.folder / "leader's")
         self.assertIn("the leader's journal, which records the commits, is missing", self.verify(apart))
         self.assertIn("elsewhere/nowhere  contains no journal", self.verify(apart, "--journal", self.folder / "elsewhere" / "nowhere", status=1))
+        file = self.folder / "file"
+        file.write_text("no folder")
+        self.assertIn("file  is unreadable: list", self.verify(apart, "--journal", file, status=1))
         both = [one for name in ("leader's", "elsewhere") for one in ("--journal", self.folder / name)]
         self.assertIn("those of 'c' are complete", self.verify(apart, *both))
 
