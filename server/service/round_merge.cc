@@ -51,7 +51,9 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
   }
   Merging round(executor_, std::move(decision));
   round.is_spread = spread_.has_others();
-  const bool writes_now = !config_.applies_on_worker() && !round.is_spread;
+  // Behind a step that may overflow: a round that is skipped is in no journal.
+  const bool writes_now = !config_.applies_on_worker() && !round.is_spread &&
+                          (job_.shard->is_early() || !local_.may_overflow());
   if (writes_now) round.written = round_journal_.end_round(journal::Kind::kCommit, round.decision);
   const TimePoint begin = clock_.now();
   CENTROID_CO_TRY(co_await images_.until_copied());
@@ -180,8 +182,10 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   if (open_.overflow) co_return halt_on_overflow(round);
   if (round.is_spread)
     CENTROID_CO_TRY(co_await round_journal_.commit(round.decision));
-  else
+  else if (round.written > 0)
     CENTROID_CO_TRY(co_await round_journal_.written(round.written));
+  else
+    CENTROID_CO_TRY(co_await write_commit(round));
   job_.shard->commit();
   fault::point("round.before_close");
   close(round);

@@ -308,6 +308,21 @@ class Refusals(ClusterTest):
         server.wait_event("round.skipped", worker="giant", why="though every contribution is")
         self.assertEqual(self.state(server), before)
 
+    def test_a_step_that_is_skipped_is_in_no_journal(self):
+        flags = ["--apply", "server", "--optimizer", "sgd", "--lr", 1e10, "--clip-norm", 1e35, "--nonfinite", "skip", "--journal.mode", "on", "--min-workers", 1]
+        server = self.launch_server(*flags).wait_ready()
+        giant = Peer(server.data, "giant").join().until_round()
+        giant.whole()
+        giant.until_round()
+        for chunk, count in enumerate((8, 6, 1)):  # finite, with a finite sum
+            giant.push(chunk, [1e30] * count)
+        giant.end()
+        server.wait_event("round.skipped", worker="giant", why="though every contribution is")
+        giant.close()
+        server.kill()
+        again = self.launch_server(*flags, "--resume", name="again").wait_ready()
+        self.assertEqual(again.cluster()["version"], 2)
+
 
     def test_an_optimizers_state_that_is_not_finite_is_in_no_version_and_no_checkpoint(self):
         for apply in ("server", "worker"):
