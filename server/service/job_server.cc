@@ -81,7 +81,7 @@ Task<Status> JobServer::run(transport::Listener& listener) {
   co_await end_job(ending);
   const auto is_over = [&] {
     return ctx_.stopping.is_requested || ctx_.config.leaving.when_finished || ending.is_elsewhere ||
-           ctx_.gate.is_deposed();
+           ending.may_pass || ctx_.gate.is_deposed();
   };
   (void)co_await ctx_.waits.until(is_over, kShownElsewhere);
   co_await keep_last_state(ending);
@@ -110,7 +110,8 @@ Task<void> JobServer::close(transport::Listener& listener) {
 }
 
 /// The rounds are over: the last checkpoint, the last phase, and everybody hears of it. Where
-/// another server has the job, or may, nothing is written and nobody is told that it is over.
+/// another server has the job, or may, nothing is written and nobody is told that it is over. An
+/// error that may pass, as of a disk that cannot be read, ends this server and not the job.
 Task<void> JobServer::end_job(Ending& ending) {
   Status& result = ending.result;
   const auto is_elsewhere = [&] {
@@ -121,11 +122,13 @@ Task<void> JobServer::end_job(Ending& ending) {
   const bool is_remembered = result.ok() && !is_elsewhere() && stop && !stop->halted.empty();
   (void)ctx_.disk.hurried();  // the end waits for a checkpoint that is being written
   if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop->halted);
-  bool halted = !result.ok() && !is_elsewhere();
+  ending.may_pass = !result.ok() && result.error().code() == ErrorCode::kUnavailable;
+  bool halted = !result.ok() && !ending.may_pass && !is_elsewhere();
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
   if (halted && ctx_.job.shard && !ctx_.job.store().is_current())
     (void)co_await parts_.exchange.fetch_state();
-  if (!is_elsewhere() && !ctx_.phase.is(Phase::kStandby)) co_await write_last_checkpoint();
+  if (!ending.may_pass && !is_elsewhere() && !ctx_.phase.is(Phase::kStandby))
+    co_await write_last_checkpoint();
   ending.is_elsewhere = is_elsewhere();
   halted = halted && !ending.is_elsewhere;
   if (ending.is_elsewhere)
@@ -133,11 +136,11 @@ Task<void> JobServer::end_job(Ending& ending) {
                {{"term", ctx_.gate.term()},
                 {"error", result.ok() ? ctx_.gate.holds().error() : result.error()},
                 {"action", "this server writes nothing more, its workers look for the leader"}});
-  ending.writes_nothing = ending.is_elsewhere || ctx_.phase.is(Phase::kStandby);
+  ending.writes_nothing = ending.is_elsewhere || ending.may_pass || ctx_.phase.is(Phase::kStandby);
   const bool is_signalled = ctx_.stopping.is_requested;
   if (halted && !stop && !is_signalled) co_await stop_.keep_halt(result.error());
   const proto::FinishReason reason = set_last_phase(ending, halted);
-  ending.is_coming_back = ending.is_elsewhere ||
+  ending.is_coming_back = ending.is_elsewhere || ending.may_pass ||
                           (ctx_.stopping.leaves_workers && !halted && !parts_.data.goal_reached());
   if (ending.is_coming_back)
     log::info("server.workers_released", {{"workers", ctx_.members.present.size()}});
@@ -152,10 +155,11 @@ Task<void> JobServer::end_job(Ending& ending) {
 }
 
 proto::FinishReason JobServer::set_last_phase(const Ending& ending, bool halted) {
-  const bool is_requested = ctx_.stopping.is_requested || ending.is_elsewhere;
+  const bool is_requested = ctx_.stopping.is_requested || ending.is_elsewhere || ending.may_pass;
   const bool is_stopped = is_requested || ctx_.commands.stop;
   const std::string why_stopped = ctx_.stopping.is_requested ? ctx_.stopping.reason
                                   : ending.is_elsewhere      ? "another server leads"
+                                  : ending.may_pass          ? ending.result.error().message()
                                                              : ctx_.phase.reason();
   ctx_.phase.set(halted               ? Phase::kHalted
                  : is_requested       ? Phase::kStopping

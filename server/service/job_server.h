@@ -68,6 +68,7 @@ class JobServer final {
   struct Ending {
     Status result;
     bool is_elsewhere = false;    ///< another server has the job, or may
+    bool may_pass = false;        ///< the error: started again, the server may go on
     bool writes_nothing = false;  ///< it is another server's, or this one never led
     bool is_coming_back = false;  ///< workers are to wait for a server
   };

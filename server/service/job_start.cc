@@ -12,10 +12,6 @@
 
 namespace centroid::server {
 
-namespace {
-constexpr std::chrono::seconds kListsAgain{10};  // a folder that a disk fails to list
-}  // namespace
-
 /// From another version than the next one; the round that was open does not count.
 void JobStart::go_on_from(JobState next) {
   open_ = OpenRound(policy_);
@@ -29,14 +25,7 @@ void JobStart::go_on_from(JobState next) {
 Task<Status> JobStart::begin_replay() {
   replay_.reset();
   auto open = [folder = config_.journal.dir] { return std::make_unique<journal::Reader>(folder); };
-  std::unique_ptr<journal::Reader> reader;
-  for (const TimePoint limit = clock_.now() + kListsAgain;;) {
-    reader = co_await run_on(disk_.executor, open);
-    if (reader->listed().ok() || clock_.now() >= limit || stopping_.is_requested) break;
-    const std::string trouble = reader->listed().error().message();
-    const auto waits = waits_.begin(WaitCause::kJournal, "job", "journal", trouble.c_str());
-    (void)co_await waits_.next_change(clock_.now() + kRetryPause);
-  }
+  auto reader = co_await run_on(disk_.executor, std::move(open));
   CENTROID_CO_TRY(reader->listed());
   if (reader->segments().empty()) co_return Status();
   if (!job_.shard)

@@ -18,7 +18,6 @@ namespace centroid::server {
 namespace {
 /// Least memory for what training changes while a checkpoint is written.
 constexpr std::size_t kSnapshotBudgetBytes = 64u << 20;
-constexpr std::chrono::seconds kReadsAgain{10};  // a disk that fails to read
 }  // namespace
 
 /// Before anything is taken for a model. `codec`: of a worker that comes, or as it was known last.
@@ -139,36 +138,6 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   return {};
 }
 
-/// An error of the disk may pass; an older state would lose rounds.
-template <class T>
-Task<Result<T>> StateLoader::repeat(std::function<Task<Result<T>>()> read) {
-  std::optional<TimePoint> limit;
-  std::optional<Waits::Guard> waits;
-  std::string trouble;
-  for (;;) {
-    auto done = co_await read();
-    const bool may_pass = !done.ok() && done.error().code() == ErrorCode::kUnavailable;
-    if (!limit) limit = clock_.now() + kReadsAgain;
-    if (!may_pass || clock_.now() >= *limit || stopping_.is_requested) co_return std::move(done);
-    trouble = done.error().message();
-    if (!waits) {
-      log::warn("checkpoint.read_failed", {{"why", trouble}, {"action", "it is read again"}});
-      waits_.begin(waits, WaitCause::kCheckpoint, "job", "checkpoint", [&] { return trouble; });
-    }
-    (void)co_await waits_.next_change(clock_.now() + kRetryPause);
-  }
-}
-
-Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
-  std::function<Task<Result<JobState>>()> read = [this, entry] { return load(entry); };
-  co_return co_await repeat<JobState>(std::move(read));
-}
-
-Task<Result<bool>> StateLoader::has_checkpoint() {
-  std::function<Task<Result<bool>>()> look = [this] { return look_for_checkpoint(); };
-  co_return co_await repeat<bool>(std::move(look));
-}
-
 /// The newest that is sound. Files are read by the blocking thread: this one answers meanwhile.
 Task<Result<JobState>> StateLoader::load_newest() {
   const Raised loading(use_.is_loading, changed_);
@@ -200,7 +169,7 @@ Task<Result<JobState>> StateLoader::load_newest() {
     log::warn("checkpoint.none_found",
               {{"dir", checkpoints_->root().string()}, {"action", "starting afresh"}});
   if (!**newest) co_return JobState();
-  co_return co_await load(**newest);
+  co_return co_await load_checkpoint(**newest);
 }
 
 /// It was made with settings that go on the same way.
@@ -254,7 +223,7 @@ void take_position(JobState& state, const CheckpointInfo& info) {
 }  // namespace
 
 /// No member may join meanwhile (`use_.is_loading`).
-Task<Result<JobState>> StateLoader::load(std::shared_ptr<const CheckpointEntry> entry) {
+Task<Result<JobState>> StateLoader::load_checkpoint(std::shared_ptr<const CheckpointEntry> entry) {
   if (!entry) co_return co_await load_newest();
   const CheckpointInfo& info = entry->info;
   JobState state;
@@ -353,7 +322,7 @@ Task<Result<JobState>> StateLoader::load_initial_file() {
 }
 
 /// Of a model.
-Task<Result<bool>> StateLoader::look_for_checkpoint() const {
+Task<Result<bool>> StateLoader::has_checkpoint() const {
   auto look = [&directory = *checkpoints_] { return directory.entries(false); };
   CENTROID_CO_ASSIGN(const auto all, co_await run_on(disk_.executor, std::move(look)));
   co_return !all.empty() && all.front().version.value > 0;

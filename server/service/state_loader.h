@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,12 +33,12 @@ class StateLoader : private JobPart {
 
   /// Put an empty model into `into`. fails resource_exhausted, invalid_argument
   Status make_store(JobState& into, const Manifest& manifest, const std::string& codec);
-  /// A checkpoint; nullptr: the newest that is sound, or the beginning without one. Repeats a read
-  /// that fails for a while.
+  /// A checkpoint; nullptr: the newest that is sound, or the beginning without one. fails
+  /// unavailable where the disk cannot be read: an older state would lose rounds
   Task<Result<JobState>> load_checkpoint(std::shared_ptr<const CheckpointEntry> entry = nullptr);
   Task<Result<JobState>> load_initial_file();
   /// Of a model.
-  Task<Result<bool>> has_checkpoint();
+  Task<Result<bool>> has_checkpoint() const;
   /// The job's training data, as its first worker or its checkpoint has it.
   std::optional<DataIdentity> agreed_data() const;
 
@@ -51,11 +50,7 @@ class StateLoader : private JobPart {
   std::uint64_t readers_room() const { return readers_room_; }
 
  private:
-  template <class T>
-  Task<Result<T>> repeat(std::function<Task<Result<T>>()> read);
-  Task<Result<bool>> look_for_checkpoint() const;
   Task<Result<JobState>> load_newest();
-  Task<Result<JobState>> load(std::shared_ptr<const CheckpointEntry> entry);
   Status check_room(const ChunkPlan& plan, const FragmentPlan& fragments, std::size_t slots,
                     const std::string& codec);
   Status check_settings(const CheckpointEntry& entry, const std::vector<std::string>& slots,

@@ -82,7 +82,7 @@ class Machine {
     bool has_ended = false;
   };
   void end(bool silently);
-  int on_storage(const Process& process, std::string_view operation, const std::string& file);
+  int on_storage(const Process& process, std::string_view operation);
 
   const std::string name_;
   const std::shared_ptr<test::MemoryDisk> disk_;

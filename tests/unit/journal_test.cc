@@ -1,3 +1,5 @@
+#include "server/store/journal.h"
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -8,8 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/async/io_thread.h"
 #include "common/checkpoint/journal_reader.h"
-#include "server/store/journal_writer.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/progress.h"
 #include "tests/unit/temporary_directory.h"
@@ -394,6 +396,63 @@ TEST_F(JournalTest, FailedSyncBreaksAndIsNotRepeated) {
   EXPECT_TRUE(writer->state().is_broken);
   write_round(*writer, 2);
   EXPECT_EQ(syncs, 2);
+}
+
+/// It is whole again once the checkpoint is written behind which it begins anew, and only where it
+/// has every round behind that.
+TEST_F(JournalTest, ABrokenJournalIsRepairedByACheckpointOfItsAttempt) {
+  std::atomic<bool> fails = false;
+  IoThread service("service"), files("files");
+  std::optional<test::ScopedFaults> faults;  // of the thread that opens the journal
+  auto begin_faults = [&] {
+    faults.emplace([&](std::string_view operation, const fs::path&) {
+      return operation == "sync" && fails ? EIO : 0;
+    });
+  };
+  auto end_faults = [&] { faults.reset(); };
+  service.wait(run_on(files.executor(), std::move(begin_faults)));
+  Journal journal(service.executor());
+  ASSERT_TRUE(service.wait(journal.start(files.executor(), options(), base(0))).ok());
+  std::vector<float> values;
+  const auto begin = [&](std::uint64_t round) {
+    service.wait(journal.begin_attempt(base(round - 1)));
+    values = numbers(round);
+    journal.begin(Round(round), 0);
+  };
+  const auto end = [&](bool fails_to) {
+    fails = fails_to;
+    journal.chunk(ChunkId(0), Form::kSum, std::as_bytes(std::span<const float>(values)));
+    service.wait(journal.done(journal.end_round(Kind::kCommit, journal::Commit())));
+    fails = false;
+  };
+  const TimePoint now = centroid::now();
+  begin(1);
+  end(false);
+  EXPECT_FALSE(journal.requires_checkpoint(now));
+  begin(2);
+  end(true);
+  EXPECT_TRUE(journal.requires_checkpoint(now));
+  EXPECT_FALSE(journal.requires_checkpoint(now + std::chrono::seconds(59))) << "it was asked for";
+  EXPECT_TRUE(journal.requires_checkpoint(now + std::chrono::minutes(1)));
+  journal.checkpoint_begins(Round(1));
+  begin(3);
+  EXPECT_TRUE(journal.state().is_broken) << "round 2 is behind the checkpoint, and in no segment";
+  journal.checkpoint_begins(Round(2));
+  service.wait(journal.drained());
+  EXPECT_FALSE(journal.state().is_broken);
+  EXPECT_TRUE(journal.requires_checkpoint(now + std::chrono::minutes(2))) << "until it is written";
+  end(false);
+  journal.checkpoint_written(Round(1));
+  EXPECT_TRUE(journal.requires_checkpoint(now + std::chrono::minutes(3)));
+  journal.checkpoint_written(Round(2));
+  EXPECT_FALSE(journal.requires_checkpoint(now + std::chrono::minutes(4)));
+  begin(4);
+  end(true);
+  journal.checkpoint_begins(Round(3));  // its segment would lack round 4
+  service.wait(journal.drained());
+  EXPECT_TRUE(journal.state().is_broken);
+  service.wait(journal.stop(files.executor()));
+  service.wait(run_on(files.executor(), std::move(end_faults)));
 }
 
 TEST_F(JournalTest, GroupCommitSyncsSeveralRoundsAtOnce) {
