@@ -36,6 +36,7 @@ class FramedConnection final : public Connection {
   Task<Result<Bytes>> read_piece(MutableBytes scratch) override;
   Task<Status> skip_payload() override;
   Task<Status> write(const OutFrame& frame) override;
+  Task<Result<bool>> flush() override;
   /// The effect of a bad wire or a dying peer on a frame; for tests.
   Task<Status> write_damaged(const OutFrame& frame, Damage damage);
   void close(Error cause) noexcept override;
@@ -61,6 +62,8 @@ class FramedConnection final : public Connection {
   // operations, each counted once more per kStreakBytes.
   static constexpr std::size_t kStreak = 64;
   static constexpr std::size_t kStreakBytes = 16 << 10;
+  static constexpr std::size_t kMostWaiting = 4096;  ///< bytes that wait for the next frame
+  using Parts = std::array<Bytes, 4>;
 
   enum class Reading : std::uint8_t { kNothing, kHeader, kPayload };
   class ReadGuard;
@@ -80,8 +83,8 @@ class FramedConnection final : public Connection {
   Result<FrameHeader> header_for(const OutFrame& frame) const;
   Task<Status> await_turn();
   void pass_turn();
-  Task<Status> send_in_turn(std::array<Bytes, 3> parts);
-  Task<Status> send(std::array<Bytes, 3> parts);
+  Task<Status> send_in_turn(std::array<Bytes, 3> frame);
+  Task<Status> send(Parts parts);
   void watch();
   void on_watch();
 
@@ -106,8 +109,10 @@ class FramedConnection final : public Connection {
   std::uint64_t frame_read_ = 0, frame_bytes_ = 0;  ///< of the frame being received
 
   bool is_writing_ = false;
-  std::deque<Parking*> writers_;  ///< in order, behind the one that writes
-  std::size_t streak_ = 0;        ///< operations in a row that needed no wait
+  std::deque<Parking*> writers_;    ///< in order, behind the one that writes
+  std::vector<std::byte> waiting_;  ///< frames that leave with the next one
+  std::vector<std::byte> leaving_;  ///< with the frame that is being written
+  std::size_t streak_ = 0;          ///< operations in a row that needed no wait
 
   /// Made when first needed: an executor without timers and sockets blocks on a condition, which
   /// wakes faster than epoll.

@@ -48,16 +48,31 @@ Task<Status> FramedConnection::write(const OutFrame& frame) {
   CENTROID_CO_ASSIGN(const FrameHeader header, header_for(frame));
   const auto raw = encode_header(header);
   const std::array<Bytes, 3> parts{Bytes(raw), frame.head, frame.payload};
+  const std::size_t size = raw.size() + frame.head.size() + frame.payload.size();
+  if (frame.may_wait && waiting_.size() + size <= kMostWaiting) {
+    for (const Bytes part : parts) waiting_.insert(waiting_.end(), part.begin(), part.end());
+    ++traffic_.frames_out;
+    co_return Status();
+  }
   Status sent = co_await send_in_turn(parts);
   if (sent.ok()) ++traffic_.frames_out;
   co_return sent;
+}
+
+Task<Result<bool>> FramedConnection::flush() {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  if (cause_) co_return *cause_;
+  if (waiting_.empty()) co_return false;
+  const std::array<Bytes, 3> nothing;
+  CENTROID_CO_TRY(co_await send_in_turn(nothing));
+  co_return true;
 }
 
 void FramedConnection::close_with(const OutFrame& last, Error cause) noexcept {
   const auto header = header_for(last);
   if (header.ok() && !is_writing_) {
     const auto raw = encode_header(*header);
-    const std::array<Bytes, 3> parts{Bytes(raw), last.head, last.payload};
+    const Parts parts{Bytes(waiting_), Bytes(raw), last.head, last.payload};
     const Moved moved = stream_->try_write(parts);  // a part of it is as good as none
     traffic_.bytes_out += moved.bytes;
   }
@@ -82,10 +97,15 @@ Task<Status> FramedConnection::write_damaged(const OutFrame& frame, Damage damag
   co_return sent;
 }
 
-Task<Status> FramedConnection::send_in_turn(std::array<Bytes, 3> parts) {
+/// With the frames that wait for it. Where nothing of them left they go on waiting.
+Task<Status> FramedConnection::send_in_turn(std::array<Bytes, 3> frame) {
   if (is_writing_) CENTROID_CO_TRY(co_await await_turn());
   is_writing_ = true;
+  leaving_.swap(waiting_);
+  const Parts parts{Bytes(leaving_), frame[0], frame[1], frame[2]};
   Status sent = co_await send(parts);
+  if (!sent.ok() && !cause_) waiting_.insert(waiting_.begin(), leaving_.begin(), leaving_.end());
+  leaving_.clear();
   pass_turn();
   co_return sent;
 }
@@ -121,8 +141,9 @@ void FramedConnection::pass_turn() {
   next->resume(true);  // is_writing_ stays set: no other writer gets in between
 }
 
-Task<Status> FramedConnection::send(std::array<Bytes, 3> parts) {
-  const std::size_t size = parts[0].size() + parts[1].size() + parts[2].size();
+Task<Status> FramedConnection::send(Parts parts) {
+  std::size_t size = 0;
+  for (const Bytes part : parts) size += part.size();
   std::size_t sent = 0;
   while (sent < size) {
     if (streak_ > kStreak) {

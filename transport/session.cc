@@ -204,25 +204,50 @@ void Session::accept_without_crc() {
 
 Task<Status> Session::send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
                            std::optional<std::uint32_t> payload_crc) {
-  const auto impl = impl_;
-  CENTROID_CO_TRY(impl->check_out(kind, head, payload));
-  if (!payload.empty()) CENTROID_CO_TRY(co_await impl->take_credit(payload.size(), deadline));
-  if (impl->cause) co_return Error(*impl->cause);
   OutFrame frame;
   frame.kind = kind;
   frame.head = head;
   frame.payload = payload;
-  if (sends_unsummed_ && !payload.empty()) {
+  frame.payload_crc = payload_crc;
+  return send(frame, deadline);
+}
+
+Task<Status> Session::send_soon(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
+                                std::optional<std::uint32_t> payload_crc) {
+  OutFrame frame;
+  frame.kind = kind;
+  frame.head = head;
+  frame.payload = payload;
+  frame.payload_crc = payload_crc;
+  frame.may_wait = true;
+  return send(frame, deadline);
+}
+
+Task<Status> Session::send(OutFrame frame, Deadline deadline) {
+  const auto impl = impl_;
+  CENTROID_CO_TRY(impl->check_out(frame.kind, frame.head, frame.payload));
+  const std::size_t bytes = frame.payload.size();
+  if (bytes > 0) CENTROID_CO_TRY(co_await impl->take_credit(bytes, deadline));
+  if (impl->cause) co_return Error(*impl->cause);
+  if (sends_unsummed_ && bytes > 0) {
     frame.flags = kFlagNoPayloadCrc;
-  } else {
-    frame.payload_crc = payload_crc;
+    frame.payload_crc.reset();
   }
   Status written = co_await impl->connection->write(frame);
   if (!written.ok()) {
-    impl->return_credit(payload.size());  // cancelled before the first byte: the session goes on
+    impl->return_credit(bytes);  // cancelled before the first byte: the session goes on
     co_return impl->cause_or(std::move(written).error());
   }
   co_return Status();
+}
+
+void Session::let_credit_wait(bool waits) { impl_->lets_credit_wait = waits; }
+
+Task<Result<bool>> Session::flush() {
+  const auto impl = impl_;
+  auto flushed = co_await impl->connection->flush();
+  if (!flushed.ok()) co_return impl->cause_or(std::move(flushed).error());
+  co_return flushed;
 }
 
 Task<Status> Session::Impl::answer(const FrameHeader& request, std::uint32_t flags, Bytes head,

@@ -127,6 +127,10 @@ class Session {
   ///        the payload is larger than the peer's window or a limit.
   Task<Status> send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
                     std::optional<std::uint32_t> payload_crc = {});
+  /// As `send`, where more follows or `flush`: a small one may wait and leave with that.
+  Task<Status> send_soon(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
+                         std::optional<std::uint32_t> payload_crc = {});
+  Task<Result<bool>> flush();  ///< false: nothing waited
 
   /// Accept and send payloads of one-way messages without a checksum: for two processes of one
   /// machine, whose bytes pass no network card. Call before the first of them is sent.
@@ -140,6 +144,8 @@ class Session {
   /// Return credit for `bytes` of one-way payload that have left our memory to the peer; batches
   /// frames.
   void release_credit(std::uint64_t bytes);
+  /// Credit leaves with the next frame: while the peer sends no payload before that.
+  void let_credit_wait(bool waits);
 
   /// Notify the peer of the reason (Goodbye, best effort, at most a second) and close. Not from
   /// `on_frame`: return the error there.
@@ -158,6 +164,7 @@ class Session {
 
  private:
   struct Impl;
+  Task<Status> send(OutFrame frame, Deadline deadline);
   explicit Session(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;  ///< shared with the pending calls
   bool sends_unsummed_ = false;

@@ -108,6 +108,7 @@ struct Session::Impl : std::enable_shared_from_this<Session::Impl> {
 
   SendCredit send_credit{0};
   ReceiveCredit receive_credit{0};
+  bool lets_credit_wait = false;
   std::list<CreditWait*> credit_waits;  ///< first come, first served
   Waiter grants;                        ///< wakes write_grants
   std::uint64_t unread_payload = 0;     ///< of the sink's frame

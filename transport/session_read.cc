@@ -132,6 +132,7 @@ Task<void> Session::Impl::write_grants() {
     OutFrame frame;
     frame.kind = kCredit;
     frame.head = head;
+    frame.may_wait = lets_credit_wait;
     ++counters.credit_frames_out;
     const Status written = co_await connection->write(frame);
     if (!written.ok()) co_return;  // the connection is closed: the read loop finds the cause

@@ -94,6 +94,9 @@ Task<Status> Session::Impl::take_credit(std::uint64_t bytes, Deadline deadline) 
                                                      std::to_string(send_credit.window()) +
                                                      " that " + label() + " grants");
   if (credit_waits.empty() && send_credit.try_take(bytes)) co_return Status();
+  CENTROID_CO_TRY(co_await connection->flush());  // what the peer may answer to
+  if (cause) co_return Error(*cause);
+  if (credit_waits.empty() && send_credit.try_take(bytes)) co_return Status();
   CreditWait wait(*this, bytes);
   wait.since = centroid::now();
   wait.deadline = deadline;

@@ -53,8 +53,8 @@ void bound_silence(tcp::socket& socket, std::chrono::milliseconds time) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
-std::array<asio::const_buffer, 3> gather(std::span<const Bytes> parts) {
-  std::array<asio::const_buffer, 3> buffers;
+std::array<asio::const_buffer, 4> gather(std::span<const Bytes> parts) {
+  std::array<asio::const_buffer, 4> buffers;
   for (std::size_t i = 0, n = 0; i < parts.size(); ++i) {
     if (!parts[i].empty()) buffers[n++] = asio::buffer(parts[i].data(), parts[i].size());
   }

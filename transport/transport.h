@@ -38,6 +38,7 @@ struct OutFrame {
   Bytes head;
   Bytes payload;
   std::optional<std::uint32_t> payload_crc;
+  bool may_wait = false;  ///< a small one may leave with the next frame, or with `flush`
 };
 
 /// A received header with its head; a payload still waits on the connection.
@@ -83,6 +84,8 @@ class Connection {
   /// Queue and send one frame; returns when the peer's system has the bytes. Head and payload must
   /// stay valid. A peer that accepts nothing for `stall_timeout` ends the connection.
   virtual Task<Status> write(const OutFrame& frame) = 0;
+  /// Send the frames that wait for the next one. False: there were none.
+  virtual Task<Result<bool>> flush() = 0;
   virtual void close(Error cause) noexcept = 0;
   /// Close, after `last` where it can be sent without a wait: the peer may learn why.
   virtual void close_with(const OutFrame& last, Error cause) noexcept = 0;

@@ -16,14 +16,16 @@ namespace {
 template <class M>
 Task<Status> send(Session& session, Kind kind, M message) {
   const auto head = proto::encode(message);
-  co_return co_await session.send(static_cast<std::uint16_t>(kind), head, Bytes(),
-                                  TimePoint::max());
+  co_return co_await session.send_soon(static_cast<std::uint16_t>(kind), head, Bytes(),
+                                       TimePoint::max());
 }
 
 }  // namespace
 
 Task<void> Outbox::outbox(std::shared_ptr<WorkerSession> worker, Session& session) {
-  const Status ended = co_await outbox_loop(worker, session);
+  Status ended = co_await outbox_loop(worker, session);
+  if (const auto flushed = co_await session.flush(); !flushed.ok() && ended.ok())
+    ended = flushed.error();
   attempts_.results_taken();
   // A session that is over has its Goodbye on the way.
   if (!ended.ok() && !session.is_closed()) session.close(ended.error());
@@ -39,6 +41,7 @@ Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& 
   if (policy_.is_elastic()) {
     const Attempt::Key key = open_.attempt->key();
     if (worker->version != open_.attempt->version) {
+      CENTROID_CO_TRY(co_await session.flush());
       CENTROID_CO_ASSIGN(const bool is_there,
                          co_await images_.transfer_state(worker, session, key));
       if (!is_there) co_return Status();
@@ -50,8 +53,10 @@ Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& 
     }
   } else {
     attempt = open_.attempt;
-    if (worker->version != attempt->version)
+    if (worker->version != attempt->version) {
+      CENTROID_CO_TRY(co_await session.flush());
       CENTROID_CO_TRY(co_await send_state(worker, session, attempt->version));
+    }
     worker->pace.opened = attempt->key();
     worker->pace.opened_at = clock_.now();
     worker->pace.silence = {};
@@ -71,8 +76,9 @@ Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& 
     const proto::Route route = spread_.route;
     const auto head = proto::encode(route);
     const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
-    CENTROID_CO_TRY(co_await session.send(kind, head, Bytes(), TimePoint::max()));
+    CENTROID_CO_TRY(co_await session.send_soon(kind, head, Bytes(), TimePoint::max()));
   }
+  session.let_credit_wait(false);
   if (open.evaluate) {
     worker->evaluations.asked.push_back(open.version);
     worker->evaluations.asked_at = clock_.now();
@@ -91,13 +97,24 @@ Task<Status> Outbox::send_result(WorkerSession& worker, Session& session, const 
   const auto head = proto::encode(message);
   const auto kind = static_cast<std::uint16_t>(Kind::kResult);
   const TimePoint begin = clock_.now();
-  CENTROID_CO_TRY(
-      co_await session.send(kind, head, piece.values, begin + config_.timeouts.stall, piece.crc));
+  CENTROID_CO_TRY(co_await session.send_soon(kind, head, piece.values,
+                                             begin + config_.timeouts.stall, piece.crc));
   probe_.send().ended(lane, begin, clock_.now(), attempt.round.value);
   probe_.payload_sent(piece.values.size());
   probe_.down(job_.shard->encodes() ? job_.shard->encoder().kind() : CodecSpec::Kind::kF32)
       .moved(job_.store().plan().chunk(piece.chunk).elements * sizeof(float), piece.values.size());
   co_return Status();
+}
+
+/// The round closed without this worker.
+Task<Status> Outbox::close_late(WorkerSession& worker, Session& session) {
+  proto::RoundClosed closed = *worker.late->closed;
+  closed.outcome = *worker.late->outcome;
+  closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
+  if (!policy_.is_elastic()) closed.reason = "no contribution came within round_timeout";
+  worker.pace.behind = worker.late->key;
+  worker.late.reset();
+  co_return co_await send(session, Kind::kRoundClosed, closed);
 }
 
 /// Everything the server says to one member on its own account, in order: state if it lacks it,
@@ -110,6 +127,8 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<WorkerSession> worker, Session&
   while (!session.is_closed() && !worker->is_gone) {
     if (is_idle) {
       is_idle = false;
+      CENTROID_CO_ASSIGN(const bool has_sent, co_await session.flush());
+      if (has_sent) continue;  // something may have come meanwhile
       const bool is_woken = co_await worker->wake.wait(TimePoint::max());  // lint-ok: it is idle
       if (!is_woken) co_return Status();
     }
@@ -134,13 +153,7 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<WorkerSession> worker, Session&
     } else if (worker->late) {
       is_idle = !worker->late->outcome || !worker->late->closed;
       if (is_idle) continue;
-      proto::RoundClosed closed = *worker->late->closed;
-      closed.outcome = *worker->late->outcome;
-      closed.reason = "the round closed without this worker (policy " + config_.policy + ")";
-      if (!policy_.is_elastic()) closed.reason = "no contribution came within round_timeout";
-      worker->pace.behind = worker->late->key;
-      worker->late.reset();
-      CENTROID_CO_TRY(co_await send(session, Kind::kRoundClosed, closed));
+      CENTROID_CO_TRY(co_await close_late(*worker, session));
     } else if (attempt && attempt->closed &&
                (attempt->closed->outcome != proto::Outcome::kCommitted ||
                 sent == attempt->pieces.size())) {
@@ -168,7 +181,9 @@ Task<Status> Outbox::outbox_loop(std::shared_ptr<WorkerSession> worker, Session&
       CENTROID_CO_TRY(co_await send(session, Kind::kStateRequest, mark));
     } else if (!attempt && worker->finish && images_.needs_last_state(*worker)) {
       is_idle = worker->pace.behind.has_value();
-      if (!is_idle) CENTROID_CO_TRY(co_await images_.transfer_last_state(worker, session));
+      if (is_idle) continue;
+      CENTROID_CO_TRY(co_await session.flush());
+      CENTROID_CO_TRY(co_await images_.transfer_last_state(worker, session));
     } else if (!attempt && worker->finish) {
       const proto::Finish finish = *worker->finish;
       if (finish.evaluate) worker->evaluations.asked.push_back(finish.version);

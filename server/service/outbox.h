@@ -28,6 +28,7 @@ class Outbox : private JobPart {
                           std::shared_ptr<Attempt>& attempt);
   Task<Status> send_result(WorkerSession& worker, transport::Session& session,
                            const Attempt& attempt, const trace::Lane& lane);
+  Task<Status> close_late(WorkerSession& worker, transport::Session& session);
   Task<Status> outbox_loop(std::shared_ptr<WorkerSession> worker, transport::Session& session);
   Task<Status> send_state(std::shared_ptr<WorkerSession> worker, transport::Session& session,
                           Version version);

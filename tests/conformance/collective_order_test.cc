@@ -166,6 +166,7 @@ class SlowConnection final : public transport::Connection {
     if (frame.payload.size() > 1000) (void)co_await sleep_until(now() + 20ms);
     co_return co_await inner_->write(frame);
   }
+  Task<Result<bool>> flush() override { return inner_->flush(); }
   void close(Error cause) noexcept override { inner_->close(std::move(cause)); }
   void close_with(const transport::OutFrame& last, Error cause) noexcept override {
     inner_->close_with(last, std::move(cause));

@@ -203,13 +203,15 @@ inline std::vector<std::byte> pattern(std::uint64_t seed, std::size_t size) {
 
 /// Coroutines over a connection that outlives them.
 inline Task<Result<InFrame>> header_of(Connection& c) { co_return co_await c.read_header(); }
-inline Task<Status> send(Connection& c, std::uint64_t id, std::size_t head, std::size_t payload) {
+inline Task<Status> send(Connection& c, std::uint64_t id, std::size_t head, std::size_t payload,
+                         bool may_wait = false) {
   const auto head_bytes = pattern(id * 2, head), payload_bytes = pattern(id * 2 + 1, payload);
   OutFrame frame;
   frame.kind = 20;
   frame.id = id;
   frame.head = head_bytes;
   frame.payload = payload_bytes;
+  frame.may_wait = may_wait;
   co_return co_await c.write(frame);
 }
 /// Read one frame made by `send` and check every byte; gives its id.

@@ -66,6 +66,40 @@ Task<void> frames_in_order(Pair& pair) {
 }
 TEST_P(TransportConformance, FramesOfAnySizeArriveWholeAndInOrder) { run_pair(frames_in_order); }
 
+Task<void> small_frames_wait(Pair& pair) {
+  Connection& client = *pair.client;
+  const std::uint64_t before = client.traffic().bytes_out;
+  for (const std::uint64_t id : {1, 2}) CO_ASSERT((co_await send(client, id, 30, 100, true)).ok());
+  EXPECT_EQ(client.traffic().bytes_out, before);
+  auto flushed = co_await client.flush();
+  CO_ASSERT(flushed.ok());
+  EXPECT_TRUE(*flushed);
+  flushed = co_await client.flush();
+  CO_ASSERT(flushed.ok());
+  EXPECT_FALSE(*flushed) << "nothing waits";
+  CO_ASSERT((co_await send(client, 3, 30, 100, true)).ok());
+  CO_ASSERT((co_await send(client, 4, 30, 100)).ok());
+  CO_ASSERT((co_await send(client, 5, 30, 5000, true)).ok());
+  EXPECT_GT(client.traffic().bytes_out, before + 5000) << "a large one does not wait";
+  for (const std::uint64_t id : {1, 2, 3, 4, 5}) {
+    const auto got = co_await receive(*pair.server);
+    CO_ASSERT(got.ok());
+    EXPECT_EQ(*got, id);
+  }
+  auto writing = start(client.executor(), send(client, 6, 0, 60u << 20));  // until it is read
+  CO_ASSERT((co_await send(client, 7, 30, 100, true)).ok());
+  auto got = co_await receive(*pair.server);
+  CO_ASSERT(got.ok());
+  EXPECT_EQ(*got, 6U);
+  CO_ASSERT(co_await ended(writing));
+  flushed = co_await client.flush();
+  CO_ASSERT(flushed.ok());
+  got = co_await receive(*pair.server);
+  CO_ASSERT(got.ok());
+  EXPECT_EQ(*got, 7U);
+}
+TEST_P(TransportConformance, SmallFramesMayWaitForTheNext) { run_pair(small_frames_wait); }
+
 Task<void> limits_hold(Pair& pair) {
   const FrameLimits limits{1000, 100'000};
   pair.client->set_limits(limits);

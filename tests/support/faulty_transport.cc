@@ -69,6 +69,7 @@ class FaultyConnection final : public Connection {
       inner_->close(injected(plan_, ErrorCode::kUnavailable, "connection cut"));
     co_return status;
   }
+  Task<Result<bool>> flush() override { return inner_->flush(); }
   void close(Error cause) noexcept override { inner_->close(std::move(cause)); }
   void close_with(const OutFrame& last, Error cause) noexcept override {
     inner_->close_with(last, std::move(cause));
