@@ -6,15 +6,14 @@
 
 #include "common/tensor/multiversion.h"
 #include "common/tensor/text.h"
+#include "server/aggregate/ordered.h"
 
 namespace centroid::server {
 namespace {
 
 constexpr std::size_t kTile = 64;  // coordinates: a row is 4 cache lines, 16 rows fit 4 KiB
 constexpr std::size_t kMostTrimmed = 2047;  // of 4096 workers
-
-/// Integers in the order of floats, -0 below +0; its own inverse.
-constexpr std::int32_t ordered(std::int32_t bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
+constexpr std::string_view kTrimmed = "trimmed_mean:", kNnm = "nnm_trimmed_mean:";
 
 using Pair = RobustMean::Pair;
 
@@ -22,20 +21,46 @@ struct Work {
   const float* const* rows;
   std::size_t count;
   std::span<const Pair> pairs;
-  std::size_t first, last;  ///< rows that are selected when all pairs are in order
-  std::int32_t* tile;       ///< count rows of kTile
+  std::size_t first, last;                 ///< rows that are selected when all pairs are in order
+  std::int32_t* tile;                      ///< count rows of kTile
+  std::span<const std::uint32_t> nearest;  ///< of each row, equally many; empty: no mixing
+  std::int32_t* unmixed;                   ///< as `tile`
 };
+
+/// Put the means of each row's neighbours in the place of the tile's rows. Sums in double neither
+/// overflow nor leave the range of their numbers by more than a float's rounding.
+[[gnu::always_inline]] inline void mix_tile(const Work& work) {
+  constexpr std::size_t kStrip = 16;  // sums that fit registers
+  const std::size_t count = work.nearest.size() / work.count;
+  const double part = 1.0 / static_cast<double>(count);
+  std::copy_n(work.tile, work.count * kTile, work.unmixed);
+  for (std::size_t r = 0; r < work.count; ++r)
+    for (std::size_t at = 0; at < kTile; at += kStrip) {
+      double sum[kStrip] = {};
+      for (const std::uint32_t s : work.nearest.subspan(r * count, count)) {
+        const std::int32_t* const row = work.unmixed + s * kTile + at;
+        CENTROID_INDEPENDENT
+        for (std::size_t i = 0; i < kStrip; ++i)
+          sum[i] += static_cast<double>(from_ordered(row[i]));
+      }
+      std::int32_t* __restrict const to = work.tile + r * kTile + at;
+      CENTROID_INDEPENDENT
+      for (std::size_t i = 0; i < kStrip; ++i)
+        to[i] = ordered_bits(static_cast<float>(sum[i] * part));
+    }
+}
 
 template <std::size_t kWidth>
 [[gnu::always_inline]] inline void combine_tile(const Work& work, std::size_t at,
                                                 float* __restrict out, std::size_t width) {
+  const std::size_t used = kWidth > 0 ? kWidth : width;
   for (std::size_t r = 0; r < work.count; ++r) {
     const float* const row = work.rows[r] + at;
     std::int32_t* __restrict const to = work.tile + r * kTile;
     CENTROID_INDEPENDENT
-    for (std::size_t i = 0; i < (kWidth > 0 ? kWidth : width); ++i)
-      to[i] = ordered(std::bit_cast<std::int32_t>(row[i]));
+    for (std::size_t i = 0; i < used; ++i) to[i] = ordered_bits(row[i]);
   }
+  if (!work.nearest.empty()) mix_tile(work);
   for (const auto& [low, high] : work.pairs) {
     std::int32_t* __restrict const a = work.tile + low * kTile;
     std::int32_t* __restrict const b = work.tile + high * kTile;
@@ -55,12 +80,12 @@ template <std::size_t kWidth>
   for (std::size_t r = work.first; r < work.last; ++r) {
     const std::int32_t* const row = work.tile + r * kTile;
     CENTROID_INDEPENDENT
-    for (std::size_t i = 0; i < kTile; ++i) sum[i] += part * std::bit_cast<float>(ordered(row[i]));
+    for (std::size_t i = 0; i < kTile; ++i) sum[i] += part * from_ordered(row[i]);
   }
   CENTROID_INDEPENDENT
-  for (std::size_t i = 0; i < (kWidth > 0 ? kWidth : width); ++i) {
-    const float low = std::bit_cast<float>(ordered(lowest[i]));
-    const float high = std::bit_cast<float>(ordered(highest[i]));
+  for (std::size_t i = 0; i < used; ++i) {
+    const float low = from_ordered(lowest[i]);
+    const float high = from_ordered(highest[i]);
     const float above = sum[i] < low ? low : sum[i];
     out[i] = above > high ? high : above;
   }
@@ -84,25 +109,29 @@ Result<AggregateRule> AggregateRule::parse(std::string_view text) {
     rule.trim = 1;  // as `least` and `dropped` use it
     return rule;
   }
-  constexpr std::string_view kName = "trimmed_mean:";
+  rule.kind = text.starts_with(kNnm) ? Kind::kNnmTrimmedMean : Kind::kTrimmedMean;
+  const std::string_view name = rule.mixes() ? kNnm : kTrimmed;
   const auto bad = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, "aggregate \"" + printable(text, 80) + "\": " + why);
   };
-  if (!text.starts_with(kName))
-    return bad("expected mean, median or trimmed_mean:F, which tolerates F faulty workers");
-  const std::string_view number = text.substr(kName.size());
+  if (!text.starts_with(name))
+    return bad(
+        "expected mean, median, trimmed_mean:F or nnm_trimmed_mean:F; the last two tolerate F "
+        "faulty workers");
+  const std::string_view number = text.substr(name.size());
   const auto [end, error] =
       std::from_chars(number.data(), number.data() + number.size(), rule.trim);
   if (error != std::errc{} || end != number.data() + number.size() || rule.trim == 0 ||
       rule.trim > kMostTrimmed)
-    return bad("expected trimmed_mean:F, F an integer from 1 to " + std::to_string(kMostTrimmed));
-  rule.kind = Kind::kTrimmedMean;
+    return bad("expected " + std::string(name) + "F, F an integer from 1 to " +
+               std::to_string(kMostTrimmed));
   return rule;
 }
 
 std::string AggregateRule::to_string() const {
   if (kind == Kind::kMean) return "mean";
-  return kind == Kind::kMedian ? "median" : "trimmed_mean:" + std::to_string(trim);
+  if (kind == Kind::kMedian) return "median";
+  return std::string(mixes() ? kNnm : kTrimmed) + std::to_string(trim);
 }
 
 Status AggregateRule::takes(const CodecSpec& codec, std::uint64_t samples) const {
@@ -161,7 +190,14 @@ void RobustMean::combine(std::span<const float* const> rows, std::span<float> ou
     tile_.assign(n * kTile, 0);
     rows_ = n;
   }
-  const Work work{rows.data(), n, pairs_, dropped, n - dropped, tile_.data()};
+  Work work{rows.data(), n, pairs_, dropped, n - dropped, tile_.data(), {}, nullptr};
+  if (rule_.mixes()) {
+    neighbours_.find(rows, out.size(), n - dropped);
+    work.rows = neighbours_.rows().data();
+    work.nearest = neighbours_.nearest();
+    unmixed_.resize(tile_.size());
+    work.unmixed = unmixed_.data();
+  }
   run_multiversioned<Combine>(&work, out.data(), out.size());
 }
 

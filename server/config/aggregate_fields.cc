@@ -11,7 +11,8 @@ void register_aggregate(config::Schema& s, ServerConfig& c) {
       {.text =
            "exchange star, policy bsp: how contributions are combined: mean = weighted by samples; "
            "median = per coordinate; trimmed_mean:F = mean per coordinate without the F largest "
-           "and the F smallest, which tolerates F faulty workers of at least 2F + 1"});
+           "and the F smallest, which tolerates F faulty workers of at least 2F + 1; "
+           "nnm_trimmed_mean:F = that after nearest-neighbour mixing, for dissimilar data"});
 }
 
 Status check_aggregate(const ServerConfig& c) {

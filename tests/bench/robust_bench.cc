@@ -1,8 +1,10 @@
-// Median and trimmed mean against the sum that a mean takes: the same chunks, one thread.
+// Median, trimmed mean and neighbour mixing against the sum that a mean takes: the same chunks, one
+// thread.
 //   centroid-bench-robust [--elements N] [--repetitions N]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -72,15 +74,17 @@ void compare(const std::string& spec, std::size_t workers, std::size_t elements,
   const auto parse = [](const std::string& text) {
     return server::AggregateRule::parse(text).value();
   };
-  server::RobustMean middle(parse("median")), trimmed(parse("trimmed_mean:1"));
-  std::vector<double> seconds[3];
+  server::RobustMean rules[] = {server::RobustMean(parse("median")),
+                                server::RobustMean(parse("trimmed_mean:1")),
+                                server::RobustMean(parse("nnm_trimmed_mean:1"))};
+  std::vector<double> seconds[1 + std::size(rules)];
   for (std::size_t turn = 0; turn <= repetitions; ++turn)
-    for (int which = 0; which < 3; ++which) {
+    for (std::size_t which = 0; which < std::size(seconds); ++which) {
       const auto begin = std::chrono::steady_clock::now();
       if (which == 0)
         sum(model);
       else
-        combine(model, which == 1 ? middle : trimmed);
+        combine(model, rules[which - 1]);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       if (turn > 0) seconds[which].push_back(took.count());
     }
@@ -98,7 +102,7 @@ void compare(const std::string& spec, std::size_t workers, std::size_t elements,
 int main(int argc, char** argv) {
   using namespace centroid;
   std::uint64_t elements = 4'000'000, repetitions = 7;
-  config::Schema schema("centroid-bench-robust", "Median and trimmed mean against the sum.");
+  config::Schema schema("centroid-bench-robust", "Robust aggregates against the sum.");
   schema.field("elements", &elements, {.text = "numbers of the model", .min = 1000});
   schema.field("repetitions", &repetitions, {.text = "turns of each", .min = 1});
   const auto outcome = schema.load(argc, argv);
@@ -109,9 +113,9 @@ int main(int argc, char** argv) {
   if (*outcome == config::Schema::Outcome::kPrinted) return 0;
   std::printf(
       "%llu numbers, ns per received number and times the sum, medians of %llu turns, one "
-      "thread\n%-6s %8s  %10s %8s  %10s %8s  %10s %8s\n",
+      "thread\n%-6s %8s  %10s %8s  %10s %8s  %10s %8s  %10s %8s\n",
       static_cast<unsigned long long>(elements), static_cast<unsigned long long>(repetitions),
-      "codec", "workers", "sum", "", "median", "", "trimmed:1", "");
+      "codec", "workers", "sum", "", "median", "", "trimmed:1", "", "nnm:1", "");
   for (const std::size_t workers : {3, 5, 8, 16, 32})
     compare("f32", workers, elements, repetitions);
   compare("int8", 8, elements, repetitions);

@@ -3,6 +3,7 @@
 import array
 import concurrent.futures
 import math
+import os
 import pathlib
 import random
 import struct
@@ -16,6 +17,8 @@ from harness.peer import TENSORS, Peer
 from harness.wire import REQUEST, Client, text
 
 TRAINING = 2000 - 360  # of the digits that tests make, by digits.py
+OWN_DIGITS = pathlib.Path(__file__).resolve().parents[1] / "harness" / "own_digits.py"
+AGGREGATES = ("trimmed_mean:1", "nnm_trimmed_mean:1")
 SHAPES = {"hidden.weight": (64, 32), "hidden.bias": (32,), "output.weight": (32, 10), "output.bias": (10,)}
 
 
@@ -44,25 +47,35 @@ class Liar(threading.Thread):
         self.trainer.close()
 
 
-class Robust(ClientTest):
-    def accuracy(self, run, aggregate, *flags, servers=1, value=1000.0):
-        """Of three honest workers in the last epoch of a job, with a fourth that lies."""
+class WithALiar(ClientTest):
+    def train(self, run, aggregate, *flags, servers=1, value=1000.0):
+        """Train to the end: three honest workers, and a fourth that lies."""
         common = ["--min-workers", 4, "--rounds", 200, "--lr", "0.5", "--aggregate", aggregate, "--exit-when-finished"]
         if servers > 1:
             common += ["--servers", servers, "--chunk-bytes", 1024]
         server = self.server(*common, *flags, name=f"server-{run}", run=run)
         shards = [self._start(Process, "centroid-server", f"{run}-s{i}", ["--join", server.data, "--name", f"s{i}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "shards"], None) for i in range(1, servers)]
-        honest = [self.example(server, f"{name}-{run}") for name in "abc"]
+        honest = self.honest(server, run)
         liar = Liar(self, server, value)
         self.assert_exit(DONE, *honest, server, *shards)
         liar.join(20)
         self.assertFalse(liar.is_alive())
+        return server
+
+
+class Robust(WithALiar):
+    def honest(self, server, run):
+        return [self.example(server, f"{name}-{run}") for name in "abc"]
+
+    def accuracy(self, run, aggregate, *flags, servers=1, value=1000.0):
+        """Of the honest workers in the last epoch."""
+        server = self.train(run, aggregate, *flags, servers=servers, value=value)
         return server.events("epoch.ended")[-1]["accuracy"] * 4 / 3  # nothing was right of the fourth's
 
     def test_a_mean_is_spoiled_by_one_and_the_others_are_not(self):
         spoiled = self.accuracy("mean", "mean")
         self.assertLess(spoiled, 0.5)
-        for aggregate in ("median", "trimmed_mean:1"):
+        for aggregate in ("median", "trimmed_mean:1", "nnm_trimmed_mean:1"):
             with self.subTest(aggregate=aggregate):
                 self.assertGreater(self.accuracy(aggregate.replace(":", ""), aggregate, value=1e30), 0.9)
 
@@ -71,10 +84,40 @@ class Robust(ClientTest):
         self.assertGreater(self.accuracy("down", "median", "--codec-down", "sign", value=-1e30), 0.9)
 
 
+class Dissimilar(WithALiar):
+    def honest(self, server, run):
+        """Each has other digits."""
+        data = self.data_dir() / "digits.csv.gz"
+        environment = {**os.environ, **self.environment, "OPENBLAS_NUM_THREADS": "1"}
+        programs = [(name, [OWN_DIGITS, server.data, data, name, digits]) for name, digits in (("a", "012"), ("b", "345"), ("c", "6789"))]
+        started = [Process(self.numpy, program, self.folder / f"{name}-{run}.log", environment) for name, program in programs]
+        self.processes += started
+        server.wait_event("member.joined")  # the initial values are theirs
+        return started
+
+    def accuracy(self, run, aggregate, *flags, servers=1):
+        """On held-out samples of all digits, as worker a reports it."""
+        server = self.train(run, aggregate, *flags, servers=servers, value=1e30)
+        last = server.events("model.evaluated")[-1]
+        self.assertEqual(last["version"], 201)
+        return last["accuracy"]
+
+    def test_mixing_with_neighbours_learns_what_a_trimmed_mean_does_not(self):
+        self.assertLess(self.accuracy("trimmed", "trimmed_mean:1"), 0.8)
+        self.assertGreater(self.accuracy("mixed", "nnm_trimmed_mean:1"), 0.95)
+        self.assertGreater(self.accuracy("servers", "nnm_trimmed_mean:1", "--codec-down", "int8", servers=2), 0.95)
+
+
 class Refusals(ClusterTest):
     def test_settings_that_cannot_work_are_named(self):
         cases = {
-            ("--aggregate", "average"): "expected mean, median or trimmed_mean:F",
+            ("--aggregate", "average"): "expected mean, median, trimmed_mean:F or nnm_trimmed_mean:F",
+            ("--aggregate", "nnm_trimmed_mean:0"): "expected nnm_trimmed_mean:F, F an integer from 1",
+            ("--aggregate", "nnm_trimmed_mean:2", "--min-workers", 4): "it needs 5 workers",
+            ("--aggregate", "nnm_trimmed_mean:1", "--exchange", "ring"): "no process has all contributions",
+            ("--aggregate", "nnm_trimmed_mean:1", "--policy", "asp"): "nothing to set it against",
+            ("--aggregate", "nnm_trimmed_mean:1", "--policy", "quorum:2"): "false contributions are fast",
+            ("--aggregate", "nnm_trimmed_mean:1", "--nonfinite", "propagate"): "NaN has no place in an order",
             ("--aggregate", "trimmed_mean:0"): "an integer from 1",
             ("--aggregate", "median"): "it needs 3 workers",
             ("--aggregate", "trimmed_mean:2", "--min-workers", 4): "it needs 5 workers",
@@ -89,12 +132,12 @@ class Refusals(ClusterTest):
                 self.assert_status(self.launch_server(*flags, name=f"server{number}"), USAGE, why)
 
     def test_sparse_codecs_are_refused_and_too_few_workers_wait(self):
-        server = self.server("--min-workers", 3, "--aggregate", "median")
+        server = self.server("--min-workers", 3, "--aggregate", "nnm_trimmed_mean:1")
         self.assert_status(self.worker(server, "sparse", "--codec", "topk:0.1"), USAGE, "most of them 0")
         workers = [self.worker(server, f"w{i}") for i in range(3)]
         server.wait_round(5)
         workers.pop().kill()
-        self.assertIn("2 of 3 workers are here (aggregate median)", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
+        self.assertIn("2 of 3 workers are here (aggregate nnm_trimmed_mean:1)", server.wait_cluster("that it waits", lambda cluster: cluster["state"] == "waiting")["state_reason"])
         workers.append(self.worker(server, "w3"))
         server.wait_more_rounds()
         self.assertEqual(server.post("/v1/job:stop")[0], 202)
@@ -115,7 +158,12 @@ class Liars(ClusterTest):
             list(pool.map(lambda peer: peer.until_round(), peers))
 
     def test_a_contribution_that_is_not_finite_is_one_of_those_that_may_be_false(self):
-        server = self.server("--min-workers", 3, "--aggregate", "trimmed_mean:1", "--lease", "60s")
+        for number, aggregate in enumerate(AGGREGATES):
+            with self.subTest(aggregate=aggregate):
+                self.check_not_finite(aggregate, number)
+
+    def check_not_finite(self, aggregate, number):
+        server = self.server("--min-workers", 3, "--aggregate", aggregate, "--lease", "60s", name=f"server{number}", run=f"run{number}")
         peers = [Peer(server.data, f"p{i}").join() for i in range(3)]
         for version in (2, 3):
             self.round_of(peers)
@@ -132,8 +180,9 @@ class Liars(ClusterTest):
         for peer in peers:
             peer.close()
 
-    def three(self, *flags, count=3):
-        server = self.server("--min-workers", count, "--aggregate", "trimmed_mean:1", "--lease", "60s", *flags)
+    def three(self, *flags, count=3, aggregate="trimmed_mean:1"):
+        name = aggregate.partition(":")[0]
+        server = self.server("--min-workers", count, "--aggregate", aggregate, "--lease", "60s", *flags, name=f"server-{name}", run=f"run-{name}")
         peers = [Peer(server.data, f"p{i}").join() for i in range(count)]
         for peer in peers:
             self.addCleanup(peer.close)
@@ -144,7 +193,12 @@ class Liars(ClusterTest):
         wait_for(lambda: server.cluster()["version"] == version, f"version {version}")
 
     def test_a_contribution_that_is_lost_is_one_of_them(self):
-        server, peers = self.three()
+        for aggregate in AGGREGATES:
+            with self.subTest(aggregate=aggregate):
+                self.check_lost(aggregate)
+
+    def check_lost(self, aggregate):
+        server, peers = self.three(aggregate=aggregate)
         peers[2].push(0, [9.0] * 8)
         peers[2].close()
         server.wait_worker("p2", "dead")
@@ -165,7 +219,12 @@ class Liars(ClusterTest):
         self.wait_version(server, 2)
 
     def test_one_that_is_late_is_one_of_them_until_it_answers(self):
-        server, peers = self.three("--round-timeout", "5s")
+        for aggregate in AGGREGATES:
+            with self.subTest(aggregate=aggregate):
+                self.check_late(aggregate)
+
+    def check_late(self, aggregate):
+        server, peers = self.three("--round-timeout", "5s", aggregate=aggregate)
         for number in range(3):
             for peer in peers[:2]:
                 peer.whole()

@@ -332,16 +332,20 @@ TEST(Aggregator, BeginDropsWhatWaitedAndStartsFromNothing) {
 
 TEST(RobustAggregator, WaitsForAllRanksAndGivesTheSameBitsInAnyOrder) {
   const std::size_t ranks = 5, n = 200;
-  const auto rule = AggregateRule::parse("trimmed_mean:1").value();
   auto all = random_contributions(1, ranks, n);
   for (float& x : all[3]) x = 1e30f;
-  std::vector<const float*> rows;
-  for (const auto& one : all) rows.push_back(one.data());
-  std::vector<float> expected(n);
-  RobustMean(rule).combine(std::span<const float* const>(rows), expected);
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const char* const text = seed % 2 == 0 ? "trimmed_mean:1" : "nnm_trimmed_mean:1";
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + text);
+    const auto rule = AggregateRule::parse(text).value();
     Fixture f(n, 64, rule);
+    std::vector<float> expected(n);
+    for (const Chunk& chunk : f.plan.chunks()) {
+      std::vector<const float*> rows;
+      for (const auto& one : all) rows.push_back(one.data() + chunk.position);
+      RobustMean(rule).combine(std::span<const float* const>(rows),
+                               std::span(expected).subspan(chunk.position, chunk.elements));
+    }
     f.begin(ranks);
     std::vector<std::pair<std::uint32_t, std::uint32_t>> arrivals;
     for (std::uint32_t r = 0; r < ranks; ++r)

@@ -42,19 +42,21 @@ Rows random_rows(std::uint64_t seed, std::size_t count, std::size_t n) {
 }
 
 TEST(AggregateRule, ReadsWhatItPrintsAndNamesWhatItMayBe) {
-  for (const std::string text : {"mean", "median", "trimmed_mean:1", "trimmed_mean:2047"})
+  for (const std::string text : {"mean", "median", "trimmed_mean:1", "trimmed_mean:2047",
+                                 "nnm_trimmed_mean:1", "nnm_trimmed_mean:2047"})
     EXPECT_EQ(rule(text).to_string(), text);
   EXPECT_TRUE(rule("mean").is_mean());
-  for (const std::string text : {"", "means", "trimmed_mean", "median:1"}) {
+  for (const std::string text : {"", "means", "trimmed_mean", "median:1", "nnm_trimmed_mean"}) {
     const auto refused = AggregateRule::parse(text);
     ASSERT_FALSE(refused.ok()) << text;
     EXPECT_THAT(refused.error().message(), HasSubstr("expected mean, median"));
   }
-  for (const std::string text : {"trimmed_mean:", "trimmed_mean:0", "trimmed_mean:-1",
-                                 "trimmed_mean:2048", "trimmed_mean:1x", "trimmed_mean: 1"}) {
+  for (const std::string text :
+       {"trimmed_mean:", "trimmed_mean:0", "trimmed_mean:-1", "trimmed_mean:2048",
+        "trimmed_mean:1x", "trimmed_mean: 1", "nnm_trimmed_mean:0", "nnm_trimmed_mean:2048"}) {
     const auto refused = AggregateRule::parse(text);
     ASSERT_FALSE(refused.ok()) << text;
-    EXPECT_THAT(refused.error().message(), HasSubstr("from 1 to 2047"));
+    EXPECT_THAT(refused.error().message(), HasSubstr("mean:F, F an integer from 1 to 2047"));
   }
 }
 
@@ -68,6 +70,10 @@ TEST(AggregateRule, DropsAtBothEndsAndKeepsAtLeastTheMiddle) {
   EXPECT_EQ(rule("mean").least(), 1u);
   EXPECT_EQ(rule("median").least(), 3u);
   EXPECT_EQ(rule("trimmed_mean:2").least(), 5u);
+  EXPECT_EQ(rule("nnm_trimmed_mean:2").dropped(9), 2u);
+  EXPECT_EQ(rule("nnm_trimmed_mean:2").dropped(4), 1u);
+  EXPECT_EQ(rule("nnm_trimmed_mean:2").least(), 5u);
+  EXPECT_EQ(rule("nnm_trimmed_mean:2").tolerated(9), 2u);
 }
 
 /// Knuth volume 3, theorem 5.3.4Z: what sorts zeros and ones sorts everything.
@@ -121,7 +127,7 @@ TEST(RobustMean, ItsBitsDependNeitherOnTheOrderOfRowsNorOnTheMachine) {
     CounterRng random(seed, 2);
     const std::size_t count = 2 + random.below(16);
     auto rows = random_rows(seed, count, 333);
-    for (const std::string text : {"median", "trimmed_mean:2"}) {
+    for (const std::string text : {"median", "trimmed_mean:2", "nnm_trimmed_mean:2"}) {
       const auto expected = combined(text, rows);
       for (const Isa isa : {Isa::kBaseline, Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
         for (std::size_t i = rows.size(); i > 1; --i) std::swap(rows[i - 1], rows[random.below(i)]);
@@ -131,6 +137,52 @@ TEST(RobustMean, ItsBitsDependNeitherOnTheOrderOfRowsNorOnTheMachine) {
         ASSERT_EQ(0, std::memcmp(got.data(), expected.data(), 4 * got.size())) << to_string(isa);
       }
     }
+  }
+}
+
+/// Worked by hand: 0 and 1 are mixed with each other and 3, 3 and 100 with the two below.
+TEST(RobustMean, MixesEachRowWithItsNearest) {
+  const Rows rows = {{0, 0}, {1, 0}, {3, 0}, {100, 0}};
+  const auto got = combined("nnm_trimmed_mean:1", rows);
+  EXPECT_FLOAT_EQ(got[0], 4.0f / 3);
+  EXPECT_EQ(got[1], 0);
+  // Far in one coordinate is far in all.
+  EXPECT_EQ(combined("nnm_trimmed_mean:1", {{1, 1}, {2, 3}, {3, 2}, {2, 1e30f}})[0], 2);
+}
+
+TEST(RobustMean, WithEqualDistancesTheSmallerNumbersAreNearer) {
+  for (const Rows& rows : {Rows{{-1}, {0}, {1}}, Rows{{1}, {0}, {-1}}, Rows{{0}, {1}, {-1}}})
+    EXPECT_EQ(combined("nnm_trimmed_mean:1", rows)[0], -0.5f);  // of -0.5, -0.5 and 0.5
+}
+
+TEST(RobustMean, MixedRowsAreThoseOfDoublePrecision) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CounterRng random(seed, 4);
+    const std::size_t count = 3 + random.below(12), n = 2 + random.below(3000);
+    const std::size_t trim = 1 + random.below((count - 1) / 2), near = count - trim;
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", " + std::to_string(count) + " rows, " +
+                 std::to_string(trim) + " false");
+    Rows rows(count, std::vector<float>(n));
+    for (auto& row : rows)
+      for (float& x : row) x = static_cast<float>(random.normal());
+    Rows mixed(count, std::vector<float>(n));
+    for (std::size_t r = 0; r < count; ++r) {
+      std::vector<std::pair<double, std::size_t>> others;
+      for (std::size_t s = 0; s < count; ++s) {
+        double squares = 0;
+        for (std::size_t i = 0; i < n; ++i) squares += std::pow(double{rows[r][i]} - rows[s][i], 2);
+        others.emplace_back(squares, s);
+      }
+      std::ranges::sort(others);
+      for (std::size_t i = 0; i < n; ++i) {
+        double sum = 0;
+        for (std::size_t k = 0; k < near; ++k) sum += double{rows[others[k].second][i]};
+        mixed[r][i] = static_cast<float>(sum / static_cast<double>(near));
+      }
+    }
+    const auto got = combined("nnm_trimmed_mean:" + std::to_string(trim), rows);
+    const auto expected = combined("trimmed_mean:" + std::to_string(trim), mixed);
+    for (std::size_t i = 0; i < n; ++i) ASSERT_NEAR(got[i], expected[i], 1e-6) << i;
   }
 }
 
@@ -166,9 +218,15 @@ TEST(RobustMean, SoManyFalseRowsMoveNothingBeyondTheOthers) {
 TEST(RobustMean, TheLargestAndTheSmallestNumbersNeitherOverflowNorVanish) {
   constexpr float kMost = std::numeric_limits<float>::max();
   constexpr float kLeast = std::numeric_limits<float>::denorm_min();
-  EXPECT_THAT(combined("trimmed_mean:1", Rows(9, std::vector<float>(70, kMost))),
-              ::testing::Each(kMost));
-  EXPECT_THAT(combined("median", Rows(4, std::vector<float>(70, kLeast))), ::testing::Each(kLeast));
+  for (const std::string text : {"median", "trimmed_mean:1", "nnm_trimmed_mean:1"})
+    for (const float value : {kMost, -kMost, kLeast})
+      for (std::size_t count = 3; count <= 9; ++count)
+        EXPECT_THAT(combined(text, Rows(count, std::vector<float>(70, value))),
+                    ::testing::Each(value))
+            << text << ' ' << count;
+  // Distances that a float cannot have: 1 is 2 from -1, which is left out of its mean.
+  const Rows apart = {{kMost}, {-0.5f * kMost}, {-kMost}, {-0.6f * kMost}, {kMost}};
+  EXPECT_NEAR(combined("nnm_trimmed_mean:1", apart)[0] / kMost, -0.325 / 3, 1e-6);
 }
 
 TEST(RobustMean, TakesPayloadsOfDifferentCodecs) {
