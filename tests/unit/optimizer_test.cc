@@ -550,6 +550,36 @@ TEST(StepTrial, RatesThatAreNotBoundedAreToBeTried) {
   }
 }
 
+/// So a trial at the rate of all workers lets no step pass that is not finite at that of some.
+TEST(StepTrial, AStepThatIsFiniteAtARateIsFiniteAtSmallerOnes) {
+  constexpr std::size_t kElements = 4000;
+  std::array<int, 2> found{};
+  for (const std::string& name : optimizer_names())
+    for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+      if (name == "mean" || name == "ftrl") continue;  // without lr_scale_ratio
+      CounterRng rng(seed);
+      OptimizerConfig config = with(name, seed % 2 == 0 ? 0.0 : 0.1);
+      config.learning_rate = std::exp2(static_cast<double>(rng.below(120)));
+      const auto optimizer = made(config);
+      State state(*optimizer, kElements);
+      state.params = of_any_magnitude(rng, kElements, 3e38);
+      const auto gradient = of_any_magnitude(rng, kElements, seed % 3 == 0 ? 3e38 : 1e15);
+      const auto params_of = [&](std::uint64_t workers) {
+        State copy = state;
+        optimizer->set_rate_factor(rate_factor_of(workers, 1));
+        const auto slots = copy.slot_spans(0, kElements);
+        optimizer->step(1, copy.params, gradient, slots, copy.params);
+        return copy.params;
+      };
+      const auto all = params_of(8), some = params_of(1 + rng.below(7));
+      for (std::size_t i = 0; i < kElements; ++i) {
+        ++found[std::isfinite(all[i]) ? 1 : 0];
+        ASSERT_LE(std::isfinite(all[i]), std::isfinite(some[i])) << name << ", seed " << seed;
+      }
+    }
+  for (const int count : found) EXPECT_GT(count, 100'000);
+}
+
 TEST(StepTrial, LooksOnlyWhereASparseGradientIs) {
   const auto optimizer = made(with("sgd", 0));
   std::vector<float> params{1, 3e38f, 3};

@@ -19,6 +19,8 @@ StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
   auto optimizer = make_optimizer(config);
   if (!optimizer.ok()) return;
   optimizer_ = std::move(optimizer).value();
+  // Those without samples do not count in the step, but only the server knows them. A step that is
+  // finite at this rate is finite at a smaller one; the trial may refuse one too many.
   optimizer_->set_rate_factor(rate_factor_of(open.world, model.terms().scale_ratio));
   rule_ = optimizer_->at(model.fragments().steps_before(open.optimizer_step) + 1);
 }
