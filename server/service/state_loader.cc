@@ -42,6 +42,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
   question.waits_for_all = !aggregate_.is_mean();
+  question.compares_workers = aggregate_.mixes();
   question.workers = servers_.expected_workers(question.is_elastic || question.waits_for_all);
   question.credit_bytes = question.workers * config_.transfer.credit_bytes;
   question.journal_copies =

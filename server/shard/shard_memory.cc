@@ -49,6 +49,7 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
   question.workers = model.workers;
   CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(model.aggregate));
   question.waits_for_all = !rule.is_mean();
+  question.compares_workers = rule.mixes();
   question.credit_bytes = credit_bytes == 0 ? UINT64_MAX : model.workers * credit_bytes;
   return question;
 }

@@ -7,6 +7,7 @@ namespace centroid::server {
 namespace {
 
 constexpr std::uint64_t kProcessBytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t kPairBytes = 12;  // a distance, and which is near
 
 std::string gib(std::uint64_t bytes) {
   std::ostringstream text;
@@ -29,6 +30,7 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   need.contributions = q.is_elastic      ? q.kept * once
                        : q.waits_for_all ? once
                                          : std::min(q.credit_bytes, q.workers * q.result_bytes);
+  if (q.compares_workers) need.contributions += q.workers * q.workers * kPairBytes;
   need.copies = std::min(q.snapshot_bytes, need.planes) + std::min(q.journal_copies, plane);
   if (q.compresses_results) need.copies += q.result_bytes;  // payloads are no longer than that
   if (q.is_elastic) {

@@ -32,6 +32,7 @@ struct MemoryQuestion {
   bool is_elastic = false;         ///< contributions are stored completely until their round closes
   std::uint64_t kept = 2;          ///< of each worker then: a waiting one, and the next
   bool waits_for_all = false;      ///< a chunk is stored until all workers' have arrived
+  bool compares_workers = false;   ///< each with each, in a chunk
   std::uint64_t workers = 1;       ///< that send at once
   std::uint64_t credit_bytes = 0;  ///< of all workers together
   std::uint64_t snapshot_bytes = 0, journal_copies = 0;

@@ -87,6 +87,9 @@ TEST(MemoryNeed, WhatWaitsForAllWorkersMayBeAllOfARound) {
   EXPECT_EQ(memory_need(question).contributions, 1u << 20);
   question.waits_for_all = true;
   EXPECT_EQ(memory_need(question).contributions, 8 * std::uint64_t{4'000'000'000});
+  const std::uint64_t before = memory_need(question).total();
+  question.compares_workers = true;
+  EXPECT_EQ(memory_need(question).total(), before + 8 * 8 * 12);
 }
 
 TEST(MemoryNeed, RefusalNamesBothNumbers) {
