@@ -63,8 +63,7 @@ Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(
     if (!used.ok()) own.status = used.error();
     own.numbers[0] = used.ok() && *used ? 1 : 0;
   }
-  CENTROID_ASSIGN(const parallel::Notice first,
-                  parallel::announce(group, own, config.join_timeout));
+  CENTROID_ASSIGN(const parallel::Notice first, parallel::announce(group, own, options.timeout));
   CENTROID_TRY(first.status);
   made->run_id_ = first.text;
   made->is_empty_ = first.numbers[0] == 0;

@@ -250,12 +250,12 @@ Status ShardedJob::explain(const Status& result) const {
 Result<bool> ShardedJob::has_room_for_newcomers() {
   Notice own;
   own.numbers[0] = meeting_->newcomers();
-  CENTROID_ASSIGN(const Notice leader, parallel::announce(group(), own, config_.join_timeout));
+  CENTROID_ASSIGN(const Notice leader, parallel::announce(group(), own, patience()));
   if (leader.numbers[0] == 0) return false;  // they have left
   const auto memory = division_.plan(
       group().rank(), group().world() + static_cast<std::uint32_t>(leader.numbers[0]));
   if (!memory.ok()) own.status = memory.error();
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
   const Status fits = parallel::first_failure(all);
   if (fits.ok()) return true;
   log::warn("sharded.newcomers_refused", {{"error", fits.error()}});
@@ -292,7 +292,8 @@ Status ShardedJob::enter(client::Membership next) {
     log::warn("sharded.regroup_failed", {{"generation", members_.generation},
                                          {"world", addresses.size()},
                                          {"error", from.error()}});
-    if (!is_lost && peers_->is_connected()) group().abort(from.error());
+    // Some may not be in the group that failed, such as those that wait.
+    if (peers_->is_connected()) group().abort(from.error());
     using Newcomers = client::Meeting::Newcomers;
     const Newcomers newcomers = tries > 1 ? Newcomers::kRefuse : Newcomers::kKeep;
     CENTROID_ASSIGN(next, meeting_->meet(newcomers));
@@ -356,8 +357,15 @@ void ShardedJob::have(MadeReplica made) {
   complete_generation_ = held_.generation;
 }
 
+/// Of an operation before which others may use their disks.
+std::chrono::milliseconds ShardedJob::patience() const {
+  if (division_.waits()) return kIdlePatience;
+  if (config_.checkpoint.dir.empty()) return config_.join_timeout;
+  return std::max(config_.join_timeout, parallel::ShardedCheckpointOptions().timeout);
+}
+
+/// Also a rank that waits knows that a group is complete.
 ShardedJob::Held ShardedJob::held(parallel::ShardedParameters* parameters) const {
-  if (parameters == nullptr) return {};
   return {group().generation(), {parameters, division_.portion()}, division_.data_world()};
 }
 
@@ -368,11 +376,15 @@ Result<const char*> ShardedJob::take_over() {
   fault::point("sharded.grouped");
   Notice own;
   own.numbers[0] = complete_generation_;
+  const Held* const own_part = earlier(complete_generation_);
+  own.numbers[1] = own_part != nullptr && own_part->part.parameters != nullptr ? 1 : 0;
   own.text = run_;
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
-  // The newest group that was complete on some rank, then all its ranks have its parameters.
-  const auto newest =
-      std::ranges::max_element(all, {}, [](const Notice& notice) { return notice.numbers[0]; });
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
+  // The newest group that was complete on some rank, then all its ranks have its parameters. One
+  // with a part knows the run of its checkpoints.
+  const auto newest = std::ranges::max_element(all, {}, [](const Notice& notice) {
+    return std::pair(notice.numbers[0], notice.numbers[1]);
+  });
   const auto from = static_cast<std::uint32_t>(newest - all.begin());
   run_ = newest->text.empty() ? members_.job : newest->text;
   CENTROID_TRY(divide(from));
@@ -418,7 +430,10 @@ Status ShardedJob::divide(std::uint32_t from) {
   CENTROID_TRY(parallel::first_failure(all));
   CENTROID_TRY(division_.divide(group()));
   CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints(run_));
-  return {};
+  if (division_.waiting().empty()) return {};
+  collective::CallOptions call;
+  call.timeout = patience();
+  return collective::barrier(group(), call);
 }
 
 Status ShardedJob::take_from_checkpoint() {
@@ -449,7 +464,7 @@ Status ShardedJob::share_position(std::uint32_t from, std::uint64_t step,
   for (std::size_t i = 0; i < counts.size(); ++i) all[i] = static_cast<double>(*counts[i]);
   for (std::size_t i = 0; i < values.size(); ++i) all[counts.size() + i] = *values[i];
   collective::CallOptions call;
-  call.timeout = config_.join_timeout;
+  call.timeout = patience();
   CENTROID_TRY(collective::broadcast(group(), std::span<double>(all), from, call));
   for (std::size_t i = 0; i < counts.size(); ++i) *counts[i] = static_cast<std::uint64_t>(all[i]);
   for (std::size_t i = 0; i < values.size(); ++i) *values[i] = all[counts.size() + i];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -58,7 +59,7 @@ class ShardedJob {
   const ShardedSummary& summary() const { return summary_; }
 
  private:
-  /// Parameters that this rank has of a group.
+  /// What this rank has of a group. Without parameters: it waits.
   struct Held {
     std::uint64_t generation = 0;  ///< 0: none
     parallel::Earlier part;
@@ -79,6 +80,7 @@ class ShardedJob {
   Result<const char*> take_over();
   Status divide(std::uint32_t from);
   Status take_from_checkpoint();
+  std::chrono::milliseconds patience() const;
   Held held(parallel::ShardedParameters* parameters) const;
   const Held* earlier(std::uint64_t generation) const;
   void have(MadeReplica made);

@@ -5,7 +5,7 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, USAGE, Hold, free_port, main
+from harness.cluster import DONE, FAILED, USAGE, Hold, free_port, main
 from harness.sharded import Sharded
 
 TOKENS = "transformer:layers=2,width=16,heads=2,context=64,vocabulary=17,classes=10,tied=no"
@@ -139,6 +139,55 @@ class Stages(Sharded):
         self.assert_exit(DONE, *workers, back)
         back.wait_event("sharded.joined", world=4, mesh="dp=2,pp=1,tp=2")
         self.assertEqual(len({(self.summary(one.name)["loss"], self.summary(one.name)["rounds"]) for one in (*workers, back)}), 1)
+
+    def outwait(self, seconds):
+        """Longer than the others' --join-timeout: a worker that waits for one that never comes ends then."""
+        alone = self.start(2, "--rounds", 1, "--join-timeout", f"{seconds}s", name="alone", place=f"127.0.0.1:{free_port()}", rank=0)
+        self.assert_status(alone, FAILED, "rank 1 did not come")
+
+    def test_a_slow_disk_ends_nobody_who_takes_over(self):
+        hold = Hold(self, "checkpoint.folder_made", "slow", 3).close()
+        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 1, "--join-timeout", "8s"]
+        faults = {0: hold.environment, 2: {"CENTROID_TEST_FAULT": "sharded.stepped:4"}}
+        workers, _, _ = self.held(3, *checkpoints, run="-slow", faults=faults)
+        self.assert_status(workers.pop(), -signal.SIGKILL)
+        hold.wait_reached()
+        self.outwait(11)
+        hold.open()
+        self.assert_exit(DONE, *workers)
+        for one in workers:
+            self.assertEqual(one.wait_event("sharded.regrouped", lost="2", world=2)["from"], "memory")
+            self.assertEqual(one.events("sharded.regroup_failed"), [])
+
+    def test_a_slow_disk_does_not_end_those_that_wait(self):
+        hold = Hold(self, "checkpoint.verifying", "slow").close()
+        flags = ["--parallel", "dp=2,pp=2", "--sharding", "full", "--shard-replicas", 0, "--join-timeout", "8s"]
+        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 1]
+        faults = {1: hold.environment, 3: {"CENTROID_TEST_FAULT": "sharded.stepped:4"}}
+        workers, _, _ = self.held(4, *flags, *checkpoints, run="-slow", faults=faults)
+        self.assert_status(workers.pop(), -signal.SIGKILL)
+        hold.wait_reached()
+        self.outwait(11)
+        hold.open()
+        self.assert_exit(DONE, *workers)
+        self.assertEqual([bool(one.events("sharded.waiting")) for one in workers], [False, False, True])
+        for one in workers:
+            self.assertEqual(one.wait_event("sharded.regrouped", lost="3", world=3)["from"], "checkpoint")
+            self.assertEqual(one.events("sharded.regroup_failed"), [])
+
+    def test_a_rank_that_hangs_is_found_also_by_those_that_wait(self):
+        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 20, "--join-timeout", "8s"]
+        workers, place, flags = self.held(2, "--parallel", "pp=2", *checkpoints, "--rounds", 1_000_000, run="-hangs")
+        for one in workers:
+            one.wait_event("pipeline.started")
+        waits = self.start(2, *flags, name="waits", place=place, rank=1)
+        waits.wait_event("sharded.waiting")
+        workers[1].send(signal.SIGSTOP)
+        for one in (workers[0], waits):
+            self.assertEqual(one.wait_event("sharded.regrouped", lost="1", world=2)["from"], "checkpoint")
+        workers[1].kill()
+        workers[0].send(signal.SIGTERM)
+        self.assert_exit(DONE, workers[0], waits)
 
     def test_fewer_stages_that_do_not_fit_end_the_job_with_the_numbers(self):
         limit, model = {"CENTROID_MEMORY_LIMIT": "8MB"}, "mlp:64-512-512-512-10"

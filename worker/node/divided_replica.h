@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -68,6 +69,10 @@ class DividedReplica {
   using Visit = std::function<Status(TensorId tensor, std::span<const float> values)>;
   virtual Status visit(const Visit& visit) = 0;
 };
+
+/// How long a rank without a part waits for what others do: steps, and the work of their disks.
+/// They notice one that is silent, and their failure ends the operation of all.
+inline constexpr std::chrono::hours kIdlePatience{24};
 
 /// A rank that has no part of the model, and waits beside the others for their steps.
 class IdleReplica final : public DividedReplica {

@@ -49,10 +49,13 @@ class ShardedTraining {
             static_cast<double>(result.targets)};
   }
   bool is_idle() const { return replica_.data_rank() == replica_.data_world(); }
-  Status add_up(Totals& totals) const {
+  collective::CallOptions call_options() const {
     collective::CallOptions options;
-    // It waits for whole steps and evaluations of the others, who notice one that is silent.
-    if (is_idle()) options.timeout = std::chrono::hours(24);
+    if (is_idle()) options.timeout = kIdlePatience;
+    return options;
+  }
+  Status add_up(Totals& totals) const {
+    const collective::CallOptions options = call_options();
     return collective::all_reduce(group_, std::span<double>(totals), options);
   }
   /// This rank's part of some samples.
@@ -120,7 +123,7 @@ Status ShardedTraining::exchange_numbers(const ShardedObserver& observer) {
   std::vector<RankNumbers> all(group_.world());
   const collective::ConstElements input(DType::kF64, std::as_bytes(std::span(&own, 1)));
   const collective::Elements output(DType::kF64, std::as_writable_bytes(std::span(all)));
-  CENTROID_TRY(collective::all_gather(group_, input, output));
+  CENTROID_TRY(collective::all_gather(group_, input, output, call_options()));
   if (observer.has_numbers) observer.has_numbers(all);
   return {};
 }

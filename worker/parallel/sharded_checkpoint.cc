@@ -367,7 +367,7 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
       };
       auto made = ShardedParameters::resume(options_.stage ? options_.stage->ranks : group_,
                                             std::move(parameters), options,
-                                            content.info.optimizer_step, stored);
+                                            content.info.optimizer_step, stored, options_.timeout);
       if (options_.stage) {  // the failure of one stage is that of all
         own.status = made.ok() ? Status() : Status(made.error());
         CENTROID_ASSIGN(const auto results, exchange(own_, own, options_.timeout));

@@ -87,7 +87,8 @@ Result<std::unique_ptr<ShardedParameters>> ShardedParameters::make(
 
 Result<std::unique_ptr<ShardedParameters>> ShardedParameters::resume(
     const collective::Group& group, std::vector<ParameterShape> parameters,
-    const ShardedOptions& options, std::uint64_t steps, const Stored& stored) {
+    const ShardedOptions& options, std::uint64_t steps, const Stored& stored,
+    std::chrono::milliseconds patience) {
   CENTROID_ASSIGN(std::unique_ptr<ShardedParameters> made,
                   divide(group, std::move(parameters), options));
   CENTROID_ASSIGN(const collective::Group all, everyone(group));
@@ -97,7 +98,7 @@ Result<std::unique_ptr<ShardedParameters>> ShardedParameters::resume(
     return std::move(read).error();
   }
   collective::CallOptions call;
-  call.timeout = options.timeout;
+  call.timeout = patience.count() > 0 ? patience : options.timeout;
   CENTROID_TRY(collective::barrier(all, call));  // another rank's failure is everyone's
   return made;
 }

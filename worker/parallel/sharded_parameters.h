@@ -95,13 +95,15 @@ class ShardedParameters {
   /// Write elements of the model: of its parameters (plane 0), or of the optimizer's slots.
   using Stored = std::function<Status(std::size_t plane, Range elements, std::span<float> out)>;
   /// The same with the values and state of a job after `steps` steps. Every rank reads what it has.
+  /// `patience`: with the slowest of them; 0: options.timeout.
   ///
   /// fails  as `make`, and any rank's `stored`
   static Result<std::unique_ptr<ShardedParameters>> resume(const collective::Group& group,
                                                            std::vector<ParameterShape> parameters,
                                                            const ShardedOptions& options,
                                                            std::uint64_t steps,
-                                                           const Stored& stored);
+                                                           const Stored& stored,
+                                                           std::chrono::milliseconds patience = {});
 
   const ShardLayout& layout() const { return layout_; }
   const Optimizer& optimizer() const { return *optimizer_; }
