@@ -5,12 +5,13 @@
 
 #include <boost/asio/error.hpp>
 
-#include "common/async/timer.h"
 #include "common/base/clock.h"
+#include "transport/bound.h"
 #include "transport/session.h"
 
 namespace centroid::client {
 
+using transport::Bound;
 using transport::Connection;
 using transport::InFrame;
 
@@ -21,6 +22,11 @@ constexpr std::chrono::seconds kFirst{5};  ///< for the first frame of a connect
 
 Task<void> answer_caller(std::shared_ptr<Connection> connection, StrangerPlace place,
                          transport::Strangers* strangers, Answer answer) {
+  Status turn = co_await place->turn();
+  if (!turn.ok()) {
+    (void)strangers->log_refused(connection->peer(), turn.error());
+    co_return connection->close(std::move(turn).error());
+  }
   const auto first = co_await read_text(*connection, centroid::now() + kFirst);
   if (first.ok())
     co_await answer(connection, *place, *first);
@@ -50,23 +56,32 @@ void answer_callers(TaskGroup& tasks, transport::Listener& listener,
   tasks.spawn(transport::accept_all(listener, strangers, kIsOver, std::move(serve)));
 }
 
-Task<Status> send_text(Connection& connection, GroupFrame kind, std::string text) {
+Task<Status> send_text(Connection& connection, GroupFrame kind, std::string text,
+                       Deadline deadline) {
+  const Bound bound(connection, deadline);
   transport::OutFrame frame;
   frame.kind = static_cast<std::uint16_t>(kind);
   frame.head = std::as_bytes(std::span(text));
   co_return co_await connection.write(frame);
 }
 
+Task<Status> answer_text(Connection& connection, GroupFrame kind, std::string text) {
+  return send_text(connection, kind, std::move(text), centroid::now() + kAnswer);
+}
+
+Task<Status> answer_error(Connection& connection, Error why) {
+  const Bound bound(connection, centroid::now() + kAnswer);
+  const std::vector<std::byte> head = transport::encode_error(why);
+  transport::OutFrame frame;
+  frame.kind = static_cast<std::uint16_t>(GroupFrame::kRefused);
+  frame.flags = transport::kFlagError;
+  frame.head = head;
+  co_return co_await connection.write(frame);
+}
+
 Task<Result<InFrame>> read_text(Connection& connection, Deadline deadline) {
-  Timer timer(connection.executor(), deadline);
-  const auto is_over = std::make_shared<bool>(false);
-  timer.async_wait([&connection, is_over](const boost::system::error_code& error) {
-    if (error || *is_over) return;
-    connection.close(Error(ErrorCode::kDeadlineExceeded, connection.peer() + " sent nothing"));
-  });
+  const Bound bound(connection, deadline);
   auto frame = co_await connection.read_header();
-  *is_over = true;
-  timer.cancel();
   if (frame.ok() && frame->header.payload_bytes != 0)
     co_return Error(ErrorCode::kDataLoss, connection.peer() + " sent a payload");
   const bool is_refusal = frame.ok() && (frame->header.kind == transport::kGoodbye ||
@@ -85,7 +100,7 @@ Task<Result<InFrame>> ask_process(transport::Transport* transport, transport::En
     if (waits && !co_await sleep_until(centroid::now() + kAskAgain)) break;
     const auto connection = co_await transport->connect(place, connected);
     if (!connection.ok()) co_return closed.value_or(connection.error());
-    (void)co_await send_text(**connection, kind, text);
+    (void)co_await send_text(**connection, kind, text, connected);
     auto answer = co_await read_text(**connection, answered);
     if (answer.ok()) co_return answer;
     const Error& why = answer.error();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -46,7 +47,17 @@ using Answer = std::function<Task<void>(std::shared_ptr<transport::Connection>,
 void answer_callers(TaskGroup& tasks, transport::Listener& listener,
                     transport::Strangers& strangers, Answer answer);
 
-Task<Status> send_text(transport::Connection& connection, GroupFrame kind, std::string text);
+inline constexpr std::chrono::seconds kAnswer{5};  ///< until a process has read an answer
+
+/// Ends the handshake of TLS, too.
+///
+/// fails  deadline_exceeded: closes the connection; as Connection::write
+Task<Status> send_text(transport::Connection& connection, GroupFrame kind, std::string text,
+                       Deadline deadline);
+/// Send what a process waits for, within kAnswer.
+Task<Status> answer_text(transport::Connection& connection, GroupFrame kind, std::string text);
+/// The same with an error, which is that of its `read_text`.
+Task<Status> answer_error(transport::Connection& connection, Error why);
 
 /// The next frame, which has no payload.
 ///
@@ -57,7 +68,7 @@ Task<Result<transport::InFrame>> read_text(transport::Connection& connection, De
 /// Send a text to the process at `place`, and read what it answers. Asks again while the process
 /// has no room, or closes the connection and accepts another one.
 ///
-/// fails  as Transport::connect until `connected`, and read_text until `answered`
+/// fails  as Transport::connect and send_text until `connected`, and read_text until `answered`
 Task<Result<transport::InFrame>> ask_process(transport::Transport* transport,
                                              transport::Endpoint place, GroupFrame kind,
                                              std::string text, Deadline connected,

@@ -152,8 +152,8 @@ class Meeting::Leader {
     const GroupFrame kind = result.ok() ? GroupFrame::kMembers : GroupFrame::kRefused;
     const std::string text = result.ok() ? encode(*result) : result.error().message();
     const std::string why = "the others could not form a group with this worker";
-    for (const auto& one : callers) (void)co_await send_text(*one, kind, text);
-    for (const auto& one : refused) (void)co_await send_text(*one, GroupFrame::kRefused, why);
+    for (const auto& one : callers) (void)co_await answer_text(*one, kind, text);
+    for (const auto& one : refused) (void)co_await answer_text(*one, GroupFrame::kRefused, why);
     self->tasks_.cancel();
     co_await self->tasks_.join();
     co_return result;
@@ -311,7 +311,7 @@ void Meeting::end() {
     co_await refuse_all(self, text);
     const auto arrivals = std::exchange(self->arrivals_, {});
     for (const auto& [number, one] : arrivals)
-      (void)co_await send_text(*one.connection, GroupFrame::kRefused, text);
+      (void)co_await answer_text(*one.connection, GroupFrame::kRefused, text);
   };
   io_.wait(end_there(this));
 }
@@ -353,7 +353,7 @@ Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection
   const auto hello = Hello::parse(text_of(frame));
   if (!hello) co_return;
   if (!transport::is_same_secret(self->options_.token, hello->token)) {
-    (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
+    (void)co_await answer_text(*connection, GroupFrame::kRefused, "the token is refused");
     co_return;
   }
   if (is_kind(frame, GroupFrame::kMember))
@@ -363,7 +363,7 @@ Task<void> Meeting::answer(Meeting* self, std::shared_ptr<Connection> connection
   if (self->has_ended_ && !is_kind(frame, GroupFrame::kWatch)) {
     const std::string other = difference(self->options_.settings, hello->settings);
     const std::string why = other.empty() ? std::string(kEnded) : other;  // it is of another job
-    (void)co_await send_text(*connection, GroupFrame::kRefused, why);
+    (void)co_await answer_text(*connection, GroupFrame::kRefused, why);
     co_return;
   }
   const bool is_member = self->now_.job.empty() || hello->job == self->now_.job;
@@ -381,7 +381,7 @@ Task<void> Meeting::wait_member(Meeting* self, const Hello* hello,
   if (!self->now_.members.empty() && !self->now_.has(number)) {
     const std::string why =
         "the others went on without rank " + std::to_string(number) + ", which was silent";
-    (void)co_await send_text(*connection, GroupFrame::kRefused, why);
+    (void)co_await answer_text(*connection, GroupFrame::kRefused, why);
     co_return;
   }
   Arrival& own = self->arrivals_[number];
@@ -398,7 +398,7 @@ Task<void> Meeting::wait_newcomer(Meeting* self, const Hello* hello,
   if (!self->leads()) co_return;  // it asks again at the rendezvous
   const std::string other = difference(self->options_.settings, hello->settings);
   if (!other.empty()) {
-    (void)co_await send_text(*connection, GroupFrame::kRefused, other);
+    (void)co_await answer_text(*connection, GroupFrame::kRefused, other);
     co_return;
   }
   Newcomer one;
@@ -416,7 +416,7 @@ Task<void> Meeting::refuse_all(Meeting* self, std::string why) {
   const auto newcomers = std::exchange(self->newcomers_, {});
   self->waiting_ = 0;
   for (const Newcomer& one : newcomers)
-    (void)co_await send_text(*one.connection, GroupFrame::kRefused, why);
+    (void)co_await answer_text(*one.connection, GroupFrame::kRefused, why);
 }
 
 Task<Result<Membership>> Meeting::ask(Meeting* self, Endpoint leader, std::string address,
@@ -426,7 +426,7 @@ Task<Result<Membership>> Meeting::ask(Meeting* self, Endpoint leader, std::strin
   auto connected = co_await self->transport_->connect(leader, deadline);
   std::optional<Result<transport::InFrame>> frame;
   if (connected.ok()) {
-    (void)co_await send_text(**connected, GroupFrame::kNewcomer, hello.text());
+    (void)co_await send_text(**connected, GroupFrame::kNewcomer, hello.text(), deadline);
     frame.emplace(co_await read_text(**connected, deadline));
   }
   if (connected.ok() && frame->ok()) {

@@ -8,6 +8,7 @@
 
 #include "client/group_frames.h"
 #include "common/async/wait_on.h"
+#include "common/base/log.h"
 #include "transport/handshake.h"
 
 namespace centroid::client {
@@ -19,8 +20,10 @@ using transport::InFrame;
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{50};
-constexpr std::chrono::seconds kAnswer{5};    ///< until a process has read the answer
 constexpr std::chrono::seconds kHandover{3};  ///< from one Redirector to another
+/// To resolve a name: two tries of the system, 5 s each (resolv.conf).
+constexpr std::chrono::seconds kLongestName{10};
+constexpr std::chrono::seconds kAgree{10};  ///< members of a job on its leader, after a meeting
 constexpr std::size_t kMostCallers = 256;
 constexpr std::string_view kMagic = "centroid group 2";
 
@@ -31,6 +34,10 @@ std::chrono::milliseconds poll_time(const Endpoint& rendezvous) {
 /// Until every Redirector has called one that listens, also where it called another machine before.
 std::chrono::milliseconds quiet_time(const Endpoint& rendezvous) {
   return 4 * poll_time(rendezvous);
+}
+/// Whether it may take time to find the address.
+bool is_slow(const Endpoint& rendezvous) {
+  return !is_literal(rendezvous.host) && !rendezvous.is_loopback();
 }
 
 /// What a rank says: kMagic, rank, world, token and address, a line each.
@@ -77,15 +84,21 @@ class Collection {
         addresses_(options.world),
         connections_(options.world) {
     addresses_[0] = address;
+    strangers_.lend_while([] { return true; });  // nothing is trained yet
   }
 
-  static Task<Result<Found>> run(Collection* self, Endpoint place, TimePoint deadline) {
+  /// `rendezvous`: as others call it.
+  static Task<Result<Found>> run(Collection* self, Endpoint place, Endpoint rendezvous,
+                                 TimePoint deadline) {
     CENTROID_CO_ASSIGN(const auto listener, self->transport_->listen(place));
     answer_callers(self->tasks_, *listener, self->strangers_,
                    [self](std::shared_ptr<Connection> connection, transport::Strangers::Place& one,
                           const InFrame& frame) { return answer(self, connection, one, frame); });
     TimePoint quiet = centroid::now();
-    if (self->options_.may_be_newcomer) quiet += quiet_time(place);
+    if (self->options_.may_be_newcomer) {
+      const Duration resolving = co_await resolving_time(self, rendezvous, deadline);
+      quiet += quiet_time(rendezvous) + 2 * resolving;
+    }
     while (!self->leader_ && centroid::now() < deadline) {
       const bool all_came = self->missing().empty();
       if (all_came && centroid::now() >= quiet) break;
@@ -96,34 +109,45 @@ class Collection {
                       std::to_string(self->options_.timeout.count()) + " ms";
     if (const std::string& refused = self->strangers_.last_refusal(); !refused.empty())
       why += "; a connection was refused: " + refused;
-    std::string refusal;
-    if (!missing.empty()) refusal = why;
-    co_await answer_all(self, refusal);
+    Status result;
+    if (!self->leader_ && !missing.empty()) result = Error(ErrorCode::kDeadlineExceeded, why);
+    co_await answer_all(self, &result);
     listener->close();
     self->tasks_.cancel();
     co_await self->tasks_.join();
+    CENTROID_CO_TRY(std::move(result));
     Found found;
     if (self->leader_)
       found.leader = *self->leader_;
-    else if (missing.empty())
-      found.addresses = self->addresses_;
     else
-      co_return Error(ErrorCode::kDeadlineExceeded, why);
+      found.addresses = self->addresses_;
     co_return found;
   }
 
  private:
-  static Task<void> answer_all(Collection* self, std::string refusal) {
-    GroupFrame kind = refusal.empty() ? GroupFrame::kAddresses : GroupFrame::kRefused;
-    std::string text = refusal;
+  /// How long others, too, may look for this process by its name.
+  static Task<Duration> resolving_time(Collection* self, Endpoint rendezvous, TimePoint deadline) {
+    const TimePoint begin = centroid::now();
+    if (!is_slow(rendezvous)) co_return Duration();
+    const TimePoint limit = std::min<TimePoint>(deadline, begin + kLongestName);
+    (void)co_await self->transport_->connect(rendezvous, limit);
+    co_return centroid::now() - begin;
+  }
+
+  static Task<void> answer_all(Collection* self, const Status* result) {
+    GroupFrame kind = GroupFrame::kAddresses;
+    std::string text;
+    for (const std::string& one : self->addresses_) text += (text.empty() ? "" : "\n") + one;
     if (self->leader_) {
       kind = GroupFrame::kRunning;
       text = running_text(self->options_.token, *self->leader_);
-    } else if (refusal.empty()) {
-      for (const std::string& one : self->addresses_) text += (text.empty() ? "" : "\n") + one;
     }
-    for (const auto& connection : self->connections_)
-      if (connection) (void)co_await send_text(*connection, kind, text);
+    for (const auto& connection : self->connections_) {
+      if (connection && !result->ok())
+        (void)co_await answer_error(*connection, result->error());
+      else if (connection)
+        (void)co_await answer_text(*connection, kind, text);
+    }
   }
 
   static Task<void> answer(Collection* self, std::shared_ptr<Connection> connection,
@@ -137,7 +161,7 @@ class Collection {
     if (!arrival) co_return;
     const std::string refusal = self->refusal_of(*arrival);
     if (!refusal.empty()) {
-      (void)co_await send_text(*connection, GroupFrame::kRefused, refusal);
+      (void)co_await answer_text(*connection, GroupFrame::kRefused, refusal);
       co_return;
     }
     place.admit_member();
@@ -145,8 +169,8 @@ class Collection {
     const auto before = std::exchange(self->connections_[arrival->rank], connection);
     self->changed_.notify_all();
     if (before)
-      (void)co_await send_text(*before, GroupFrame::kRefused,
-                               "another process came as rank " + std::to_string(arrival->rank));
+      (void)co_await answer_text(*before, GroupFrame::kRefused,
+                                 "another process came as rank " + std::to_string(arrival->rank));
   }
 
   std::string refusal_of(const Arrival& arrival) const {
@@ -214,7 +238,7 @@ class Caller {
     std::string hello(kMagic);
     hello += "\n" + std::to_string(options.rank) + "\n" + std::to_string(options.world);
     hello += "\n" + options.token + "\n" + address;
-    (void)co_await send_text(*connection, GroupFrame::kArrive, std::move(hello));
+    (void)co_await send_text(*connection, GroupFrame::kArrive, std::move(hello), deadline);
     CENTROID_CO_ASSIGN(const auto frame, co_await read_text(*connection, deadline + kRetry));
     const auto refuse = [&](const std::string& why) {
       return Error(ErrorCode::kFailedPrecondition, place.to_string() + why);
@@ -261,7 +285,7 @@ Result<Found> find_group(const PeerOptions& options, const Endpoint& place,
   here.host = listening_host(place);
   const auto collect = [&] {
     Collection collection(options, context.get_executor(), address);
-    return run(Collection::run(&collection, here, deadline));
+    return run(Collection::run(&collection, here, place, deadline));
   };
   auto found = collect();
   if (found.ok() || found.error().code() != ErrorCode::kAlreadyExists || !options.may_be_newcomer)
@@ -269,7 +293,10 @@ Result<Found> find_group(const PeerOptions& options, const Endpoint& place,
   // A member of a job that has begun listens there, or did until now.
   auto begun = call(std::min<TimePoint>(deadline, centroid::now() + kHandover));
   if (begun.ok()) return begun;
-  return begun.error().code() == ErrorCode::kDeadlineExceeded ? collect() : std::move(found);
+  if (begun.error().code() == ErrorCode::kDeadlineExceeded) found = collect();
+  if (found.ok() || found.error().code() != ErrorCode::kAlreadyExists) return found;
+  return Error(ErrorCode::kAlreadyExists,
+               found.error().message() + "; what listens there: " + begun.error().message());
 }
 
 Redirector::Redirector(Executor executor, transport::Transport& transport, Endpoint rendezvous,
@@ -287,25 +314,29 @@ Redirector::~Redirector() = default;
 std::string Redirector::text() const { return running_text(token_, leader_); }
 
 Task<void> Redirector::run(Redirector* self) {
-  do {
-    // A name would be resolved on the thread that answers members, which may take long.
-    if (self->may_listen_) {
-      auto listener = self->transport_.listen(self->here_);
-      if (listener.ok()) {
-        self->listener_ = std::move(*listener);
-        answer_callers(
-            self->tasks_, *self->listener_, self->strangers_,
-            [self](std::shared_ptr<Connection> connection, transport::Strangers::Place& place,
-                   const InFrame& frame) { return answer(self, connection, place, frame); });
-        break;
-      }
-    }
-    co_await call(self);
-  } while (co_await sleep_until(centroid::now() + poll_time(self->rendezvous_)));
+  const auto poll = poll_time(self->rendezvous_);
+  for (bool goes_on = true; goes_on && !self->listener_;) {
+    // Each call is beside an earlier one, which may wait for a name or a machine that is gone.
+    if (!self->is_answered_ && !self->listens()) self->tasks_.spawn(call(self));
+    goes_on = co_await sleep_until(centroid::now() + poll);
+  }
   while (co_await sleep_until(TimePoint::max())) {
   }
   self->tasks_.cancel();
   co_await self->tasks_.join();
+}
+
+/// Try to be the one that listens.
+bool Redirector::listens() {
+  // A name would be resolved on the thread that answers members, which may take long.
+  if (!may_listen_) return false;
+  auto listener = transport_.listen(here_);
+  if (!listener.ok()) return false;
+  listener_ = std::move(*listener);
+  answer_callers(tasks_, *listener_, strangers_,
+                 [this](std::shared_ptr<Connection> connection, transport::Strangers::Place& place,
+                        const InFrame& frame) { return answer(this, connection, place, frame); });
+  return true;
 }
 
 Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> connection,
@@ -315,7 +346,7 @@ Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> conn
     if (!parse_running(frame, self->token_)) co_return;
     place.greeted();
     for (bool goes_on = true; goes_on;) {
-      (void)co_await send_text(*connection, GroupFrame::kRunning, self->text());
+      (void)co_await answer_text(*connection, GroupFrame::kRunning, self->text());
       const auto next = co_await connection->read_header();
       goes_on = next.ok();
     }
@@ -324,22 +355,41 @@ Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> conn
   const bool is_known = transport::is_same_secret(self->token_, arrival->token);
   if (is_known) place.greeted();
   if (is_known)
-    (void)co_await send_text(*connection, GroupFrame::kRunning, self->text());
+    (void)co_await answer_text(*connection, GroupFrame::kRunning, self->text());
   else
-    (void)co_await send_text(*connection, GroupFrame::kRefused, "the token is refused");
+    (void)co_await answer_text(*connection, GroupFrame::kRefused, "the token is refused");
   (void)co_await read_text(*connection, centroid::now() + kAnswer);  // until it has read that
 }
 
 /// As long as another Redirector answers there.
 Task<void> Redirector::call(Redirector* self) {
   const auto poll = poll_time(self->rendezvous_);
-  auto connected = co_await self->transport_.connect(self->rendezvous_, centroid::now() + 2 * poll);
-  if (!connected.ok()) co_return;
-  do {
-    (void)co_await send_text(**connected, GroupFrame::kRunning, self->text());
-    const auto answer = co_await read_text(**connected, centroid::now() + poll);
-    if (!answer.ok()) co_return;
-  } while (co_await sleep_until(centroid::now() + poll));
+  TimePoint until = centroid::now() + 2 * poll;
+  if (is_slow(self->rendezvous_)) until += kLongestName;
+  auto connected = co_await self->transport_.connect(self->rendezvous_, until);
+  if (!connected.ok() || self->is_answered_) co_return;
+  self->is_answered_ = true;
+  TimePoint agreed = centroid::now();
+  for (bool goes_on = true; goes_on;) {
+    until = centroid::now() + poll;
+    (void)co_await send_text(**connected, GroupFrame::kRunning, self->text(), until);
+    const auto answer = co_await read_text(**connected, until);
+    if (!answer.ok()) break;
+    self->compare(parse_running(*answer, self->token_), agreed);
+    goes_on = co_await sleep_until(centroid::now() + poll);
+  }
+  self->is_answered_ = false;
+}
+
+/// Members of one job agree soon after each meeting. `agreed`: when they did last.
+void Redirector::compare(const std::optional<Endpoint>& leader, TimePoint& agreed) {
+  if (!leader || *leader == leader_) {
+    agreed = centroid::now();
+  } else if (centroid::now() - agreed > kAgree && !std::exchange(has_warned_, true)) {
+    log::warn("sharded.other_job", {{"rendezvous", rendezvous_.to_string()},
+                                    {"leader", leader_.to_string()},
+                                    {"other", leader->to_string()}});
+  }
 }
 
 }  // namespace centroid::client

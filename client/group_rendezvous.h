@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct Found {
 /// The addresses of all ranks by rank: rank 0 collects them at `place`, and the others give theirs.
 /// Or with `may_be_newcomer` the job that has begun: its Redirector answers at `place`, or calls
 /// rank 0 there. Rank 0 waits that long, so a job does not begin twice when all first ranks start
-/// again at once.
+/// again at once; longer where its name resolves slowly.
 ///
 /// fails  as PeerGroup::join
 Result<Found> find_group(const PeerOptions& options, const transport::Endpoint& place,
@@ -61,7 +62,9 @@ class Redirector {
  private:
   static Task<void> answer(Redirector* self, std::shared_ptr<transport::Connection> connection,
                            transport::Strangers::Place& place, const transport::InFrame& frame);
+  bool listens();
   static Task<void> call(Redirector* self);
+  void compare(const std::optional<transport::Endpoint>& leader, TimePoint& agreed);
   std::string text() const;
 
   const transport::Endpoint rendezvous_, here_;
@@ -70,6 +73,8 @@ class Redirector {
   transport::Transport& transport_;
   std::unique_ptr<transport::Listener> listener_;
   transport::Endpoint leader_;
+  bool is_answered_ = false;  ///< by another Redirector
+  bool has_warned_ = false;
   transport::Strangers strangers_;
   TaskGroup tasks_;
 };

@@ -106,7 +106,9 @@ Status ShardedJob::begin() {
     meeting_.reset();  // members must not take the place of an earlier try for a live worker's
     auto joined = join_ranks(config_);
     if (!joined.ok()) {
-      is_over_ = JobCheckpoints::show_the_goal(config_, model_);
+      // Those that do not come may have ended with the job. Other reasons are this worker's.
+      is_over_ = is_loss(joined.error()) && JobCheckpoints::show_the_goal(config_, model_);
+      if (is_over_) log::warn("sharded.not_joined", {{"error", joined.error()}});
       return is_over_ ? Status() : Status(std::move(joined).error());
     }
     peers_ = std::move(*joined);

@@ -3,6 +3,7 @@
 #include "client/group_meeting.h"
 
 #include <optional>
+#include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,6 +24,36 @@ std::vector<std::uint32_t> numbers_of(const Membership& all) {
   for (const Member& one : all.members) numbers.push_back(one.number);
   return numbers;
 }
+
+/// A network in which the name of rank 0's machine is found slowly: who asked before it `moved`
+/// finds the old one, which is gone.
+class SlowName final : public transport::Transport {
+ public:
+  static constexpr std::string_view kName = "trainer-0";
+  static constexpr auto kTime = 3s;
+
+  SlowName(std::unique_ptr<transport::Transport> network, const TimePoint& moved)
+      : network_(std::move(network)), moved_(moved) {}
+  Task<Result<std::unique_ptr<transport::Connection>>> connect(transport::Endpoint place,
+                                                               Deadline deadline) override {
+    if (place.host == kName) {
+      const TimePoint asked = centroid::now(), found = asked + kTime;
+      const bool goes_on = co_await sleep_until(std::min(found, deadline));
+      if (!goes_on || found >= deadline)
+        co_return Error(ErrorCode::kDeadlineExceeded, "cannot resolve the name");
+      if (asked < moved_) co_return Error(ErrorCode::kUnavailable, "no route");
+      place.host = "0.0.0.0";  // where it listens
+    }
+    co_return co_await network_->connect(place, deadline);
+  }
+  Result<std::unique_ptr<transport::Listener>> listen(const transport::Endpoint& place) override {
+    return network_->listen(place);
+  }
+
+ private:
+  const std::unique_ptr<transport::Transport> network_;
+  const TimePoint& moved_;
+};
 
 /// The members of a job, each with its place.
 class MeetingTest : public ::testing::Test {
@@ -93,10 +124,14 @@ class MeetingTest : public ::testing::Test {
 
   transport::Factory transports() {
     return [this](Executor executor, transport::TransportOptions how) {
-      return network_.make_transport(std::move(executor), std::move(how));
+      auto made = network_.make_transport(std::move(executor), std::move(how));
+      if (has_slow_name_) made = std::make_unique<SlowName>(std::move(made), moved_);
+      return made;
     };
   }
 
+  bool has_slow_name_ = false;
+  TimePoint moved_;
   std::optional<transport::Endpoint> rendezvous_;  ///< of meetings that are made from now on
   simulation::World world_{7};
   simulation::Network network_{world_};
@@ -294,6 +329,7 @@ class SecondBeginTest : public NewcomerTest {
  protected:
   /// What rank 0 finds. The others depend on what it does then.
   Found begin_again(std::uint32_t world) {
+    moved_ = centroid::now();
     std::vector<std::optional<Result<Found>>> found(world);
     std::vector<Thread> threads;
     for (std::uint32_t rank = 0; rank < world; ++rank)
@@ -337,12 +373,49 @@ TEST_F(SecondBeginTest, WaitsWhereTheMembersThatAreLeftHaveNotMetYet) {
   });
 }
 
+TEST_F(SecondBeginTest, FindsTheJobAlsoWhereItsNameResolvesSlowly) {
+  play([&] {
+    has_slow_name_ = true;
+    for (int moment = 0; moment < 8; ++moment) {
+      rendezvous_ = transport::Endpoint{std::string(SlowName::kName),
+                                        static_cast<std::uint16_t>(7080 + moment)};
+      open(3);
+      for (const std::uint32_t lost : {0u, 1u}) meetings_.erase(lost);
+      expect_all(meet({2}), {2}, 2);
+      world_.let_pass(moment * 467ms);
+      const Found found = begin_again(2);
+      EXPECT_TRUE(found.addresses.empty()) << "a second job";
+      EXPECT_EQ(found.leader, meetings_[2]->place());
+    }
+  });
+}
+
 TEST_F(SecondBeginTest, IsOneWhereNobodyIsLeft) {
   play([&] {
     rendezvous_ = transport::Endpoint{"localhost", 7080};
     open(3);
     meetings_.clear();
     EXPECT_EQ(begin_again(3).addresses.size(), 3u);
+  });
+}
+
+TEST_F(SecondBeginTest, IsSaidByTheMembersOfTheFirstOne) {
+  play([&] {
+    rendezvous_ = transport::Endpoint{"localhost", 7080};
+    open(1);  // it listens there
+    const auto other = made("secret");
+    Membership alone;
+    alone.job = "another job";
+    alone.generation = alone.next = 1;
+    alone.members.resize(1);
+    alone.members[0].place = other->place();
+    alone.members[0].address = "an address";
+    testing::internal::CaptureStderr();
+    other->begin(alone);
+    world_.let_pass(15s);
+    EXPECT_THAT(
+        testing::internal::GetCapturedStderr(),
+        AllOf(HasSubstr("sharded.other_job"), HasSubstr(meetings_[0]->place().to_string())));
   });
 }
 

@@ -156,6 +156,15 @@ TEST_F(RendezvousTest, WhereAnotherProgramListensIsRefusedToRankZero) {
   const auto found = come(place_, 0);
   ASSERT_FALSE(found.ok());
   EXPECT_EQ(found.error().code(), ErrorCode::kAlreadyExists);
+  EXPECT_THAT(found.error().message(), HasSubstr("what listens there: "));
+}
+
+TEST_F(RendezvousTest, RankZeroSaysWhyTheJobThatListensThereRefusesIt) {
+  const auto job = led(true);
+  ASSERT_TRUE(come(place_, 1).ok());  // it listens
+  const auto found = come(place_, 0, true, "guess");
+  ASSERT_FALSE(found.ok());
+  EXPECT_THAT(found.error().message(), HasSubstr("the token is refused"));
 }
 
 /// As of a rank, to which others connect too.
@@ -206,6 +215,47 @@ TEST_F(RendezvousTlsTest, ARankWithTlsIsRefusedByOneWithout) {
   ASSERT_TRUE(come(place_, 1).ok());  // it listens
   expect_refused(layer_of(authority_.issue("rank"), authority_),
                  "the other side does not speak TLS: set it on both sides");
+}
+
+/// A peer that accepts connections and sends nothing holds nobody beyond the deadline of the step,
+/// which is far below that of a frame that stalls.
+TEST_F(RendezvousTlsTest, AHandshakeEndsWithItsStep) {
+  IoThread io("silent");
+  const auto transport = transport::make_tcp(io.executor());
+  const auto listener = transport->listen(place_);
+  ASSERT_TRUE(listener.ok());
+  PeerOptions options;
+  options.rank = 1;
+  options.world = 2;
+  options.layer = layer_of(authority_.issue("rank"), authority_);
+  options.timeout = 200ms;
+  const auto found = find_group(options, place_, "127.0.0.1:1 nonce node");
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(found.error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(found.error().message(), HasSubstr(place_.to_string() + " sent nothing"));
+
+  MeetingOptions meeting;
+  meeting.layer = options.layer;
+  meeting.patience = 200ms;
+  const auto opened = Meeting::open("127.0.0.1", meeting);
+  ASSERT_TRUE(opened.ok());
+  const auto joined = (*opened)->join(place_, "an address", centroid::now() + 200ms);
+  ASSERT_FALSE(joined.ok());
+  EXPECT_EQ(joined.error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(joined.error().message(), HasSubstr(place_.to_string()));
+
+  Membership all;
+  all.job = "job";
+  all.generation = 1;
+  all.next = 2;
+  all.members.resize(2);
+  all.members[0].place = place_;
+  all.members[1].number = 1;
+  all.members[1].place = (*opened)->place();
+  (*opened)->begin(all);
+  const auto met = (*opened)->meet();
+  ASSERT_FALSE(met.ok());
+  EXPECT_THAT(met.error().message(), HasSubstr("ranks 0 are silent"));
 }
 
 TEST(PeerGroupTest, DoesNotWaitForARankThatIsGone) {

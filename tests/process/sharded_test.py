@@ -126,7 +126,7 @@ class Ends(Sharded):
         flags = ["--exchange", "sharded", "--world", 3, "--rendezvous", place, "--rounds", 1, "--join-timeout", "2s"]
         workers = [self.worker("127.0.0.1:1", f"r{rank}", *flags, "--rank", rank) for rank in (0, 1)]
         self.assert_status(workers[0], FAILED, "rank 2")
-        self.assert_status(workers[1], USAGE, "rank 2")  # rank 0 refuses it
+        self.assert_status(workers[1], FAILED, "rank 2")  # rank 0 says so
 
 
 class Checkpoints(Sharded):

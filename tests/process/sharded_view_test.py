@@ -5,6 +5,7 @@ import http.client
 import json
 import pathlib
 import signal
+import socket
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -203,8 +204,18 @@ class Views(Sharded, CtlTest):
         for number, rank in enumerate((0, 1)):
             back = self.start(rank, place, 2, *flags, "--resume", name=f"back{number}")
             self.assert_status(back, DONE, "sharded.already_ended")
+            back.wait_event("sharded.not_joined")
             more = self.start(rank, place, 2, *flags, "--rounds", 6, "--resume", name=f"more{number}")
             self.assert_status(more, FAILED)
+
+    def test_what_is_wrong_with_a_worker_is_not_hidden_by_the_end_of_its_job(self):
+        place, flags = f"127.0.0.1:{free_port()}", ["--rounds", 5, "--checkpoint.dir", self.folder / "checkpoints"]
+        self.assert_exit(DONE, *[self.start(rank, place, 3, *flags) for rank in range(3)])
+        early = [self.start(rank, place, 3, *flags, "--resume", "--join-timeout", "3s", name=f"early{rank}") for rank in (0, 1)]
+        self.assert_exit(DONE, *early)  # rank 0 says to rank 1 that rank 2 has not come
+        with socket.create_server(("127.0.0.1", int(place.rpartition(":")[2]))):
+            back = self.start(0, place, 3, *flags, "--resume", "--join-timeout", "3s", name="back")
+            self.assert_status(back, FAILED, "the port is in use", "what listens there")
 
     def test_ranks_stay_at_the_goal_where_they_must_and_not_when_one_is_stopped(self):
         flags = ["--exit-when-finished=no", *LISTEN]

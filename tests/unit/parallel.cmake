@@ -7,5 +7,5 @@ centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_
   DEPS centroid::parallel centroid_test_transports TIMEOUT 300)
 centroid_test(group_rendezvous_test LABEL component SOURCES component/group_rendezvous_test.cc DEPS centroid::group centroid_test_certificates)
 if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
-  centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc DEPS centroid::group centroid_test_world)
+  centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc component/group_callers_test.cc DEPS centroid::group centroid_test_world)
 endif()

@@ -5,12 +5,14 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "common/base/log.h"
+#include "transport/bound.h"
 #include "transport/collective/network.h"
 #include "transport/echo.h"
 #include "transport/handshake.h"
 
 namespace centroid::collective {
 
+using transport::Bound;
 using transport::Connection;
 using transport::Endpoint;
 using transport::InFrame;
@@ -25,33 +27,6 @@ constexpr std::chrono::hours kNoStall{1};
 const Endpoint kSharedEndpoint{"collective", 0};
 
 std::string name_of(std::uint32_t rank) { return "rank " + std::to_string(rank); }
-
-/// Closes a connection that is silent until its deadline.
-class Bound {
- public:
-  Bound(Connection& connection, Deadline deadline) : timer_(connection.executor(), deadline) {
-    timer_.async_wait([state = state_, &connection](const boost::system::error_code& error) {
-      if (error || state->is_over) return;
-      state->is_late = true;
-      connection.close(Error(ErrorCode::kDeadlineExceeded, connection.peer() + " sent nothing"));
-    });
-  }
-  ~Bound() { state_->is_over = true; }
-  Bound(const Bound&) = delete;
-  Bound& operator=(const Bound&) = delete;
-  /// False: it was too late.
-  bool stop() {
-    state_->is_over = true;
-    return !state_->is_late;
-  }
-
- private:
-  struct State {
-    bool is_over = false, is_late = false;
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-  Timer timer_;
-};
 
 Task<Result<InFrame>> read_kind(Connection& connection, std::uint16_t kind) {
   CENTROID_CO_ASSIGN(InFrame frame, co_await connection.read_header());
@@ -279,6 +254,8 @@ void Dialer::answer() {
 
 Task<void> Dialer::answer_peer(std::unique_ptr<Connection> connection, StrangerPlace place) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
+  Status turn = co_await place->turn();
+  if (!turn.ok()) co_return connection->close(std::move(turn).error());
   Bound bound(*connection, now() + transport::kGreetingTimeout);
   const auto peer = co_await transport::answer_hello(*connection, greeting());
   // It is refused already, or gone; or this generation has ended, and it calls the next one.
