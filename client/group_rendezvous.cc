@@ -220,13 +220,17 @@ class Caller {
       const bool may_come = !tried.ok() && (tried.error().code() == ErrorCode::kUnavailable ||
                                             tried.error().code() == ErrorCode::kResourceExhausted);
       if (!may_come) co_return tried;
-      if (centroid::now() + kRetry >= deadline) {
+      const TimePoint again = centroid::now() + kRetry;
+      if (again < deadline) {
+        const bool goes_on = co_await sleep_until(again);
+        if (!goes_on) co_return tried;
+      }
+      if (again >= deadline || centroid::now() >= deadline) {
         co_return Error(ErrorCode::kDeadlineExceeded,
                         "rank 0 did not answer at " + place.to_string() + " within " +
                             std::to_string(self->options_.timeout.count()) +
                             " ms: " + tried.error().message());
       }
-      if (!co_await sleep_until(centroid::now() + kRetry)) co_return tried;
     }
   }
 
