@@ -338,8 +338,6 @@ Status check_pipeline(const WorkerConfig& c, const parallel::Mesh& mesh) {
                   std::to_string(parts) + " micro_batches: raise batch or lower micro_batches");
   if (c.sharded.replicas == "1" && mesh.size(parallel::Axis::kData) == 1)
     return refuse("one data rank has no copies: leave shard_replicas at auto");
-  if (has_parts && !c.checkpoint.dir.empty())
-    return refuse("tp has no checkpoints: leave checkpoint.dir empty; --save writes the model");
   return {};
 }
 

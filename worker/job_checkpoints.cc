@@ -50,7 +50,6 @@ Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(
   options.folder = config.checkpoint.dir;
   options.keep = config.checkpoint.keep;
   options.stage = stage;
-  made->own_tensors_ = stage ? stage->parameters : parallel::Range{0, model.manifest().size()};
   options.check = [job = made.get()](const CheckpointInfo& info) {
     return job->check_position(info);
   };
@@ -109,9 +108,9 @@ Status JobCheckpoints::check_position(const CheckpointInfo& info) const {
 }
 
 Result<std::unique_ptr<parallel::ShardedParameters>> JobCheckpoints::restore(
-    const parallel::ShardedOptions& options, ShardedSummary& summary) {
-  CENTROID_ASSIGN(const auto shapes, parameter_shapes(model_));
-  CENTROID_ASSIGN(auto restored, checkpoints_->restore(cut(shapes, own_tensors_), options));
+    std::vector<parallel::ParameterShape> parameters, const parallel::ShardedOptions& options,
+    ShardedSummary& summary) {
+  CENTROID_ASSIGN(auto restored, checkpoints_->restore(std::move(parameters), options));
   const CheckpointInfo& info = restored.info;
   run_id_ = info.run_id;
   summary.steps = last_ = restored.parameters->steps();

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "worker/config.h"
 #include "worker/data/data_source.h"
@@ -20,7 +21,7 @@ namespace centroid::worker {
 class JobCheckpoints {
  public:
   /// Opens config.checkpoint.dir. `run`: id of the job to continue; empty: a new job. `stage`: this
-  /// rank's, in a pipeline.
+  /// rank's, with parts.
   ///
   /// fails  failed_precondition: checkpoints of another job are there and there is no `resume`; as
   ///        ShardedCheckpoints::open
@@ -34,12 +35,13 @@ class JobCheckpoints {
 
   /// Whether to `restore`. Logs that there is none if config.resume wants one.
   bool resumes() const;
-  /// The newest sound one, and its position in `summary`.
+  /// These parameters of the newest sound one, and its position in `summary`.
   ///
   /// fails  before memory is taken. failed_precondition: it was made with another seed or other
   ///        data; as ShardedCheckpoints::restore
   Result<std::unique_ptr<parallel::ShardedParameters>> restore(
-      const parallel::ShardedOptions& options, ShardedSummary& summary);
+      std::vector<parallel::ParameterShape> parameters, const parallel::ShardedOptions& options,
+      ShardedSummary& summary);
 
   /// Write one if it is due after this step. The write runs in the background, from a copy of the
   /// shard. Without memory for a copy beside what is planned, it ends before this returns.
@@ -58,7 +60,6 @@ class JobCheckpoints {
   const WorkerConfig& config_;
   const Model& model_;
   const std::uint64_t train_samples_;
-  parallel::Range own_tensors_;  ///< of the model: those of the stage
   std::string run_id_;
   bool is_empty_ = true;
   std::unique_ptr<parallel::ShardedCheckpoints> checkpoints_;

@@ -195,9 +195,16 @@ Result<std::unique_ptr<JobCheckpoints>> JobDivision::open_checkpoints(
     const std::string& run) const {
   if (waits() || config_.checkpoint.dir.empty()) return std::unique_ptr<JobCheckpoints>();
   std::optional<parallel::CheckpointStage> own;
-  if (stage_)
-    own = parallel::CheckpointStage{stage_->data, stage_->tensors, stage_->line.rank(),
-                                    stage_->line.world()};
+  if (stage_) {
+    const std::uint32_t stages = stage_->line.world(), part = stage_->tensor.rank();
+    own = parallel::CheckpointStage{stage_->data, stage_->tensors,
+                                    part * stages + stage_->line.rank(),
+                                    stage_->tensor.world() * stages};
+    own->part = part;
+    if (stage_->tensor.world() > 1) {
+      CENTROID_ASSIGN(own->parts, part_manifests(model_, options_));
+    }
+  }
   return JobCheckpoints::open(config_, model_, data_, *ranks_, run, own);
 }
 
@@ -218,7 +225,13 @@ Result<MadeReplica> JobDivision::begin() const {
 
 Result<std::unique_ptr<ShardedParameters>> JobDivision::restore(JobCheckpoints& checkpoints,
                                                                 ShardedSummary& summary) const {
-  return checkpoints.restore(own_options(), summary);
+  if (!stage_) {
+    CENTROID_ASSIGN(auto shapes, parameter_shapes(model_));
+    return checkpoints.restore(std::move(shapes), own_options(), summary);
+  }
+  CENTROID_ASSIGN(const auto shapes, part_shapes(model_, options_));
+  return checkpoints.restore(cut(shapes[stage_->tensor.rank()], stage_->tensors), own_options(),
+                             summary);
 }
 
 Result<parallel::Regrouped> JobDivision::regroup(const collective::Group& group,

@@ -189,6 +189,23 @@ class Stages(Sharded):
         workers[0].send(signal.SIGTERM)
         self.assert_exit(DONE, workers[0], waits)
 
+    def test_parts_of_layers_without_a_copy_come_from_the_checkpoint(self):
+        hold = Hold(self, "sharded.stepped", "hold", 10).close()
+        settings = {"model": TOKENS, "batch": 8}
+        arguments = ["--parallel", "tp=2", "--data", "digits-tokens", "--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 4]
+        faults = {0: hold.environment, 1: {"CENTROID_TEST_FAULT": "sharded.stepped:30"}}
+        workers, place, flags = self.held(2, *arguments, run="-parts", faults=faults, **settings)
+        hold.wait_reached()
+        more = self.start(2, *flags, name="more", place=place, rank=1, **settings)
+        workers[0].wait_event("sharded.newcomer_came")
+        hold.open()
+        self.assert_status(workers[1], -signal.SIGKILL)
+        self.assert_exit(DONE, workers[0], more)
+        for one in (workers[0], more):
+            told = one.wait_event("sharded.regrouped", lost="1", world=2, mesh="dp=1,pp=1,tp=2")
+            self.assertEqual(told["from"], "checkpoint")
+        self.assertEqual(self.summary("more")["loss"], self.summary(workers[0].name)["loss"])
+
     def test_fewer_stages_that_do_not_fit_end_the_job_with_the_numbers(self):
         limit, model = {"CENTROID_MEMORY_LIMIT": "8MB"}, "mlp:64-512-512-512-10"
         checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 1]
@@ -196,6 +213,37 @@ class Stages(Sharded):
         workers, _, _ = self.held(2, "--parallel", "pp=2", *checkpoints, run="-small", faults=faults, model=model)
         self.assert_status(workers[1], -signal.SIGKILL)
         self.assert_status(workers[0], USAGE, "this rank needs", "rank 1, data rank 0 of stage 1, was lost; start all ranks again, with --resume")
+
+
+class Refusals(Sharded):
+    def test_bad_settings_are_refused_with_what_to_change(self):
+        goal = ["--rounds", 1]
+        place = ["--rendezvous", "127.0.0.1:1"]
+        cases = (
+            ([*goal, *place], "--world"),
+            ([*goal, *place, "--world", 1], "exchange local"),
+            ([*goal, *place, "--world", 2, "--rank", 2], "0 to world - 1"),
+            ([*goal, "--world", 2], "--rendezvous"),
+            ([*place, "--world", 2], "--rounds"),
+            ([*goal, *place, "--world", 4, "--sharding", "hybrid:3"], "hybrid:3"),
+            ([*goal, *place, "--world", 4, "--parallel", "dp=2,pp=3"], "2 x 3 x 1 must be 4"),
+            ([*goal, *place, "--world", 4, "--parallel", "pp=2,tp=2"], "only transformers"),
+            ([*goal, *place, "--world", 3, "--parallel", "tp=3", "--data", "digits-tokens", "--model", TOKENS], "heads 2 is no multiple of 3"),
+            ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--micro-batches", 2], "2 micro_batches for 3 stages"),
+            ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--model", "mlp:64-16-10"], "3 stages for 2 layers"),
+            ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--batch", 4], "8 micro_batches"),
+            ([*goal, *place, "--world", 2, "--micro-batches", 2], "pp"),
+            ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
+            ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),
+            ([*goal, *place, "--world", 2, "--resume"], "--checkpoint.dir"),
+            ([*goal, *place, "--world", 2, "--state-dir", self.folder], "state_dir"),
+            ([*goal, *place, "--world", 2, "--model", "mlp:64-16-10,norm=batch"], "norm=none"),
+            ([*goal, *place, "--world", 2, "--model", "mlp:64-1024-1024-10", "--memory-limit", "1MB"], "--batch"),
+        )
+        for arguments, text in cases:
+            with self.subTest(arguments=arguments):
+                worker = self.worker("127.0.0.1:1", f"w{len(self.processes)}", "--exchange", "sharded", *arguments)
+                self.assert_status(worker, USAGE, text)
 
 
 if __name__ == "__main__":

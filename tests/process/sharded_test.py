@@ -494,11 +494,12 @@ class Pipeline(Sharded, CtlTest):
                     self.assertAlmostEqual(is_["test_loss"], of_f32["test_loss"], delta=0.02 * of_f32["test_loss"])
                     self.assertLess(is_["bytes_out"], of_f32["bytes_out"])
 
-    def test_a_killed_job_is_resumed_on_other_stages_and_without_stages(self):
+    def assert_resumed(self, wrote, *onto):
+        """A killed job on a mesh of four goes on from its checkpoint on each of these: (mesh, ranks, sharding, batch)."""
         place = self.folder / "checkpoints"
         common = ["--data", self.texts(), "--optimizer", "adam", "--lr", "0.003", "--clip-norm", "0.5", "--seed", 3]
         workers = self.ranks(
-            4, "--parallel", "dp=2,pp=2", *common, "--epochs", 1_000_000, "--checkpoint.dir", place, "--checkpoint.every-rounds", 5, model=self.TEXT, batch=12
+            4, "--parallel", wrote, *common, "--epochs", 1_000_000, "--checkpoint.dir", place, "--checkpoint.every-rounds", 5, model=self.TEXT, batch=12
         )
         wait_for(lambda: len(list(place.glob("checkpoint-*"))) >= 2, "two checkpoints")
         for worker in workers:  # at once, so that none goes on without the others
@@ -508,13 +509,13 @@ class Pipeline(Sharded, CtlTest):
         newest = sorted(place.glob("checkpoint-*"))[-1]
         step = int(newest.name.split("-")[1]) - 1
         goal = ["--rounds", step + 10]
-        undisturbed = ["--parallel", "dp=2,pp=2", *common, *goal]
+        undisturbed = ["--parallel", wrote, *common, *goal]
         summaries, file = self.train(4, "full", *undisturbed, run="-undisturbed", batch=12, model=self.TEXT, data=common[1])
         should, expected = summaries[0], self.values(file)
         exported = self.folder / "exported.safetensors"
         self.ctl(None, "checkpoints", "export", place, "--to", exported)
         self.assertEqual(self.values(exported).keys(), expected.keys())
-        for mesh, world, sharding, batch in (("dp=2,pp=2", 4, "full", 12), ("pp=2", 2, "none", 24), ("pp=3", 3, "none", 24), ("", 4, "full", 6), ("", 2, "none", 12)):
+        for mesh, world, sharding, batch in onto:
             with self.subTest(mesh=mesh, sharding=sharding):
                 folder = self.folder / f"resumed{len(self.processes)}"
                 shutil.copytree(newest, folder / newest.name)
@@ -525,8 +526,18 @@ class Pipeline(Sharded, CtlTest):
                     for key in ("loss", "test_loss", "gradient_norm"):
                         self.assertAlmostEqual(is_[key], should[key], delta=1e-3 * should[key])
                 self.assert_near(self.values(file), expected, 1e-3)
-                if mesh == "dp=2,pp=2":  # the mesh that wrote the checkpoint: equal bytes
+                if mesh == wrote:  # equal bytes
                     self.assertEqual({is_["loss"] for is_ in summaries}, {should["loss"]})
+
+    def test_a_killed_job_is_resumed_on_other_stages_and_without_stages(self):
+        self.assert_resumed(
+            "dp=2,pp=2", ("dp=2,pp=2", 4, "full", 12), ("pp=2", 2, "none", 24), ("pp=3", 3, "none", 24), ("tp=2", 2, "none", 24), ("", 4, "full", 6), ("", 2, "none", 12)
+        )
+
+    def test_a_killed_job_with_parts_of_tensors_is_resumed_on_other_parts_and_without_parts(self):
+        self.assert_resumed(
+            "dp=2,tp=2", ("dp=2,tp=2", 4, "full", 12), ("pp=2,tp=2", 4, "none", 24), ("tp=2", 2, "none", 24), ("pp=2", 2, "none", 24), ("", 2, "full", 12)
+        )
 
     def test_stages_are_divided_by_measured_cost(self):
         model, flags = "mlp:64-64-64-64-10", ["--parallel", "pp=2", "--micro-batches", 2, "--rounds", 3]
@@ -561,38 +572,6 @@ class Pipeline(Sharded, CtlTest):
                 workers[3].kill()
                 for rank in (0, 1, 2):
                     self.assert_status(workers[rank], FAILED, place, "start all ranks again")
-
-
-class Refusals(Sharded):
-    def test_bad_settings_are_refused_with_what_to_change(self):
-        goal = ["--rounds", 1]
-        place = ["--rendezvous", "127.0.0.1:1"]
-        cases = (
-            ([*goal, *place], "--world"),
-            ([*goal, *place, "--world", 1], "exchange local"),
-            ([*goal, *place, "--world", 2, "--rank", 2], "0 to world - 1"),
-            ([*goal, "--world", 2], "--rendezvous"),
-            ([*place, "--world", 2], "--rounds"),
-            ([*goal, *place, "--world", 4, "--sharding", "hybrid:3"], "hybrid:3"),
-            ([*goal, *place, "--world", 4, "--parallel", "dp=2,pp=3"], "2 x 3 x 1 must be 4"),
-            ([*goal, *place, "--world", 4, "--parallel", "pp=2,tp=2"], "only transformers"),
-            ([*goal, *place, "--world", 3, "--parallel", "tp=3", "--data", "digits-tokens", "--model", TOKENS], "heads 2 is no multiple of 3"),
-            ([*goal, *place, "--world", 2, "--parallel", "tp=2", "--checkpoint.dir", self.folder], "checkpoint.dir"),
-            ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--micro-batches", 2], "2 micro_batches for 3 stages"),
-            ([*goal, *place, "--world", 3, "--parallel", "pp=3", "--model", "mlp:64-16-10"], "3 stages for 2 layers"),
-            ([*goal, *place, "--world", 2, "--parallel", "pp=2", "--batch", 4], "8 micro_batches"),
-            ([*goal, *place, "--world", 2, "--micro-batches", 2], "pp"),
-            ([*goal, *place, "--world", 2, "--sharding", "half"], "half"),
-            ([*goal, *place, "--world", 2, "--devices", "cpu:0,cpu:1"], "cpu:0"),
-            ([*goal, *place, "--world", 2, "--resume"], "--checkpoint.dir"),
-            ([*goal, *place, "--world", 2, "--state-dir", self.folder], "state_dir"),
-            ([*goal, *place, "--world", 2, "--model", "mlp:64-16-10,norm=batch"], "norm=none"),
-            ([*goal, *place, "--world", 2, "--model", "mlp:64-1024-1024-10", "--memory-limit", "1MB"], "--batch"),
-        )
-        for arguments, text in cases:
-            with self.subTest(arguments=arguments):
-                worker = self.worker("127.0.0.1:1", f"w{len(self.processes)}", "--exchange", "sharded", *arguments)
-                self.assert_status(worker, USAGE, text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "worker/parallel/element_map.h"
 #include "worker/parallel/mesh.h"
 #include "worker/parallel/shard_layout.h"
 
@@ -323,6 +324,40 @@ TEST(ShardLayout, UnitsAndShardsCoverEveryElementOnce) {
     ASSERT_EQ(position, layout->elements());
     ASSERT_EQ(sharded, layout->elements());
   }
+}
+
+/// The elements of the model that each of these has, and whether it is the one that writes them.
+std::vector<std::pair<std::uint64_t, bool>> listed(const ElementMap& map, Range elements) {
+  std::vector<std::pair<std::uint64_t, bool>> out;
+  for (const ElementMap::Run& run : map.runs(elements)) {
+    EXPECT_EQ(run.at, out.size());
+    for (std::uint64_t i = 0; i < run.elements.count; ++i)
+      out.emplace_back(run.elements.begin + i, run.is_own);
+  }
+  return out;
+}
+
+TEST(ElementMap, PartsHaveRowsColumnsOrAllOfATensor) {
+  const auto tensors = [](Shape rows, Shape columns) {
+    return Manifest{{"first", DType::kF32, {2}},
+                    {"rows", DType::kF32, std::move(rows)},
+                    {"columns", DType::kF32, std::move(columns)},
+                    {"whole", DType::kF32, {2}}};
+  };
+  const Manifest model = tensors({3, 2}, {2, 3});
+  const std::vector<Manifest> parts = {tensors({2, 2}, {2, 2}), tensors({1, 2}, {2, 1})};
+  const Range own{1, 3};  // a stage
+  using Elements = std::vector<std::pair<std::uint64_t, bool>>;
+  const Elements low = {{2, true}, {3, true},  {4, true},  {5, true},  {8, true},
+                        {9, true}, {11, true}, {12, true}, {14, true}, {15, true}};
+  const Elements high = {{6, true}, {7, true}, {10, true}, {13, true}, {14, false}, {15, false}};
+  EXPECT_EQ(listed(ElementMap(model, own, parts, 0), {0, 10}), low);
+  EXPECT_EQ(listed(ElementMap(model, own, parts, 1), {0, 6}), high);
+  EXPECT_EQ(listed(ElementMap(model, own, parts, 0), {3, 4}),
+            Elements(low.begin() + 3, low.begin() + 7));
+  const auto all = ElementMap(model, own, {}, 0).runs({1, 9});
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].elements, (Range{3, 9}));
 }
 
 }  // namespace

@@ -195,6 +195,15 @@ Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions
   return need;
 }
 
+Result<std::vector<Manifest>> part_manifests(const Model& model, const PipelineOptions& options) {
+  std::vector<Manifest> out;
+  for (std::uint32_t rank = 0; rank < options.mesh.size(Axis::kTensor); ++rank) {
+    CENTROID_ASSIGN(const std::unique_ptr<Model> part, cut_model(model, options, rank));
+    out.push_back(part->manifest());
+  }
+  return out;
+}
+
 Result<std::vector<std::vector<ParameterShape>>> part_shapes(const Model& model,
                                                              const PipelineOptions& options) {
   std::vector<std::vector<ParameterShape>> out;
@@ -507,11 +516,7 @@ Result<std::span<const float>> PipelineReplica::join_parts(std::size_t tensor,
 /// To rank 0, from the first rank of the stage.
 Status PipelineReplica::send_stage(const Visit& visit) {
   if (data_.rank() > 0) return {};
-  std::vector<Manifest> parts;
-  for (std::uint32_t rank = 0; rank < tensor_.world(); ++rank) {
-    CENTROID_ASSIGN(const std::unique_ptr<Model> part, cut_model(*whole_, options_, rank));
-    parts.push_back(part->manifest());
-  }
+  CENTROID_ASSIGN(const std::vector<Manifest> parts, part_manifests(*whole_, options_));
   std::vector<float> whole;
   for (std::size_t i = tensors_.begin; i < tensors_.end(); ++i) {
     CENTROID_ASSIGN(const auto values, join_parts(i, parts, whole));

@@ -49,6 +49,11 @@ struct PipelineMemory {
 Result<PipelineMemory> pipeline_memory(const Model& model, const PipelineOptions& options,
                                        std::uint32_t rank, std::uint64_t samples);
 
+/// The model's tensors on each tensor parallel rank.
+///
+/// fails  as part_shapes
+Result<std::vector<Manifest>> part_manifests(const Model& model, const PipelineOptions& options);
+
 /// The parameters of each tensor parallel rank, of all stages. A whole tensor counts once.
 ///
 /// fails  invalid_argument: the model has no passes, or cannot be divided so

@@ -26,11 +26,14 @@ namespace fs = std::filesystem;
 /// This rank's elements of a plane that begins at `first`, with their values.
 template <class Values>
 void add_runs(std::vector<ElementRun>& runs, const ShardLayout& layout, std::uint32_t rank,
-              std::uint64_t first, const Values& values) {
+              const ElementMap& map, std::uint64_t first, const Values& values) {
   for (std::size_t unit = 0; unit < layout.units().size(); ++unit) {
-    const Range shard = layout.shard(unit, rank);
-    const std::uint64_t begin = first + layout.units()[unit].elements.begin + shard.begin;
-    if (shard.count > 0) runs.push_back({begin, shard.count, values(unit).data()});
+    Range shard = layout.shard(unit, rank);
+    shard.begin += layout.units()[unit].elements.begin;
+    for (const ElementMap::Run& run : map.runs(shard))
+      if (run.is_own)
+        runs.push_back(
+            {first + run.elements.begin, run.elements.count, values(unit).data() + run.at});
   }
 }
 
@@ -101,7 +104,11 @@ ShardedCheckpoints::ShardedCheckpoints(collective::Group group, collective::Grou
     : group_(std::move(group)),
       own_(std::move(own)),
       model_(std::move(model)),
-      options_(std::move(options)) {}
+      options_(std::move(options)),
+      map_(model_, own_parameters(),
+           options_.stage ? std::span<const Manifest>(options_.stage->parts)
+                          : std::span<const Manifest>(),
+           options_.stage ? options_.stage->part : 0) {}
 
 ShardedCheckpoints::~ShardedCheckpoints() { writer_.join(); }
 
@@ -109,20 +116,20 @@ Range ShardedCheckpoints::own_parameters() const {
   return options_.stage ? options_.stage->parameters : Range{0, model_.size()};
 }
 
-/// Elements of the model before this rank's stage.
-std::uint64_t ShardedCheckpoints::first_element() const {
-  std::uint64_t elements = 0;
-  for (std::size_t i = 0; i < own_parameters().begin; ++i) elements += model_[i].elements();
-  return elements;
+/// Names and shapes of the parameters here.
+std::span<const TensorInfo> ShardedCheckpoints::own_tensors() const {
+  const bool has_parts = options_.stage && !options_.stage->parts.empty();
+  const Manifest& all = has_parts ? options_.stage->parts[options_.stage->part] : model_;
+  return std::span(all).subspan(own_parameters().begin, own_parameters().count);
 }
 
 Status ShardedCheckpoints::check_model(std::span<const ParameterShape> parameters) const {
-  const Range own = own_parameters();
-  if (parameters.size() != own.count)
+  const std::span<const TensorInfo> own = own_tensors();
+  if (parameters.size() != own.size())
     return wrong("there are " + std::to_string(parameters.size()) + " parameters, and " +
-                 std::to_string(own.count) + " names and shapes of them");
-  for (std::size_t i = 0; i < own.count; ++i) {
-    const TensorInfo& tensor = model_[own.begin + i];
+                 std::to_string(own.size()) + " names and shapes of them");
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const TensorInfo& tensor = own[i];
     if (parameters[i].name != tensor.name || parameters[i].elements != tensor.elements())
       return wrong("parameter " + std::to_string(i) + " is " + printable(parameters[i].name) +
                    " with " + std::to_string(parameters[i].elements) + " elements, not " +
@@ -150,11 +157,10 @@ Result<ShardedCheckpoints::Image> ShardedCheckpoints::image_of(const ShardedPara
   }
   image.is_writer = parameters.replica() == 0;
   if (!image.is_writer) return image;
-  const std::uint64_t first = first_element();
-  add_runs(image.model, layout, rank, first,
+  add_runs(image.model, layout, rank, map_, 0,
            [&](std::size_t unit) { return parameters.shard(unit); });
   for (std::size_t slot = 0; slot < image.info.slot_names.size(); ++slot)
-    add_runs(image.optimizer, layout, rank, slot * elements_of(model_) + first,
+    add_runs(image.optimizer, layout, rank, map_, slot * elements_of(model_),
              [&](std::size_t unit) { return parameters.state(unit, slot); });
   return image;
 }
@@ -361,9 +367,11 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
     CENTROID_ASSIGN(const std::vector<Notice> notices, exchange(own_, own, options_.timeout));
     const Status all = first_failure(notices);
     if (all.ok()) {
-      const auto stored = [&, first = first_element()](std::size_t plane, Range elements,
-                                                       std::span<float> out) {
-        return reader->read(plane, first + elements.begin, out);
+      const auto stored = [&](std::size_t plane, Range elements, std::span<float> out) -> Status {
+        for (const ElementMap::Run& run : map_.runs(elements))
+          CENTROID_TRY(
+              reader->read(plane, run.elements.begin, out.subspan(run.at, run.elements.count)));
+        return {};
       };
       auto made = ShardedParameters::resume(options_.stage ? options_.stage->ranks : group_,
                                             std::move(parameters), options,

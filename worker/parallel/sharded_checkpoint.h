@@ -6,21 +6,27 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "common/base/result.h"
 #include "common/base/thread.h"
 #include "common/checkpoint/checkpoint.h"
 #include "transport/collective/group.h"
+#include "worker/parallel/element_map.h"
 #include "worker/parallel/sharded_parameters.h"
 
 namespace centroid::parallel {
 
-/// The stage of a pipeline of which a rank is.
+/// The part of a model that a rank and some others divide: a stage of a pipeline, of a tensor
+/// parallel rank its part of that.
 struct CheckpointStage {
-  collective::Group ranks;  ///< of this stage, which divide its parameters
+  collective::Group ranks;  ///< which divide its parameters
   Range parameters;         ///< of the model
   std::uint32_t index = 0, count = 1;
+  /// The model's tensors on each tensor parallel rank, of which this is `part`; empty: whole ones.
+  std::vector<Manifest> parts{};
+  std::uint32_t part = 0;
 };
 
 struct ShardedCheckpointOptions {
@@ -43,7 +49,7 @@ struct RestoredShards {
 };
 
 /// Checkpoints of a model that ranks have in shards. Every rank writes its part and reads what it
-/// needs, for any number of ranks, any sharding and any stages, whatever wrote them.
+/// needs, for any number of ranks, any sharding, any stages and parts, whatever wrote them.
 ///
 /// files    a checkpoint of common/checkpoint (pieces.h has the parts' format), so other programs
 ///          list, verify and export it. A single process can read it, and its own are read here
@@ -95,7 +101,7 @@ class ShardedCheckpoints {
   ShardedCheckpoints(collective::Group group, collective::Group own, Manifest model,
                      ShardedCheckpointOptions options);
   Range own_parameters() const;
-  std::uint64_t first_element() const;
+  std::span<const TensorInfo> own_tensors() const;
   Result<Image> image_of(const ShardedParameters& parameters, const CheckpointInfo& info) const;
   Status write_image(const Image& image);
   Status write_as_first(const Image& image);
@@ -113,6 +119,7 @@ class ShardedCheckpoints {
   const collective::Group own_;    ///< for agreement
   const Manifest model_;
   const ShardedCheckpointOptions options_;
+  const ElementMap map_;                          ///< of this rank's parameters
   std::optional<CheckpointDirectory> directory_;  ///< on rank 0
   Thread writer_;
   Status written_;  ///< of the writer, once it has ended
