@@ -16,12 +16,13 @@ import random
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+from centroid.__main__ import hold_port
 
 DEADLINE_SECONDS = 180 * int(os.environ.get("CENTROID_TEST_PATIENCE", "1"))  # programs under a sanitizer are slow
 POLL_SECONDS = 0.02
@@ -62,11 +63,12 @@ def digits():
 
 
 def free_port():
-    """A port that was free a moment ago."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return taken.getsockname()[1]
+    """A port that no process is given until this one ends; a program that sets SO_REUSEADDR can listen there."""
+    held_ports.append(hold_port())
+    return held_ports[-1].getsockname()[1]
 
 
+held_ports = []
 RENAMED_EVENTS = {"server.ready": "server.initialized"}  # in programs of 9a33d03, which process.upgrade starts too
 
 

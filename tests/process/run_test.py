@@ -8,6 +8,7 @@ import pathlib
 import pty
 import re
 import signal
+import socket
 import struct
 import sys
 import termios
@@ -38,6 +39,15 @@ group = centroid.join(timeout=60)
 one = array.array("f", [group.rank + 1])
 group.all_reduce(one)
 print("sum", one[0], flush=True)
+"""
+LISTENER = """
+import os, pathlib, socket, sys, threading
+print("port", os.environ["MASTER_PORT"], flush=True)
+while not pathlib.Path("go").exists():
+    threading.Event().wait(0.01)
+listener = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+socket.create_connection(listener.getsockname())
+sys.exit(0 if pathlib.Path("again").exists() else pathlib.Path("again").touch() or 1)
 """
 ROUNDS = "--rounds=40"
 
@@ -111,6 +121,10 @@ class RunTest(ClusterTest):
 
     def go(self):
         (self.folder / "go").touch()
+
+    def assert_taken(self, port):
+        with socket.socket() as other, self.assertRaisesRegex(OSError, "already in use"):
+            other.bind(("127.0.0.1", int(port)))
 
     def assert_gone(self, *pids):
         wait_for(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
@@ -196,10 +210,21 @@ class RunTest(ClusterTest):
         (self.folder / "late").touch()
         self.assert_status(process, 0, "[1] finished 0 1")
 
+    def test_nobody_else_gets_the_port_of_rank_0(self):
+        (self.folder / "listener.py").write_text(LISTENER)
+        process = self.start("run", "listener.py")
+        wait_for(lambda: "[0] port" in process.text() or not process.is_running(), "the port")
+        self.assert_taken(self.line(process, "[0] port ").split()[-1])
+        self.go()
+        self.assert_status(process, 0, "worker 0 failed with status 1; start 1 of at most 3 more")
+
     def test_a_killed_server_continues_where_it_was(self):
         process, pids, server = self.train("--journal.mode=on")
+        places = json.loads((self.folder / "job" / "endpoints.json").read_text())
         os.kill(server, signal.SIGKILL)
         wait_for(lambda: "server ended by SIGKILL" in process.text(), "the restart")
+        for name in ("data", "api"):
+            self.assert_taken(places[name].rpartition(":")[2])
         self.go()
         self.assert_status(process, 0, "[0] finished 40", "[1] finished 40")
         self.assertEqual(process.text().count("] pid "), 2)  # round 10 was not trained again

@@ -123,9 +123,15 @@ def command_of(words):
     return words
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+def hold_port():
+    """A socket whose port no other process is given. It never listens, so a program that sets SO_REUSEADDR, as servers do, can."""
+    is_dual = socket.has_dualstack_ipv6()
+    held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_dual:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind(("", 0))
+    return held
 
 
 def new_folder():
@@ -207,6 +213,7 @@ class Run:
         self.selector = selectors.DefaultSelector()
         self.server, self.workers, self.endpoints, self.live = None, [], None, None
         self.door, self.visitor = None, None  # listens where the server will; who came first
+        self.held = [hold_port() for _ in range(3)]  # of the server, of REST, of rank 0: also while they start again
         self.status = 0
         self.interrupts, self.is_stopping, self.term_at, self.kill_at = 0, False, None, None
 
@@ -214,17 +221,20 @@ class Run:
 
     def listen_for_server(self):
         """Its address. It starts when the first program connects to it."""
-        self.door = socket.create_server(("127.0.0.1", 0))
+        self.door = socket.create_server(("127.0.0.1", self.port(0)))
         self.selector.register(self.door, selectors.EVENT_READ)
-        return f"127.0.0.1:{self.door.getsockname()[1]}"
+        return f"127.0.0.1:{self.port(0)}"
+
+    def port(self, index):
+        return self.held[index].getsockname()[1]
 
     def open_door(self):
         self.visitor, _ = self.door.accept()
         self.selector.unregister(self.door)
 
-    def start_server(self, listen="127.0.0.1:0"):
+    def start_server(self):
         """Returns its address, once it listens."""
-        self.add_server(listen)
+        self.add_server()
         server, api = self.wait_for_server()
         self.fix_ports(server, api)
         if api:
@@ -236,23 +246,23 @@ class Run:
 
     def start_wanted_server(self):
         """In place of the door. The program that came first tries again when its connection ends. Without a server the workers end."""
-        listen = "{}:{}".format(*self.door.getsockname())
         self.door.close()
         try:
-            self.start_server(listen)
+            self.start_server()
         except Failure as failure:
             self.status = self.status or 2
             self.stop(str(failure))
         self.visitor.close()
 
-    def add_server(self, listen):
+    def add_server(self):
         given = dict(self.settings)
         named = {name[2:].replace("_", "-") for name in given}
         folder = pathlib.Path(given["--run-dir"]) if given.get("--run-dir") else new_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.endpoints = folder / "endpoints.json"
         self.endpoints.unlink(missing_ok=True)
-        own = {"run-dir": folder, "listen": listen, "api.listen": "127.0.0.1:0", "endpoints-file": self.endpoints.resolve(), "min-workers": self.options["workers"]}
+        places = {"listen": f"127.0.0.1:{self.port(0)}", "api.listen": f"127.0.0.1:{self.port(1)}"}
+        own = {"run-dir": folder, **places, "endpoints-file": self.endpoints.resolve(), "min-workers": self.options["workers"]}
         words = [f"--{name}={value}" for name, value in own.items() if name not in named]
         words += [name if value is None else f"{name}={value}" for name, value in self.settings]
         environment = {name: value for name, value in os.environ.items() if name not in ("CENTROID_SERVER", "CENTROID_NAME")}
@@ -289,7 +299,7 @@ class Run:
         first, width = self.options["node"] * count, len(str(count - 1))
         shared = {"CENTROID_SERVER": server, "LOCAL_WORLD_SIZE": str(count), "PYTHONUNBUFFERED": "1"}
         if not self.options["server"] or self.options["master"]:
-            shared |= {"WORLD_SIZE": str(nodes * count), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or str(free_port())}
+            shared |= {"WORLD_SIZE": str(nodes * count), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or str(self.port(2))}
         if count > 1 and "OMP_NUM_THREADS" not in os.environ:
             shared["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // count, 1))
         shared |= {f"CENTROID_{key.upper()}": os.path.abspath(self.options[key]) for key in ("token_file", "tls_authority") if self.options[key]}
