@@ -76,12 +76,20 @@ class Process:
     """One started program with its log."""
 
     def __init__(self, program, arguments, log, environment):
-        self.name = log.stem
-        self.log = log
-        self.told, self.read_bytes = [], 0  # events, and the bytes of the log that have them
         command = [*DIES_WITH_ITS_STARTER, str(program), *map(str, arguments)]
         with log.open("ab") as out:
-            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
+            self.begin(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment), log)
+
+    @classmethod
+    def forked(cls, forks, program, log, environment):
+        """One that `forks` (forks.py) starts."""
+        process = cls.__new__(cls)
+        process.begin(forks.start(program, log, environment), log)
+        return process
+
+    def begin(self, child, log):
+        self.child, self.name, self.log = child, log.stem, log
+        self.told, self.read_bytes = [], 0  # events, and the bytes of the log that have them
 
     @property
     def pid(self):

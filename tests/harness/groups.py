@@ -8,6 +8,7 @@ import unittest
 
 from harness import PYTHON
 from harness.cluster import ClusterTest, DEADLINE_SECONDS, Process, free_port, wait_for
+from harness.forks import Forks
 import centroid
 
 HEAD = r"""
@@ -55,10 +56,12 @@ class GroupTest(ClusterTest):
         port, ranks = str(free_port()), []
         for rank in range(world):
             variables = {**os.environ, **self.environment, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(world), **environment}
-            process = Process(python or self.python, ["-u", program], self.folder / f"rank-{len(self.processes)}.log", variables)
-            self.processes.append(process)
-            ranks.append(process)
+            ranks.append(self.start_rank(python or self.python, program, self.folder / f"rank-{len(self.processes)}.log", variables))
+            self.processes.append(ranks[-1])
         return ranks
+
+    def start_rank(self, python, program, log, variables):
+        return Process(python, ["-u", program], log, variables)
 
     def run_ranks(self, world, body, **options):
         """Run them to their end, and return what each said, line by line."""
@@ -93,14 +96,27 @@ class GroupTest(ClusterTest):
 class TorchTest(GroupTest):
     """Ranks with PyTorch and a default group; skips where there is no PyTorch."""
 
+    forks = None
+
     def setUp(self):
         super().setUp()
         self.python_ = self.python_with("torch")
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         self.environment.update(quiet)
 
+    @classmethod
+    def tearDownClass(cls):
+        if cls.forks:
+            cls.forks.close()
+        cls.forks = None
+
     def start(self, world, body, python=None, join=TORCH, **environment):
         return super().start(world, body, python or self.python_, join, **environment)
+
+    def start_rank(self, python, program, log, variables):
+        cls = type(self)
+        cls.forks = cls.forks or Forks(python, {**os.environ, **self.environment})
+        return Process.forked(cls.forks, program, log, variables)
 
     def ranks(self, world, body, **options):
         return self.run_ranks(world, body, **options)
