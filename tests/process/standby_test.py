@@ -17,12 +17,13 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, HALTED, USAGE, ClusterTest, Process, bar, free_port, main, wait_for
+from harness.cluster import DONE, HALTED, USAGE, ClusterTest, Hold, Process, bar, free_port, main, wait_for
 from harness.etcd import ETCD, Etcd
 import centroid
 
 BAR_SECONDS = 5
-GOAL = 4000
+GOAL = 400
+STANDS = (60, 200)  # the shares at which w0 and w1 wait, so that nothing of the job is over before what a test does then
 
 
 @unittest.skipIf(ETCD is None, "etcd is not installed (package etcd-server)")
@@ -38,12 +39,14 @@ class StandbyTest(ClusterTest):
 
     def ha_server(self, etcd, name, *arguments, run="run"):
         common = ["--etcd.endpoints", etcd.url, "--cluster", "test", "--name", name, "--journal.mode", "on", "--optimizer", "momentum"]
-        common += ["--rounds", GOAL, "--min-workers", 3, "--checkpoint.every-rounds", 200, "--exit-when-finished"]
+        common += ["--rounds", GOAL, "--min-workers", 3, "--checkpoint.every-rounds", 100, "--exit-when-finished"]
         return self.server(*common, *arguments, name=name, run=run)
 
     def ha_workers(self, servers, *arguments):
         places = ",".join(server.data for server in servers)
-        return [self.worker(places, f"w{i}", *arguments) for i in range(3)]
+        self.holds = [Hold(self, "worker.share_taken", f"hold{i}", count).close() for i, count in enumerate(STANDS)]
+        environments = [*(hold.environment for hold in self.holds), None]
+        return [self.worker(places, f"w{i}", *arguments, environment=environment) for i, environment in enumerate(environments)]
 
     def wait_role(self, server, role):
         return server.wait_cluster(f"{server.name} as {role}", lambda cluster: cluster["role"] == role)
@@ -53,7 +56,7 @@ class StandbyTest(ClusterTest):
         return [self._start(Process, "centroid-server", name, [*places, "--name", name], None) for name in names]
 
     def pair(self, *arguments, names="ab", shards=""):
-        """etcd, a leader and its standbys, three workers that train; shard servers, if they are named."""
+        """etcd, a leader and its standbys, three workers in the middle of round 60; shard servers, if they are named."""
         etcd = self.start_etcd()
         leader = self.ha_server(etcd, names[0], *arguments)
         self.wait_role(leader, "leader")
@@ -62,8 +65,12 @@ class StandbyTest(ClusterTest):
             standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == names[0])
         self.shards = self.ha_shards([leader, *standbys], shards)
         workers = self.ha_workers([leader, *standbys])
-        leader.wait_round(50)
+        self.holds[0].wait_reached()
         return etcd, leader, standbys, workers
+
+    def go(self, *holds):
+        for hold in holds or self.holds:
+            hold.open()
 
     def committed(self, server):
         return server.cluster()["round"] - 1
@@ -114,6 +121,7 @@ class Takeover(StandbyTest):
         known = self.committed(leader)
         leader.kill()
         begin = time.monotonic()
+        self.go()
         self.seconds_to_commit(begin, standby, known, "leader killed -9")
         self.assertGreater(standby.cluster()["term"], old_term)
         self.assertEqual(standby.metric("centroid_server_is_leader"), 1)
@@ -126,6 +134,7 @@ class Takeover(StandbyTest):
         known = self.committed(leader)
         leader.send(signal.SIGTERM)
         begin = time.monotonic()
+        self.go()
         self.seconds_to_commit(begin, standby, known, "leader told to stop (SIGTERM)")
         self.assert_exit(DONE, leader)
         leader.wait_event("leader.resigned") if leader.is_running() else self.assertTrue(leader.events("leader.resigned"))
@@ -135,15 +144,16 @@ class Takeover(StandbyTest):
     def test_three_servers_two_kills(self):
         expected = self.whole_run()
         _, leader, standbys, workers = self.pair(names="abc")
-        for number in range(2):
+        for number, hold in enumerate(self.holds):
+            hold.wait_reached()
             known = self.committed(leader)
             leader.kill()
             begin = time.monotonic()
+            hold.open()
             leads = lambda: next((s for s in standbys if s.cluster()["role"] == "leader"), None)  # noqa: E731
             leader = wait_for(leads, "a standby that leads")
             standbys.remove(leader)
             self.seconds_to_commit(begin, leader, known, f"kill {number + 1} of 2")
-            leader.wait_more_rounds(20)
         self.assert_same_end(workers, expected)
         self.assert_exit(DONE, leader)
 
@@ -198,10 +208,11 @@ class SeveralServers(StandbyTest):
         places = ["--join", f"{standby.data},{leader.data}", "--listen", "127.0.0.1:0", "--run-dir", self.folder / "run"]
         shards = [self._start(Process, "centroid-server", name, [*places, "--name", name], None) for name in ("s", "t")]
         workers = self.ha_workers([leader, standby])
-        leader.wait_round(50)
+        self.holds[0].wait_reached()
         known = self.committed(leader)
         leader.kill()
         begin = time.monotonic()
+        self.go()
         self.seconds_to_commit(begin, standby, known, "leader of three servers killed -9")
         self.assertEqual(standby.events("journal.replayed")[-1]["servers"], 3)
         for shard in shards:
@@ -308,13 +319,13 @@ class Fencing(StandbyTest):
         _, leader, (standby,), workers = self.pair(*arguments, shards=shards)
         known = self.committed(leader)
         leader.send(signal.SIGSTOP)
-        self.seconds_to_commit(time.monotonic(), standby, known, "leader stopped (SIGSTOP)")  # its lease has ended then
+        begin = time.monotonic()
+        self.go(self.holds[0])
+        self.seconds_to_commit(begin, standby, known, "leader stopped (SIGSTOP)")  # its lease has ended then
         term = standby.cluster()["term"]
-        self.assertEqual(standby.post("/v1/job:pause")[0], 202)  # the job would be over before the old leader runs again
         written = len(leader.events("checkpoint.written"))
         leader.endpoints_file.unlink()
         leader.send(signal.SIGCONT)
-        self.assertEqual(standby.post("/v1/job:resume")[0], 202)
         deposed = leader.wait_event("leader.deposed")
         self.assertIn("deposed", str(deposed["error"]))
         leader.wait_event("server.demoted")
@@ -322,6 +333,7 @@ class Fencing(StandbyTest):
         self.assertIn(leader.cluster()["leader"], ("b", ""))
         self.assertEqual(len(leader.events("checkpoint.written")), written)
         self.assertEqual(json.loads((self.folder / "run" / "checkpoints" / "term.json").read_text())["term"], term)
+        self.go(self.holds[1])
         self.assert_same_end(workers, expected)
         return term
 
@@ -332,12 +344,14 @@ class Fencing(StandbyTest):
         standby = self.ha_server(etcd, "b", "--rounds", 100)
         standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == "a")
         workers = self.ha_workers([standby])  # knows of no other
+        self.go()
         self.assert_exit(DONE, *workers, leader)
 
 
 class Stop(StandbyTest):
     def test_what_one_server_was_told_holds_when_another_takes_over(self):
         etcd, leader, (standby,), workers = self.pair("--rounds", 0, "--lease", 1000, "--exit-when-finished=false")
+        self.go()
         status, problem = standby.post("/v1/job:stop")
         self.assertEqual(status, 503)
         self.assertIn("leader", problem["detail"])
@@ -364,7 +378,9 @@ class Stop(StandbyTest):
         self.wait_role(leader, "leader")
         standby = self.ha_server(etcd, "b", *diverges)
         standby.wait_cluster("a leader", lambda cluster: cluster["leader"] == "a")
-        self.assert_exit(HALTED, *self.ha_workers([leader, standby]))
+        workers = self.ha_workers([leader, standby])
+        self.go()
+        self.assert_exit(HALTED, *workers)
         leader.wait_cluster("the halt", lambda cluster: cluster["state"] == "halted")
         leader.kill()
         view = standby.wait_cluster("the halt", lambda cluster: (cluster["role"], cluster["state"]) == ("leader", "halted"))
@@ -401,6 +417,7 @@ class Steered(StandbyTest):
 
     def test_pause_and_settings_are_taken_over_there_and_back(self):
         etcd, a, (b,), workers = self.pair("--rounds", 0, "--exit-when-finished=false", "--checkpoint.keep", 4)
+        self.go()
         for path in ("job:pause", "job:resume", "workers/1:evict"):
             status, problem = b.post(f"/v1/{path}")
             self.assertEqual(status, 503, problem)
@@ -425,7 +442,7 @@ class Steered(StandbyTest):
         a.wait_event("server.demoted")
         a.wait_ready()
         a.wait_cluster("its leader", lambda view: view["leader"] == "b")
-        self.assertEqual(self.shown(a, "checkpoint.keep", "checkpoint.every_rounds"), [(4, "flag"), (200, "flag")])
+        self.assertEqual(self.shown(a, "checkpoint.keep", "checkpoint.every_rounds"), [(4, "flag"), (100, "flag")])
         b.kill()
         self.wait_role(a, "leader")
         a.wait_cluster("no pause", lambda view: view["state"] == "waiting")
@@ -489,6 +506,7 @@ class EtcdGone(StandbyTest):
         self.assertLessEqual(self.committed(leader), stopped + 1)
         self.start_etcd()
         begin = time.monotonic()
+        self.go()
         servers = [server for server in self.processes if server.name in "ab"]
         leads = lambda: next((s for s in servers if s.cluster()["round"] > stopped + 3), None)  # noqa: E731
         again = wait_for(leads, "training again")
