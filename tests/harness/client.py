@@ -2,6 +2,7 @@
 
 import array
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import centroid
 EXAMPLE = ROOT / "client" / "python" / "examples" / "digits.py"
 
 
+@functools.lru_cache
 def python_with_numpy():
     """An interpreter for the example."""
     for place in (sys.executable, "/usr/bin/python3"):

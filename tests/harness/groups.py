@@ -1,5 +1,7 @@
 """Groups of real processes for tests of collectives: each rank is a program of its own, without a server."""
 
+import atexit
+import functools
 import os
 import pathlib
 import subprocess
@@ -33,7 +35,13 @@ import centroid.torch_backend
 torch.set_num_threads(1)
 dist.init_process_group(os.environ.get("BACKEND", "centroid"), timeout=datetime.timedelta(seconds=60))
 """
+forks = {}  # by interpreter
 JOIN = "group = centroid.join(timeout=60)\n"
+
+
+@functools.lru_cache
+def has(python, module):
+    return subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
 
 
 class GroupTest(ClusterTest):
@@ -88,7 +96,7 @@ class GroupTest(ClusterTest):
     def python_with(self, module):
         """An interpreter that has this module; skips the test where none has it."""
         for place in (self.python, "/usr/bin/python3"):
-            if subprocess.run([place, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0:
+            if has(place, module):
                 return place
         raise unittest.SkipTest(f"no python3 with {module} on this machine")
 
@@ -96,27 +104,20 @@ class GroupTest(ClusterTest):
 class TorchTest(GroupTest):
     """Ranks with PyTorch and a default group; skips where there is no PyTorch."""
 
-    forks = None
-
     def setUp(self):
         super().setUp()
         self.python_ = self.python_with("torch")
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "USE_LIBUV": "0", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         self.environment.update(quiet)
 
-    @classmethod
-    def tearDownClass(cls):
-        if cls.forks:
-            cls.forks.close()
-        cls.forks = None
-
     def start(self, world, body, python=None, join=TORCH, **environment):
         return super().start(world, body, python or self.python_, join, **environment)
 
     def start_rank(self, python, program, log, variables):
-        cls = type(self)
-        cls.forks = cls.forks or Forks(python, {**os.environ, **self.environment})
-        return Process.forked(cls.forks, program, log, variables)
+        if python not in forks:
+            forks[python] = Forks(python, {**os.environ, **self.environment})
+            atexit.register(forks[python].close)
+        return Process.forked(forks[python], program, log, variables)
 
     def ranks(self, world, body, **options):
         return self.run_ranks(world, body, **options)
