@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from harness.cluster import DEADLINE_SECONDS, DONE, ClusterTest, wait_for
+from harness.cluster import DEADLINE_SECONDS, DONE, UNHURRIED, ClusterTest, wait_for
 
 ANSWERED_BADLY, USAGE, UNREACHABLE = 1, 2, 3
 STOPPED = 143
@@ -92,6 +92,6 @@ class CtlTest(ClusterTest):
 
     def training(self, *arguments):
         server = self.server("--epochs", "1000000", "--min-workers", "2", *arguments)
-        workers = [self.worker(server, name, "--stop-status", STOPPED) for name in ("w0", "w1")]
+        workers = [self.worker(server, name, "--stop-status", STOPPED, *UNHURRIED) for name in ("w0", "w1")]
         server.wait_round(3)
         return server, workers

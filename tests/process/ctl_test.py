@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, FAILED, Process, free_port, main, wait_for
+from harness.cluster import DONE, FAILED, UNHURRIED, Process, free_port, main, wait_for
 from harness.ctl import ANSWERED_BADLY, STOPPED, UNREACHABLE, USAGE, Altered, CtlTest
 from harness.peer import Peer
 
@@ -300,7 +300,7 @@ class Ctl(CtlTest):
         secrets.write_text("of-the-test\n")
         server = self.server("--epochs", "1000000", "--min-workers", "2", "--api.token", "of-the-test")
         for name in ("w0", "w1"):
-            self.worker(server, name)
+            self.worker(server, name, *UNHURRIED)
         mine = ("--token-file", secrets, "--output", "json")
         wait_for(lambda: json.loads(self.ctl(server, *mine, "status"))["cluster"]["round"] >= 3, "round 3")
         viewer = self.folder / "viewer"
@@ -319,7 +319,7 @@ class Ctl(CtlTest):
     def test_doctor_measures_from_worker_to_worker_while_they_train(self):
         server = self.server("--epochs", "1000000", "--min-workers", "3", "--exchange", "ring")
         for name in ("w0", "w1", "w2"):
-            self.worker(server, name, "--exchange", "ring")
+            self.worker(server, name, "--exchange", "ring", *UNHURRIED)
         server.wait_round(3)
         generation = server.cluster()["generation"]
         checks = json.loads(self.ctl(server, "doctor", "--output", "json"))
@@ -381,7 +381,7 @@ class Ctl(CtlTest):
         server = self.server("--servers", "2", "--chunk-bytes", "1024")
         places = ["--join", server.data, "--name", "b", "--listen", "127.0.0.1:0"]
         other = self._start(Process, "centroid-server", "b", places, None)
-        self.worker(server, "w0")
+        self.worker(server, "w0", *UNHURRIED)
         server.wait_round(3)
         found = {one["check"]: one for one in json.loads(self.ctl(server, "doctor", "--output", "json"))}
         self.assertEqual(found["server b"]["verdict"], "ok")
@@ -395,7 +395,7 @@ class Ctl(CtlTest):
     def test_doctor_looks_at_the_disks_of_shard_servers(self):
         server = self.server("--servers", "2", "--chunk-bytes", "1024", "--journal.mode", "on")
         self._start(Process, "centroid-server", "b", ["--join", server.data, "--name", "b", "--listen", "127.0.0.1:0", "--journal.dir", str(self.folder / "b")], None)
-        self.worker(server, "w0")
+        self.worker(server, "w0", *UNHURRIED)
 
         def told():
             return {one["name"]: one["disk_total_bytes"] for one in server.get("/v1/servers")["servers"]}
