@@ -31,7 +31,7 @@ LOG_TAIL_LINES = 40
 SAMPLES = 2000
 DONE, FAILED, USAGE, HALTED = 0, 1, 2, 3
 DIES_WITH_ITS_STARTER = ["setpriv", "--pdeathsig", "KILL"]  # a preexec_fn would copy this process: 25 ms for each start
-UNHURRIED = ["--slowdown", 200]  # of workers that train only beside what a test is about: they leave the processors to others
+UNHURRIED = ["--slowdown", 100]  # of workers that train only beside what a test is about: they leave the processors to others
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would what they start
 
 

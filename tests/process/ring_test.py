@@ -170,14 +170,16 @@ class Coordination(RingTest):
         self.stop_in_order(server, *workers)
 
     def test_killed_server_resumes_with_the_same_bits(self):
-        goal = 10000  # far away: the first checkpoint may take the disk a while
+        goal = 200
         flags = ["--optimizer", "adam", "--rounds", goal, "--min-workers", 2, "--checkpoint.every-rounds", 20, "--exchange", "ring"]
         whole = self.train("whole", "ring", workers=2, rounds=goal, model="mlp:64-16-10")
+        computes = Hold(self, "worker.share_taken", count=60).close()
         server = self.server(*flags, name="before")
-        workers = [self.peer(server, name) for name in ("w0", "w1")]
+        workers = [self.peer(server, name, environment=environment) for name, environment in (("w0", computes.environment), ("w1", None))]
+        computes.wait_reached()
         server.wait_event("checkpoint.written")
-        server.wait_more_rounds(5)
         server.kill()
+        computes.open()
         again = self.server(*flags, "--resume", "--exit-when-finished", name="after", listen=server.data, api=server.api)
         self.assert_exit(DONE, *workers, again)
         self.assertEqual(self.last_model(), whole)

@@ -16,6 +16,7 @@ from harness.servers import CHUNKS, MODEL, ServersTest
 
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
+SLOW = ("--slowdown", 200)  # a job that is not over before its servers have come or gone
 OF_CHECKPOINTS = ("checkpoint.renamed",)  # durability_test.py has all of them
 OF_JOURNALS = {name for name in fault_points.in_sources() if name.startswith("journal.")} - {"journal.reading", "journal.replayed"} | {"journal.segment_removed"}
 OF_LEADER = {"servers.prepared", "servers.committed", "round.before_close", "round.committed", *OF_CHECKPOINTS, *OF_JOURNALS}
@@ -37,12 +38,12 @@ class JournalTest(ServersTest):
         places = ["--join", leader.data, "--name", which, "--listen", "127.0.0.1:0", "--run-dir", self.folder / (folder or run)]
         return self._start(Process, "centroid-server", f"{which}-{run}{tag}", [*places, *arguments], environment)
 
-    def start_all(self, run, *arguments, environments=None, rounds=ROUNDS):
+    def start_all(self, run, *arguments, environments=None, rounds=ROUNDS, worker=()):
         environments = environments or {}
         leader = self.start_leader(run, *arguments, name=f"leader-{run}", environment=environments.get("leader"), rounds=rounds)
         leader.wait_ready()
         shards = {which: self.start_shard(leader, run, which, environment=environments.get(which)) for which in "bc"}
-        workers = [self.worker(leader, f"w{i}-{run}", model=MODEL, environment=environments.get(f"w{i}")) for i in range(3)]
+        workers = [self.worker(leader, f"w{i}-{run}", *worker, model=MODEL, environment=environments.get(f"w{i}")) for i in range(3)]
         return leader, shards, workers
 
     def whole(self, run, *arguments, environments=None, rounds=ROUNDS):
@@ -217,15 +218,15 @@ class FullDisk(JournalTest):
 
 class Change(JournalTest):
     def test_chunks_that_have_moved_are_recalled_from_where_they_lay(self):
-        rounds = 400
+        rounds = 150
         expected = self.whole("whole", rounds=rounds)
-        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, "--lease", "60s", rounds=rounds)
-        leader.wait_round(60)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, "--lease", "60s", rounds=rounds, worker=SLOW)
+        leader.wait_round(20)
         with self.held(workers[2]):
             d = self.start_shard(leader, "run", "d")
             d.wait_event("leader.joined")
         leader.wait_event("chunks.moved", servers=4, left=0)
-        leader.wait_more_rounds(40)
+        leader.wait_more_rounds(20)
         shards["c"].kill()
         wait_for(lambda: "server 'c'" in json.dumps(leader.get("/v1/waits")), "the cause in /v1/waits")
         c = self.start_shard(leader, "run", "c", tag="-again")
@@ -234,27 +235,28 @@ class Change(JournalTest):
         self.assert_nothing_lost("run", expected, leader, rounds=rounds)
 
     def test_a_leader_killed_while_it_writes_a_route_resumes(self):
-        rounds = 400
+        rounds = 100
         expected = self.whole("whole", rounds=rounds)
         for count in (1, 2):  # the newcomer has nothing yet; its first chunks
             with self.subTest(count=count):
                 run = f"run{count}"
-                fault = {"leader": {"CENTROID_TEST_FAULT": f"{OF_ROUTE}:{count}"}}
-                leader, shards, workers = self.start_all(run, "--checkpoint.every-rounds", 0, "--lease", "60s", environments=fault, rounds=rounds)
-                leader.wait_round(60)
-                with self.held(workers[2]):
-                    d = self.start_shard(leader, run, "d")
-                    d.wait_event("leader.joined")
+                computes = Hold(self, "worker.share_taken", f"hold{count}", 40).close()
+                environments = {"leader": {"CENTROID_TEST_FAULT": f"{OF_ROUTE}:{count}"}, "w2": computes.environment}
+                leader, shards, workers = self.start_all(run, "--checkpoint.every-rounds", 0, "--lease", "60s", environments=environments, rounds=rounds)
+                computes.wait_reached()
+                d = self.start_shard(leader, run, "d")
+                d.wait_event("leader.joined")
+                computes.open()
                 self.assertEqual(leader.exit_status(), -signal.SIGKILL, leader.text())
                 again = self.start_leader(run, "--resume", "--checkpoint.every-rounds", 0, name=f"again-{run}", listen=leader.data, api=leader.api, rounds=rounds)
                 self.assert_exit(DONE, *workers, again, *shards.values(), d)
                 self.assert_nothing_lost(run, expected, leader, again, rounds=rounds)
 
     def test_a_drained_server_is_not_needed_any_more(self):
-        rounds = 500
+        rounds = 150
         expected = self.whole("whole", rounds=rounds)
-        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, rounds=rounds)
-        leader.wait_round(60)
+        leader, shards, workers = self.start_all("run", "--checkpoint.every-rounds", 0, rounds=rounds, worker=SLOW)
+        leader.wait_round(20)
         self.assertEqual(leader.post("/v1/servers/b:drain")[0], 202)
         self.assert_status(shards["b"], DONE, "drained")
         wait_for(lambda: len(leader.events("checkpoint.written")) > 1, "a checkpoint behind its last round")
