@@ -7,6 +7,7 @@ import signal
 from harness.cluster import DONE, ClusterTest, Process, wait_for
 
 MODEL = "mlp:64-48-32-10"
+SLOW = ["--slowdown", 200]  # workers of a job that is not over before its servers have come or gone
 CHUNKS = ["--chunk-bytes", 1024]  # enough of them to place evenly
 
 
@@ -23,8 +24,8 @@ class ServersTest(ClusterTest):
         common = ["--servers", servers, "--min-workers", 3, "--optimizer", "adam", "--lr", "0.01", *CHUNKS]
         return self.server(*common, *arguments, **places)
 
-    def workers(self, leader, tag=""):
-        return [self.worker(leader, f"w{i}{tag}", model=MODEL) for i in range(3)]
+    def workers(self, leader, tag="", *arguments):
+        return [self.worker(leader, f"w{i}{tag}", *arguments, model=MODEL) for i in range(3)]
 
     def wait_placed(self, leader, count):
         def is_placed():

@@ -12,11 +12,10 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import ctl, fault_points
 from harness.cluster import DONE, USAGE, Hold, Process, main, wait_for
-from harness.servers import CHUNKS, MODEL, ServersTest
+from harness.servers import CHUNKS, MODEL, SLOW, ServersTest
 
 ROUNDS = 24
 CHECKPOINT_EVERY = 5
-SLOW = ("--slowdown", 200)  # a job that is not over before its servers have come or gone
 OF_CHECKPOINTS = ("checkpoint.renamed",)  # durability_test.py has all of them
 OF_JOURNALS = {name for name in fault_points.in_sources() if name.startswith("journal.")} - {"journal.reading", "journal.replayed"} | {"journal.segment_removed"}
 OF_LEADER = {"servers.prepared", "servers.committed", "round.before_close", "round.committed", *OF_CHECKPOINTS, *OF_JOURNALS}

@@ -14,8 +14,8 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, FAILED, USAGE, Hold, Process, bar, main, wait_for
-from harness.servers import CHUNKS, MODEL, ServersTest
+from harness.cluster import DONE, FAILED, UNHURRIED, USAGE, Hold, Process, bar, main, wait_for
+from harness.servers import CHUNKS, MODEL, SLOW, ServersTest
 from harness.wire import ERROR, REQUEST, connect, header, hello, read_frame
 
 PULL = 80
@@ -262,10 +262,13 @@ class Strangers(ServersTest):
         again.wait_event("leader.joined", run_id="second")
 
 
+MOVED = 150  # rounds of a job in which chunks move
+
+
 class Change(ServersTest):
     def test_a_server_that_comes_takes_its_share_while_rounds_go_on(self):
-        leader = self.leader(1, "--rounds", 400, "--exit-when-finished", "--lease", "60s")
-        workers = self.workers(leader)
+        leader = self.leader(1, "--rounds", MOVED, "--exit-when-finished", "--lease", "60s")
+        workers = self.workers(leader, "", *SLOW)
         leader.wait_more_rounds(20)
         with self.held(workers[2]):
             b = self.shard(leader, "b")
@@ -275,7 +278,7 @@ class Change(ServersTest):
         self.assert_exit(DONE, *workers, leader, b)
         for worker in workers:
             self.assertEqual(len(worker.events("cluster.joined")), 1)
-        self.assert_undisturbed(400)
+        self.assert_undisturbed(MOVED)
 
     def test_rounds_are_not_held_up_for_long_while_chunks_of_a_larger_model_move(self):
         model = "mlp:64-4096-1536-10"  # 26 MB
@@ -292,9 +295,9 @@ class Change(ServersTest):
         self.assert_exit(DONE, leader, worker, b)
 
     def test_a_drained_server_gives_its_chunks_to_the_others_and_ends(self):
-        leader = self.leader(3, "--rounds", 600, "--exit-when-finished")
+        leader = self.leader(3, "--rounds", MOVED, "--exit-when-finished")
         b, c = [self.shard(leader, name) for name in ("b", "c")]
-        workers = self.workers(leader)
+        workers = self.workers(leader, "", *SLOW)
         leader.wait_more_rounds(20)
         with self.held(workers[0]):
             before = {one["name"]: one for one in leader.get("/v1/servers")["servers"]}
@@ -315,7 +318,7 @@ class Change(ServersTest):
         self.assert_exit(DONE, *workers, leader, c)
         for worker in workers:
             self.assertEqual(len(worker.events("cluster.joined")), 1)
-        self.assert_undisturbed(600)
+        self.assert_undisturbed(MOVED)
 
     def test_a_drain_for_which_the_others_have_no_memory_is_refused_with_the_numbers(self):
         leader = self.server("--servers", 3, "--min-workers", 1, "--optimizer", "sgd", "--rounds", 100_000)
@@ -342,9 +345,9 @@ class Change(ServersTest):
         self.assert_exit(DONE, leader, worker, b)
 
     def test_a_server_that_is_told_to_stop_gives_its_chunks_first(self):
-        leader = self.leader(3, "--rounds", 600, "--exit-when-finished")
+        leader = self.leader(3, "--rounds", MOVED, "--exit-when-finished")
         b, c = [self.shard(leader, name) for name in ("b", "c")]
-        workers = self.workers(leader)
+        workers = self.workers(leader, "", *SLOW)
         leader.wait_more_rounds(20)
         b.send(signal.SIGTERM)
         self.assert_status(b, DONE, "its chunks have moved")
@@ -353,12 +356,12 @@ class Change(ServersTest):
         self.assertEqual(leader.events("servers.chunks_lost"), [])
         for worker in workers:
             self.assertEqual(len(worker.events("cluster.joined")), 1)
-        self.assert_undisturbed(600)
+        self.assert_undisturbed(MOVED)
 
     def test_servers_of_a_paused_job_can_be_drained(self):
-        leader = self.leader(3, "--rounds", 600, "--exit-when-finished", "--journal.mode", "on")
+        leader = self.leader(3, "--rounds", MOVED, "--exit-when-finished", "--journal.mode", "on")
         b, c = [self.shard(leader, name, "--drain-timeout", "60s") for name in ("b", "c")]
-        workers = self.workers(leader)
+        workers = self.workers(leader, "", *SLOW)
         leader.wait_more_rounds(20)
         self.assertEqual(leader.post("/v1/job:pause")[0], 202)
         paused = leader.wait_cluster("paused", lambda view: view["state"] == "paused")
@@ -372,7 +375,7 @@ class Change(ServersTest):
         self.assertEqual(leader.post("/v1/job:resume")[0], 202)
         self.assert_exit(DONE, *workers, leader)
         self.assertEqual(leader.events("servers.chunks_lost"), [])
-        self.assert_undisturbed(600)
+        self.assert_undisturbed(MOVED)
 
     def test_a_paused_job_can_write_a_checkpoint(self):
         leader = self.leader(2)
@@ -431,7 +434,7 @@ class Statistics(ServersTest):
     def test_they_are_told_while_rounds_go_on_and_checkpoints_are_written(self):
         leader = self.leader(3, "--rounds", 100_000, "--checkpoint.every-rounds", 5)
         b, c = [self.shard(leader, name) for name in ("b", "c")]
-        self.workers(leader)
+        self.workers(leader, "", *UNHURRIED)
         leader.wait_more_rounds(20)
         versions = [0]
         for _ in range(4):  # what is younger than a second is told again
@@ -449,7 +452,7 @@ class Statistics(ServersTest):
     def test_a_server_that_does_not_answer_is_named(self):
         leader = self.leader(2, "--rounds", 100_000, "--lease", "60s", "--stall-timeout", "60s", "--tables", "emb:dim=4")
         b = self.shard(leader, "b")
-        workers = self.workers(leader)
+        workers = self.workers(leader, "", *UNHURRIED)
         leader.wait_more_rounds(5)
         leader.wait_buckets(2)
         b.send(signal.SIGSTOP)
@@ -470,7 +473,7 @@ class Statistics(ServersTest):
     def test_readers_wait_for_a_copy_and_not_for_their_connection(self):
         leader = self.leader(2, "--rounds", 100_000, "--lease", "60s", "--stall-timeout", "60s")
         b = self.shard(leader, "b")
-        self.workers(leader)
+        self.workers(leader, "", *UNHURRIED)
         leader.wait_more_rounds(5)
         b.send(signal.SIGSTOP)
 
