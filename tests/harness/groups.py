@@ -35,7 +35,7 @@ import centroid.torch_backend
 torch.set_num_threads(1)
 dist.init_process_group(os.environ.get("BACKEND", "centroid"), timeout=datetime.timedelta(seconds=60))
 """
-forks = {}  # by interpreter
+all_forks = {}  # by interpreter
 JOIN = "group = centroid.join(timeout=60)\n"
 
 
@@ -64,12 +64,16 @@ class GroupTest(ClusterTest):
         port, ranks = str(free_port()), []
         for rank in range(world):
             variables = {**os.environ, **self.environment, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(world), **environment}
-            ranks.append(self.start_rank(python or self.python, program, self.folder / f"rank-{len(self.processes)}.log", variables))
+            log = self.folder / f"rank-{len(self.processes)}.log"
+            ranks.append(Process.forked(self.forks(python), program, log, variables) if python else Process(self.python, ["-u", program], log, variables))
             self.processes.append(ranks[-1])
         return ranks
 
-    def start_rank(self, python, program, log, variables):
-        return Process(python, ["-u", program], log, variables)
+    def forks(self, python):
+        if python not in all_forks:
+            all_forks[python] = Forks(python, {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"})
+            atexit.register(all_forks[python].close)
+        return all_forks[python]
 
     def run_ranks(self, world, body, **options):
         """Run them to their end, and return what each said, line by line."""
@@ -112,12 +116,6 @@ class TorchTest(GroupTest):
 
     def start(self, world, body, python=None, join=TORCH, **environment):
         return super().start(world, body, python or self.python_, join, **environment)
-
-    def start_rank(self, python, program, log, variables):
-        if python not in forks:
-            forks[python] = Forks(python, {**os.environ, **self.environment})
-            atexit.register(forks[python].close)
-        return Process.forked(forks[python], program, log, variables)
 
     def ranks(self, world, body, **options):
         return self.run_ranks(world, body, **options)
