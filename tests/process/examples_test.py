@@ -60,14 +60,14 @@ class Examples(GroupTest):
         self.assertGreater(float(ends[0][0]), 93, output)
 
     def test_diloco(self):
-        output = self.run_workers(2, "--local-steps=5", "--rounds=20", "text_diloco.py", ROOT / "ARCHITECTURE.md")
-        self.assertLess(self.numbers(output, r"round 20: loss ([\d.]+)")[-1], 3.5, output)  # of one who knows nothing: 5.5
+        output = self.run_workers(2, "--local-steps=5", "--rounds=10", "text_diloco.py", ROOT / "ARCHITECTURE.md")
+        self.assertLess(self.numbers(output, r"round 10: loss ([\d.]+)")[-1], 3.5, output)  # of one who knows nothing: 5.5
 
     def test_lora(self):
         base = self.folder / "base.pt"
-        pretrained = self.numbers(self.run_example("lora.py", "--pretrain", 60, base, ROOT / "ARCHITECTURE.md"), r"loss ([\d.]+)")[0]
+        pretrained = self.numbers(self.run_example("lora.py", "--pretrain", 20, base, ROOT / "ARCHITECTURE.md"), r"loss ([\d.]+)")[0]
         self.assertLess(pretrained, 4)
-        output = self.run_workers(2, "--rounds=50", "--optimizer=adamw", "--lr=0.01", "lora.py", base, ROOT / "tests" / "process" / "examples_test.py")
+        output = self.run_workers(2, "--rounds=25", "--optimizer=adamw", "--lr=0.01", "lora.py", base, ROOT / "tests" / "process" / "examples_test.py")
         trained, every = map(int, re.search(r"(\d+) of (\d+) parameters are trained", output).groups())
         self.assertLess(trained, every / 20)
         first, *_, last = self.numbers(output, r"loss ([\d.]+)")
@@ -85,7 +85,7 @@ class Examples(GroupTest):
         self.assertGreater(self.numbers(output, r"([\d.]+) % of the held-out digits are right")[0], 80, output)
 
     def test_fsdp(self):
-        output = self.run_example("-c", "import torch; print('version', int(torch.__version__.split('.')[0]))")
+        output = self.run_example("-c", "import importlib.metadata; print('version', importlib.metadata.version('torch').split('.')[0])")
         if "version 1" in output:
             self.skipTest("FSDP on the CPU needs PyTorch 2")
         output = self.run_workers(2, "fsdp.py")

@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import wire
 from harness.cluster import DEADLINE_SECONDS, DONE, ClusterTest, bar, main
 
-KILLS = 500
+KILLS = 250
 TENSORS = [(f"t{i}", (16,)) for i in range(13)]
 LAST = len(TENSORS) - 1  # has at worker i's place the number of its contribution, which no other one has
 BATCH = 4
@@ -198,10 +198,10 @@ class Kills(ClusterTest):
         self.kill_again_and_again("quorum:2", kills=KILLS)
 
     def test_carried_ones_count_once(self):
-        self.kill_again_and_again("quorum:2,grace=0", "--late", "carry", kills=KILLS // 5)
+        self.kill_again_and_again("quorum:2,grace=0", "--late", "carry", kills=KILLS // 4)
 
     def test_without_a_quorum_the_attempt_is_repeated(self):
-        self.kill_again_and_again("bsp", kills=KILLS // 5)
+        self.kill_again_and_again("bsp", kills=KILLS // 4)
 
 
 if __name__ == "__main__":

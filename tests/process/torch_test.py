@@ -221,7 +221,7 @@ class Training(TorchTest):
                 self.assertAlmostEqual(float(expected), float(found), delta=1e-6)
 
     def torch_version(self):
-        found = subprocess.run([self.python_, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True).stdout
+        found = subprocess.run([self.python_, "-c", "import importlib.metadata; print(importlib.metadata.version('torch'))"], capture_output=True, text=True, check=True).stdout
         return tuple(map(int, re.findall(r"\d+", found)[:2]))
 
     def test_the_death_of_a_rank_is_an_error_that_names_it(self):
