@@ -55,6 +55,7 @@ class Forks:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, "PYTHONSAFEPATH": "1"})
 
     def start(self, program, log, environment):
+        log.touch()  # others may read it at once
         request = {"program": str(program), "log": str(log), "environment": environment, "parent": os.getpid()}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

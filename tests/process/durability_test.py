@@ -345,6 +345,7 @@ class Readers(ClusterTest):
         self.worker(server, "w0")
         server.wait_round(5)
         version = server.post("/v1/checkpoints")[1]["version"]
+        server.wait_cluster("newer parameters, of which the next one is", lambda cluster: cluster["version"] > version)
         hold.write_text("")
         self.addCleanup(lambda: hold.unlink(missing_ok=True))
         return server, version, hold
