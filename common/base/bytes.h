@@ -24,6 +24,7 @@ inline Bytes as_bytes(std::string_view text) {
 /// Append little-endian fields to a byte vector.
 class ByteWriter {
  public:
+  ByteWriter() { out_.reserve(kRoom); }
   template <class T>
     requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
   void put(T value) {
@@ -41,6 +42,7 @@ class ByteWriter {
   const std::vector<std::byte>& bytes() const { return out_; }
 
  private:
+  static constexpr std::size_t kRoom = 128;  ///< most messages fit without another allocation
   std::vector<std::byte> out_;
 };
 
