@@ -47,6 +47,8 @@ class JobCheckpoints {
   /// shard. Without memory for a copy beside what is planned, it ends before this returns.
   void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
                const parallel::ShardedMemory& planned);
+  /// A rank was lost, or is silent: the write in progress does not wait for it.
+  void abort(const Error& why) { checkpoints_->abort(why); }
   /// Write the last one, unless it is there, and wait for it.
   void finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
 

@@ -222,7 +222,10 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
   Status trained = train_sharded(*replica_, group(), data_, training_, summary_, seen);
   if (!trained.ok()) {
     // Some may not be in the groups that failed. A halt every rank finds by itself.
-    if (!summary_.is_halted) group().abort(trained.error());
+    if (!summary_.is_halted) {
+      group().abort(trained.error());
+      if (checkpoints_) checkpoints_->abort(trained.error());
+    }
     return trained;
   }
   if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(*held_.part.parameters, summary_);

@@ -176,12 +176,16 @@ class Stages(Sharded):
             self.assertEqual(one.events("sharded.regroup_failed"), [])
 
     def test_a_rank_that_hangs_is_found_also_by_those_that_wait(self):
-        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 20, "--join-timeout", "8s"]
-        workers, place, flags = self.held(2, "--parallel", "pp=2", *checkpoints, "--rounds", 1_000_000, run="-hangs")
+        hold = Hold(self, "checkpoint.file_written", "writes")
+        checkpoints = ["--checkpoint.dir", self.folder / "checkpoints", "--checkpoint.every-rounds", 300, "--join-timeout", "8s"]
+        flags = ["--parallel", "pp=2", *checkpoints, "--rounds", 1_000_000]
+        workers, place, flags = self.held(2, *flags, run="-hangs", faults={1: hold.environment})
         for one in workers:
             one.wait_event("pipeline.started")
         waits = self.start(2, *flags, name="waits", place=place, rank=1)
         waits.wait_event("sharded.waiting")
+        workers[0].wait_event("checkpoint.written")
+        hold.close().wait_reached()  # so that rank 0 waits for its part of a checkpoint, too
         workers[1].send(signal.SIGSTOP)
         for one in (workers[0], waits):
             self.assertEqual(one.wait_event("sharded.regrouped", lost="1", world=2)["from"], "checkpoint")

@@ -85,6 +85,8 @@ class ShardedCheckpoints {
   Status begin(const ShardedParameters& parameters, const CheckpointInfo& info);
   /// Return when the write that `begin` began has ended, with its failure.
   Status wait();
+  /// End what waits for other ranks: one of them was lost, or is silent.
+  void abort(const Error& why) { own_.abort(why); }
 
   /// Make the parameters, those of the stage, with values and state of the newest sound checkpoint,
   /// or that of a version. Each rank verifies some of the files; older ones follow damaged ones.
