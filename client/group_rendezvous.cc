@@ -218,7 +218,8 @@ class Caller {
             ErrorCode::kFailedPrecondition,
             "no TLS with rank 0 at " + place.to_string() + ": " + tried.error().message());
       const bool may_come = !tried.ok() && (tried.error().code() == ErrorCode::kUnavailable ||
-                                            tried.error().code() == ErrorCode::kResourceExhausted);
+                                            tried.error().code() == ErrorCode::kResourceExhausted ||
+                                            tried.error().code() == ErrorCode::kDeadlineExceeded);
       if (!may_come) co_return tried;
       const TimePoint again = centroid::now() + kRetry;
       if (again < deadline) {

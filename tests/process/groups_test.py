@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -152,6 +153,9 @@ class Start(GroupTest):
         said = self.run_ranks(1, body, join="", PLACE="0")
         self.assertIn("deadline_exceeded: rank 1, 2 did not come to 127.0.0.1:", said[0][0])
         said = self.run_ranks(1, body, join="", PLACE="2")
+        self.assertIn("deadline_exceeded: rank 0 did not answer at 127.0.0.1:", said[0][0])
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            said = self.run_ranks(1, body, join="", PLACE="2", MASTER_PORT=str(silent.getsockname()[1]))
         self.assertIn("deadline_exceeded: rank 0 did not answer at 127.0.0.1:", said[0][0])
 
     def test_another_token_or_world_is_refused_and_the_rest_comes_together(self):
