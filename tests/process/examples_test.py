@@ -80,7 +80,7 @@ class Examples(GroupTest):
         self.assertLess(last, first / 2, output)
 
     def test_federated(self):
-        output = self.run_workers(3, "--local-steps=2", "--outer=average", "--rounds=10", "federated.py", DIGITS)
+        output = self.run_workers(2, "--local-steps=2", "--outer=average", "--rounds=10", "federated.py", DIGITS)
         self.assertEqual(len(set(self.numbers(output, r"([\d.]+) % of the held-out digits are right"))), 1, output)
         self.assertGreater(self.numbers(output, r"([\d.]+) % of the held-out digits are right")[0], 80, output)
 

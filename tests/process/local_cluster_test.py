@@ -28,7 +28,7 @@ class Driver(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         for role in ("server", "worker"):
             program = self.folder / f"centroid-{role}"
-            program.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE}/fake_cluster.py {role} "$@"\n')
+            program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {HERE}/fake_cluster.py {role} "$@"\n')
             program.chmod(0o755)
 
     def start(self, *flags, fault=""):
