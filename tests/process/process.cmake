@@ -26,10 +26,10 @@ add_test(NAME conformance.wire_page COMMAND Python3::Interpreter ${PROJECT_SOURC
 set_tests_properties(conformance.wire_page PROPERTIES LABELS process TIMEOUT ${process_timeout} ENVIRONMENT "${process_environment}")
 set_tests_properties(process.servers_journal process.restore PROPERTIES TIMEOUT 1800)  # a job for each write point
 # The longest begin first, so that none runs alone at the end. COST is of the first run; then ctest knows the times.
-set_tests_properties(process.durability process.kill process.policy process.restore process.rows_servers process.servers process.servers_journal
-  process.servers_refusals PROPERTIES COST 60)
-set_tests_properties(process.client process.codec process.groups process.membership process.recovery process.ring process.rows
-  process.sharded process.standby PROPERTIES COST 30)
+set_tests_properties(process.budgets process.client process.ctl process.durability process.examples process.run process.servers process.servers_journal
+  process.sharded process.small_files process.standby process.torch process.torch_hooks process.torch_loader process.torch_parallel PROPERTIES COST 60)
+set_tests_properties(process.codec process.groups process.local_steps process.membership process.policy process.rates process.ring process.robust process.rows
+  process.rows_client process.rows_servers process.servers_refusals process.strangers process.tls PROPERTIES COST 30)
 add_test(NAME slow.large_tensor COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/large_tensor_test.py $<TARGET_FILE_DIR:centroid-server-test>)
 set_tests_properties(slow.large_tensor PROPERTIES LABELS slow TIMEOUT 1800)
 if(NOT CENTROID_SANITIZE)  # which reserves all address space
