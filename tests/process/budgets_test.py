@@ -60,7 +60,7 @@ class Budgets(TlsTest):
         """A server, and what its attackers know."""
         known = Target(data="", api="", authority=self.certificates / "ca.crt")
         tokens = ["--token", known.token, "--api.token", known.admin, "--api.viewer-token", known.viewer]
-        server = self.launch_server("--optimizer", "sgd", "--lr", "0.001", "--epochs", "1000000", "--max-workers", max_workers,
+        server = self.launch_server("--optimizer", "sgd", "--lr", "0.001", "--epochs", "1000000", "--min-workers", 2, "--max-workers", max_workers,
                                     "--api.max-connections", CONNECTIONS, *(tokens if token else []), *more)  # fmt: skip
         server.wait_ready()
         if token:
@@ -126,7 +126,7 @@ class Budgets(TlsTest):
 
     def by_hand(self, max_workers):
         """A server with two workers, whose model the attackers know."""
-        server, target = self.attacked("--min-workers", 2, token=False, max_workers=max_workers)
+        server, target = self.attacked(token=False, max_workers=max_workers)
         for name in ("w0", "w1"):
             honest = Client(name, TENSORS)
             gradient = lambda number, chunk, honest=honest: bytes(4 * honest.elements(chunk))  # noqa: E731
