@@ -32,7 +32,7 @@ Status Reader::open_segment() {
   open_ = std::make_shared<const Segment>(path, std::move(file));
   is_open_ = true;
   ended_.reset();
-  position_ = sound_bytes_ = 0;
+  position_ = sound_bytes_ = durable_bytes_ = 0;
   return {};
 }
 
@@ -119,6 +119,7 @@ Result<std::optional<Reader::Record>> Reader::next() {
     record = std::move(route);
   } else {
     CENTROID_ASSIGN(Commit commit, decode_commit(payload));
+    durable_bytes_ = commit.durable_bytes;
     record = End{head, std::move(commit)};
     ended_ = head.round;
   }
@@ -153,16 +154,7 @@ Result<bool> Reader::check() {
 void Reader::skip() { position_ = payload_at_ + head_.payload_bytes; }
 
 Status Reader::cut_tail() const {
-  if (segments_.empty()) return {};
-  const LogSegment& last = segments_.back();
-  if (sound_bytes_ == 0 && last.bytes != 0) {  // not even its base record
-    const Status removed = file::remove(last.path);
-    if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
-    return file::sync_directory(last.path.parent_path());
-  }
-  CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(last.path));
-  if (sound_bytes_ != last.bytes) CENTROID_TRY(file::truncate(file, last.path, sound_bytes_));
-  return file::sync(file, last.path);
+  return segments_.empty() ? Status() : end_log(segments_.back(), sound_bytes_, durable_bytes_);
 }
 
 Result<Report> verify(const fs::path& folder,

@@ -74,8 +74,9 @@ class Reader {
   std::shared_ptr<const Segment> open_;
   bool is_open_ = false;
   std::uint64_t position_ = 0, sound_bytes_ = 0;
-  std::optional<Round> ended_;  // the last round of this segment that has been read
-  Head head_;                   // of the chunk whose payload is next
+  std::uint64_t durable_bytes_ = 0;  // of this segment, by the last round that has been read
+  std::optional<Round> ended_;       // the last round of this segment that has been read
+  Head head_;                        // of the chunk whose payload is next
   std::uint64_t payload_at_ = 0;
   std::vector<std::byte> pieces_;  // of a payload that is checked
   std::string torn_;

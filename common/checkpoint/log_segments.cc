@@ -49,6 +49,27 @@ void remove_needless(const Result<std::vector<LogSegment>>& segments) {
   for (const LogSegment& one : *segments) (void)file::remove(one.path);
 }
 
+/// Bytes that may not be on the disk are written again: after a sync that failed the system still
+/// shows them, but no later sync writes them (Linux).
+Status end_log(const LogSegment& segment, std::uint64_t sound_bytes, std::uint64_t durable_bytes) {
+  if (sound_bytes == 0) {
+    const Status removed = file::remove(segment.path);
+    if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
+    return file::sync_directory(segment.path.parent_path());
+  }
+  CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(segment.path));
+  if (sound_bytes != segment.bytes) CENTROID_TRY(file::truncate(file, segment.path, sound_bytes));
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+  std::vector<std::byte> piece;
+  for (std::uint64_t at = std::min(durable_bytes, sound_bytes); at < sound_bytes;
+       at += piece.size()) {
+    piece.resize(static_cast<std::size_t>(std::min(kPieceBytes, sound_bytes - at)));
+    CENTROID_TRY(file::read_at(file, segment.path, at, piece));
+    CENTROID_TRY(file::write_at(file, segment.path, at, piece));
+  }
+  return file::sync(file, segment.path);
+}
+
 bool any_record(const file::Descriptor& file, const LogSegment& segment, std::uint64_t offset,
                 std::size_t head_bytes,
                 const std::function<bool(Bytes head, std::uint64_t at)>& is_wanted) {

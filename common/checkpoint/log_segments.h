@@ -30,6 +30,10 @@ Result<std::vector<LogSegment>> log_segments_of(const std::filesystem::path& fol
 /// Of an earlier configuration; what cannot be listed or removed stays.
 void remove_needless(const Result<std::vector<LogSegment>>& segments);
 
+/// Cut off what stands behind the first `sound_bytes` of a segment, and bring the rest to the disk,
+/// which has `durable_bytes` for certain. None are sound: the segment is removed.
+Status end_log(const LogSegment& segment, std::uint64_t sound_bytes, std::uint64_t durable_bytes);
+
 /// Whether `is_wanted` accepts the bytes at some place from `offset` to the end of `segment`: it
 /// receives `head_bytes` of them and their position, only where bytes begin as all records do. Also
 /// true if the file is unreadable.

@@ -146,7 +146,7 @@ Status Reader::open_segment() {
   CENTROID_ASSIGN(file_, file::open_regular(segments_[index_].path));
   CENTROID_ASSIGN(segments_[index_].bytes, file::size_of(file_, segments_[index_].path));
   is_open_ = true;
-  position_ = 0;
+  position_ = durable_bytes_ = 0;
   limit_ = batches_before_next();
   return {};
 }
@@ -220,21 +220,13 @@ Result<Reader::Found> Reader::next() {
     CENTROID_ASSIGN(entries_, decode_batch(payload_));
     ++batches_;
   }
+  durable_bytes_ = head.durable_bytes;
   position_ += kHeadBytes + head.payload_bytes;
   return head.kind == Kind::kBase ? Found::kBase : Found::kBatch;
 }
 
 Status Reader::cut_tail() const {
-  if (segments_.empty()) return {};
-  const LogSegment& last = segments_.back();
-  if (position_ == 0) {  // not even its base record
-    const Status removed = file::remove(last.path);
-    if (!removed.ok()) return Error(ErrorCode::kFailedPrecondition, removed.error().message());
-    return file::sync_directory(last.path.parent_path());
-  }
-  CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(last.path));
-  if (!torn_.empty()) CENTROID_TRY(file::truncate(file, last.path, position_));
-  return file::sync(file, last.path);
+  return segments_.empty() ? Status() : end_log(segments_.back(), position_, durable_bytes_);
 }
 
 Result<Report> verify(const fs::path& folder) {

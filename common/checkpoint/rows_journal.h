@@ -125,6 +125,7 @@ class Reader {
   bool is_open_ = false;
   file::Descriptor file_;
   std::uint64_t position_ = 0;
+  std::uint64_t durable_bytes_ = 0;  ///< of this segment, by the last record that has been read
   std::optional<std::uint64_t>
       limit_;  ///< batches up to the end of this segment, if there is a next one
   std::uint64_t batches_ = 0;
