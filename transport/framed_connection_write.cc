@@ -49,7 +49,9 @@ Task<Status> FramedConnection::write(const OutFrame& frame) {
   const auto raw = encode_header(header);
   const std::array<Bytes, 3> parts{Bytes(raw), frame.head, frame.payload};
   const std::size_t size = raw.size() + frame.head.size() + frame.payload.size();
-  if (frame.may_wait && waiting_.size() + size <= kMostWaiting) {
+  // Streams that are read in place have frames that begin aligned: one in each write.
+  const bool may_wait = frame.may_wait && writers_.empty() && !stream_->has_view();
+  if (may_wait && waiting_.size() + size <= kMostWaiting) {
     for (const Bytes part : parts) waiting_.insert(waiting_.end(), part.begin(), part.end());
     ++traffic_.frames_out;
     co_return Status();

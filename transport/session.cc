@@ -241,7 +241,7 @@ Task<Status> Session::send(OutFrame frame, Deadline deadline) {
   co_return Status();
 }
 
-void Session::let_credit_wait(bool waits) { impl_->lets_credit_wait = waits; }
+void Session::let_credit_wait() { impl_->lets_credit_wait = true; }
 
 Task<Result<bool>> Session::flush() {
   const auto impl = impl_;

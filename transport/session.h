@@ -144,8 +144,9 @@ class Session {
   /// Return credit for `bytes` of one-way payload that have left our memory to the peer; batches
   /// frames.
   void release_credit(std::uint64_t bytes);
-  /// Credit leaves with the next frame: while the peer sends no payload before that.
-  void let_credit_wait(bool waits);
+  /// The peer sends no payload before it has another frame from us: credit leaves with that. Until
+  /// its next payload.
+  void let_credit_wait();
 
   /// Notify the peer of the reason (Goodbye, best effort, at most a second) and close. Not from
   /// `on_frame`: return the error there.

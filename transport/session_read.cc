@@ -85,6 +85,7 @@ Task<Status> Session::Impl::deliver(Session& session, FrameSink& sink, InFrame f
     if (!taken.ok())
       co_return protocol_error(taken.error().code(), taken.error().message(), label());
     is_unread_credited = true;
+    lets_credit_wait = false;
   }
   std::optional<Status> status;
   try {

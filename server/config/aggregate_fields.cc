@@ -5,6 +5,10 @@
 /// Settings of how contributions are combined.
 namespace centroid::server {
 
+namespace {
+constexpr std::uint64_t kMostMixed = 256;  // workers: seconds for a chunk of 1 MiB
+}  // namespace
+
 void register_aggregate(config::Schema& s, ServerConfig& c) {
   s.field(
       "aggregate", &c.aggregate,
@@ -25,6 +29,10 @@ Status check_aggregate(const ServerConfig& c) {
   const auto refuse = [&](const std::string& why) {
     return Error(ErrorCode::kInvalidArgument, "aggregate " + c.aggregate + ": " + why);
   };
+  if (rule.mixes() && c.workers.max > kMostMixed)
+    return refuse(
+        "each chunk of a worker is compared with those of all others: set max_workers to at most " +
+        std::to_string(kMostMixed));
   if (c.is_peer_to_peer())
     return refuse("with exchange " + c.exchange +
                   " the workers add among themselves, and no process has all contributions: use "

@@ -268,7 +268,7 @@ Status Contributions::take_push_end(WorkerSession& worker, const proto::PushEnd&
   CENTROID_TRY(check_not_ended(worker, "PushEnd", key));
   CENTROID_TRY(check_key(worker, "PushEnd", key));
   worker.contribution.ended = key;
-  if (worker.pace.opened == key) worker.session->let_credit_wait(true);
+  if (worker.pace.opened == key) worker.session->let_credit_wait();
   return end_contribution(worker, end);
 }
 

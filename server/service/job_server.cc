@@ -122,7 +122,8 @@ Task<void> JobServer::end_job(Ending& ending) {
   const bool is_remembered = result.ok() && !is_elsewhere() && stop && !stop->halted.empty();
   (void)ctx_.disk.hurried();  // the end waits for a checkpoint that is being written
   if (is_remembered) result = Error(ErrorCode::kFailedPrecondition, stop->halted);
-  ending.may_pass = !result.ok() && result.error().code() == ErrorCode::kUnavailable;
+  ending.may_pass =
+      !result.ok() && !rows_failure_ && result.error().code() == ErrorCode::kUnavailable;
   bool halted = !result.ok() && !ending.may_pass && !is_elsewhere();
   if (halted && !is_remembered) log::error("job.halted", {{"error", result.error()}});
   if (halted && ctx_.job.shard && !ctx_.job.store().is_current())

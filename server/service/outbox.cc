@@ -24,8 +24,8 @@ Task<Status> send(Session& session, Kind kind, M message) {
 
 Task<void> Outbox::outbox(std::shared_ptr<WorkerSession> worker, Session& session) {
   Status ended = co_await outbox_loop(worker, session);
-  if (const auto flushed = co_await session.flush(); !flushed.ok() && ended.ok())
-    ended = flushed.error();
+  if (ended.ok())
+    if (const auto flushed = co_await session.flush(); !flushed.ok()) ended = flushed.error();
   attempts_.results_taken();
   // A session that is over has its Goodbye on the way.
   if (!ended.ok() && !session.is_closed()) session.close(ended.error());
@@ -78,7 +78,6 @@ Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& 
     const auto kind = static_cast<std::uint16_t>(proto::ServersKind::kRoute);
     CENTROID_CO_TRY(co_await session.send_soon(kind, head, Bytes(), TimePoint::max()));
   }
-  session.let_credit_wait(false);
   if (open.evaluate) {
     worker->evaluations.asked.push_back(open.version);
     worker->evaluations.asked_at = clock_.now();

@@ -336,7 +336,7 @@ Status PeerExchange::evict_unreachable() {
     return {};
   }
   if (open_.exchange_failures < kFailuresBeforeHalt) return {};
-  return Error(ErrorCode::kUnavailable,
+  return Error(ErrorCode::kFailedPrecondition,
                "the workers cannot exchange: round " + to_string(open_.attempt->round) +
                    " failed " + std::to_string(open_.exchange_failures) +
                    " times and no worker is named as the cause (exchange.failed in the log)");

@@ -203,6 +203,24 @@ TEST_P(SessionTest, payload_left_by_the_sink_is_skipped_and_its_credit_comes_bac
   EXPECT_TRUE(client_does(ask(session(), kEcho, "h", pattern(9, 9))).ok());
 }
 
+TEST_P(SessionTest, credit_that_waits_leaves_with_a_frame_and_not_once_payload_comes) {
+  world.server.sink.releases_at_once = false;
+  ASSERT_TRUE(start(1000));
+  ASSERT_TRUE(client_does(tell(session(), kData, 900)).ok());
+  ASSERT_TRUE(within(*world.server.thread, until_frames(world.server, 1)));
+  on_server([&] {
+    world.server.session->let_credit_wait();
+    world.server.sink.release(*world.server.session, 900);
+  });
+  const auto late = client_does(tell(session(), kData, 200, milliseconds(30)));
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_TRUE(client_does(ask(session(), kEcho, "h", pattern(9, 9))).ok());
+  world.server.sink.releases_at_once = true;
+  on_server([&] { world.server.session->let_credit_wait(); });
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(client_does(tell(session(), kData, 800)).ok());
+}
+
 Task<void> push(Session& session, std::size_t count, std::size_t size, std::size_t& sent) {
   for (std::size_t i = 0; i < count; ++i) {
     const Status status = co_await tell(session, kData, size);

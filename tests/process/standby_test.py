@@ -497,6 +497,7 @@ class Said(StandbyTest):
 class EtcdGone(StandbyTest):
     def test_etcd_killed_and_restarted(self):
         etcd, leader, _, workers = self.pair("--rounds", 0)
+        self.go()
         etcd.kill()
         self.wait_role(leader, "held")
         wait = wait_for(lambda: next((w for w in leader.get("/v1/waits")["waits"] if w["waits_for"] == "etcd"), None), "its cause")
@@ -506,7 +507,6 @@ class EtcdGone(StandbyTest):
         self.assertLessEqual(self.committed(leader), stopped + 1)
         self.start_etcd()
         begin = time.monotonic()
-        self.go()
         servers = [server for server in self.processes if server.name in "ab"]
         leads = lambda: next((s for s in servers if s.cluster()["round"] > stopped + 3), None)  # noqa: E731
         again = wait_for(leads, "training again")
