@@ -59,12 +59,12 @@ Status end_log(const LogSegment& segment, std::uint64_t sound_bytes, std::uint64
   }
   CENTROID_ASSIGN(const file::Descriptor file, file::open_to_change(segment.path));
   if (sound_bytes != segment.bytes) CENTROID_TRY(file::truncate(file, segment.path, sound_bytes));
-  constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+  CENTROID_ASSIGN(const file::Descriptor source, file::open_regular(segment.path));
   std::vector<std::byte> piece;
   for (std::uint64_t at = std::min(durable_bytes, sound_bytes); at < sound_bytes;
        at += piece.size()) {
-    piece.resize(static_cast<std::size_t>(std::min(kPieceBytes, sound_bytes - at)));
-    CENTROID_TRY(file::read_at(file, segment.path, at, piece));
+    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kPiece, sound_bytes - at)));
+    CENTROID_TRY(file::read_at(source, segment.path, at, piece));
     CENTROID_TRY(file::write_at(file, segment.path, at, piece));
   }
   return file::sync(file, segment.path);

@@ -278,10 +278,15 @@ Task<Status> Replay::finish() {
                                      {"why",
                                       "the journal could not be written then (journal.full), and "
                                       "no checkpoint came behind it: later rounds are lost"}});
-    auto remove = [&reader, end = job_.round.value]() -> Status {
+    auto remove = [&reader, folder = config_.journal.dir, end = job_.round.value]() -> Status {
       for (const LogSegment& segment : reader.segments())
         if (segment.number >= end) CENTROID_TRY(file::remove(segment.path));
-      return {};
+      journal::Reader rest(folder);
+      for (;;) {
+        CENTROID_ASSIGN(const auto record, rest.next());
+        if (!record) return rest.cut_tail();
+        if (std::holds_alternative<journal::Reader::Chunk>(*record)) rest.skip();
+      }
     };
     CENTROID_CO_TRY(co_await run_on(disk_.executor, std::move(remove)));
   } else if (!is_cut_) {
