@@ -70,6 +70,8 @@ class Forks:
 def begin(request):
     """The program's standard files and environment; it ends with the one that started it."""
     while os.getppid() != request["parent"]:  # until the process between them is gone
+        if os.getppid() == 1:
+            os._exit(1)
         os.sched_yield()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -86,7 +88,8 @@ def serve():
     for line in sys.stdin:
         between = os.fork()
         if between:
-            os.waitpid(between, 0)  # from now on its child is one of the process that asked
+            if os.waitpid(between, 0)[1]:  # from now on its child is one of the process that asked
+                sys.exit("no process was forked")
             os.write(1, os.read(told, 100))
             continue
         if child := os.fork():
