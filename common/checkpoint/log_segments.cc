@@ -65,7 +65,10 @@ Status end_log(const LogSegment& segment, std::uint64_t sound_bytes, std::uint64
        at += piece.size()) {
     piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kPiece, sound_bytes - at)));
     CENTROID_TRY(file::read_at(source, segment.path, at, piece));
-    CENTROID_TRY(file::write_at(file, segment.path, at, piece));
+    const Status written = file::write_at(file, segment.path, at, piece);
+    const bool is_full = !written.ok() && written.error().code() == ErrorCode::kResourceExhausted;
+    if (is_full) break;  // no reason to lose what can be read
+    CENTROID_TRY(written);
   }
   return file::sync(file, segment.path);
 }
