@@ -202,23 +202,28 @@ void Session::accept_without_crc() {
   impl_->connection->set_limits(limits);
 }
 
-Task<Status> Session::send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
-                           std::optional<std::uint32_t> payload_crc) {
+namespace {
+
+OutFrame message(std::uint16_t kind, Bytes head, Bytes payload,
+                 std::optional<std::uint32_t> payload_crc) {
   OutFrame frame;
   frame.kind = kind;
   frame.head = head;
   frame.payload = payload;
   frame.payload_crc = payload_crc;
-  return send(frame, deadline);
+  return frame;
+}
+
+}  // namespace
+
+Task<Status> Session::send(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
+                           std::optional<std::uint32_t> payload_crc) {
+  return send(message(kind, head, payload, payload_crc), deadline);
 }
 
 Task<Status> Session::send_soon(std::uint16_t kind, Bytes head, Bytes payload, Deadline deadline,
                                 std::optional<std::uint32_t> payload_crc) {
-  OutFrame frame;
-  frame.kind = kind;
-  frame.head = head;
-  frame.payload = payload;
-  frame.payload_crc = payload_crc;
+  OutFrame frame = message(kind, head, payload, payload_crc);
   frame.may_wait = true;
   return send(frame, deadline);
 }
@@ -235,7 +240,7 @@ Task<Status> Session::send(OutFrame frame, Deadline deadline) {
   }
   Status written = co_await impl->connection->write(frame);
   if (!written.ok()) {
-    impl->return_credit(bytes);  // cancelled before the first byte: the session goes on
+    impl->return_credit(bytes);  // cancelled before the first byte: the session stays open
     co_return impl->cause_or(std::move(written).error());
   }
   co_return Status();

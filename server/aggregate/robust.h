@@ -71,7 +71,7 @@ struct AggregateRule {
 /// bounds  between the smallest and the largest remaining number, also if sums would overflow
 /// cost    a sorting network, limited to comparisons that affect the remaining numbers, on 64
 ///         coordinates at a time (centroid-bench-robust); memory for n chunks that are not float32;
-///         with neighbours as those, and their means anew for each row
+///         mixing: that of Neighbours, and a mean of n - F numbers for each number
 /// thread  one at a time
 /// source  Batcher 1968, "Sorting networks and their applications" (merge exchange, in the form of
 ///         Knuth, "The Art of Computer Programming" volume 3, algorithm 5.2.2M)

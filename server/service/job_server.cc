@@ -111,7 +111,7 @@ Task<void> JobServer::close(transport::Listener& listener) {
 
 /// The rounds are over: the last checkpoint, the last phase, and everybody hears of it. Where
 /// another server has the job, or may, nothing is written and nobody is told that it is over. An
-/// error that may pass, as of a disk that cannot be read, ends this server and not the job.
+/// unavailable disk ends this server and not the job: started again, the server may continue.
 Task<void> JobServer::end_job(Ending& ending) {
   Status& result = ending.result;
   const auto is_elsewhere = [&] {

@@ -398,8 +398,8 @@ TEST_F(JournalTest, FailedSyncBreaksAndIsNotRepeated) {
   EXPECT_EQ(syncs, 2);
 }
 
-/// It is whole again once the checkpoint is written behind which it begins anew, and only where it
-/// has every round behind that.
+/// It begins a new segment behind a checkpoint, if it has every round since then. It asks for
+/// checkpoints until that one is written.
 TEST_F(JournalTest, ABrokenJournalIsRepairedByACheckpointOfItsAttempt) {
   std::atomic<bool> fails = false;
   IoThread service("service"), files("files");
