@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Real jobs under faults: killed, stopped and parted processes and full disks. A ledger says what was lost.
 
-Usage: chaos.py BIN_DIR [--seconds S] [--every S] [--longest S] [--seed N] [--modes NAME ...] [--keep FOLDER]
+Usage: chaos.py BIN_DIR [--seconds S] [--every S] [--longest S] [--rate R] [--seed N] [--modes NAME ...] [--keep FOLDER]
 
-For each mode a job of three workers runs for S seconds in network namespaces, with a fault every EVERY seconds: SIGKILL and a start again
-within 5 s, SIGSTOP until SIGCONT, a partition of any subset, a full disk, each of the last three for 1 to LONGEST seconds. Then all faults
-end, the job gets a goal, and the ledger checks:
+For each mode a job of three workers runs in network namespaces whose links have the rate R: a minute in peace, then S seconds with a fault
+every EVERY seconds: SIGKILL and a start again within 5 s, SIGSTOP until SIGCONT, a partition of any subset, a full disk, each of the last
+three for 1 to LONGEST seconds. Then all faults end, the job gets a goal, and the ledger checks:
 
 - every program ends with status 0, within a deadline;
 - no version was seen that a later answer took back (exchange star with its journal; ring goes back to its newest checkpoint where the
@@ -15,8 +15,8 @@ end, the job gets a goal, and the ledger checks:
 - a row of a table was changed by each confirmed push, and once;
 - a program that ended by itself is a finding.
 
-Goodput is the rounds/s of the disturbed job by that of the undisturbed one. Prints the seed, which decides the faults, though not their
-moment within a round. Needs root and ip, and etcd for mode standby. Exit status 1: a finding.
+Goodput is the rounds/s under the faults by those of the minute in peace. Prints the seed, which decides the faults, though not their
+moment within a round. Needs root, ip and tc, and etcd for mode standby. Exit status 1: a finding.
 """
 
 import argparse
@@ -51,7 +51,7 @@ MODES = {
 }
 LEADS = ("alone", "leader")
 SKIPPED = 77
-DISK_MEGABYTES, SETTLE_SECONDS, LAST_ROUNDS = 64, 180, 200
+DISK_MEGABYTES, SETTLE_SECONDS, PEACE_SECONDS, LAST_ROUNDS = 64, 180, 60, 200
 DIM, KEY, RATE = 4, 7, 0.5
 EVEN = struct.pack(f"<{DIM}f", *[1.0] * DIM)
 
@@ -191,6 +191,12 @@ class Job:
             time.sleep(0.1)  # lint-ok: no test
         return True
 
+    def speed_of(self, seconds):
+        """Rounds/s from now on."""
+        first, begun = self.cluster()["round"], time.monotonic()
+        time.sleep(seconds)  # lint-ok: no test
+        return (self.cluster()["round"] - first) / (time.monotonic() - begun)
+
     def watch(self):
         """Start again who ended, and see that versions do not fall."""
         while not self.is_over.wait(0.2):
@@ -286,7 +292,7 @@ def finish(job):
 
 
 def disturb(options, network, mode, folder, ledger):
-    """A job with faults: the rounds it made, its rounds/s under the faults, and the summaries."""
+    """A job with faults: the rounds it made, its rounds/s in peace and under the faults, and the summaries."""
     job = Job(options, network, mode, folder, ledger)
     try:
         job.begin()
@@ -297,6 +303,7 @@ def disturb(options, network, mode, folder, ledger):
         pushes = Pushes(f"{job.host('s0')}:7070") if mode == "tables" else None
         if pushes:
             pushes.start()
+        calm = job.speed_of(PEACE_SECONDS)
         first, begun = job.cluster()["round"], time.monotonic()
         faults = Faults(job, random.Random(f"{options.seed} {mode}"), options)
         faults.run(options.seconds)
@@ -319,20 +326,18 @@ def disturb(options, network, mode, folder, ledger):
         goal = goals[-1]
         summaries = finish(job)
         print(f"  faults: {faults.counts}; starts: { {name: one.starts for name, one in job.programs.items()} }")
-        return (goal, (last - first) / spent, summaries) if summaries else None
+        return (goal, calm, (last - first) / spent, summaries) if summaries else None
     finally:
         job.end_all()
 
 
 def repeat_undisturbed(options, network, mode, folder, ledger, rounds):
-    """Rounds/s, and the summaries, of a job of so many rounds without faults."""
+    """The summaries of a job of so many rounds without faults."""
     job = Job(options, network, mode, folder, ledger)
     try:
         job.begin(rounds)
-        job.wait(lambda: (job.cluster() or {"round": 0})["round"] > 1, "first rounds")
-        first, begun = (job.cluster() or {"round": 1})["round"], time.monotonic()
         job.wait(lambda: all(job.programs[name].child.poll() is not None for name in WORKERS), "end of the undisturbed job", 4 * options.seconds + SETTLE_SECONDS)
-        return (rounds - first) / (time.monotonic() - begun), finish(job)
+        return finish(job)
     finally:
         job.end_all()
 
@@ -342,11 +347,13 @@ def play(options, mode, folder):
     names = ["s0", *MODES[mode], *WORKERS]
     with Network(names) as network:
         print(f"{mode}: seed {options.seed}", flush=True)
+        network.limit(options.rate)
         ended = disturb(options, network, mode, folder / mode, ledger)
         if ended is None:
             return ledger.findings
-        rounds, speed, summaries = ended
-        calm, wanted = repeat_undisturbed(options, network, mode, folder / f"{mode}-calm", ledger, rounds)
+        rounds, calm, speed, summaries = ended
+        network.unlimit()
+        wanted = repeat_undisturbed(options, network, mode, folder / f"{mode}-calm", ledger, rounds)
     versions, bits = ({one[key] for one in summaries} for key in ("version", "fingerprint"))
     if len(versions) > 1 or len(bits) > 1:
         ledger.find(f"{mode}: workers end with versions {versions} and fingerprints {bits}")
@@ -362,12 +369,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=1200)
     parser.add_argument("--every", type=float, default=30)
     parser.add_argument("--longest", type=float, default=30)
+    parser.add_argument("--rate", default="4mbit", help="of each machine's link, so that rounds cost little processor time")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--keep", type=pathlib.Path, help="folder for the logs")
     options = parser.parse_args()
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        print("skipped: chaos needs root and ip", file=sys.stderr)
+    if os.geteuid() != 0 or shutil.which("tc") is None:
+        print("skipped: chaos needs root, ip and tc", file=sys.stderr)
         sys.exit(SKIPPED)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all programs end, and the namespaces go
     findings = []

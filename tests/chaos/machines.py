@@ -48,6 +48,15 @@ class Network:
     def port(self, name):
         return f"{self.prefix}p{self.names.index(name)}"
 
+    def limit(self, rate):
+        """Each machine sends at most at this rate, as tc spells it."""
+        for name in self.names:
+            run("ip", "netns", "exec", self.prefix + name, "tc", "qdisc", "add", "dev", "eth", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "1s")
+
+    def unlimit(self):
+        for name in self.names:
+            run("ip", "netns", "exec", self.prefix + name, "tc", "qdisc", "del", "dev", "eth", "root")
+
     def part(self, names):
         """These reach each other only; the others, and this process, too."""
         for name in names:
