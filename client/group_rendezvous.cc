@@ -21,9 +21,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kRetry{50};
 constexpr std::chrono::seconds kHandover{3};  ///< from one Redirector to another
-/// To resolve a name: two tries of the system, 5 s each (resolv.conf).
-constexpr std::chrono::seconds kLongestName{10};
-constexpr std::chrono::seconds kAgree{10};  ///< members of a job on its leader, after a meeting
+constexpr std::chrono::seconds kAgree{10};    ///< members of a job on its leader, after a meeting
 constexpr std::size_t kMostCallers = 256;
 constexpr std::string_view kMagic = "centroid group 2";
 
@@ -34,10 +32,6 @@ std::chrono::milliseconds poll_time(const Endpoint& rendezvous) {
 /// Until every Redirector has called one that listens, also where it called another machine before.
 std::chrono::milliseconds quiet_time(const Endpoint& rendezvous) {
   return 4 * poll_time(rendezvous);
-}
-/// Whether it may take time to find the address.
-bool is_slow(const Endpoint& rendezvous) {
-  return !is_literal(rendezvous.host) && !rendezvous.is_loopback();
 }
 
 /// What a rank says: kMagic, rank, world, token and address, a line each.
@@ -96,8 +90,8 @@ class Collection {
                           const InFrame& frame) { return answer(self, connection, one, frame); });
     TimePoint quiet = centroid::now();
     if (self->options_.may_be_newcomer) {
-      const Duration resolving = co_await resolving_time(self, rendezvous, deadline);
-      quiet += quiet_time(rendezvous) + 2 * resolving;
+      (void)co_await self->transport_->resolve(rendezvous);  // as others do
+      quiet += quiet_time(rendezvous) + 2 * (centroid::now() - quiet);
     }
     while (!self->leader_ && centroid::now() < deadline) {
       const bool all_came = self->missing().empty();
@@ -125,15 +119,6 @@ class Collection {
   }
 
  private:
-  /// How long others, too, may look for this process by its name.
-  static Task<Duration> resolving_time(Collection* self, Endpoint rendezvous, TimePoint deadline) {
-    const TimePoint begin = centroid::now();
-    if (!is_slow(rendezvous)) co_return Duration();
-    const TimePoint limit = std::min<TimePoint>(deadline, begin + kLongestName);
-    (void)co_await self->transport_->connect(rendezvous, limit);
-    co_return centroid::now() - begin;
-  }
-
   static Task<void> answer_all(Collection* self, const Status* result) {
     GroupFrame kind = GroupFrame::kAddresses;
     std::string text;
@@ -323,8 +308,8 @@ std::string Redirector::text() const { return running_text(token_, leader_); }
 Task<void> Redirector::run(Redirector* self) {
   const auto poll = poll_time(self->rendezvous_);
   for (bool goes_on = true; goes_on && !self->listener_;) {
-    // Each call is beside an earlier one, which may wait for a name or a machine that is gone.
-    if (!self->is_answered_ && !self->listens()) self->tasks_.spawn(call(self));
+    if (!self->is_answered_ && !self->listens() && !self->is_resolving_)
+      self->tasks_.spawn(find(self));
     goes_on = co_await sleep_until(centroid::now() + poll);
   }
   while (co_await sleep_until(TimePoint::max())) {
@@ -368,12 +353,20 @@ Task<void> Redirector::answer(Redirector* self, std::shared_ptr<Connection> conn
   (void)co_await read_text(*connection, centroid::now() + kAnswer);  // until it has read that
 }
 
+/// Each call is beside earlier ones, which may wait for a machine that is gone.
+Task<void> Redirector::find(Redirector* self) {
+  self->is_resolving_ = true;
+  const auto places = co_await self->transport_.resolve(self->rendezvous_);
+  self->is_resolving_ = false;
+  if (!places.ok()) co_return;
+  for (const Endpoint& place : *places) self->tasks_.spawn(call(self, place));
+}
+
 /// As long as another Redirector answers there.
-Task<void> Redirector::call(Redirector* self) {
+Task<void> Redirector::call(Redirector* self, Endpoint place) {
   const auto poll = poll_time(self->rendezvous_);
   TimePoint until = centroid::now() + 2 * poll;
-  if (is_slow(self->rendezvous_)) until += kLongestName;
-  auto connected = co_await self->transport_.connect(self->rendezvous_, until);
+  auto connected = co_await self->transport_.connect(place, until);
   if (!connected.ok() || self->is_answered_) co_return;
   self->is_answered_ = true;
   TimePoint agreed = centroid::now();

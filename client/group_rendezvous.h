@@ -46,7 +46,8 @@ Result<Found> find_group(const PeerOptions& options, const transport::Endpoint& 
 ///
 /// listens  at the rendezvous, if it is on this machine and free: tried all the time, so another
 ///          member takes the place of one that is lost
-/// calls    the process that waits there as rank 0 for others
+/// calls    the process that waits there as rank 0 for others, beside calls of machines that may be
+///          gone. Its name is resolved once at a time, so that slow answers do not pile up
 /// thread   the executor's
 class Redirector {
  public:
@@ -63,7 +64,8 @@ class Redirector {
   static Task<void> answer(Redirector* self, std::shared_ptr<transport::Connection> connection,
                            transport::Strangers::Place& place, const transport::InFrame& frame);
   bool listens();
-  static Task<void> call(Redirector* self);
+  static Task<void> find(Redirector* self);
+  static Task<void> call(Redirector* self, transport::Endpoint place);
   void compare(const std::optional<transport::Endpoint>& leader, TimePoint& agreed);
   std::string text() const;
 
@@ -73,6 +75,7 @@ class Redirector {
   transport::Transport& transport_;
   std::unique_ptr<transport::Listener> listener_;
   transport::Endpoint leader_;
+  bool is_resolving_ = false;
   bool is_answered_ = false;  ///< by another Redirector
   bool has_warned_ = false;
   transport::Strangers strangers_;

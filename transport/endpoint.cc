@@ -1,4 +1,5 @@
 #include <charconv>
+#include <utility>
 
 #include "transport/transport.h"
 
@@ -43,6 +44,12 @@ Result<Endpoint> Endpoint::parse(std::string_view text) {
   if (digits.empty() || ec != std::errc{} || stop != end)
     return wrong("the port is no number from 0 to 65535");
   return out;
+}
+
+Task<Result<std::vector<Endpoint>>> Transport::resolve(Endpoint endpoint) {
+  std::vector<Endpoint> own;
+  own.push_back(std::move(endpoint));
+  co_return own;
 }
 
 }  // namespace centroid::transport

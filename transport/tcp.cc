@@ -85,6 +85,22 @@ struct Attempt {
   bool is_late = false;
 };
 
+/// Of a host, which is an address or a name.
+Task<Result<std::vector<tcp::endpoint>>> addresses_of(tcp::resolver* resolver, Endpoint there) {
+  error_code error;
+  std::vector<tcp::endpoint> found;
+  if (const auto address = asio::ip::make_address(there.host, error); !error) {
+    found.emplace_back(address, there.port);
+    co_return found;
+  }
+  const std::string port = std::to_string(there.port);
+  const auto [why, results] = co_await resolver->async_resolve(there.host, port, kAwait);
+  if (why == asio::error::operation_aborted) co_return Error(ErrorCode::kCancelled, "cancelled");
+  if (why) co_return Error(ErrorCode::kUnavailable, "cannot resolve the name: " + why.message());
+  for (const auto& result : results) found.push_back(result.endpoint());
+  co_return found;
+}
+
 }  // namespace
 
 Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endpoint there,
@@ -102,20 +118,11 @@ Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endp
     error_code ignored;
     attempt->socket.close(ignored);
   });
+  const auto found = co_await addresses_of(&attempt->resolver, there);
+  const std::vector<tcp::endpoint> none;
   error_code error;
-  std::string doing;
-  std::vector<tcp::endpoint> found;
-  if (const auto address = asio::ip::make_address(there.host, error); !error) {
-    found.emplace_back(address, there.port);
-  } else {
-    const std::string port = std::to_string(there.port);
-    auto [why, results] = co_await attempt->resolver.async_resolve(there.host, port, kAwait);
-    for (const auto& result : results) found.push_back(result.endpoint());
-    error = why;
-    if (error) doing = "cannot resolve the name: ";
-  }
   bool is_stopping = false;
-  for (const tcp::endpoint& one : found) {
+  for (const tcp::endpoint& one : found.ok() ? *found : none) {
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     is_stopping = state.cancelled() != asio::cancellation_type::none;
     if (is_stopping || attempt->is_late) break;
@@ -131,9 +138,10 @@ Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endp
   attempt->timer.cancel();
   if (attempt->is_late)
     co_return Error(ErrorCode::kDeadlineExceeded, "no answer before the deadline");
+  if (!found.ok()) co_return found.error();
   if (is_stopping || error == asio::error::operation_aborted)
     co_return Error(ErrorCode::kCancelled, "cancelled");
-  if (error) co_return Error(ErrorCode::kUnavailable, doing + error.message());
+  if (error) co_return Error(ErrorCode::kUnavailable, error.message());
   std::unique_ptr<ByteStream> stream =
       std::make_unique<TcpStream>(std::move(attempt->socket), options);
   if (options.layer) stream = options.layer->connected(std::move(stream), there);
@@ -180,6 +188,19 @@ class TcpTransport final : public Transport {
     std::unique_ptr<Connection> made =
         std::make_unique<FramedConnection>(std::move(stream).value(), options_);
     co_return std::move(made);
+  }
+
+  Task<Result<std::vector<Endpoint>>> resolve(Endpoint endpoint) override {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    tcp::resolver resolver(executor_);
+    const auto found = co_await addresses_of(&resolver, endpoint);
+    if (!found.ok()) co_return found.error().with_context("resolve " + endpoint.host);
+    std::vector<Endpoint> out;
+    for (const tcp::endpoint& one : *found) {
+      endpoint.host = one.address().to_string();
+      out.push_back(endpoint);
+    }
+    co_return out;
   }
 
   Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) override {

@@ -120,6 +120,10 @@ class Transport {
   /// the endpoint.
   virtual Task<Result<std::unique_ptr<Connection>>> connect(Endpoint endpoint,
                                                             Deadline deadline) = 0;
+  /// The addresses of a host, with its port; an address is its own. One thread asks the system for
+  /// all names of an executor, one after the other, so no deadline ends it.
+  /// fails unavailable (name unknown), cancelled
+  virtual Task<Result<std::vector<Endpoint>>> resolve(Endpoint endpoint);
   /// fails already_exists (port in use: names it), invalid_argument.
   virtual Result<std::unique_ptr<Listener>> listen(const Endpoint& endpoint) = 0;
 };

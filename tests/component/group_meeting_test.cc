@@ -25,25 +25,37 @@ std::vector<std::uint32_t> numbers_of(const Membership& all) {
   return numbers;
 }
 
-/// A network in which the name of rank 0's machine is found slowly: who asked before it `moved`
-/// finds the old one, which is gone.
+/// A network in which the name of rank 0's machine is found slowly, for one caller after another.
+/// Who asked before it `moved` finds the old machine, which is gone and answers nobody.
 class SlowName final : public transport::Transport {
  public:
-  static constexpr std::string_view kName = "trainer-0";
+  static constexpr std::string_view kName = "trainer-0", kGone = "gone";
   static constexpr auto kTime = 3s;
 
   SlowName(std::unique_ptr<transport::Transport> network, const TimePoint& moved)
       : network_(std::move(network)), moved_(moved) {}
+  Task<Result<std::vector<transport::Endpoint>>> resolve(transport::Endpoint place) override {
+    if (place.host == kName) {
+      const TimePoint asked = std::max(centroid::now(), free_);
+      free_ = asked + kTime;
+      const bool goes_on = co_await sleep_until(free_);
+      if (!goes_on) co_return Error(ErrorCode::kCancelled, "cancelled");
+      place.host = asked < moved_ ? kGone : "0.0.0.0";  // where it listens
+    }
+    std::vector<transport::Endpoint> found;
+    found.push_back(place);
+    co_return found;
+  }
   Task<Result<std::unique_ptr<transport::Connection>>> connect(transport::Endpoint place,
                                                                Deadline deadline) override {
-    if (place.host == kName) {
-      const TimePoint asked = centroid::now(), found = asked + kTime;
-      const bool goes_on = co_await sleep_until(std::min(found, deadline));
-      if (!goes_on || found >= deadline)
-        co_return Error(ErrorCode::kDeadlineExceeded, "cannot resolve the name");
-      if (asked < moved_) co_return Error(ErrorCode::kUnavailable, "no route");
-      place.host = "0.0.0.0";  // where it listens
+    const bool has_turn = std::max(centroid::now(), free_) < deadline;
+    if (has_turn) {
+      CENTROID_CO_ASSIGN(const auto found, co_await resolve(place));
+      place = found.front();
     }
+    if (!has_turn || place.host == kGone) (void)co_await sleep_until(deadline);
+    if (centroid::now() >= deadline)
+      co_return Error(ErrorCode::kDeadlineExceeded, "no answer before the deadline");
     co_return co_await network_->connect(place, deadline);
   }
   Result<std::unique_ptr<transport::Listener>> listen(const transport::Endpoint& place) override {
@@ -53,6 +65,7 @@ class SlowName final : public transport::Transport {
  private:
   const std::unique_ptr<transport::Transport> network_;
   const TimePoint& moved_;
+  TimePoint free_;  ///< until then it asks for another one
 };
 
 /// The members of a job, each with its place.
@@ -376,13 +389,13 @@ TEST_F(SecondBeginTest, WaitsWhereTheMembersThatAreLeftHaveNotMetYet) {
 TEST_F(SecondBeginTest, FindsTheJobAlsoWhereItsNameResolvesSlowly) {
   play([&] {
     has_slow_name_ = true;
-    for (int moment = 0; moment < 8; ++moment) {
+    for (int moment = 0; moment < 16; ++moment) {
       rendezvous_ = transport::Endpoint{std::string(SlowName::kName),
                                         static_cast<std::uint16_t>(7080 + moment)};
       open(3);
       for (const std::uint32_t lost : {0u, 1u}) meetings_.erase(lost);
       expect_all(meet({2}), {2}, 2);
-      world_.let_pass(moment * 467ms);
+      world_.let_pass((moment % 2) * 60s + moment * 233ms);  // while nobody is there
       const Found found = begin_again(2);
       EXPECT_TRUE(found.addresses.empty()) << "a second job";
       EXPECT_EQ(found.leader, meetings_[2]->place());

@@ -507,6 +507,20 @@ TEST(TcpTransport, TheSystemEndsAConnectionWhosePeerAcknowledgesNothing) {
   EXPECT_EQ(time, 7000);
 }
 
+TEST(TcpTransport, FindsTheAddressesOfANameAndOfAnAddress) {
+  IoThread io("io");
+  const auto transport = make_tcp(io.executor());
+  const auto listener = transport->listen({"127.0.0.1", 0}).value();
+  const auto found = io.wait(transport->resolve({"localhost", listener->endpoint().port}));
+  ASSERT_TRUE(found.ok()) << found.error().to_string();
+  EXPECT_THAT(*found, ::testing::Contains(listener->endpoint()));
+  EXPECT_THAT(*io.wait(transport->resolve({"::1", 7})), ::testing::ElementsAre(Endpoint{"::1", 7}));
+  const auto nobody = io.wait(transport->resolve({"not a name", 7}));
+  ASSERT_FALSE(nobody.ok());
+  EXPECT_EQ(nobody.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(nobody.error().message(), HasSubstr("resolve not a name: cannot resolve the name"));
+}
+
 TEST_P(TransportConformance, ListenAndConnectErrorsNameTheEndpoint) {
   run(listen_and_connect_errors);
 }
