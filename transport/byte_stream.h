@@ -29,6 +29,9 @@ class ByteStream {
   /// Move the bytes that can be moved now, else would_block.
   virtual Moved try_read(MutableBytes into) = 0;
   virtual Moved try_write(std::span<const Bytes> parts) = 0;
+  /// The same before `close`. A layer whose handshake has not begun says in its own way that the
+  /// peer may come again, whose read then fails with device_or_resource_busy.
+  virtual Moved try_write_last(std::span<const Bytes> parts) { return try_write(parts); }
   /// Wait until bytes moved. operation_aborted after `close` and when the calling task is
   /// cancelled.
   virtual Task<Moved> read_some(MutableBytes into) = 0;

@@ -333,7 +333,12 @@ Error FramedConnection::read_error(const boost::system::error_code& error) {
             std::to_string(frame_bytes_) + " bytes)";
   }
   if (is_tls({buffer_.get() + begin_, end_ - begin_})) text += kNoTls;
-  return fail(Error(ErrorCode::kUnavailable, std::move(text)));
+  return fail(Error(code_of(error), std::move(text)));
+}
+
+ErrorCode FramedConnection::code_of(const boost::system::error_code& error) {
+  const bool is_busy = error == boost::system::errc::device_or_resource_busy;
+  return is_busy ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable;
 }
 
 // ---- the watchdog

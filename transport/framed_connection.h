@@ -71,6 +71,7 @@ class FramedConnection final : public Connection {
   Error fail(Error cause);
   Error cancelled(std::string_view doing) const;
   Error read_error(const boost::system::error_code& error);
+  static ErrorCode code_of(const boost::system::error_code& error);
   Error write_error(const boost::system::error_code& error, std::size_t sent, std::size_t size);
   Result<Reading> begin_read(Reading requested, std::size_t size);
   Task<Result<std::size_t>> read_some(MutableBytes into);

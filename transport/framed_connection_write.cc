@@ -72,10 +72,10 @@ Task<Result<bool>> FramedConnection::flush() {
 
 void FramedConnection::close_with(const OutFrame& last, Error cause) noexcept {
   const auto header = header_for(last);
-  if (header.ok() && !is_writing_) {
+  if (header.ok() && !is_writing_ && !cause_) {
     const auto raw = encode_header(*header);
     const Parts parts{Bytes(waiting_), Bytes(raw), last.head, last.payload};
-    const Moved moved = stream_->try_write(parts);  // a part of it is as good as none
+    const Moved moved = stream_->try_write_last(parts);  // a part of it is as good as none
     traffic_.bytes_out += moved.bytes;
   }
   close(std::move(cause));
@@ -191,7 +191,7 @@ Error FramedConnection::write_error(const boost::system::error_code& error, std:
     text += " in the middle of a frame (took " + std::to_string(sent) + " of " +
             std::to_string(size) + " bytes)";
   }
-  return fail(Error(ErrorCode::kUnavailable, std::move(text)));
+  return fail(Error(code_of(error), std::move(text)));
 }
 
 }  // namespace centroid::transport

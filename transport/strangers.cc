@@ -61,12 +61,7 @@ void Strangers::displace(Place& place) {
   const Error why(ErrorCode::kResourceExhausted,
                   "closed for a newer connection: all " + std::to_string(most_) +
                       " places of connections that have not joined are taken; try again");
-  const auto head = encode_error(why);
-  OutFrame frame;
-  frame.kind = place.is_greeted_ ? kGoodbye : kHelloReply;
-  if (!place.is_greeted_) frame.flags = kFlagResponse | kFlagError;
-  frame.head = head;
-  place.connection_.close_with(frame, why);
+  place.refuse(why);
   place.leave();
 }
 
@@ -144,8 +139,20 @@ Task<Status> Strangers::Place::turn() {
   if (has_turn_) co_return Status();
   if (!goes_on()) co_return Error(ErrorCode::kCancelled, "the server is stopping");
   all_.shown_turns_.refused.add();
-  co_return Error(ErrorCode::kResourceExhausted,
+  const Error why(ErrorCode::kResourceExhausted,
                   "handshakes take as much processor time as they may: try again");
+  refuse(why);
+  co_return why;
+}
+
+/// Close, and tell the peer why.
+void Strangers::Place::refuse(const Error& why) {
+  const auto head = encode_error(why);
+  OutFrame frame;
+  frame.kind = is_greeted_ ? kGoodbye : kHelloReply;
+  if (!is_greeted_) frame.flags = kFlagResponse | kFlagError;
+  frame.head = head;
+  connection_.close_with(frame, why);
 }
 
 /// A turn that was lent may be the next one's.

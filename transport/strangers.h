@@ -46,7 +46,8 @@ class Strangers {
     Place& operator=(const Place&) = delete;
 
     /// Wait until the handshake may begin.
-    /// fails  resource_exhausted: it waited for too long, or lost its place; cancelled
+    /// fails  resource_exhausted: it waited for too long, or lost its place: the peer was told, and
+    ///        its connection is closed; cancelled
     Task<Status> turn();
     /// The handshake is done.
     void greeted();
@@ -58,6 +59,7 @@ class Strangers {
 
    private:
     friend class Strangers;
+    void refuse(const Error& why);
     void leave();
     void end_handshake();
     Strangers& all_;

@@ -41,9 +41,9 @@ Task<Status> shake_hands(Strangers* strangers, Executor executor, double seconds
   co_return co_await place->turn();
 }
 
-Task<void> count(int* answers) {
+Task<void> count(std::shared_ptr<transport::Connection> connection, int* answers) {
   ++*answers;
-  co_return;
+  (void)co_await answer_text(*connection, GroupFrame::kMembers, "");
 }
 
 Task<Status> call(transport::Transport* network, transport::Endpoint place) {
@@ -59,11 +59,17 @@ Task<void> end(TaskGroup* tasks) {
   co_await tasks->join();
 }
 
-/// How many of one caller are answered after strangers took so much processor time.
-int answered_after(double seconds) {
+struct Outcome {
+  int answers = 0;
+  Status called;  ///< of one try
+  std::optional<Result<transport::InFrame>> asked;
+};
+
+/// What callers find after strangers took so much processor time.
+Outcome call_after(double seconds) {
   simulation::World world(7);
   simulation::Network network(world);
-  int answers = 0;
+  Outcome out;
   world.run([&] {
     IoThread io("port");
     Strangers strangers(256);
@@ -74,18 +80,34 @@ int answered_after(double seconds) {
     ASSERT_TRUE(io.wait(shake_hands(&strangers, io.executor(), seconds)).ok());
     call_on(io.executor(), [&] {
       answer_callers(tasks, **listener, strangers,
-                     [&](std::shared_ptr<transport::Connection>, Strangers::Place&,
-                         const transport::InFrame&) { return count(&answers); });
+                     [&](std::shared_ptr<transport::Connection> connection, Strangers::Place&,
+                         const transport::InFrame&) { return count(connection, &out.answers); });
     });
-    (void)io.wait(call(own.get(), (*listener)->endpoint()));
+    const transport::Endpoint place = (*listener)->endpoint();
+    out.called = io.wait(call(own.get(), place));
+    const TimePoint limit = centroid::now() + 10min;
+    out.asked = io.wait(ask_process(own.get(), place, GroupFrame::kWatch, "hello", limit, limit));
     io.wait(end(&tasks));
   });
-  return answers;
+  return out;
 }
 
 TEST(GroupCallersTest, AreRefusedWhileHandshakesTakeMoreThanTheirShareOfTheProcessor) {
-  EXPECT_EQ(answered_after(0.1), 1);
-  EXPECT_EQ(answered_after(100), 0);
+  EXPECT_EQ(call_after(0.1).answers, 2);
+  const Outcome refused = call_after(100);
+  EXPECT_EQ(refused.answers, 0);
+  ASSERT_FALSE(refused.called.ok());
+  EXPECT_EQ(refused.called.error().code(), ErrorCode::kResourceExhausted);
+}
+
+TEST(GroupCallersTest, AskAgainWhereTheyAreRefusedAndCountTheProcessAsAlive) {
+  const Outcome late = call_after(10);
+  EXPECT_FALSE(late.called.ok());
+  EXPECT_TRUE(late.asked->ok()) << late.asked->error().to_string();
+  const Outcome refused = call_after(100);
+  ASSERT_FALSE(refused.asked->ok());
+  EXPECT_EQ(refused.asked->error().code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_FALSE(is_gone(refused.asked->error())) << refused.asked->error().to_string();
 }
 
 }  // namespace

@@ -192,6 +192,29 @@ TEST_F(TlsTest, SilentClientHoldsUpNobody) {
   wait(thread, close(*listener));
 }
 
+/// As of one for which there is no place.
+Task<std::string> refuse(Listener& listener) {
+  const auto connection = co_await listener.accept();
+  if (!connection.ok()) co_return connection.error().to_string();
+  const auto seconds = std::make_shared<double>(0);
+  (*connection)->count_handshake(seconds);
+  OutFrame frame;
+  frame.kind = kGoodbye;
+  (*connection)->close_with(frame, stop());
+  co_return *seconds > 0 ? "the handshake has begun" : "";
+}
+
+TEST_F(TlsTest, OneThatIsRefusedBeforeItsHandshakeLearnsThatItMayComeAgain) {
+  const auto server = make(server_files()), client = make(client_files());
+  auto listener = server->listen(Endpoint()).value();
+  auto refusing =
+      boost::asio::co_spawn(thread.executor(), refuse(*listener), boost::asio::use_future);
+  EXPECT_THAT(wait(thread, answer(*client, "127.0.0.1", *listener)),
+              AllOf(HasSubstr("resource_exhausted"), HasSubstr("try again")));
+  EXPECT_EQ(refusing.get(), "");
+  wait(thread, close(*listener));
+}
+
 TEST_F(TlsTest, RenewedFilesCountForTheNextConnection) {
   const TlsOptions files = server_files("DNS:elsewhere");
   const auto server = make(files), client = make(client_files());

@@ -42,11 +42,21 @@ class Category final : public boost::system::error_category {
            verdict == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
            verdict == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT;
   }
+  /// The alert that `try_write_last` sends.
+  static bool is_busy(int value) {
+    return (value & kVerdict) == 0 &&
+           ERR_GET_REASON(static_cast<unsigned long>(value)) == SSL_R_TLSV1_ALERT_INTERNAL_ERROR;
+  }
+  boost::system::error_condition default_error_condition(int value) const noexcept override {
+    if (is_busy(value)) return make_error_condition(boost::system::errc::device_or_resource_busy);
+    return {value, *this};
+  }
   const char* name() const noexcept override { return "tls"; }
   std::string message(int value) const override {
     if ((value & kVerdict) != 0)
       return "TLS: the certificate is not accepted: " + reason(value) +
              (is_foreign(value & ~kVerdict) ? " (tls.authority of this side did not sign it)" : "");
+    if (is_busy(value)) return "the other side has no room now: try again (an alert of TLS)";
     std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
@@ -60,9 +70,12 @@ class Category final : public boost::system::error_category {
   }
 };
 
-/// The alert protocol_version, in clear (RFC 8446, sections 5.1 and 6).
-constexpr std::array kProtocolVersion{std::byte{0x15}, std::byte{3}, std::byte{3}, std::byte{0},
-                                      std::byte{2},    std::byte{2}, std::byte{70}};
+/// A fatal alert in clear (RFC 8446, sections 5.1 and 6).
+constexpr std::array<std::byte, 7> alert(std::uint8_t description) {
+  return {std::byte{0x15}, std::byte{3}, std::byte{3},          std::byte{0},
+          std::byte{2},    std::byte{2}, std::byte{description}};
+}
+constexpr std::array kProtocolVersion = alert(70), kInternalError = alert(80);
 
 bool is_plain(const boost::system::error_code& error) {
   return error.category() == Category::get() && (error.value() & Category::kVerdict) == 0 &&
@@ -292,6 +305,14 @@ Moved TlsStream::try_write(std::span<const Bytes> parts) {
   Moved flushed = try_flush();
   if (!flushed.error) flushed.bytes = std::exchange(sealed_plain_, 0);
   return flushed;
+}
+
+/// A handshake would take the processor time for whose lack the peer may be refused.
+Moved TlsStream::try_write_last(std::span<const Bytes> parts) {
+  const bool has_begun = ::SSL_get_state(ssl_.get()) != TLS_ST_BEFORE;
+  if (has_begun || ::SSL_is_server(ssl_.get()) == 0) return try_write(parts);
+  const std::array<Bytes, 1> alone = {kInternalError};
+  return inner_->try_write(alone);
 }
 
 Task<Moved> TlsStream::read_some(MutableBytes into) {

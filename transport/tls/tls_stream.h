@@ -38,6 +38,7 @@ class TlsStream final : public ByteStream {
 
   Moved try_read(MutableBytes into) override;
   Moved try_write(std::span<const Bytes> parts) override;
+  Moved try_write_last(std::span<const Bytes> parts) override;
   Task<Moved> read_some(MutableBytes into) override;
   Task<Moved> write_some(std::span<const Bytes> parts) override;
   void end() noexcept override;
