@@ -14,7 +14,9 @@
 ///
 /// names   a tensor that one file has completely has its own name and shape there. Of another one,
 ///         elements BEGIN to END - 1, flattened in row-major order, are the tensor
-///         "NAME[BEGIN:END]" of one dimension. To join NAME: concatenate by BEGIN, and reshape
+///         "NAME[BEGIN:END]" of one dimension. Some columns of several rows are the matrix
+///         "NAME[ROW:END,COLUMN:END]"; the last dimension of NAME is a row. To join NAME: put
+///         each piece into a tensor of its shape
 /// files   as shards.h: part 2 of 4 is model-00002-of-00004.safetensors, and
 ///         model.safetensors.index.json has the file of each piece. The optimizer's are the same;
 ///         its tensors are "SLOT/NAME". manifest.json has name and shape of each tensor
@@ -44,14 +46,21 @@ Manifest optimizer_manifest(const Manifest& manifest, const std::vector<std::str
 
 /// Some elements of a tensor of a manifest, by a name in a file.
 struct Piece {
+  struct Interval {
+    std::uint64_t begin = 0, end = 0;
+  };
   std::string tensor;
-  std::uint64_t begin = 0, end = 0;
+  Interval elements;                ///< with columns: rows
+  std::optional<Interval> columns;  ///< none: all of them
 };
-/// Reads "NAME[BEGIN:END]"; nothing if it is another name.
+/// Reads "NAME[BEGIN:END]" and "NAME[ROW:END,COLUMN:END]"; nothing if it is another name.
 std::optional<Piece> piece_of(const std::string& name);
+/// Elements of a row, which is the last dimension.
+std::uint64_t row_elements(const TensorInfo& tensor);
 /// fails  invalid_argument: a parameter has the name of another one's piece
 Status check_piece_names(const Manifest& manifest);
-/// The tensors of a part's file. `runs` ascend and do not overlap.
+/// The tensors of a part's file. `runs` ascend and do not overlap. The same columns of consecutive
+/// rows are one, so their number does not depend on that of the rows.
 Manifest pieces_of(const Manifest& tensors, std::span<const ElementRun> runs);
 
 /// Write and fsync one rank's file of `stem`.

@@ -33,27 +33,35 @@ Status check_part(const fs::path& path, const SafetensorsReader& reader, const P
 /// Where each tensor begins, by name.
 using Places = std::unordered_map<std::string, std::pair<std::uint64_t, const TensorInfo*>>;
 
-/// Position and number of the elements that a tensor of a file has.
-Result<std::pair<std::uint64_t, std::uint64_t>> elements_in(const fs::path& path,
-                                                            const TensorInfo& held,
-                                                            const Places& places) {
+/// Which elements of which tensor, by its place, a tensor of a file has.
+Result<std::pair<const Places::mapped_type*, Piece>> elements_in(const fs::path& path,
+                                                                 const TensorInfo& held,
+                                                                 const Places& places) {
   if (held.dtype != DType::kF32)
     return refused(path, printable(held.name, 200) + " is not of type f32");
   if (const auto whole = places.find(held.name); whole != places.end()) {
     const TensorInfo& tensor = *whole->second.second;
-    if (held.shape == tensor.shape) return std::pair(whole->second.first, held.elements());
+    if (held.shape == tensor.shape)
+      return std::pair(&whole->second, Piece{held.name, {0, tensor.elements()}, {}});
     return refused(path, printable(held.name, 200) + " has shape " + to_string(held.shape) +
                              ", manifest.json says " + to_string(tensor.shape));
   }
-  const auto piece = piece_of(held.name);
+  auto piece = piece_of(held.name);
   const auto of = piece ? places.find(piece->tensor) : places.end();
   if (of == places.end())
     return refused(path, printable(held.name, 200) + " is no parameter of this model");
-  if (piece->end > of->second.second->elements() || held.elements() != piece->end - piece->begin)
+  const TensorInfo& tensor = *of->second.second;
+  const std::uint64_t row = row_elements(tensor);
+  const auto columns = piece->columns.value_or(Piece::Interval{0, 1});
+  const std::uint64_t most =
+      piece->columns && row > 0 ? tensor.elements() / row : tensor.elements();
+  if (piece->elements.end > most || columns.end > row ||
+      held.elements() !=
+          (piece->elements.end - piece->elements.begin) * (columns.end - columns.begin))
     return refused(path, "piece " + printable(held.name, 200) + " with shape " +
                              to_string(held.shape) + " does not fit the parameter's shape " +
-                             to_string(of->second.second->shape));
-  return std::pair(of->second.first + piece->begin, piece->end - piece->begin);
+                             to_string(tensor.shape));
+  return std::pair(&of->second, std::move(*piece));
 }
 
 /// The tensors of files that have them whole, one after another.
@@ -83,13 +91,31 @@ Result<RangeReader> RangeReader::open(const fs::path& folder, const CheckpointMa
   if (!slots.empty())
     CENTROID_TRY(reader.add(kOptimizerStem, content, optimizer_manifest(reader.tensors_, slots),
                             reader.plane_elements_));
-  std::ranges::sort(reader.extents_, {}, &Extent::begin);
-  CENTROID_TRY(reader.check_cover(slots));
   return reader;
 }
 
+/// Of tensors whose first element is `first`.
 Status RangeReader::add(const std::string& stem, const CheckpointManifest& content,
                         const Manifest& tensors, std::uint64_t first) {
+  CENTROID_ASSIGN(std::vector<Block> blocks, blocks_of(stem, content, tensors, first));
+  std::ranges::sort(blocks, {}, [](const Block& one) { return std::pair(one.tensor, one.row); });
+  std::span<const Block> left(blocks);
+  for (const TensorInfo& tensor : tensors) {
+    if (tensor.elements() == 0) continue;
+    const auto others = std::ranges::upper_bound(left, first, {}, &Block::tensor);
+    const auto count = static_cast<std::size_t>(others - left.begin());
+    CENTROID_TRY(add_bands(tensor, first, left.first(count)));
+    left = left.subspan(count);
+    first += tensor.elements();
+  }
+  return {};
+}
+
+Result<std::vector<RangeReader::Block>> RangeReader::blocks_of(const std::string& stem,
+                                                               const CheckpointManifest& content,
+                                                               const Manifest& tensors,
+                                                               std::uint64_t first) {
+  std::vector<Block> out;
   Places places;
   for (const TensorInfo& tensor : tensors) {
     places.emplace(tensor.name, std::pair(first, &tensor));
@@ -111,33 +137,62 @@ Status RangeReader::add(const std::string& stem, const CheckpointManifest& conte
                                std::to_string(content.files.at(name).bytes));
     std::uint64_t at = size - bytes;
     for (const TensorInfo& held : reader.manifest()) {
-      CENTROID_ASSIGN(const auto place, elements_in(path, held, places));
-      if (place.second > 0) extents_.push_back({place.first, place.second, files_.size(), at});
-      at += held.bytes();
+      CENTROID_ASSIGN(const auto found, elements_in(path, held, places));
+      const auto& [place, piece] = found;
+      const std::uint64_t row = row_elements(*place->second);
+      const auto add = [&](std::uint64_t from, std::uint64_t rows, std::uint64_t column,
+                           std::uint64_t width) {
+        out.push_back({place->first, from, rows, {column, width, files_.size(), at}});
+        at += rows * width * sizeof(float);
+        return rows * width;
+      };
+      auto [begin, end] = piece.elements;
+      if (piece.columns)
+        begin += add(begin, end - begin, piece.columns->begin,
+                     piece.columns->end - piece.columns->begin);
+      while (!piece.columns && begin < end) {
+        const std::uint64_t column = begin % row, whole = column == 0 ? (end - begin) / row : 0;
+        begin += whole > 0 ? add(begin / row, whole, 0, row)
+                           : add(begin / row, 1, column, std::min(row - column, end - begin));
+      }
     }
     files_.push_back(name);
   }
-  return {};
+  return out;
 }
 
-Status RangeReader::check_cover(const std::vector<std::string>& slots) const {
-  const auto describe = [&](std::uint64_t element) {
-    const std::uint64_t plane = element / plane_elements_;
-    std::uint64_t rest = element % plane_elements_;
-    std::size_t tensor = 0;
-    while (rest >= tensors_[tensor].elements()) rest -= tensors_[tensor++].elements();
-    return "element " + std::to_string(rest) + " of " +
-           (plane == 0 ? std::string() : slots[plane - 1] + "/") +
-           printable(tensors_[tensor].name, 200);
-  };
-  std::uint64_t at = 0;
-  for (const Extent& extent : extents_) {
-    if (extent.begin < at)
-      return refused(folder_ / files_[extent.file], describe(extent.begin) + " is in two parts");
-    if (extent.begin > at) return refused(folder_, describe(at) + " is in no part");
-    at += extent.count;
+/// Of the blocks of a tensor, by row.
+Status RangeReader::add_bands(const TensorInfo& tensor, std::uint64_t first,
+                              std::span<const Block> blocks) {
+  const std::uint64_t width = row_elements(tensor);
+  std::vector<std::uint64_t> edges = {0, tensor.elements() / width};
+  for (const Block& one : blocks) edges.insert(edges.end(), {one.row, one.row + one.rows});
+  std::ranges::sort(edges);
+  edges.erase(std::ranges::unique(edges).begin(), edges.end());
+  std::vector<const Block*> here;
+  auto next = blocks.begin();
+  for (std::size_t i = 0; i + 1 < edges.size(); ++i) {
+    const std::uint64_t row = edges[i], begin = row * width;
+    std::erase_if(here, [&](const Block* one) { return one->row + one->rows <= row; });
+    for (; next != blocks.end() && next->row == row; ++next) here.push_back(&*next);
+    std::ranges::sort(here, {}, [](const Block* one) { return one->extent.column; });
+    const auto wrong = [&](const fs::path& path, std::uint64_t column, const char* what) {
+      return refused(path, "element " + std::to_string(begin + column) + " of " +
+                               printable(tensor.name, 200) + " is in " + what);
+    };
+    const std::size_t first_extent = extents_.size();
+    std::uint64_t at = 0;
+    for (const Block* const one : here) {
+      Extent own = one->extent;
+      if (own.column < at) return wrong(folder_ / files_[own.file], own.column, "two parts");
+      if (own.column > at) break;
+      own.at_byte += (row - one->row) * own.width * sizeof(float);
+      extents_.push_back(own);
+      at += own.width;
+    }
+    if (at < width) return wrong(folder_, at, "no part");
+    bands_.push_back({first + begin, edges[i + 1] - row, width, first_extent, extents_.size()});
   }
-  if (at < planes_ * plane_elements_) return refused(folder_, describe(at) + " is in no part");
   return {};
 }
 
@@ -149,16 +204,23 @@ Status RangeReader::read(std::size_t plane, std::uint64_t offset, std::span<floa
                      std::to_string(plane) + "; there are " + std::to_string(planes_) + " of " +
                      std::to_string(plane_elements_));
   std::uint64_t at = plane * plane_elements_ + offset;
-  auto extent = std::ranges::upper_bound(extents_, at, {}, &Extent::begin);
-  for (extent -= into.empty() ? 0 : 1; !into.empty(); ++extent) {
-    const fs::path path = folder_ / files_[extent->file];
-    if (!open_.is_open() || open_file_ != extent->file) {
+  while (!into.empty()) {
+    const Band& band = *--std::ranges::upper_bound(bands_, at, {}, &Band::begin);
+    const std::uint64_t row = (at - band.begin) / band.row_elements,
+                        column = (at - band.begin) % band.row_elements;
+    const std::span extents = std::span(extents_).subspan(band.first, band.end - band.first);
+    const Extent& extent = *--std::ranges::upper_bound(extents, column, {}, &Extent::column);
+    const bool is_whole = extent.width == band.row_elements;  // rows follow each other
+    const std::uint64_t before = row * extent.width + column - extent.column,
+                        left = (is_whole ? band.rows * extent.width : (row + 1) * extent.width) -
+                               before;
+    const fs::path path = folder_ / files_[extent.file];
+    if (!open_.is_open() || open_file_ != extent.file) {
       CENTROID_ASSIGN(open_, file::open_regular(path));
-      open_file_ = extent->file;
+      open_file_ = extent.file;
     }
-    const std::uint64_t skipped = at - extent->begin;
-    const auto part = into.first(std::min<std::uint64_t>(into.size(), extent->count - skipped));
-    CENTROID_TRY(file::read_at(open_, path, extent->at_byte + skipped * sizeof(float),
+    const auto part = into.first(std::min<std::uint64_t>(into.size(), left));
+    CENTROID_TRY(file::read_at(open_, path, extent.at_byte + before * sizeof(float),
                                std::as_writable_bytes(part)));
     at += part.size();
     into = into.subspan(part.size());

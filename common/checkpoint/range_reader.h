@@ -33,21 +33,37 @@ class RangeReader {
   Status read(std::size_t plane, std::uint64_t offset, std::span<float> into);
 
  private:
+  /// Columns of a row, and of those after it.
   struct Extent {
-    std::uint64_t begin = 0, count = 0;
+    std::uint64_t column = 0, width = 0;
     std::size_t file = 0;
     std::uint64_t at_byte = 0;
+  };
+  /// Columns of some rows of a tensor, one row after another in a file.
+  struct Block {
+    std::uint64_t tensor = 0;  ///< its first element
+    std::uint64_t row = 0, rows = 0;
+    Extent extent{};  ///< of the first row
+  };
+  /// Rows of a tensor that consist of the same columns.
+  struct Band {
+    std::uint64_t begin = 0;  ///< the first element
+    std::uint64_t rows = 0, row_elements = 0;
+    std::size_t first = 0, end = 0;  ///< extents
   };
   RangeReader() = default;
   Status add(const std::string& stem, const CheckpointManifest& content, const Manifest& tensors,
              std::uint64_t first);
-  Status check_cover(const std::vector<std::string>& slots) const;
+  Result<std::vector<Block>> blocks_of(const std::string& stem, const CheckpointManifest& content,
+                                       const Manifest& tensors, std::uint64_t first);
+  Status add_bands(const TensorInfo& tensor, std::uint64_t first, std::span<const Block> blocks);
 
   std::filesystem::path folder_;
   Manifest tensors_;
   std::uint64_t plane_elements_ = 0, planes_ = 1;
   std::vector<std::string> files_;
-  std::vector<Extent> extents_;  ///< ascending; all planes end to end
+  std::vector<Band> bands_;      ///< ascending; all planes end to end
+  std::vector<Extent> extents_;  ///< of the bands, each by column
   file::Descriptor open_;        ///< the file that was read last
   std::size_t open_file_ = 0;
 };

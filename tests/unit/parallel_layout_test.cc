@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/random.h"
+#include "common/checkpoint/pieces.h"
 #include "worker/parallel/element_map.h"
 #include "worker/parallel/mesh.h"
 #include "worker/parallel/shard_layout.h"
@@ -358,6 +359,33 @@ TEST(ElementMap, PartsHaveRowsColumnsOrAllOfATensor) {
   const auto all = ElementMap(model, own, {}, 0).runs({1, 9});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].elements, (Range{3, 9}));
+}
+
+// A header of safetensors has at most 100 MB, which a piece for each row would exceed.
+TEST(ElementMap, TheColumnsOfALargeModelAreFewPiecesOfACheckpoint) {
+  constexpr std::uint64_t kWidth = 5120, kTensor = 8, kData = 3;  // of 13 G parameters
+  Manifest model;
+  std::vector<Manifest> parts(kTensor);
+  for (int layer = 0; layer < 40; ++layer) {
+    for (const std::uint64_t columns : {3 * kWidth, 4 * kWidth}) {
+      model.push_back({"w" + std::to_string(model.size()), DType::kF32, {kWidth, columns}});
+      for (Manifest& part : parts) {
+        part.push_back(model.back());
+        part.back().shape.back() /= kTensor;
+      }
+    }
+  }
+  const ElementMap map(model, {0, model.size()}, parts, 5);
+  const std::uint64_t elements = elements_of(parts[5]);
+  for (std::uint32_t rank = 0; rank < kData; ++rank) {
+    std::vector<ElementRun> runs;
+    for (const ElementMap::Run& run : map.runs(shard_of(elements, kData, rank)))
+      runs.push_back({run.elements.begin, run.elements.count, nullptr});
+    EXPECT_GT(runs.size(), kWidth);
+    const Manifest pieces = pieces_of(model, runs);
+    EXPECT_EQ(elements_of(pieces), shard_of(elements, kData, rank).count);
+    EXPECT_LE(pieces.size(), model.size() / kData + 5);
+  }
 }
 
 }  // namespace
