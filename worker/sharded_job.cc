@@ -158,7 +158,7 @@ Status ShardedJob::begin_with_others(const Status& opened) {
     CENTROID_ASSIGN(MadeReplica made, division_.begin());
     have(std::move(made));
   }
-  return show(held_.part.parameters);
+  return show(parameters());
 }
 
 /// The first ones, as they said.
@@ -215,7 +215,7 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
   ShardedObserver own = observer;
   own.stepped = [&](const ShardedSummary& now, const StepTimes& times) {
     if (observer.stepped) observer.stepped(now, times);
-    if (checkpoints_) checkpoints_->stepped(*held_.part.parameters, now, division_.planned());
+    if (checkpoints_) checkpoints_->stepped(*parameters(), now, division_.planned());
   };
   own.has_newcomers = [&] { return meeting_->newcomers() > 0; };
   const ShardedObserver seen = monitor_.observe(own, *replica_, group());
@@ -228,7 +228,7 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
     }
     return trained;
   }
-  if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(*held_.part.parameters, summary_);
+  if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(*parameters(), summary_);
   return {};
 }
 
@@ -348,18 +348,10 @@ void ShardedJob::tell_change(const client::Membership& before, const char* from,
   monitor_.changed(std::move(change));
 }
 
-/// What this rank has of a group; nullptr: nothing.
-const ShardedJob::Held* ShardedJob::earlier(std::uint64_t generation) const {
-  for (const Held* one : {&held_, &of_made_})
-    if (generation > 0 && one->generation == generation) return one;
-  return nullptr;
-}
-
 /// Go on with this replica in the present group.
 void ShardedJob::have(MadeReplica made) {
   replica_ = std::move(made.replica);
-  held_ = held(made.parameters);
-  complete_generation_ = held_.generation;
+  generations_.complete(held(made.parameters));
 }
 
 /// Of an operation before which others may use their disks.
@@ -370,7 +362,7 @@ std::chrono::milliseconds ShardedJob::patience() const {
 }
 
 /// Also a rank that waits knows that a group is complete.
-ShardedJob::Held ShardedJob::held(parallel::ShardedParameters* parameters) const {
+parallel::Held ShardedJob::held(parallel::ShardedParameters* parameters) const {
   return {group().generation(), {parameters, division_.portion()}, division_.data_world()};
 }
 
@@ -380,31 +372,16 @@ Result<const char*> ShardedJob::take_over() {
   checkpoints_.reset();  // ends the write in progress
   fault::point("sharded.grouped");
   Notice own;
-  own.numbers[0] = complete_generation_;
-  const Held* const own_part = earlier(complete_generation_);
-  own.numbers[1] = own_part != nullptr && own_part->part.parameters != nullptr ? 1 : 0;
+  std::ranges::copy(generations_.claim(), own.numbers.begin());
   own.text = run_;
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
-  // The newest group that was complete on some rank, then all its ranks have its parameters. One
-  // with a part knows the run of its checkpoints.
-  const auto newest = std::ranges::max_element(all, {}, [](const Notice& notice) {
-    return std::pair(notice.numbers[0], notice.numbers[1]);
-  });
-  const auto from = static_cast<std::uint32_t>(newest - all.begin());
-  run_ = newest->text.empty() ? members_.job : newest->text;
+  const std::uint32_t from = parallel::Generations::newest(all);
+  run_ = all[from].text.empty() ? members_.job : all[from].text;
   CENTROID_TRY(divide(from));
-  const Held* const old = earlier(newest->numbers[0]);
-  const Held before = old ? *old : Held();
-  complete_generation_ = before.generation;
+  const parallel::Held before = generations_.go_back(all[from].numbers[0]);
   // No more than one division beside the new one.
-  if (old != &held_) {
-    replica_.reset();
-    held_ = {};
-  }
-  if (old != &of_made_) {
-    made_.reset();
-    of_made_ = {};
-  }
+  if (generations_.present().generation == 0) replica_.reset();
+  if (generations_.next().generation == 0) made_.reset();
   auto made = division_.regroup(group(), before.part);
   if (!made.ok()) {
     if (group().culprit()) return made.error();  // another loss
@@ -414,14 +391,13 @@ Result<const char*> ShardedJob::take_over() {
     return "checkpoint";
   }
   made_ = std::move(made->parameters);
-  of_made_ = held(made_.get());
+  generations_.prepare(held(made_.get()));
   fault::point("sharded.divided");
   CENTROID_TRY(share_position(from, made->step, before.data_world));
   CENTROID_TRY(show(made_.get()));
   CENTROID_TRY(collective::barrier(group()));  // every rank has its part now
   meeting_->complete();
   have(division_.make(std::move(made_)));
-  of_made_ = {};
   return "memory";
 }
 
@@ -444,10 +420,10 @@ Status ShardedJob::divide(std::uint32_t from) {
 Status ShardedJob::take_from_checkpoint() {
   replica_.reset();
   made_.reset();
-  held_ = of_made_ = {};
+  generations_.clear();
   CENTROID_TRY(restore());
   if (!division_.waiting().empty()) CENTROID_TRY(share_position(0, summary_.steps, 1));
-  CENTROID_TRY(show(held_.part.parameters));
+  CENTROID_TRY(show(parameters()));
   CENTROID_TRY(collective::barrier(group()));
   meeting_->complete();
   return {};

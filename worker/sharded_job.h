@@ -14,6 +14,7 @@
 #include "worker/model/model.h"
 #include "worker/node/sharded_training.h"
 #include "worker/parallel/agreement.h"
+#include "worker/parallel/generations.h"
 #include "worker/sharded_monitor.h"
 
 namespace centroid::worker {
@@ -53,19 +54,14 @@ class ShardedJob {
   const JobDivision& division() const { return division_; }
   DividedReplica& replica() { return *replica_; }
   /// Of the replica; null: this rank waits.
-  const parallel::ShardedParameters* parameters() const { return held_.part.parameters; }
+  const parallel::ShardedParameters* parameters() const {
+    return generations_.present().part.parameters;
+  }
   /// Of the present replica; none if there is none after a failure.
   RankCosts costs() const { return replica_ ? replica_->costs() : RankCosts(); }
   const ShardedSummary& summary() const { return summary_; }
 
  private:
-  /// What this rank has of a group. Without parameters: it waits.
-  struct Held {
-    std::uint64_t generation = 0;  ///< 0: none
-    parallel::Earlier part;
-    std::uint32_t data_world = 1;
-  };
-
   Status open_meeting();
   Status begin_with_others(const Status& opened);
   Status find_members(const std::vector<parallel::Notice>& notices);
@@ -81,8 +77,7 @@ class ShardedJob {
   Status divide(std::uint32_t from);
   Status take_from_checkpoint();
   std::chrono::milliseconds patience() const;
-  Held held(parallel::ShardedParameters* parameters) const;
-  const Held* earlier(std::uint64_t generation) const;
+  parallel::Held held(parallel::ShardedParameters* parameters) const;
   void have(MadeReplica made);
   Status share_position(std::uint32_t from, std::uint64_t step, std::uint32_t data_world);
   Status restore();
@@ -100,13 +95,9 @@ class ShardedJob {
   client::Membership members_;                   ///< of the group
   std::string run_;                              ///< of the last checkpoints
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
-  std::unique_ptr<DividedReplica> replica_;      ///< null: of a newcomer
-  Held held_;                                    ///< its parameters
-  /// Those of a later group, while another rank may lack its own.
-  std::unique_ptr<parallel::ShardedParameters> made_;
-  Held of_made_;
-  /// The last group of which all ranks had their part, and this one still has its own; 0: none.
-  std::uint64_t complete_generation_ = 0;
+  parallel::Generations generations_;
+  std::unique_ptr<DividedReplica> replica_;            ///< of the present one; null: of a newcomer
+  std::unique_ptr<parallel::ShardedParameters> made_;  ///< of the next one
 };
 
 }  // namespace centroid::worker

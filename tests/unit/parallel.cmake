@@ -1,5 +1,5 @@
 centroid_test(parallel_test LABEL unit
-  SOURCES unit/parallel_layout_test.cc unit/parallel_pipeline_test.cc unit/unit_buffers_test.cc DEPS centroid::parallel)
+  SOURCES unit/generations_test.cc unit/parallel_layout_test.cc unit/parallel_pipeline_test.cc unit/unit_buffers_test.cc DEPS centroid::parallel)
 centroid_test(sharded_parameters_test LABEL component
   SOURCES component/sharded_parameters_test.cc component/pipeline_test.cc DEPS centroid::parallel centroid_test_transports TIMEOUT 600)
 centroid_test(regroup_test LABEL component SOURCES component/regroup_test.cc DEPS centroid::parallel centroid_test_transports TIMEOUT 300)
