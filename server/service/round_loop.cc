@@ -177,7 +177,12 @@ Task<Status> RoundLoop::one_round() {
 /// False: nobody is left, or the round begins anew.
 Task<Result<bool>> RoundLoop::open_again(const RoundDecision& decision) {
   co_await exchange_.pause_after_failure();
-  CENTROID_CO_TRY(exchange_.evict_unreachable());
+  const Status able = exchange_.evict_unreachable();
+  if (!able.ok()) {
+    // Before the end: workers send their state, and learn why it is, between attempts only.
+    attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, able.error().message());
+    co_return able.error();
+  }
   if (!exchange_.choose()) {
     attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
     co_return false;

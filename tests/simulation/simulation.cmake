@@ -12,6 +12,6 @@ if(CENTROID_TESTS AND NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   if(TEST simulation.simulation_test)
     set_tests_properties(simulation.simulation_test PROPERTIES COST 60)  # the longest begins first
   endif()
-  centroid_test(strangers_test LABEL simulation SOURCES simulation/strangers_test.cc
+  centroid_test(strangers_test LABEL simulation SOURCES simulation/exchange_halt_test.cc simulation/strangers_test.cc
     DEPS centroid_test_world centroid::memory_storage centroid::service)
 endif()
