@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kWorker = "centroid-worker";
 
-struct Options {
+struct PlanOptions {
   std::uint32_t workers = 0;
   std::uint64_t memory = 0, batch = 32;
   std::string model, bandwidth, optimizer = "adam", step_time, codec = "f32", codec_down = "f32";
@@ -41,7 +41,7 @@ int run_worker(const std::vector<std::string>& arguments) {
   return kExitFailed;
 }
 
-int plan(const Session& session, const Options& options) {
+int plan(const Session& session, const PlanOptions& options) {
   std::vector<std::string> arguments = {kWorker,
                                         "--plan.bandwidth",
                                         options.bandwidth,
@@ -72,7 +72,7 @@ void add_plan(CLI::App& app, std::shared_ptr<Session> session, int& status) {
   CLI::App* const plan_app = app.add_subcommand(
       "plan",
       "Memory and time of each way to divide a model among workers, and the fastest that fits.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlanOptions>();
   plan_app->add_option("--model", options->model, "the model, as centroid-worker takes it")
       ->required();
   plan_app->add_option("--workers", options->workers, "number of workers")

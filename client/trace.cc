@@ -144,7 +144,7 @@ Result<std::vector<Json>> read_file(const std::string& path) {
   return out;
 }
 
-struct Options {
+struct TraceOptions {
   std::vector<std::string> workers, files;
   std::string out, format;
   double seconds = 10, idle_ms = 1;
@@ -166,7 +166,7 @@ std::string exported(const std::vector<trace::Capture>& captures, const std::str
   return out + "\n]}\n";
 }
 
-int run_trace(const Session& session, const Options& options) {
+int run_trace(const Session& session, const TraceOptions& options) {
   std::vector<Json> documents;
   std::vector<std::string> places;
   if (options.files.empty()) places.push_back("");
@@ -214,7 +214,7 @@ void add_trace(CLI::App& app, std::shared_ptr<Session> session, int& status) {
       "trace",
       "What the server and workers did in the last seconds: how busy each was, and what else went "
       "on while a device was idle.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TraceOptions>();
   CLI::Option* const places =
       tracing->add_option("HOST:PORT", options->workers, "workers, where they serve metrics");
   tracing

@@ -49,24 +49,23 @@ Status Contributions::check_key(const WorkerSession& worker, const char* what,
 }
 
 /// Nothing comes behind the end of a contribution.
-Status Contributions::check_not_ended(const WorkerSession& worker, const std::string& what,
+Status Contributions::check_not_ended(const WorkerSession& worker, const char* what,
                                       const Attempt::Key& key) const {
   if (worker.contribution.ended != key) return {};
   return Error(ErrorCode::kFailedPrecondition,
-               what + " of " + worker.join.name + " in round " + to_string(key.round) +
+               std::string(what) + " of " + worker.join.name + " in round " + to_string(key.round) +
                    ", attempt " + std::to_string(key.number) + " came after its PushEnd");
 }
 
 /// A weight is that of the share which the worker was given, else one worker could be the mean. How
 /// many tokens the share has the worker alone knows: there are no more than it may have.
-Status Contributions::check_weight(const WorkerSession& worker, const std::string& where,
-                                   double weight) const {
+Status Contributions::check_weight(const WorkerSession& worker, double weight) const {
   const std::uint64_t samples = worker.share.part.samples();
   if (config_.local.weight_by == "tokens" && samples > 0) {
     const double most =
         static_cast<double>(samples) * static_cast<double>(worker.join.sample_tokens);
     if (weight >= 1 && weight <= most && weight == std::floor(weight)) return {};
-    return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
+    return Error(ErrorCode::kInvalidArgument, "it gives weight " + std::to_string(weight) +
                                                   ", its share of " + std::to_string(samples) +
                                                   " samples has 1 to " + std::to_string(most) +
                                                   " tokens, as a whole number (weight_by tokens)");
@@ -76,28 +75,25 @@ Status Contributions::check_weight(const WorkerSession& worker, const std::strin
   if (config_.local.weight_by == "equal") share = 1;
   if (samples == 0) share = 0;
   if (weight == share) return {};
-  return Error(ErrorCode::kInvalidArgument, where + " gives weight " + std::to_string(weight) +
+  return Error(ErrorCode::kInvalidArgument, "it gives weight " + std::to_string(weight) +
                                                 ", its share of " + std::to_string(samples) +
                                                 " samples weighs " + std::to_string(share) +
                                                 " (weight_by " + config_.local.weight_by + ")");
 }
 
 /// The chunk is the round's, lies here, and its payload is not too long.
-Status Contributions::check_chunk(const WorkerSession& worker, const std::string& where,
-                                  const proto::Push& head, std::uint64_t bytes) const {
+Status Contributions::check_chunk(const WorkerSession& worker, const proto::Push& head,
+                                  std::uint64_t bytes) const {
   if (head.chunk.value >= job_.store().plan().chunks().size())
-    return Error(ErrorCode::kInvalidArgument, where + ": there is no such chunk");
+    return Error(ErrorCode::kInvalidArgument, "there is no such chunk");
   if (!job_.shard->has_turn(job_.store().plan().chunk(head.chunk)))
-    return Error(ErrorCode::kInvalidArgument, where + ": it is not of the round's fragment");
+    return Error(ErrorCode::kInvalidArgument, "it is not of the round's fragment");
   if (!job_.shard->is_mine(head.chunk))
-    return Error(ErrorCode::kAborted, where + ": by route " +
-                                          std::to_string(spread_.route.version) +
+    return Error(ErrorCode::kAborted, "by route " + std::to_string(spread_.route.version) +
                                           " it lies on another server (join again)");
-  CENTROID_TRY(check_weight(worker, where, head.weight));
+  CENTROID_TRY(check_weight(worker, head.weight));
   const Chunk& chunk = job_.store().plan().chunk(head.chunk);
-  const Status fits =
-      check_length(codec_of(*worker.codec, job_.store().plan(), chunk), chunk, bytes);
-  return fits.ok() ? fits : fits.error().with_context(where);
+  return check_length(codec_of(*worker.codec, job_.store().plan(), chunk), chunk, bytes);
 }
 
 Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSession> worker,
@@ -105,7 +101,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
   const auto attempt = open_.attempt;
   const auto rank = attempt ? attempt->rank_of(worker->id) : std::nullopt;
   const Attempt::Key key{head.generation, head.round, head.attempt};
-  CENTROID_CO_TRY(check_not_ended(*worker, "Push of chunk " + to_string(head.chunk), key));
+  CENTROID_CO_TRY(check_not_ended(*worker, "Push", key));
   const bool is_elastic = policy_.is_elastic();
   bool current = rank && key == attempt->key() && open_.machine.expects(worker->id);
   if (is_elastic) current = elastic_.stage_for(*worker, key) != nullptr;
@@ -120,9 +116,12 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
     CENTROID_CO_TRY(co_await session.skip_payload());  // gives its credit back by itself
     co_return Status();
   }
-  const std::string where = "push of chunk " + to_string(head.chunk) + " by " + worker->join.name +
-                            " in round " + to_string(head.round);
-  CENTROID_CO_TRY(check_chunk(*worker, where, head, bytes));
+  const auto wrong = [&](const Status& what) {
+    return what.error().with_context("push of chunk " + to_string(head.chunk) + " by " +
+                                     worker->join.name + " in round " + to_string(head.round));
+  };
+  const Status fits = check_chunk(*worker, head, bytes);
+  if (!fits.ok()) co_return wrong(fits);
   std::optional<Buffer> buffer;
   // What is kept whole is not to take more memory than it has bytes.
   const bool keeps_whole = is_elastic || !aggregate_.is_mean();
@@ -145,7 +144,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
   const bool is_doubtful = is_elastic || !std::isfinite(squares);
   if (looks && is_doubtful) {
     const Status is_sound = check_numbers(form, buffer->bytes().first(bytes));
-    if (!is_sound.ok()) co_return is_sound.error().with_context(where);
+    if (!is_sound.ok()) co_return wrong(is_sound);
   }
   if (is_elastic) {
     session.release_credit(bytes);
@@ -155,7 +154,7 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
       co_return Status();
     }
     const Status kept = staged->put(head.chunk, head.weight, std::move(*buffer), bytes);
-    if (!kept.ok()) co_return kept.error().with_context(where);
+    if (!kept.ok()) co_return wrong(kept);
     co_return Status();
   }
   if (attempt != open_.attempt ||
@@ -172,24 +171,22 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
   const CodecProbe& codec = probe_.up(worker->codec_kind);
   codec.moved(chunk.elements * sizeof(float), bytes);
   codec.decoded(seconds);
-  if (!added.ok()) co_return added.error().with_context(where);
+  if (!added.ok()) co_return wrong(added);
   co_return Status();
 }
 
 /// The end of a contribution of which `received` of `chunks` chunks have come with `weight`.
 Status Contributions::check_end(const WorkerSession& worker, const proto::PushEnd& end,
                                 std::uint64_t received, double weight, std::uint64_t chunks) const {
-  const std::string where = "PushEnd of " + worker.join.name + " in round " + to_string(end.round);
   if (received > 0 && end.weight != weight)
-    return Error(ErrorCode::kInvalidArgument, where + " gives weight " +
-                                                  std::to_string(end.weight) +
+    return Error(ErrorCode::kInvalidArgument, "it gives weight " + std::to_string(end.weight) +
                                                   ", its chunks gave " + std::to_string(weight));
   if (worker.share.part.samples() > 0 || end.weight > 0)
-    CENTROID_TRY(check_weight(worker, where, end.weight));
+    CENTROID_TRY(check_weight(worker, end.weight));
   if (!(end.weight >= 0) ||
       (!round_servers_.is_short(end) && received != (end.weight > 0 ? chunks : 0)))
     return Error(ErrorCode::kInvalidArgument,
-                 where + ": " + std::to_string(received) + " of " + std::to_string(chunks) +
+                 std::to_string(received) + " of " + std::to_string(chunks) +
                      " chunks came with weight " + std::to_string(end.weight));
   return {};
 }
@@ -283,7 +280,10 @@ Status Contributions::end_contribution(WorkerSession& worker, const proto::PushE
   }
   const std::uint64_t chunks = open_.among_peers ? 0 : job_.shard->round_chunks().size();
   const std::uint64_t received = job_.aggregator->received(*rank);
-  CENTROID_TRY(check_end(worker, end, received, job_.aggregator->weight(*rank), chunks));
+  const Status fits = check_end(worker, end, received, job_.aggregator->weight(*rank), chunks);
+  if (!fits.ok())
+    return fits.error().with_context("PushEnd of " + worker.join.name + " in round " +
+                                     to_string(end.round));
   CENTROID_ASSIGN(const bool is_complete, round_servers_.is_whole_elsewhere(worker, end));
   if (!is_complete) {
     worker.contribution.pending_end = end;

@@ -33,13 +33,13 @@ class Contributions : private JobPart {
   Round counted_of(const std::string& name) const;
 
  private:
-  Status check_chunk(const WorkerSession& worker, const std::string& where, const proto::Push& head,
+  Status check_chunk(const WorkerSession& worker, const proto::Push& head,
                      std::uint64_t bytes) const;
   Status check_key(const WorkerSession& worker, const char* what, const Attempt::Key& key) const;
-  Status check_not_ended(const WorkerSession& worker, const std::string& what,
+  Status check_not_ended(const WorkerSession& worker, const char* what,
                          const Attempt::Key& key) const;
   Status end_contribution(WorkerSession& worker, const proto::PushEnd& end);
-  Status check_weight(const WorkerSession& worker, const std::string& where, double weight) const;
+  Status check_weight(const WorkerSession& worker, double weight) const;
   Status check_end(const WorkerSession& worker, const proto::PushEnd& end, std::uint64_t received,
                    double weight, std::uint64_t chunks) const;
   void count_end(WorkerSession& worker, const proto::PushEnd& end);

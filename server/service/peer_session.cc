@@ -109,9 +109,11 @@ Status PeerSession::on_word(const InFrame& frame) {
     keep_answered(ctx_, *worker_, kept);
     return {};
   }
-  const Error unexpected(ErrorCode::kInvalidArgument,
-                         "unexpected message kind " + std::to_string(frame.header.kind) +
-                             " (docs/reference/wire.md lists what a worker may send)");
+  const auto unexpected = [&frame] {
+    return Error(ErrorCode::kInvalidArgument,
+                 "unexpected message kind " + std::to_string(frame.header.kind) +
+                     " (docs/reference/wire.md lists what a worker may send)");
+  };
   switch (static_cast<Kind>(frame.header.kind)) {
     case Kind::kPushEnd: {
       CENTROID_ASSIGN(const auto end, proto::decode<proto::PushEnd>(frame.head));
@@ -134,7 +136,7 @@ Status PeerSession::on_word(const InFrame& frame) {
       return {};
     }
     case Kind::kExchangeFailed: {
-      if (!ctx_.config.may_meet_peers()) return unexpected;
+      if (!ctx_.config.may_meet_peers()) return unexpected();
       CENTROID_ASSIGN(const auto failed, proto::decode<proto::ExchangeFailed>(frame.head));
       parts_.exchange.exchange_failed(*worker_, failed);
       return {};
@@ -144,7 +146,7 @@ Status PeerSession::on_word(const InFrame& frame) {
       return parts_.contributions.take_report(*worker_, report);
     }
     default:
-      return unexpected;
+      return unexpected();
   }
 }
 

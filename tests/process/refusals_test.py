@@ -178,7 +178,7 @@ class Refusals(ClusterTest):
         """Whether its round is still open or over."""
         cases = {
             "a second end": (lambda p: p.end(), "PushEnd of liar in round 1, attempt 0 came after its PushEnd"),
-            "a chunk": (lambda p: p.push(1, [1.0] * 6), "Push of chunk 1 of liar in round 1, attempt 0 came after its PushEnd"),
+            "a chunk": (lambda p: p.push(1, [1.0] * 6), "Push of liar in round 1, attempt 0 came after its PushEnd"),
         }
         for number, (name, (act, text)) in enumerate(cases.items()):
             for is_over in (False, True):
