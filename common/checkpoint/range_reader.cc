@@ -13,6 +13,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Parts of rows: files that divide each row and each column would need the square of their names.
+constexpr std::size_t kMostExtents = std::size_t{1} << 22;
+
 Error refused(const fs::path& path, const std::string& why) {
   return Error(ErrorCode::kDataLoss, path.string() + ": " + why);
 }
@@ -191,6 +194,9 @@ Status RangeReader::add_bands(const TensorInfo& tensor, std::uint64_t first,
       at += own.width;
     }
     if (at < width) return wrong(folder_, at, "no part");
+    if (extents_.size() > kMostExtents)
+      return refused(folder_, "its files divide the tensors into more than " +
+                                  std::to_string(kMostExtents) + " parts of rows");
     bands_.push_back({first + begin, edges[i + 1] - row, width, first_extent, extents_.size()});
   }
   return {};

@@ -84,7 +84,7 @@ class Parts : public ::testing::Test {
   }
   /// A file with these tensors, whose values are the numbers of these elements.
   void write(std::size_t index, const Manifest& tensors, const std::vector<float>& values) {
-    const PartOf part{"r", Version(3), manifest_hash(kModel), index, 2};
+    const PartOf part{"r", Version(3), manifest_hash(content_.tensors), index, 2};
     std::filesystem::remove(folder_.path() / part.file_name("model"));
     auto writer = SafetensorsWriter::create(folder_.path() / part.file_name("model"), tensors,
                                             part.metadata());
@@ -152,6 +152,22 @@ TEST_F(Parts, ColumnsInNoPartOrInTwoAreNamed) {
     write(1, {{name, DType::kF32, {2, 3}}}, {2, 3, 4, 7, 8, 9});
     EXPECT_THAT(opened(), HasSubstr("with shape [2, 3] does not fit the parameter's shape [2, 5]"));
   }
+}
+
+TEST_F(Parts, RowsOfTooManyPartsAreRefused) {
+  constexpr std::uint64_t kSide = 2100;
+  content_.tensors = {{"a", DType::kF32, {kSide, kSide}}};
+  const auto text = [](std::uint64_t begin) {
+    return std::to_string(begin) + ":" + std::to_string(begin + 1) + "]";
+  };
+  Manifest columns, elements;
+  for (std::uint64_t i = 0; i + 1 < kSide; ++i)
+    columns.push_back({"a[0:2100," + text(i), DType::kF32, {kSide, 1}});
+  for (std::uint64_t row = 1; row <= kSide; ++row)
+    elements.push_back({"a[" + text(row * kSide - 1), DType::kF32, {1}});
+  write(0, columns, std::vector<float>(kSide * (kSide - 1)));
+  write(1, elements, std::vector<float>(kSide));
+  EXPECT_THAT(opened(), HasSubstr("divide the tensors into more than 4194304 parts of rows"));
 }
 
 TEST_F(Parts, ElementsInNoPartAreNamed) {
