@@ -184,7 +184,7 @@ int show(const Session& session, const std::string& path,
 
 std::string names(const Json& list) {
   std::string out;
-  for (const Json& name : list) out += (out.empty() ? "" : " ") + name.get<std::string>();
+  for (const Json& name : list) out += (out.empty() ? "" : " ") + cleaned(name.get<std::string>());
   return out.empty() ? "-" : out;
 }
 

@@ -59,6 +59,11 @@ inline constexpr std::size_t kMaxPeers = 4096;
 inline constexpr double kMaxWeight = 1e15;
 /// Largest sum of losses: sums over all workers stay finite.
 inline constexpr double kMaxLoss = 1e300;
+/// Seconds that a worker reports, 31 years.
+inline constexpr double kMaxSeconds = 1e9;
+/// Of a worker in a round, and of a data set: sums over all workers neither overflow nor round.
+inline constexpr std::uint64_t kMaxBatch = std::uint64_t{1} << 32;
+inline constexpr std::uint64_t kMaxTrainSamples = std::uint64_t{1} << 48;
 /// A sum of losses as it is sent: one that is not finite becomes the largest finite one.
 double wire_loss(double loss_sum);
 
@@ -83,6 +88,7 @@ struct Join {
     f(data_fingerprint), f(sample_tokens), f(model, kMaxNameBytes), f(peer_endpoint, kMaxNameBytes),
         f(node, kMaxNameBytes);
   }
+  Status check() const;
 };
 
 /// What determines the weight of a contribution in the mean.

@@ -119,10 +119,15 @@ Status check_weight(std::string_view field, double weight, bool may_be_zero) {
   return wrong(field, text(weight), may_be_zero ? "from 0 to 1e15" : "above 0, at most 1e15");
 }
 
-/// Of seconds and norms.
-Status check_positive(std::string_view field, double seconds) {
-  if (std::isfinite(seconds) && seconds >= 0) return {};
-  return wrong(field, text(seconds), "a finite number, not below 0");
+/// Of norms and rates.
+Status check_positive(std::string_view field, double number) {
+  if (std::isfinite(number) && number >= 0) return {};
+  return wrong(field, text(number), "a finite number, not below 0");
+}
+
+Status check_seconds(std::string_view field, double seconds) {
+  if (seconds >= 0 && seconds <= kMaxSeconds) return {};
+  return wrong(field, text(seconds), "a number from 0 to 1e9");
 }
 
 Status check_loss(std::string_view field, double loss_sum) {
@@ -199,6 +204,12 @@ Status Measure::check() const {
   return wrong("Measure.bytes", std::to_string(bytes), "from 1 to 1 MiB");
 }
 
+Status Join::check() const {
+  if (batch > kMaxBatch) return wrong("Join.batch", std::to_string(batch), "at most 2^32");
+  if (train_samples <= kMaxTrainSamples) return {};
+  return wrong("Join.train_samples", std::to_string(train_samples), "at most 2^48");
+}
+
 Status JoinReply::check() const {
   if (local_steps == 0) return wrong("JoinReply.local_steps", "0", "at least 1");
   if (fragments == 0 || local_steps % fragments != 0)
@@ -224,15 +235,15 @@ Status PushEnd::check() const {
     return wrong("PushEnd.samples", std::to_string(samples), "at most 1e15");
   CENTROID_TRY(check_correct("PushEnd.correct", correct, samples));
   CENTROID_TRY(check_loss("PushEnd.loss_sum", loss_sum));
-  CENTROID_TRY(check_positive("PushEnd.compute_seconds", compute_seconds));
-  CENTROID_TRY(check_positive("PushEnd.wait_seconds", wait_seconds));
-  CENTROID_TRY(check_positive("PushEnd.encode_seconds", encode_seconds));
-  CENTROID_TRY(check_positive("PushEnd.decode_seconds", decode_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.compute_seconds", compute_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.wait_seconds", wait_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.encode_seconds", encode_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.decode_seconds", decode_seconds));
   CENTROID_TRY(check_positive("PushEnd.residual_norm", residual_norm));
-  CENTROID_TRY(check_positive("PushEnd.exchange_seconds", exchange_seconds));
-  CENTROID_TRY(check_positive("PushEnd.send_seconds", send_seconds));
-  CENTROID_TRY(check_positive("PushEnd.addition_seconds", addition_seconds));
-  CENTROID_TRY(check_positive("PushEnd.apply_seconds", apply_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.exchange_seconds", exchange_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.send_seconds", send_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.addition_seconds", addition_seconds));
+  CENTROID_TRY(check_seconds("PushEnd.apply_seconds", apply_seconds));
   if (divergence != -1) CENTROID_TRY(check_positive("PushEnd.divergence", divergence));
   if (norm != -1) CENTROID_TRY(check_positive("PushEnd.norm", norm));
   if (parameter_norm != -1) CENTROID_TRY(check_positive("PushEnd.parameter_norm", parameter_norm));

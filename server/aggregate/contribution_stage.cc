@@ -8,6 +8,7 @@ namespace centroid::server {
 
 Status check_length(const Codec& codec, const Chunk& chunk, std::uint64_t bytes) {
   const std::size_t limit = codec.max_bytes(chunk.elements);
+  if (bytes == 0) return Error(ErrorCode::kInvalidArgument, "it has no payload");
   if (bytes <= limit) return {};
   return Error(ErrorCode::kInvalidArgument, std::to_string(bytes) + " bytes, at most " +
                                                 std::to_string(limit) + " with codec " +

@@ -50,7 +50,7 @@ def header(kind, flags=0, head=b"", payload_bytes=0, identity=0, version=WIRE_VE
 
 
 def text(value):
-    encoded = value.encode()
+    encoded = value.encode(errors="surrogateescape")  # "\udcff" is the byte ff
     return struct.pack("<I", len(encoded)) + encoded
 
 

@@ -497,9 +497,11 @@ class Ctl(CtlTest):
     def test_names_control_no_terminal_and_turn_no_line_around(self):
         server = self.server()
         peer = Peer(server.data, "w\u202e\x1b[2J\u2066\u0085\u200f\u00e9")
+        peer.model = "mlp\nstate      \x1b[2Jhalted"
         peer.join()
         wait_for(server.workers, "the worker")
         self.assertIn("w??[2J???\u00e9", self.ctl(server, "workers"))
+        self.assertIn("mlp?state      ?[2Jhalted", self.ctl(server, "status"))
         peer.close()
 
     def test_doctor_is_no_stranger_in_the_log_of_the_server(self):

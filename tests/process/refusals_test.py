@@ -47,6 +47,7 @@ class Refusals(ClusterTest):
         cases = {
             "unknown chunk": (lambda p: p.push(3, [1.0]), "push of chunk 3 by liar", "there is no such chunk"),
             "too many numbers": (lambda p: p.push(0, [1.0] * 9), "push of chunk 0 by liar", "36 bytes, at most 32"),
+            "no numbers": (lambda p: p.push(0, []), "push of chunk 0 by liar", "it has no payload"),
             "too few numbers": (lambda p: p.push(0, [1.0] * 7), "push of chunk 0 by liar"),
             "a chunk twice": (lambda p: (p.push(0, [1.0] * 8), p.push(0, [1.0] * 8)), "push of chunk 0 by liar"),
             "NaN": (lambda p: p.push(1, [1.0, NAN, 1.0, 1.0, 1.0, 1.0]), "push of chunk 1 by liar", "not finite"),
@@ -114,6 +115,30 @@ class Refusals(ClusterTest):
             give(good, weight)
             wait_for(lambda: server.cluster()["version"] == 3 + number, "the next version")
             good.close()
+
+    def test_a_join_that_no_server_could_count_with_is_refused(self):
+        server = self.launch_server("--min-workers", 1).wait_ready()
+        cases = {
+            "too many samples": ({"samples": (1 << 64) - 1}, "Join.train_samples is 18446744073709551615, it must be at most 2^48"),
+            "too large a batch": ({"batch": (1 << 64) - 1}, "Join.batch is 18446744073709551615, it must be at most 2^32"),
+        }
+        for name, (fields, text) in cases.items():
+            with self.subTest(name):
+                liar = Peer(server.data, "liar")
+                for field, value in fields.items():
+                    setattr(liar, field, value)
+                liar.send_join()
+                self.assertIn(text, liar.refusal())
+        Peer(server.data, "good").join().until_round().close()
+
+    def test_names_that_are_no_text_spoil_no_checkpoint(self):
+        server = self.launch_server("--min-workers", 1, "--journal.mode", "on").wait_ready()
+        peer = Peer(server.data, "\udcff\udcfe")
+        peer.model = "\udcff"
+        peer.join().until_round().whole()
+        peer.until_round()
+        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
+        peer.close()
 
     def test_every_codec_is_looked_at(self):
         server = self.server_with_state()
