@@ -281,8 +281,10 @@ class Failures(GroupTest):
         ranks = self.start(
             2,
             """
+            group.barrier()
             if rank == 0:
-                say("waits")
+                wait = centroid.Work._end
+                centroid.Work._end = lambda *all: (say("waits"), wait(*all))  # Ctrl-C before this wait ends no operation
                 try:
                     group.recv(bytearray(1), 1)
                 except KeyboardInterrupt:
