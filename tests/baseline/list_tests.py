@@ -96,8 +96,8 @@ def built_names(build):
     for name, command in ctest(build):
         if not command:
             raise SystemExit(f"{name}: its program is not built")
-        if pathlib.Path(command[0]).parent.name == "tests":
-            yield from (f"built {name}/{one}" for one in google_tests(command))
+        if pathlib.Path(command[-1]).parent.name == "tests":  # perhaps behind side_by_side.py
+            yield from (f"built {name}/{one}" for one in google_tests(command[-1:]))
 
 
 def moved_names(found):

@@ -1,6 +1,6 @@
 add_library(centroid_test_cluster STATIC EXCLUDE_FROM_ALL support/cluster.cc)
 target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::node centroid_test_transports)
-centroid_test(cluster_test LABEL component SOURCES component/cluster_test.cc component/contract_test.cc component/restore_contract_test.cc
+centroid_test(cluster_test LABEL component AT_A_TIME 4 SOURCES component/cluster_test.cc component/contract_test.cc component/restore_contract_test.cc
   component/auto_test.cc component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 900)
 if(TEST component.cluster_test)
   set_tests_properties(component.cluster_test PROPERTIES COST 60)  # the longest begins first
@@ -12,11 +12,11 @@ centroid_test(buffers_test LABEL component SOURCES component/buffers_test.cc com
 centroid_test(kept_test LABEL component
   SOURCES component/busy_test.cc component/drift_test.cc component/kept_test.cc component/load_ahead_test.cc component/many_tensors_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
-centroid_test(trainer_test LABEL component SOURCES component/trainer_test.cc component/server_steps_test.cc
+centroid_test(trainer_test LABEL component AT_A_TIME 3 SOURCES component/trainer_test.cc component/server_steps_test.cc
   DEPS centroid_test_cluster centroid::trainer TIMEOUT 600)
-centroid_test(servers_test LABEL component SOURCES component/servers_test.cc component/servers_deposed_test.cc component/servers_lease_test.cc component/servers_room_test.cc component/servers_waits_test.cc component/transient_test.cc
+centroid_test(servers_test LABEL component AT_A_TIME 4 SOURCES component/servers_test.cc component/servers_deposed_test.cc component/servers_lease_test.cc component/servers_room_test.cc component/servers_waits_test.cc component/transient_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
-centroid_test(rows_service_test LABEL component SOURCES component/rows_test.cc component/rows_checkpoint_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
+centroid_test(rows_service_test LABEL component AT_A_TIME 4 SOURCES component/rows_test.cc component/rows_checkpoint_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
   DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client centroid::pull)
 if(TARGET centroid_simulated_gpu)
   centroid_test(gpu_cluster_test LABEL component TIMEOUT 900
@@ -28,5 +28,5 @@ centroid_test(job_plan_test LABEL component SOURCES component/job_plan_test.cc c
   DEPS centroid::node centroid_test_transports)
 centroid_test(sharded_replica_test LABEL component SOURCES component/sharded_replica_test.cc component/pipeline_replica_test.cc
   DEPS centroid::node centroid_test_transports TIMEOUT 600)
-centroid_test(rows_servers_test LABEL component SOURCES component/rows_moves_test.cc component/rows_servers_test.cc component/rows_servers_lost_test.cc
+centroid_test(rows_servers_test LABEL component AT_A_TIME 3 SOURCES component/rows_moves_test.cc component/rows_servers_test.cc component/rows_servers_lost_test.cc
   DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)

@@ -5,10 +5,12 @@ a deadline. Only processes that the test started are ended. A failed test shows 
 server/app.h and worker/app.h; of the SAMPLES of data one in five is held out.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import gzip
 import http.client
+import io
 import json
 import os
 import pathlib
@@ -405,11 +407,42 @@ class Timed(unittest.TextTestResult):
         self.stream.writeln(f"time: {time.monotonic() - self.begun:.1f} s {test.id()}")
 
 
+class SideBySide:
+    """The tests of a suite, each with a result of its own, `width` at a time."""
+
+    def __init__(self, suite, width):
+        self.suite, self.width = suite, width
+
+    def __call__(self, result):
+        # A thread outlives all its tests: a program dies with the thread that has started it.
+        with concurrent.futures.ThreadPoolExecutor(self.width) as pool:
+            for own, said in pool.map(self.run_one, list(self.each_of(self.suite))):
+                result.stream.write(said)
+                result.testsRun += own.testsRun
+                for kind in ("failures", "errors", "skipped", "expectedFailures", "unexpectedSuccesses"):
+                    getattr(result, kind).extend(getattr(own, kind))
+
+    def each_of(self, suite):
+        for one in suite:
+            yield from self.each_of(one) if isinstance(one, unittest.TestSuite) else [one]
+
+    def run_one(self, test):
+        said = io.StringIO()
+        own = Timed(unittest.runner._WritelnDecorator(said), descriptions=True, verbosity=2)
+        test(own)
+        return own, said.getvalue()
+
+
 class Runner(unittest.TextTestRunner):
     resultclass = Timed
+    width = 1
+
+    def run(self, test):
+        return super().run(test if self.width == 1 else SideBySide(test, self.width))
 
 
-def main():
-    """Entry of a test file: FILE_test.py BIN_DIR [unittest's arguments]."""
+def main(at_a_time=1):
+    """Entry of a test file: FILE_test.py BIN_DIR [unittest's arguments]. Tests that wait more than they compute run several at a time."""
     ClusterTest.programs = pathlib.Path(sys.argv.pop(1)).resolve()
+    Runner.width = at_a_time
     unittest.main(verbosity=2, testRunner=Runner)

@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 
 IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "unittest.mock")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux <sys/prctl.h>
@@ -53,13 +54,15 @@ class Forks:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         command = ["setpriv", "--pdeathsig", "KILL", interpreter, __file__]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, "PYTHONSAFEPATH": "1"})
+        self.lock = threading.Lock()
 
     def start(self, program, log, environment):
         log.touch()  # others may read it at once
         request = {"program": str(program), "log": str(log), "environment": environment, "parent": os.getpid()}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return Child(int(self.process.stdout.readline()))
+        with self.lock:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            return Child(int(self.process.stdout.readline()))
 
     def close(self):
         self.process.kill()

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import textwrap
+import threading
 import unittest
 
 from harness import PYTHON
@@ -35,7 +36,7 @@ import centroid.torch_backend
 torch.set_num_threads(1)
 dist.init_process_group(os.environ.get("BACKEND", "centroid"), timeout=datetime.timedelta(seconds=60))
 """
-all_forks = {}  # by interpreter
+all_forks, forks_lock = {}, threading.Lock()  # by interpreter
 JOIN = "group = centroid.join(timeout=60)\n"
 
 
@@ -70,10 +71,11 @@ class GroupTest(ClusterTest):
         return ranks
 
     def forks(self, python):
-        if python not in all_forks:
-            all_forks[python] = Forks(python, {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"})
-            atexit.register(all_forks[python].close)
-        return all_forks[python]
+        with forks_lock:
+            if python not in all_forks:
+                all_forks[python] = Forks(python, {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"})
+                atexit.register(all_forks[python].close)
+            return all_forks[python]
 
     def run_ranks(self, world, body, **options):
         """Run them to their end, and return what each said, line by line."""

@@ -597,4 +597,4 @@ class Pull(ClientTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

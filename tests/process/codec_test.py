@@ -292,4 +292,4 @@ class Codecs(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

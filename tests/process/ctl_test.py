@@ -579,4 +579,4 @@ class Ctl(CtlTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

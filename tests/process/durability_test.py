@@ -550,4 +550,4 @@ class Damage(DurabilityTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -94,4 +94,4 @@ class Examples(GroupTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

@@ -423,4 +423,4 @@ group = centroid.join(timeout=60, tls={tls!r})
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

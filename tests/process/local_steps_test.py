@@ -166,4 +166,4 @@ class Refusals(LocalStepsTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

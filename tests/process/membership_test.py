@@ -441,4 +441,4 @@ class Strangers(MembershipTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

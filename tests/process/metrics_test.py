@@ -402,4 +402,4 @@ class ServerMetrics(MetricsTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

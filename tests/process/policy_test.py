@@ -369,4 +369,4 @@ class Refused(Policy):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

@@ -520,4 +520,4 @@ class Ending(RecoveryTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -446,4 +446,4 @@ class Refusals(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -175,4 +175,4 @@ class WhileItTrains(RestoreTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -415,4 +415,4 @@ class Hierarchical(Loss):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

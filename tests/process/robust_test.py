@@ -420,4 +420,4 @@ class Lies(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

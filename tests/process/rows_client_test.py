@@ -114,4 +114,4 @@ class RowsOfServers(ClientTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=4)

@@ -194,4 +194,4 @@ class RowsMovesTest(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -396,4 +396,4 @@ class RowsServersTest(RowsServersCluster):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=4)

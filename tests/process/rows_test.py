@@ -336,4 +336,4 @@ class RowsTest(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -524,4 +524,4 @@ class Verify(JournalTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -479,4 +479,4 @@ class Lies(ServersTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=4)

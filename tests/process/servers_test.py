@@ -549,4 +549,4 @@ class Refusals(ServersTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

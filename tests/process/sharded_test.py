@@ -576,4 +576,4 @@ class Pipeline(Sharded, CtlTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

@@ -399,4 +399,4 @@ class Adapters(SmallFilesTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -546,4 +546,4 @@ class Usage(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -297,4 +297,4 @@ class Data(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -416,4 +416,4 @@ class SeveralServers(StopTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -154,4 +154,4 @@ class Strangers(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=4)

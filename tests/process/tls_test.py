@@ -364,4 +364,4 @@ if __name__ == "__main__":
     if shutil.which("openssl") is None:
         print("skipped: no openssl program to make certificates with")
     else:
-        main()
+        main(at_a_time=3)

@@ -299,4 +299,4 @@ class Survivors(TorchTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

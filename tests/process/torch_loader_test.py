@@ -342,4 +342,4 @@ class DiLoCo(LoaderTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

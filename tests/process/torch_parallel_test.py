@@ -304,4 +304,4 @@ class Membership(ParallelTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

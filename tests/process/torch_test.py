@@ -250,4 +250,4 @@ class Training(TorchTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

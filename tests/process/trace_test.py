@@ -283,4 +283,4 @@ class Program(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=3)

@@ -79,4 +79,4 @@ class Waits(ClusterTest):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_a_time=2)

@@ -1,7 +1,7 @@
-centroid_test(collective_reduce_test LABEL conformance
+centroid_test(collective_reduce_test LABEL conformance AT_A_TIME 3
   SOURCES conformance/collective_reduce_test.cc conformance/collective_hierarchy_test.cc
   DEPS centroid::collective centroid_test_transports)
-centroid_test(collective_move_test LABEL conformance
+centroid_test(collective_move_test LABEL conformance AT_A_TIME 4
   SOURCES conformance/collective_move_test.cc conformance/collective_failure_test.cc
     conformance/collective_mesh_test.cc conformance/collective_connect_test.cc conformance/collective_exchange_test.cc conformance/collective_order_test.cc
     conformance/fork_under_tsan.cc
