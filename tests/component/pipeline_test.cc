@@ -114,6 +114,7 @@ TEST(Pipeline, AStageThatFailsEndsAllWithItsError) {
 TEST(Pipeline, ALostRankIsNamedWithTheMicroBatch) {
   const auto schedule = schedule_of(Schedule::kOneForwardOneBack, 3, 6);
   Job job(Carrier::kTcp, 3);
+  job.run([](Group& group) { EXPECT_TRUE(collective::barrier(group).ok()); });  // all are connected
   job.leave(1);
   job.run([&](Group& group) {
     Multiply stage(group.rank(), 3);
