@@ -150,4 +150,4 @@ class Budgets(TlsTest):
 
 
 if __name__ == "__main__":
-    main(at_a_time=2)
+    main()
