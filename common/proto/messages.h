@@ -197,8 +197,10 @@ struct RoundOpen {
   bool resend = false;
   bool evaluate =
       false;  ///< first evaluate these parameters on the held-out data and send a Report
-  std::uint32_t overlap = 0;       ///< local steps of the share after the contribution
-  std::uint64_t steps_before = 0;  ///< local steps of all workers in the rounds before
+  std::uint32_t overlap = 0;  ///< local steps of the share after the contribution
+  /// With local steps, those of all workers in the rounds before. Among peers with a scale_ratio,
+  /// which excludes them, the workers that will contribute; 0: an older server.
+  std::uint64_t steps_before = 0;
   RoundRates rates;
   template <class F>
   void fields(F& f) {

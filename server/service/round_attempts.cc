@@ -33,6 +33,14 @@ proto::RoundRates RoundAttempts::round_rates() const {
   return rates;
 }
 
+/// Workers that will contribute to the attempt: among peers all that have samples, or the attempt
+/// fails. 0: the learning rate does not depend on them.
+std::uint64_t RoundAttempts::contributors() const {
+  if (!open_.among_peers || config_.optimizer_scale_ratio == 0) return 0;
+  const auto has_samples = [](const proto::RoundOpen& open) { return open.begin < open.end; };
+  return static_cast<std::uint64_t>(std::ranges::count_if(open_.attempt->opens, has_samples));
+}
+
 /// The members of the attempt, for each other.
 void RoundAttempts::tell_peers() {
   open_.attempt->peers.generation = open_.attempt->generation;
@@ -68,6 +76,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
                     world = policy_.is_elastic() ? std::max(members_.roster.ranked().size(), seats)
                                                  : seats;
   const proto::RoundRates rates = round_rates();
+  const std::uint64_t contributing = contributors();
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (std::size_t rank = 0; rank < seats; ++rank) {
     proto::RoundOpen& open = open_.attempt->opens[rank];
@@ -79,7 +88,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
     open.version = open_.attempt->version;
     open.optimizer_step = open_.attempt->optimizer_step;
     open.resend = resend;
-    open.steps_before = config_.local.count > 1 ? job_.steps_before : 0;
+    open.steps_before = config_.local.count > 1 ? job_.steps_before : contributing;
     open.rates = rates;
     // What is made after a contribution goes into the next one: there is none behind the last.
     open.overlap = data_.is_last_round() ? 0 : static_cast<std::uint32_t>(config_.local.overlap);

@@ -47,6 +47,7 @@ class RoundAttempts : private JobPart {
   void begin_round();
   std::size_t missing_tolerated() const;
   proto::RoundRates round_rates() const;
+  std::uint64_t contributors() const;
   MemberId first_elsewhere() const;
   void set_silent(WorkerSession& worker);
 

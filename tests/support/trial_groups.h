@@ -83,14 +83,13 @@ struct TrialRates {
   float full, last;
   float parameter;
   std::uint64_t skipped;
-  bool is_of_fewer = false;  ///< the step is finite by the rate of those that have samples only
 };
 inline constexpr double kTrialRate = 1.5e38;
 inline const std::vector<TrialRates>& trial_rates() {
   static const std::vector<TrialRates> kAll{
       {.ratio = 0, .full = 2, .last = 0, .parameter = -3e38F, .skipped = 0},
       {.ratio = 1, .full = 2, .last = 0, .parameter = 0.5F, .skipped = 1},
-      {.ratio = 1, .full = 0.5F, .last = 1, .parameter = -3e38F, .skipped = 0, .is_of_fewer = true},
+      {.ratio = 1, .full = 0.5F, .last = 1, .parameter = -3e38F, .skipped = 0},
       {.ratio = 1, .full = 0.5F, .last = 2, .parameter = -1.5e38F, .skipped = 1},
   };
   return kAll;

@@ -32,9 +32,10 @@ class StepGuardTest : public testing::Test {
     model_->set_terms(terms_);
   }
   /// Try the step with a mean of `gradient`; the tensor that is refused.
-  std::string try_step(float gradient, std::uint32_t world) {
+  std::string try_step(float gradient, std::uint32_t world, std::uint64_t contributors = 0) {
     proto::RoundOpen open;
     open.world = world;
+    open.steps_before = contributors;
     std::ranges::fill(model_->results(), gradient);
     return StepGuard(*model_, open).refused_tensor(!is_moderate(gradient), nullptr);
   }
@@ -49,6 +50,8 @@ TEST_F(StepGuardTest, TheRateGoesByTheWorkers) {
   open({.name = "sgd", .learning_rate = 1e38}, 1, 0);
   EXPECT_EQ(try_step(1, 3), "");  // 3e38
   EXPECT_EQ(try_step(1, 4), "w");
+  EXPECT_EQ(try_step(1, 4, 3), "") << "the fourth has no samples";
+  EXPECT_EQ(try_step(1, 4, 4), "w");
 }
 
 /// As in the test of HostedModel.

@@ -19,9 +19,10 @@ StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
   auto optimizer = make_optimizer(config);
   if (!optimizer.ok()) return;
   optimizer_ = std::move(optimizer).value();
-  // Those without samples do not count in the step, but only the server knows them. A step that is
-  // finite at this rate is finite at a smaller one; the trial may refuse one too many.
-  optimizer_->set_rate_factor(rate_factor_of(open.world, model.terms().scale_ratio));
+  // Those without samples do not count in the step. An older server does not say how many do: at
+  // the rate of all, one that is finite at theirs may be refused.
+  const std::uint64_t contributors = open.steps_before > 0 ? open.steps_before : open.world;
+  optimizer_->set_rate_factor(rate_factor_of(contributors, model.terms().scale_ratio));
   rule_ = optimizer_->at(model.fragments().steps_before(open.optimizer_step) + 1);
 }
 
