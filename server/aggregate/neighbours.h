@@ -9,7 +9,8 @@ namespace centroid::server {
 
 /// For each row of numbers the rows that are nearest to it.
 ///
-/// distance  Euclidean, in double: finite for all finite numbers
+/// distance  Euclidean, in double, of differences: finite for all finite numbers, and exact also
+///           where rows differ little, which |x|^2 + |y|^2 - 2xy would not be
 /// order     what is found depends neither on the order of the rows nor on the machine; of rows at
 ///           the same distance the one with the smaller numbers is nearer
 /// cost      n^2 / 2 passes over rows in the cache; n^2 numbers of memory
@@ -20,13 +21,20 @@ class Neighbours {
   void find(std::span<const float* const> rows, std::size_t elements, std::size_t count);
 
   std::span<const float* const> rows() const { return rows_; }  ///< in an order of their numbers
-  /// Indexes into `rows`, ascending: `count` of the first row, then of the second, ...
-  std::span<const std::uint32_t> nearest() const { return nearest_; }
+  /// Indexes into `rows`, ascending: of those that are near every row. Mostly these are nearly all,
+  /// for what is far from one row is far from others.
+  std::span<const std::uint32_t> shared() const { return shared_; }
+  /// The others that are near this row.
+  std::span<const std::uint32_t> others(std::size_t row) const {
+    return std::span(others_).subspan(row * others_count_, others_count_);
+  }
 
  private:
   std::vector<const float*> rows_;
+  std::vector<double> block_;    ///< some numbers of each row
   std::vector<double> squares_;  ///< of the distance, by pair
-  std::vector<std::uint32_t> order_, nearest_;
+  std::vector<std::uint32_t> order_, nearest_, near_to_, shared_, others_;
+  std::size_t others_count_ = 0;  ///< of each row
 };
 
 }  // namespace centroid::server

@@ -23,31 +23,39 @@ struct Work {
   std::span<const Pair> pairs;
   std::size_t first, last;                 ///< rows that are selected when all pairs are in order
   std::int32_t* tile;                      ///< count rows of kTile
-  std::span<const std::uint32_t> nearest;  ///< of each row, equally many; empty: no mixing
-  std::int32_t* unmixed;                   ///< as `tile`
+  const Neighbours* neighbours = nullptr;  ///< of each row; nullptr: no mixing
+  double* unmixed = nullptr;               ///< as `tile`
 };
+
+template <std::size_t kStrip>
+[[gnu::always_inline]] inline void add_rows(std::span<const std::uint32_t> rows, const double* from,
+                                            double* __restrict sum) {
+  for (const std::uint32_t s : rows) {
+    const double* const row = from + s * kTile;
+    CENTROID_INDEPENDENT
+    for (std::size_t i = 0; i < kStrip; ++i) sum[i] += row[i];
+  }
+}
 
 /// Put the means of each row's neighbours in the place of the tile's rows. Sums in double neither
 /// overflow nor leave the range of their numbers by more than a float's rounding.
 [[gnu::always_inline]] inline void mix_tile(const Work& work) {
   constexpr std::size_t kStrip = 16;  // sums that fit registers
-  const std::size_t count = work.nearest.size() / work.count;
-  const double part = 1.0 / static_cast<double>(count);
-  std::copy_n(work.tile, work.count * kTile, work.unmixed);
-  for (std::size_t r = 0; r < work.count; ++r)
-    for (std::size_t at = 0; at < kTile; at += kStrip) {
-      double sum[kStrip] = {};
-      for (const std::uint32_t s : work.nearest.subspan(r * count, count)) {
-        const std::int32_t* const row = work.unmixed + s * kTile + at;
-        CENTROID_INDEPENDENT
-        for (std::size_t i = 0; i < kStrip; ++i)
-          sum[i] += static_cast<double>(from_ordered(row[i]));
-      }
+  const Neighbours& near = *work.neighbours;
+  const double part = 1.0 / static_cast<double>(near.shared().size() + near.others(0).size());
+  for (std::size_t at = 0; at < kTile; at += kStrip) {
+    double shared[kStrip] = {};
+    add_rows<kStrip>(near.shared(), work.unmixed + at, shared);
+    for (std::size_t r = 0; r < work.count; ++r) {
+      double sum[kStrip];
+      std::copy_n(shared, kStrip, sum);
+      add_rows<kStrip>(near.others(r), work.unmixed + at, sum);
       std::int32_t* __restrict const to = work.tile + r * kTile + at;
       CENTROID_INDEPENDENT
       for (std::size_t i = 0; i < kStrip; ++i)
         to[i] = ordered_bits(static_cast<float>(sum[i] * part));
     }
+  }
 }
 
 template <std::size_t kWidth>
@@ -57,10 +65,14 @@ template <std::size_t kWidth>
   for (std::size_t r = 0; r < work.count; ++r) {
     const float* const row = work.rows[r] + at;
     std::int32_t* __restrict const to = work.tile + r * kTile;
+    if (work.neighbours != nullptr) {
+      std::copy_n(row, used, work.unmixed + r * kTile);
+      continue;
+    }
     CENTROID_INDEPENDENT
     for (std::size_t i = 0; i < used; ++i) to[i] = ordered_bits(row[i]);
   }
-  if (!work.nearest.empty()) mix_tile(work);
+  if (work.neighbours != nullptr) mix_tile(work);
   for (const auto& [low, high] : work.pairs) {
     std::int32_t* __restrict const a = work.tile + low * kTile;
     std::int32_t* __restrict const b = work.tile + high * kTile;
@@ -190,11 +202,11 @@ void RobustMean::combine(std::span<const float* const> rows, std::span<float> ou
     tile_.assign(n * kTile, 0);
     rows_ = n;
   }
-  Work work{rows.data(), n, pairs_, dropped, n - dropped, tile_.data(), {}, nullptr};
+  Work work{rows.data(), n, pairs_, dropped, n - dropped, tile_.data()};
   if (rule_.mixes()) {
     neighbours_.find(rows, out.size(), n - dropped);
     work.rows = neighbours_.rows().data();
-    work.nearest = neighbours_.nearest();
+    work.neighbours = &neighbours_;
     unmixed_.resize(tile_.size());
     work.unmixed = unmixed_.data();
   }

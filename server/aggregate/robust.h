@@ -71,7 +71,8 @@ struct AggregateRule {
 /// bounds  between the smallest and the largest remaining number, also if sums would overflow
 /// cost    a sorting network, limited to comparisons that affect the remaining numbers, on 64
 ///         coordinates at a time (centroid-bench-robust); memory for n chunks that are not float32;
-///         mixing: that of Neighbours, and a mean of n - F numbers for each number
+///         mixing: that of Neighbours, and for each number a sum of those near its row but not
+///         near all
 /// thread  one at a time
 /// source  Batcher 1968, "Sorting networks and their applications" (merge exchange, in the form of
 ///         Knuth, "The Art of Computer Programming" volume 3, algorithm 5.2.2M)
@@ -99,7 +100,8 @@ class RobustMean {
   std::size_t rows_ = 0;  ///< for which `pairs_` is made
   std::vector<Pair> pairs_;
   Neighbours neighbours_;
-  std::vector<std::int32_t> tile_, unmixed_;
+  std::vector<std::int32_t> tile_;
+  std::vector<double> unmixed_;
   std::vector<float> decoded_;
   std::vector<const float*> addresses_;
 };

@@ -101,9 +101,10 @@ void compare(const std::string& spec, std::size_t workers, std::size_t elements,
 
 int main(int argc, char** argv) {
   using namespace centroid;
-  std::uint64_t elements = 4'000'000, repetitions = 7;
+  std::uint64_t elements = 4'000'000, repetitions = 7, only = 0;
   config::Schema schema("centroid-bench-robust", "Robust aggregates against the sum.");
   schema.field("elements", &elements, {.text = "numbers of the model", .min = 1000});
+  schema.field("workers", &only, {.text = "only f32 and so many workers; 0: several"});
   schema.field("repetitions", &repetitions, {.text = "turns of each", .min = 1});
   const auto outcome = schema.load(argc, argv);
   if (!outcome.ok()) {
@@ -116,6 +117,10 @@ int main(int argc, char** argv) {
       "thread\n%-6s %8s  %10s %8s  %10s %8s  %10s %8s  %10s %8s\n",
       static_cast<unsigned long long>(elements), static_cast<unsigned long long>(repetitions),
       "codec", "workers", "sum", "", "median", "", "trimmed:1", "", "nnm:1", "");
+  if (only > 0) {
+    compare("f32", only, elements, repetitions);
+    return 0;
+  }
   for (const std::size_t workers : {3, 5, 8, 16, 32})
     compare("f32", workers, elements, repetitions);
   compare("int8", 8, elements, repetitions);
