@@ -50,13 +50,16 @@ Magnitude StepTrial::step(const rules::Step& rule, std::span<const float> params
   for (std::size_t at = 0; at < params.size() && largest != Magnitude::kInfinite; at += kBlock) {
     const std::size_t n = std::min(kBlock, params.size() - at);
     const std::span<float> out = std::span(params_).first(n);
-    std::ranges::transform(gradient.subspan(at, n), out.begin(),
-                           [factor](float g) { return g * factor; });
+    std::span<const float> scaled = gradient.subspan(at, n);
+    if (factor != 1) {
+      std::ranges::transform(scaled, out.begin(), [factor](float g) { return g * factor; });
+      scaled = out;
+    }
     for (std::size_t k = 0; k < slots.size(); ++k) {
       copies[k] = std::span(slots_[k]).first(n);
       std::ranges::copy(slots[k].subspan(at, n), copies[k].begin());
     }
-    run_step(rule, params.subspan(at, n), out, std::span(copies).first(slots.size()), out);
+    run_step(rule, params.subspan(at, n), scaled, std::span(copies).first(slots.size()), out);
     largest = std::max(largest, magnitude_of(out));
     for (std::size_t k = 0; k < slots.size(); ++k)
       largest = std::max(largest, magnitude_of(copies[k]));

@@ -1,6 +1,7 @@
 #include "worker/exchange/step_guard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,27 @@ TEST_F(StepGuardTest, WhatWasTriedAndNotMadeSaysNothingOfTheNextStep) {
   open({.name = "sgd", .learning_rate = 1, .weight_decay = 1}, 1, 3e38F);
   EXPECT_EQ(try_step(1, 1), "");
   EXPECT_EQ(try_step(1, 10), "w");
+  EXPECT_EQ(try_step(1, 1), "");
+  model_->set_moderate(0, true);
+  EXPECT_EQ(try_step(1, 1), "") << "without a trial";
+  EXPECT_FALSE(model_->take_tried());
+}
+
+/// So the mean needs no look of its own.
+TEST_F(StepGuardTest, AMeanThatIsNotFiniteIsFoundByTheTrialOfEveryRule) {
+  for (const std::string& name : optimizer_names())
+    for (const float gradient : {HUGE_VALF, -HUGE_VALF, std::nanf("")})
+      for (const double rate : {0.5, 1e-30}) {
+        SCOPED_TRACE(name + ", " + std::to_string(gradient));
+        open({.name = name, .learning_rate = rate}, 0, 2);
+        EXPECT_TRUE(StepGuard(*model_, proto::RoundOpen()).looks_at_mean());
+        EXPECT_EQ(try_step(gradient, 1), "w");
+      }
+  open({.name = "sgd", .learning_rate = 0.5, .clip_norm = 1}, 0, 2);
+  EXPECT_FALSE(StepGuard(*model_, proto::RoundOpen()).looks_at_mean());
+  open({.name = "sgd", .learning_rate = 0.5}, 0, 2);
+  model_->set_moderate(0, true);
+  EXPECT_FALSE(StepGuard(*model_, proto::RoundOpen()).looks_at_mean()) << "it needs no trial";
 }
 
 TEST_F(StepGuardTest, TheModelStaysAsItIs) {

@@ -230,21 +230,22 @@ class ClusterExchange final : public Exchange {
     std::vector<std::span<float>> slots;
     for (auto& slot : link_.model().slots()) slots.emplace_back(slot);
     const bool was_moderate = link_.model().is_moderate(fragment_);
-    is_moderate_ = link_.model().take_tried().value_or(was_moderate) && among_peers &&
+    const auto tried = link_.model().take_tried();
+    is_moderate_ = (tried ? tried->is_moderate : was_moderate) && among_peers &&
                    link_.model().checks_nonfinite();
     if (link_.model().results_are_encoded())
       CENTROID_TRY(step_encoded(params, slots));
     else if (const SparseMean* mean = among_peers ? link_.sparse_mean() : nullptr; mean != nullptr)
       step_listed(*mean, params, results);
     else
-      step_dense(params, slots, results);
+      step_dense(params, slots, results, among_peers && tried ? &tried->clip_factor : nullptr);
     link_.model().set_moderate(fragment_, is_moderate_);
     return {};
   }
 
-  /// The same with a mean that is in the plane.
+  /// The same with a mean that is in the plane. `tried`: the factor of its trial.
   void step_dense(std::span<float> params, const std::vector<std::span<float>>& slots,
-                  std::span<float> results) {
+                  std::span<float> results, const float* tried) {
     const ModelPlanes& model = link_.model();
     // With one fragment that is all tensors, end to end.
     std::vector<Range> runs{{0, params.size()}}, buffers;
@@ -255,7 +256,7 @@ class ClusterExchange final : public Exchange {
             .push_back({chunk.position, chunk.position + chunk.elements});
     }
     const bool clips = optimizer_->config().clip_norm > 0;
-    const float factor = clips ? clip_factor_of(model, fragment()) : 1;
+    const float factor = !clips ? 1 : tried ? *tried : clip_factor_of(model, fragment());
     const rules::Step rule = optimizer_->at(optimizer_step_ + 1);
     std::vector<std::span<float>> parts(slots.size());
     const auto step = [&](const Range& piece) {

@@ -60,9 +60,13 @@ class ModelPlanes {
   /// from moderate gradients; false: it is not known.
   bool is_moderate(std::uint32_t fragment) const { return moderate_[fragment]; }
   void set_moderate(std::uint32_t fragment, bool is) { moderate_[fragment] = is; }
-  /// The same of what a step would make, until it is made; nothing: it was not tried.
-  void set_tried(bool is_moderate) { tried_ = is_moderate; }
-  std::optional<bool> take_tried() { return std::exchange(tried_, std::nullopt); }
+  /// Of a step that was tried: the same of what it would make, and the factor of its mean.
+  struct Tried {
+    bool is_moderate = false;
+    float clip_factor = 1;
+  };
+  void set_tried(Tried tried) { tried_ = tried; }
+  std::optional<Tried> take_tried() { return std::exchange(tried_, std::nullopt); }
   /// The values that the seed gives.
   void initialize();
 
@@ -91,7 +95,7 @@ class ModelPlanes {
   std::span<float> params_, results_;
   std::vector<std::vector<float>> slots_;
   std::vector<bool> moderate_;  // by fragment
-  std::optional<bool> tried_;
+  std::optional<Tried> tried_;
   std::unique_ptr<Codec> codec_down_;                    // nullptr: results are floats
   std::vector<std::vector<std::byte>> encoded_results_;  // per chunk
 };

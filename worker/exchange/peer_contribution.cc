@@ -76,9 +76,10 @@ Result<PeerReducer::Job> PeerContribution::job_of(const proto::RoundOpen& open) 
   job.mean = link_.model.results();
   if (link_.model.terms().apply_on_worker) {
     auto guard = std::make_shared<StepGuard>(link_.model, open);
-    job.refused_tensor = [guard = std::move(guard)](bool is_large, const SparseMean* listed) {
+    job.refused_tensor = [guard](bool is_large, const SparseMean* listed) {
       return guard->refused_tensor(is_large, listed);
     };
+    job.looks_at_mean = [guard] { return guard->looks_at_mean(); };
   }
   return job;
 }

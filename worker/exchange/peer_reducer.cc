@@ -269,6 +269,7 @@ PeerReducer::Outcome PeerReducer::reduce_coded(const Job& job) {
 /// so, with the norm of what it gave.
 void PeerReducer::look_at_mean(const Job& job, Outcome& outcome) const {
   if (!terms_.refuses_nonfinite || !outcome.nonfinite_tensor.empty()) return;
+  if (job.looks_at_mean && job.looks_at_mean()) return;
   for (const Bucket& bucket : buckets_[job.fragment]) {
     const auto size = magnitude_of(job.mean.subspan(bucket.begin, bucket.end - bucket.begin));
     outcome.has_large_mean = outcome.has_large_mean || size != Magnitude::kModerate;

@@ -66,6 +66,8 @@ class PeerReducer {
     std::optional<RoundEnd> before;  ///< what became of the round before; set by `start`
     /// StepGuard::refused_tensor, when the mean is here
     std::function<std::string(bool is_large, const SparseMean* listed)> refused_tensor;
+    /// Whether that finds a mean that is not finite, too.
+    std::function<bool()> looks_at_mean;
   };
   struct Outcome {
     Status status;

@@ -27,8 +27,8 @@ StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
 }
 
 std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
-  const bool is_safe = !is_large && model_.is_moderate(fragment_) && is_bounded(rule_);
-  if (optimizer_ == nullptr || is_safe) return "";
+  (void)model_.take_tried();  // of a round that did not count
+  if (optimizer_ == nullptr || (!is_large && !always_tries())) return "";
   const ChunkPlan& plan = model_.plan();
   const FragmentPlan::Fragment& fragment = model_.fragments()[fragment_];
   if (optimizer_->config().clip_norm > 0) factor_ = clip_factor_of(model_, fragment);
@@ -52,7 +52,7 @@ std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
     }
   }
   fault::point("trial.worker");
-  model_.set_tried(largest == Magnitude::kModerate);
+  model_.set_tried({.is_moderate = largest == Magnitude::kModerate, .clip_factor = factor_});
   return "";
 }
 

@@ -23,8 +23,14 @@ class StepGuard {
   /// `is_large`: not all of the mean is known to be moderate. `listed`: the mean, where it is
   /// sparse
   std::string refused_tensor(bool is_large, const SparseMean* listed);
+  /// Whether that tries the step in any case, and so finds a mean that is not finite: no rule makes
+  /// finite parameters and slots of it. Clipped, it spoils all tensors: the first would be named.
+  bool looks_at_mean() const {
+    return optimizer_ && always_tries() && optimizer_->config().clip_norm == 0;
+  }
 
  private:
+  bool always_tries() const { return !model_.is_moderate(fragment_) || !is_bounded(rule_); }
   Magnitude try_chunk(const Chunk& chunk);
   Magnitude try_part(const SparseMean& mean, const SparseMean::Part& part);
 
