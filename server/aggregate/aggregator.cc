@@ -14,13 +14,18 @@ constexpr std::size_t kShort = 8;
 }  // namespace
 
 Aggregator::Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule)
-    : plan_(plan), hooks_(std::move(hooks)), rule_(rule), robust_(rule) {}
+    : plan_(plan), hooks_(std::move(hooks)), rule_(rule) {
+  if (rule_.is_mean()) return;
+  for (std::size_t i = 0; i < kAtOnce; ++i) idle_.push_back(std::make_unique<RobustMean>(rule));
+}
 
 void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
   for (ChunkState& state : chunks_)
     for (const Waiting& w : state.waiting)
       if (rule_.is_mean()) hooks_.on_consumed(w.rank, w.bytes);
-  waiting_ = 0;
+  waiting_ = combining_ = 0;
+  ready_.clear();
+  attempt_ = std::make_shared<int>();
   chunks_.clear();
   chunks_.resize(plan_.chunks().size());
   for (ChunkState& state : chunks_) state.missing = codecs.size();
@@ -119,16 +124,60 @@ Status Aggregator::add(ChunkId chunk, std::uint32_t rank, double weight, Bytes p
 /// Combine a chunk's payloads when none is missing.
 void Aggregator::combine(ChunkId chunk) {
   ChunkState& state = chunks_[chunk.value];
-  if (state.complete || state.waiting.empty() || is_missing(chunk) || hooks_.is_held(chunk)) return;
-  std::vector<RobustMean::Encoded> rows;
-  for (const Waiting& w : state.waiting)
-    rows.push_back({&codec_for(ranks_[w.rank], chunk), w.payload.bytes().first(w.bytes)});
-  robust_.combine(rows, hooks_.target(plan_.chunk(chunk)));
-  for (const Waiting& w : state.waiting) ++ranks_[w.rank].added;
-  state.added = static_cast<std::uint32_t>(rows.size());
-  waiting_ -= rows.size();
+  if (state.complete || hooks_.is_held(chunk)) return;
+  if (!state.result.empty()) return combined(chunk, std::move(state.result));
+  if (state.waiting.empty() || is_missing(chunk)) return;
+  if (idle_.empty()) {
+    if (!std::exchange(state.is_ready, true)) ready_.push_back(chunk);
+    return;
+  }
+  auto robust = std::move(idle_.back());
+  idle_.pop_back();
+  start_combining(chunk, std::move(robust));
+}
+
+/// From now on its ranks have a part of the sum.
+void Aggregator::start_combining(ChunkId chunk, std::unique_ptr<RobustMean> robust) {
+  ChunkState& state = chunks_[chunk.value];
+  const auto job = std::make_shared<Combination>();
+  job->parts = std::move(state.waiting);
   state.waiting.clear();
+  for (const Waiting& w : job->parts) {
+    job->codecs.push_back(ranks_[w.rank].codec);
+    job->rows.push_back({&codec_for(ranks_[w.rank], chunk), w.payload.bytes().first(w.bytes)});
+    ++ranks_[w.rank].added;
+  }
+  state.added = static_cast<std::uint32_t>(job->parts.size());
+  waiting_ -= job->parts.size();
+  job->result.resize(plan_.chunk(chunk).elements);
+  job->robust = std::move(robust);
+  ++combining_;
+  auto work = [job = job.get()] { job->robust->combine(job->rows, job->result); };
+  auto then = [this, chunk, job, of = std::weak_ptr(attempt_), us = std::weak_ptr(lives_)] {
+    if (us.expired()) return;
+    idle_.push_back(std::move(job->robust));
+    if (!of.expired()) combined(chunk, std::move(job->result));
+    while (!idle_.empty() && !ready_.empty()) {
+      const ChunkId next = ready_.front();
+      ready_.pop_front();
+      chunks_[next.value].is_ready = false;
+      combine(next);
+    }
+  };
+  if (hooks_.elsewhere) return hooks_.elsewhere(std::move(work), std::move(then));
+  work();
+  then();
+}
+
+void Aggregator::combined(ChunkId chunk, std::vector<float> result) {
+  ChunkState& state = chunks_[chunk.value];
+  if (hooks_.is_held(chunk)) {
+    state.result = std::move(result);
+    return;
+  }
+  std::ranges::copy(result, hooks_.target(plan_.chunk(chunk)).begin());
   state.complete = true;
+  --combining_;
   hooks_.on_complete(chunk, 1.0);  // it is no sum
 }
 
@@ -202,9 +251,11 @@ std::size_t Aggregator::waiting_bytes() const {
 }
 
 void Aggregator::retry_blocked() {
-  if (waiting_ == 0) return;
-  for (const Chunk& chunk : plan_.chunks())
-    if (!chunks_[chunk.id.value].waiting.empty()) advance(chunk.id);
+  if (waiting_ == 0 && combining_ == 0) return;
+  for (const Chunk& chunk : plan_.chunks()) {
+    const ChunkState& state = chunks_[chunk.id.value];
+    if (!state.waiting.empty() || !state.result.empty()) advance(chunk.id);
+  }
 }
 
 }  // namespace centroid::server

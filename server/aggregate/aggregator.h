@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -23,12 +24,14 @@ namespace centroid::server {
 ///         arrived: the sum is then made at once, in the cache. At most half a chunk's bytes of a
 ///         rank wait like this, so no order of the ranks can exhaust their credits
 /// rule    other than the mean: a chunk waits until those of all ranks have arrived, then all are
-///         combined at once
+///         combined at once, each chunk on one of a few threads: the bits do not depend on them
 /// memory  none of its own but the waiting buffers, which the senders' credits bound; with another
 ///         rule than the mean credit is returned on arrival, and all of a round may wait
 /// thread  one; no I/O, no clock
 class Aggregator {
  public:
+  /// Runs `work` on another thread, then `then` on this one.
+  using Elsewhere = std::function<void(std::function<void()> work, std::function<void()> then)>;
   struct Hooks {
     std::function<std::span<float>(const Chunk&)> target;  ///< memory of a chunk's sum
     std::function<bool(ChunkId)>
@@ -36,8 +39,11 @@ class Aggregator {
     std::function<void(ChunkId, double total_weight)>
         on_complete;  ///< every expected rank's chunk is in the sum
     std::function<void(std::uint32_t rank, std::size_t bytes)>
-        on_consumed;  ///< a payload has left our memory
+        on_consumed;        ///< a payload has left our memory
+    Elsewhere elsewhere{};  ///< combines; null: that is done here
   };
+  /// Chunks that are combined at once. Each may need memory for that of every worker, decoded.
+  static constexpr std::size_t kAtOnce = 4;
   Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule = {});
 
   /// Start an attempt of codecs.size() ranks; drops all waiting payloads. codecs[r] decodes rank
@@ -56,6 +62,9 @@ class Aggregator {
   void absent(std::uint32_t rank);
   /// Some blocked chunks became free.
   void retry_blocked();
+  /// A chunk of this attempt is being combined, or its result waits for memory: `on_complete` will
+  /// come without a further call, or after `retry_blocked`.
+  bool is_combining() const { return combining_ > 0 || !ready_.empty(); }
 
   bool is_absent(std::uint32_t rank) const { return rank >= ranks_.size() || ranks_[rank].absent; }
   bool has_part_of(std::uint32_t rank) const { return ranks_[rank].added > 0; }
@@ -92,6 +101,17 @@ class Aggregator {
     bool is_deferred = false;  // all received ones are short and wait for the others
     double weight = 0;
     std::vector<Waiting> waiting;
+    // of another rule than the mean
+    bool is_ready = false;      // all are here, and wait for others to be combined
+    std::vector<float> result;  // waits for memory
+  };
+  /// A chunk's payloads, while another thread combines them. It outlives the attempt and us.
+  struct Combination {
+    std::vector<Waiting> parts;
+    std::vector<std::shared_ptr<const Codec>> codecs;
+    std::vector<RobustMean::Encoded> rows;
+    std::vector<float> result;
+    std::unique_ptr<RobustMean> robust;
   };
   struct RankState {
     std::shared_ptr<const Codec>
@@ -105,6 +125,8 @@ class Aggregator {
   };
   void advance(ChunkId chunk);
   void combine(ChunkId chunk);
+  void start_combining(ChunkId chunk, std::unique_ptr<RobustMean> robust);
+  void combined(ChunkId chunk, std::vector<float> result);
   bool is_missing(ChunkId chunk) const { return chunks_[chunk.value].missing > 0; }
   Result<bool> defers(const RankState& source, const ChunkState& state, ChunkId chunk,
                       Bytes payload) const;
@@ -115,10 +137,14 @@ class Aggregator {
   const ChunkPlan& plan_;
   Hooks hooks_;
   AggregateRule rule_;
-  RobustMean robust_;
   std::vector<ChunkState> chunks_;
   std::vector<RankState> ranks_;
   std::size_t waiting_ = 0;
+  // of another rule than the mean
+  std::vector<std::unique_ptr<RobustMean>> idle_;
+  std::deque<ChunkId> ready_;  ///< for which none was idle
+  std::size_t combining_ = 0;  ///< chunks of this attempt, with those whose result waits
+  std::shared_ptr<int> lives_ = std::make_shared<int>(), attempt_;  ///< gone: we, or the attempt
 };
 
 }  // namespace centroid::server

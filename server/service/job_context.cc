@@ -1,8 +1,11 @@
 #include "server/service/job_context.h"
 
+#include <algorithm>
+
 #include <boost/asio/post.hpp>
 
 #include "common/base/log_level.h"
+#include "common/base/thread.h"
 
 namespace centroid::server {
 
@@ -13,6 +16,7 @@ JobContext::JobContext(Executor on, Executor blocking, const ServerConfig& setti
       clock(time),
       disk{std::move(blocking),
            std::make_shared<DutyCycle>(settings.checkpoint.processor_share * core_count())},
+      combining(on, "combine", std::min<std::size_t>(Aggregator::kAtOnce, core_count())),
       probe(registry),
       events(time),
       phase(time, events, probe),

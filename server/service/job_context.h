@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "common/async/work_threads.h"
 #include "common/checkpoint/checkpoint.h"
 #include "server/config/server_config.h"
 #include "server/service/members.h"
@@ -37,6 +38,7 @@ struct JobContext {
   const ServerConfig& config;
   const Clock& clock;
   FileThread disk;
+  WorkThreads combining;  ///< chunks, with another aggregate than the mean
   StateUse use;
   Probe probe;
   EventLog events;

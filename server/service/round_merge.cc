@@ -94,7 +94,9 @@ Task<Status> RoundMerge::await_chunks() {
   if (open_.complete_chunks >= chunks) co_return Status();
   const auto missing = [this, chunks] {
     return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
-           " chunks wait for memory: until slower workers have read the results before, or the "
+           (job_.aggregator->is_combining() ? " chunks are being combined, or wait for memory"
+                                            : " chunks wait for memory") +
+           ": until slower workers have read the results before, or the "
            "journal's disk has taken what came";
   };
   const auto are_summed = [this, chunks] {

@@ -43,6 +43,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.is_elastic = policy_.is_elastic();
   question.waits_for_all = !aggregate_.is_mean();
   question.compares_workers = aggregate_.mixes();
+  question.decoded_bytes = Aggregator::kAtOnce * plan.max_chunk_elements() * sizeof(float);
   question.workers = servers_.expected_workers(question.is_elastic || question.waits_for_all);
   question.credit_bytes = question.workers * config_.transfer.credit_bytes;
   question.journal_copies =
@@ -120,7 +121,8 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
   hooks.target = [this](const Chunk& chunk) { return job_.store().spare(chunk); };
   // A result through a codec is copied for the journal: it waits here while there is no room.
   hooks.is_held = [this](ChunkId chunk) {
-    return job_.store().spare_is_read(chunk) || (job_.shard->encodes() && !journal_.has_room());
+    return !open_.attempt || open_.attempt->closed || job_.store().spare_is_read(chunk) ||
+           (job_.shard->encodes() && !journal_.has_room());
   };
   hooks.on_complete = [this](ChunkId chunk, double weight) {
     control_.chunk_complete(chunk, weight);
@@ -130,6 +132,15 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                                 ? members_.find(open_.attempt->members[rank])
                                 : nullptr)
       worker->session->release_credit(bytes);
+  };
+  hooks.elsewhere = [this](std::function<void()> work, std::function<void()> then) {
+    auto timed = [probe = probe_.aggregate(), round = job_.round.value, work = std::move(work)] {
+      static const trace::Lane kLane("combine");
+      const TimePoint begin = now();
+      work();
+      probe.ended(kLane, begin, now(), round);
+    };
+    context_.combining.run(std::move(timed), std::move(then));
   };
   into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);
   log::info("store.created", {{"tensors", into.store().plan().manifest().size()},

@@ -15,7 +15,12 @@ HostedModel::HostedModel(ShardContext& context, ShardRows& rows, Send send,
       release_(std::move(release)),
       chunks_(context.options.name),
       memory_(context, rows),
-      sums_(chunks_, release_),
+      sums_(
+          chunks_, release_,
+          [&context](std::function<void()> work, std::function<void()> then) {
+            context.combining.run(std::move(work), std::move(then));
+          },
+          [this] { room_.notify_all(); }),
       room_(context.executor),
       journal_(context, chunks_) {}
 

@@ -95,7 +95,7 @@ class HostedModel {
   ShardMemory memory_;
   StagedContributions staged_;
   RoundSums sums_;
-  Event room_;  ///< for copies of a snapshot (ParameterStore::snapshot_is_full)
+  Event room_;  ///< for copies of a snapshot (ParameterStore::snapshot_is_full), or of a sum
   ShardJournal journal_;
   std::shared_ptr<Snapshot> frozen_;
   std::shared_ptr<ShardRound> round_;  ///< merged and not yet committed

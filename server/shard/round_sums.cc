@@ -34,7 +34,11 @@ void RoundSums::begin() {
   // No snapshot covers the spare plane before the round's commit, which waits until the snapshot
   // has room.
   hooks.is_held = [](ChunkId) { return false; };
-  hooks.on_complete = [this](ChunkId, double) { ++complete_; };
+  hooks.on_complete = [this](ChunkId, double) {
+    ++complete_;
+    changed_();
+  };
+  hooks.elsewhere = elsewhere_;
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
     release_(opened_.summed[rank], bytes);
   };
@@ -55,6 +59,7 @@ void RoundSums::close() {
   ranks_.clear();
   complete_ = 0;
   opened_ = {};
+  changed_();
 }
 
 std::optional<std::uint32_t> RoundSums::rank_of(const proto::ContributionKey& key) const {

@@ -28,8 +28,14 @@ class RoundSums {
  public:
   /// Returns credit to a worker.
   using Release = std::function<void(MemberId, std::size_t bytes)>;
-  RoundSums(const ShardChunks& chunks, Release release)
-      : chunks_(chunks), release_(std::move(release)) {}
+  /// `elsewhere`: as Aggregator's. `changed`: `is_combining` may have changed.
+  RoundSums(
+      const ShardChunks& chunks, Release release, Aggregator::Elsewhere elsewhere = {},
+      std::function<void()> changed = [] {})
+      : chunks_(chunks),
+        release_(std::move(release)),
+        elsewhere_(std::move(elsewhere)),
+        changed_(std::move(changed)) {}
 
   /// Begin the attempt that the leader has opened. If called again for the same attempt, members
   /// missing from the new list send nothing more.
@@ -48,8 +54,9 @@ class RoundSums {
   /// The message to the leader if the contribution is complete.
   std::optional<proto::Whole> whole(const proto::ContributionKey& key) const;
   /// Complete the sums: check that they consist of exactly the Merge's parts.
-  /// fails  failed_precondition
+  /// fails  failed_precondition, also while `is_combining`: call it again then
   Status finish(const proto::Merge& merge);
+  bool is_combining() const { return aggregator_ && aggregator_->is_combining(); }
   std::uint64_t bytes() const { return aggregator_ ? aggregator_->waiting_bytes() : 0; }
 
  private:
@@ -58,6 +65,8 @@ class RoundSums {
 
   const ShardChunks& chunks_;
   const Release release_;
+  const Aggregator::Elsewhere elsewhere_;
+  const std::function<void()> changed_;
   proto::Opened opened_;  ///< without its members
   std::map<MemberId, std::uint32_t> ranks_;
   std::size_t complete_ = 0;  ///< chunks

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
+#include "common/async/work_threads.h"
 #include "common/base/clock.h"
+#include "common/base/thread.h"
+#include "server/aggregate/aggregator.h"
 #include "server/shard/leader_session.h"
 #include "server/shard/readiness.h"
 #include "server/shard/shard_options.h"
@@ -20,6 +24,8 @@ struct ShardContext {
         files(std::move(its_files)),
         options(std::move(its_options)),
         clock(its_clock),
+        combining(its_executor, "combine",
+                  std::min<std::size_t>(Aggregator::kAtOnce, core_count())),
         probe(registry),
         leader(its_executor),
         strangers(transport::places_beside(options.max_workers), &registry) {}
@@ -28,6 +34,7 @@ struct ShardContext {
   const Executor files;  ///< its thread waits for the disk
   const ShardOptions options;
   const Clock& clock;
+  WorkThreads combining;  ///< chunks, with another aggregate than the mean
   ShardProbe probe;
   Readiness readiness;
   LeaderSession leader;

@@ -61,7 +61,7 @@ Task<Result<proto::MergeReply>> ShardRound::merge(Contributions contributions) {
       context_.progress,
       what_ + ": means of " + std::to_string(merge_.parts.size()) + " contributions", false);
   CENTROID_CO_TRY(co_await await_snapshot());
-  if (!chunks_.model().is_elastic) CENTROID_CO_TRY(sums_.finish(merge_));
+  if (!chunks_.model().is_elastic) CENTROID_CO_TRY(co_await finish_sums());
   CENTROID_CO_TRY(co_await begin_journal());
   // The journal reads the sums before they become means; without a journal one pass is enough.
   const bool keeps_sums = journal_.writer().is_on() && shard().form() == journal::Form::kSum;
@@ -111,6 +111,20 @@ Task<Status> ShardRound::await_snapshot() {
     (void)co_await until(room_, has_room);
   }
   co_return check_led();
+}
+
+/// Other threads may still combine the last chunks.
+Task<Status> ShardRound::finish_sums() {
+  Status summed = sums_.finish(merge_);
+  if (sums_.is_combining()) {
+    const ShardProgress::Activity waits(context_.progress, what_ + ": chunks are being combined",
+                                        true);
+    const auto are_combined = [this] { return !is_led() || !sums_.is_combining(); };
+    (void)co_await until(room_, are_combined);
+    CENTROID_CO_TRY(check_led());
+    summed = sums_.finish(merge_);
+  }
+  co_return summed;
 }
 
 Task<Status> ShardRound::begin_journal() {

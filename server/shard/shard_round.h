@@ -80,6 +80,7 @@ class ShardRound {
   Task<Status> yield();
 
   Task<Status> await_snapshot();
+  Task<Status> finish_sums();
   Task<Status> begin_journal();
   Task<Status> drain_journal();
   Task<Status> end_journal();

@@ -30,6 +30,8 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   need.contributions = q.is_elastic      ? q.kept * once
                        : q.waits_for_all ? once
                                          : std::min(q.credit_bytes, q.workers * q.result_bytes);
+  if (q.waits_for_all && q.contribution_bytes < q.result_bytes)
+    need.contributions += q.workers * q.decoded_bytes;
   if (q.compares_workers) need.contributions += q.workers * q.workers * kPairBytes;
   need.copies = std::min(q.snapshot_bytes, need.planes) + std::min(q.journal_copies, plane);
   if (q.compresses_results) need.copies += q.result_bytes;  // payloads are no longer than that

@@ -143,6 +143,17 @@ class Refusals(ClusterTest):
         self.assertEqual(server.post("/v1/job:stop")[0], 202)
         self.assert_exit(DONE, *workers)
 
+    def test_other_threads_combine(self):
+        for aggregate, combines in (("mean", False), ("median", True)):
+            with self.subTest(aggregate=aggregate):
+                server = self.server("--min-workers", 3, "--aggregate", aggregate, "--rounds", 1000000, name=aggregate, run=aggregate)
+                workers = [self.worker(server, f"{aggregate}-{i}") for i in range(3)]
+                server.wait_round(3)
+                names = [(task / "comm").read_text() for task in pathlib.Path(f"/proc/{server.pid}/task").iterdir()]
+                self.assertEqual(any(name.startswith("combine") for name in names), combines, names)
+                self.assertEqual(server.post("/v1/job:stop")[0], 202)
+                self.assert_exit(DONE, *workers)
+
     def test_every_sample_of_an_epoch_is_trained_and_no_round_is_smaller_than_three(self):
         server = self.server("--min-workers", 3, "--epochs", 3, "--aggregate", "median", "--exit-when-finished")
         workers = [self.worker(server, f"w{i}", batch=13) for i in range(3)]  # 1600 = 41 * 39 + 1

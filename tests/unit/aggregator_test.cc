@@ -14,7 +14,8 @@ namespace {
 
 /// An aggregator over one flat sum, with everything it says recorded.
 struct Fixture {
-  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64, AggregateRule rule = {})
+  explicit Fixture(std::uint64_t elements, std::uint64_t chunk_bytes = 64, AggregateRule rule = {},
+                   bool is_apart = false)
       : plan(
             ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {elements}}}, chunk_bytes)
                 .value()),
@@ -28,7 +29,18 @@ struct Fixture {
       EXPECT_TRUE(complete.emplace(chunk, weight).second) << "completed twice";
     };
     hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) { consumed[rank] += bytes; };
+    if (is_apart)
+      hooks.elsewhere = [this](std::function<void()> work, std::function<void()> then) {
+        under_way.push_back({std::move(work), std::move(then)});
+      };
     aggregator = std::make_unique<Aggregator>(plan, std::move(hooks), rule);
+  }
+  /// A thread has done this, or another one of what is under way.
+  void end(std::size_t which = 0) {
+    const auto [work, then] = std::move(under_way.at(which));
+    under_way.erase(under_way.begin() + static_cast<std::ptrdiff_t>(which));
+    work();
+    then();
   }
   void begin(std::size_t ranks) {
     complete.clear();
@@ -47,6 +59,7 @@ struct Fixture {
   std::map<ChunkId, int> held;
   std::map<ChunkId, double> complete;
   std::map<std::uint32_t, std::size_t> consumed;
+  std::vector<std::pair<std::function<void()>, std::function<void()>>> under_way;
   std::unique_ptr<Aggregator> aggregator;
 };
 
@@ -399,6 +412,89 @@ TEST(RobustAggregator, AResultThatIsStillReadHoldsUpTheNext) {
   f.held.clear();
   f.aggregator->retry_blocked();
   EXPECT_EQ(f.complete.size(), 1u);
+}
+
+/// Any number of threads, which end in any order.
+TEST(RobustAggregator, ItsBitsDependNeitherOnTheNumberOfThreadsNorOnTheirOrder) {
+  const std::size_t ranks = 5, n = 200;
+  const auto all = random_contributions(7, ranks, n);
+  for (const char* const text : {"median", "trimmed_mean:1", "nnm_trimmed_mean:1"}) {
+    const auto rule = AggregateRule::parse(text).value();
+    Fixture here(n, 64, rule);
+    here.begin(ranks);
+    for (std::uint32_t r = 0; r < ranks; ++r)
+      for (std::uint32_t c = 0; c < here.plan.chunks().size(); ++c)
+        ASSERT_TRUE(here.offer(r, c, 1, all[r]).ok());
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      SCOPED_TRACE(std::string(text) + ", seed " + std::to_string(seed));
+      CounterRng rng(seed);
+      const std::size_t threads = 1 + rng.below(6);
+      Fixture f(n, 64, rule, true);
+      f.begin(ranks);
+      for (std::uint32_t r = 0; r < ranks; ++r)
+        for (std::uint32_t c = 0; c < f.plan.chunks().size(); ++c) {
+          ASSERT_TRUE(f.offer(r, c, 1, all[r]).ok());
+          ASSERT_LE(f.under_way.size(), Aggregator::kAtOnce);
+          while (f.under_way.size() >= threads) f.end(rng.below(f.under_way.size()));
+        }
+      EXPECT_EQ(f.aggregator->waiting() > 0, threads > Aggregator::kAtOnce);
+      while (!f.under_way.empty()) f.end(rng.below(f.under_way.size()));
+      EXPECT_EQ(f.complete.size(), f.plan.chunks().size());
+      EXPECT_FALSE(f.aggregator->is_combining());
+      EXPECT_EQ(f.aggregator->waiting(), 0u);
+      EXPECT_EQ(0, std::memcmp(f.sum.data(), here.sum.data(), n * sizeof(float)));
+    }
+  }
+}
+
+TEST(RobustAggregator, WhatIsCombinedForAnAttemptThatIsOverIsDropped) {
+  const std::size_t n = 16 * (Aggregator::kAtOnce + 1);  // one chunk more than may be under way
+  const auto first = random_contributions(4, 3, n), second = random_contributions(5, 3, n);
+  Fixture f(n, 64, AggregateRule::parse("median").value(), true);
+  const auto send = [&](const auto& all) {
+    for (std::uint32_t c = 0; c < f.plan.chunks().size(); ++c)
+      for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, c, 1, all[r]).ok());
+  };
+  f.begin(3);
+  send(first);
+  EXPECT_TRUE(f.aggregator->has_part_of(0));
+  f.begin(3);
+  EXPECT_FALSE(f.aggregator->is_combining());
+  EXPECT_FALSE(f.aggregator->has_part_of(0));
+  send(second);
+  EXPECT_EQ(f.under_way.size(), Aggregator::kAtOnce);  // of the first: those of the second wait
+  for (std::size_t i = 0; i < Aggregator::kAtOnce; ++i) {
+    EXPECT_TRUE(f.complete.empty());
+    f.end();
+  }
+  while (!f.under_way.empty()) f.end();
+  EXPECT_EQ(f.complete.size(), f.plan.chunks().size());
+  for (std::size_t i = 0; i < n; ++i)
+    EXPECT_EQ(f.sum[i], std::max(std::min(second[0][i], second[1][i]),
+                                 std::min(std::max(second[0][i], second[1][i]), second[2][i])));
+  f.begin(3);
+  send(first);
+  f.aggregator.reset();
+  f.end();  // it outlives the aggregator
+}
+
+TEST(RobustAggregator, AResultWhoseMemoryIsReadAgainWaitsForIt) {
+  const std::size_t n = 16;
+  const auto all = random_contributions(3, 4, n);
+  Fixture f(n, 64, AggregateRule::parse("median").value(), true);
+  f.begin(4);
+  for (std::uint32_t r = 0; r < 4; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
+  f.aggregator->absent(0);  // it has a part
+  f.held[ChunkId(0)] = 1;
+  f.end();
+  f.aggregator->retry_blocked();
+  EXPECT_TRUE(f.complete.empty());
+  EXPECT_TRUE(f.aggregator->is_combining());
+  f.held.clear();
+  f.aggregator->retry_blocked();
+  EXPECT_EQ(f.complete.size(), 1u);
+  EXPECT_FALSE(f.aggregator->is_combining());
+  EXPECT_NE(f.sum[0], -1);
 }
 
 TEST(RobustAggregator, WhatIsWrongIsToldWhenItComes) {

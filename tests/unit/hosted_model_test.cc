@@ -228,6 +228,15 @@ TEST_F(HostedModelTest, AStepOfTheWorkersIsMadeOnceHoweverOftenItIsCommitted) {
   expect_steps(1);
 }
 
+TEST_F(HostedModelTest, AMergeWaitsForChunksThatOtherThreadsCombine) {
+  begin(false, [](proto::ServerModel& model) { model.aggregate = "median"; });
+  contribute(1);
+  const Status merged = run(merge(1));
+  ASSERT_TRUE(merged.ok()) << merged.error().to_string();
+  ASSERT_TRUE(run(commit(1)).ok());
+  expect_steps(1);
+}
+
 TEST_F(HostedModelTest, ACommitThatComesAgainChangesNothing) {
   for (const bool apply_on_worker : {false, true}) {
     SCOPED_TRACE(apply_on_worker);

@@ -90,6 +90,11 @@ TEST(MemoryNeed, WhatWaitsForAllWorkersMayBeAllOfARound) {
   const std::uint64_t before = memory_need(question).total();
   question.compares_workers = true;
   EXPECT_EQ(memory_need(question).total(), before + 8 * 8 * 12);
+  question.compares_workers = false;
+  question.decoded_bytes = 1000;
+  EXPECT_EQ(memory_need(question).total(), before) << "float32 is combined as it comes";
+  question.contribution_bytes /= 2;
+  EXPECT_EQ(memory_need(question).contributions, 8 * std::uint64_t{2'000'001'000});
 }
 
 TEST(MemoryNeed, RefusalNamesBothNumbers) {

@@ -1,13 +1,16 @@
 #include "server/shard/round_sums.h"
 
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
+#include <boost/asio/io_context.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/async/work_threads.h"
 #include "common/base/random.h"
 
 /// Sums of a shard server: in the leader's order whatever the order in which contributions come.
@@ -20,7 +23,8 @@ constexpr std::size_t kElements = 40;  // of 16 a chunk
 
 class RoundSumsTest : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { set_aggregate("mean"); }
+  void set_aggregate(const std::string& aggregate) {
     proto::ServerModel model;
     model.manifest = {{.name = "w", .dtype = DType::kF32, .shape = {kElements}}};
     model.chunk_bytes = 64;
@@ -28,7 +32,7 @@ class RoundSumsTest : public testing::Test {
     model.fragments = 1;
     model.optimizer.name = "sgd";
     model.optimizer.learning_rate = 1;
-    model.aggregate = "mean";
+    model.aggregate = aggregate;
     model.codec_down = "f32";
     EXPECT_FALSE(chunks_.describe(model).ok()) << "a leader that names nobody";
     model.flags = proto::ServerModel::kNamesSummed;
@@ -61,6 +65,9 @@ class RoundSumsTest : public testing::Test {
   }
   /// Chunk `number` of a member's contribution, of weight 1 + its id.
   Status push(MemberId member, std::uint32_t number, std::uint32_t attempt = 0) {
+    return push(member, number, attempt, sums_);
+  }
+  Status push(MemberId member, std::uint32_t number, std::uint32_t attempt, RoundSums& to) {
     const Chunk& chunk = chunks_.plan().chunk(ChunkId(number));
     const auto all = values(member);
     Buffer buffer(chunk.elements * sizeof(float));
@@ -70,7 +77,7 @@ class RoundSumsTest : public testing::Test {
     push.weight = weight(member);
     const std::size_t bytes = buffer.size();
     came_[member] += bytes;
-    return sums_.add(key(member, attempt), codec_, push, std::move(buffer), bytes);
+    return to.add(key(member, attempt), codec_, push, std::move(buffer), bytes);
   }
   Status push_all(MemberId member, std::uint32_t attempt = 0) {
     for (std::uint32_t i = 0; i < 3; ++i) CENTROID_TRY(push(member, i, attempt));
@@ -195,6 +202,38 @@ TEST_F(RoundSumsTest, GrowBesideASnapshotThatHasNoRoom) {
   std::vector<float> out(kElements, -1);
   ASSERT_TRUE(snapshot->read(0, 0, out).ok());
   EXPECT_EQ(out, std::vector<float>(kElements)) << "the parameters of before";
+}
+
+/// Real threads combine, and a Merge waits for them.
+TEST_F(RoundSumsTest, AMergeIsCompleteWhenOtherThreadsHaveCombinedItsChunks) {
+  boost::asio::io_context home;
+  set_aggregate("nnm_trimmed_mean:1");
+  std::vector<float> here;
+  for (const std::size_t threads : {0, 1, 2, 3, 5}) {
+    SCOPED_TRACE(threads);
+    WorkThreads pool(home.get_executor(), "combine", threads);
+    Aggregator::Elsewhere elsewhere;
+    if (threads > 0)
+      elsewhere = [&](std::function<void()> work, std::function<void()> then) {
+        pool.run(std::move(work), std::move(then));
+      };
+    std::size_t changes = 0;
+    RoundSums sums(chunks_, [](MemberId, std::size_t) {}, elsewhere, [&] { ++changes; });
+    sums.open(opened(0, {a_, b_, c_}));
+    for (const MemberId member : {b_, c_, a_})
+      for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(push(member, i, 0, sums).ok());
+    EXPECT_EQ(sums.is_combining(), threads > 0);
+    EXPECT_EQ(sums.finish(merge_of({a_, b_, c_})).ok(), threads == 0);
+    for (const std::size_t before = changes; threads > 0 && changes < before + 3;) {
+      home.restart();
+      home.run_one_for(std::chrono::seconds(1));
+    }
+    EXPECT_FALSE(sums.is_combining());
+    const Status finished = sums.finish(merge_of({a_, b_, c_}));
+    ASSERT_TRUE(finished.ok()) << finished.error().to_string();
+    if (threads == 0) here = sum();
+    EXPECT_EQ(sum(), here);
+  }
 }
 
 }  // namespace
