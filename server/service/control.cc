@@ -61,7 +61,7 @@ Task<Result<ActView>> Control::pause() {
         self.stopping_.is_requested || self.commands_.stop)
       return Error(ErrorCode::kFailedPrecondition, "the job is over: " + self.phase_.reason());
     if (!self.commands_.pause)
-      self.commands_.pause.emplace().since_unix_seconds = self.clock_.unix_seconds();
+      self.commands_.pause = OperatorState::Pause{self.clock_.unix_seconds()};
     self.changed_.notify_all();
     return self.commands_.copy();
   };
@@ -108,10 +108,11 @@ Task<Result<ActView>> Control::stop() {
     const bool is_over = self.phase_.is(Phase::kFinished) || self.phase_.is(Phase::kHalted);
     Copy kept;
     if (!is_over && !self.commands_.stop) {
-      OperatorState::Stop& stop = self.commands_.stop.emplace();
+      OperatorState::Stop stop;
       stop.run_id = self.job_.run_id;
       stop.version = self.job_.checkpointed.value;
       stop.since_unix_seconds = self.clock_.unix_seconds();
+      self.commands_.stop = std::move(stop);
       self.commands_.pause.reset();  // whoever lets it go on means both
       kept = self.commands_.copy();
     } else if (self.commands_.stop && !self.commands_.is_saved()) {

@@ -104,8 +104,7 @@ Result<OperatorState> parse_operator_state(std::string_view text) {
       state.stop = std::move(said);
     }
     if (const auto pause = json.find("pause"); pause != json.end()) {
-      state.pause.emplace();
-      state.pause->since_unix_seconds = pause->at("since_unix_seconds").get<double>();
+      state.pause = OperatorState::Pause{pause->at("since_unix_seconds").get<double>()};
     }
     if (const auto settings = json.find("settings"); settings != json.end()) {
       for (const Json& one : *settings) {
