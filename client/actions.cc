@@ -138,7 +138,7 @@ int show_scale(const Session& session) {
   if (!answer.ok()) return complain(answer.error());
   std::string text = text_of(*answer, "advice");
   if (const auto hint = answer->find("hint"); hint != answer->end() && hint->is_object()) {
-    const std::string why = text_of(*hint, "why");
+    const std::string why = cleaned(text_of(*hint, "why"));
     text += "\nwanted: " + text_of(*hint, "workers") + " workers" + (why.empty() ? "" : ": " + why);
   }
   return print(session, *answer, text);

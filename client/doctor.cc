@@ -173,7 +173,7 @@ void check_scale(Report& report, const Session& session, const Json& workers) {
     if (const std::string state = text_of(worker, "state");
         state == "active" || state == "syncing" || state == "joining")
       ++present;
-  const std::string why = text_of(hint, "why");
+  const std::string why = cleaned(text_of(hint, "why"));
   const std::string found = std::to_string(present) + " workers, " + std::to_string(hinted) +
                             " are requested" + (why.empty() ? "" : " (" + why + ")");
   if (present == hinted)

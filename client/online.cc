@@ -174,7 +174,7 @@ std::string time_text(double unix_seconds, const char* otherwise) {
 std::string text_of(const Json& object, const char* name) {
   const auto at = object.find(name);
   if (at == object.end() || at->is_null()) return {};
-  return cleaned(at->is_string() ? at->get<std::string>() : at->dump());
+  return at->is_string() ? at->get<std::string>() : at->dump();
 }
 
 double number_of(const Json& object, const char* name) {

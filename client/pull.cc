@@ -168,8 +168,9 @@ struct Puller {
       const Status tried = co_await try_once(self);
       if (tried.ok()) co_return tried;
       const Error& why = tried.error();
-      const bool is_worth_another =
-          why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded;
+      const bool is_worth_another = why.code() == ErrorCode::kUnavailable ||
+                                    why.code() == ErrorCode::kDeadlineExceeded ||
+                                    why.code() == ErrorCode::kResourceExhausted;
       if (!is_worth_another) co_return tried;
       const Status again = co_await self->connector->retry(why, self->deadline);
       if (!again.ok()) co_return tried;

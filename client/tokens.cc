@@ -24,7 +24,7 @@ int list_tokens(const Session& session) {
 void warn_of_unaware(const Json& answer) {
   std::string names;
   for (const Json& one : answer.value("not_yet_on", Json::array()))
-    names.append(names.empty() ? "" : ", ").append(cleaned(one.get<std::string>()));
+    names.append(names.empty() ? "" : ", ").append(one.get<std::string>());
   if (!names.empty())
     std::fprintf(stderr,
                  "not effective yet on %s, which did not answer; the leader sends it again: "

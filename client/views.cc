@@ -111,7 +111,7 @@ std::string waits_table(const Json& waits) {
 std::string status_text(const Style& style, const Json& cluster, const Json& workers,
                         const Json& waits) {
   const auto number = [&](const char* name) { return number_of(cluster, name); };
-  const auto text = [&](const char* name) { return text_of(cluster, name); };
+  const auto text = [&](const char* name) { return cleaned(text_of(cluster, name)); };
   const std::string state = text("state"), reason = text("state_reason");
   std::string out = "run        " + text("run_id");
   for (const auto& [word, name] : {std::pair("", "exchange"),
@@ -184,7 +184,7 @@ int show(const Session& session, const std::string& path,
 
 std::string names(const Json& list) {
   std::string out;
-  for (const Json& name : list) out += (out.empty() ? "" : " ") + cleaned(name.get<std::string>());
+  for (const Json& name : list) out += (out.empty() ? "" : " ") + name.get<std::string>();
   return out.empty() ? "-" : out;
 }
 

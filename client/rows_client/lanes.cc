@@ -15,7 +15,8 @@ namespace {
 constexpr std::chrono::seconds kOneTry{3};
 
 bool is_worth_another(const Error& why) {
-  return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded;
+  return why.code() == ErrorCode::kUnavailable || why.code() == ErrorCode::kDeadlineExceeded ||
+         why.code() == ErrorCode::kResourceExhausted;
 }
 
 }  // namespace

@@ -223,11 +223,9 @@ Result<std::string> to_json(const CheckpointManifest& manifest) {
       item["name"] = tensor.name;
       item["shape"] = tensor.shape;
     }
-    // A worker's name may be no UTF-8.
-    constexpr auto kReplace = Json::error_handler_t::replace;
-    json[kChecksum] = hex(crc32c(as_bytes(json.dump(-1, ' ', false, kReplace))));
-    return json.dump(2, ' ', false, kReplace) + "\n";
-  } catch (const Json::exception& why) {
+    json[kChecksum] = hex(crc32c(as_bytes(json.dump())));
+    return json.dump(2) + "\n";
+  } catch (const Json::exception& why) {  // a string that is not UTF-8
     return Error(ErrorCode::kInvalidArgument, "manifest.json: " + printable(why.what(), 160));
   }
 }

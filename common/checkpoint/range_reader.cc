@@ -13,8 +13,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Parts of rows: files that divide each row and each column would need the square of their names.
-constexpr std::size_t kMostExtents = std::size_t{1} << 22;
+/// Parts of rows beside one for each block of a file: files that divide each row and each column
+/// would need the square of their blocks.
+constexpr std::size_t kMoreExtents = std::size_t{1} << 22;
 
 Error refused(const fs::path& path, const std::string& why) {
   return Error(ErrorCode::kDataLoss, path.string() + ": " + why);
@@ -101,6 +102,7 @@ Result<RangeReader> RangeReader::open(const fs::path& folder, const CheckpointMa
 Status RangeReader::add(const std::string& stem, const CheckpointManifest& content,
                         const Manifest& tensors, std::uint64_t first) {
   CENTROID_ASSIGN(std::vector<Block> blocks, blocks_of(stem, content, tensors, first));
+  blocks_ += blocks.size();
   std::ranges::sort(blocks, {}, [](const Block& one) { return std::pair(one.tensor, one.row); });
   std::span<const Block> left(blocks);
   for (const TensorInfo& tensor : tensors) {
@@ -194,9 +196,10 @@ Status RangeReader::add_bands(const TensorInfo& tensor, std::uint64_t first,
       at += own.width;
     }
     if (at < width) return wrong(folder_, at, "no part");
-    if (extents_.size() > kMostExtents)
-      return refused(folder_, "its files divide the tensors into more than " +
-                                  std::to_string(kMostExtents) + " parts of rows");
+    if (extents_.size() > kMoreExtents + blocks_)
+      return refused(folder_, "its " + std::to_string(blocks_) +
+                                  " blocks divide the tensors into more than " +
+                                  std::to_string(kMoreExtents + blocks_) + " parts of rows");
     bands_.push_back({first + begin, edges[i + 1] - row, width, first_extent, extents_.size()});
   }
   return {};

@@ -62,6 +62,7 @@ class RangeReader {
   Manifest tensors_;
   std::uint64_t plane_elements_ = 0, planes_ = 1;
   std::vector<std::string> files_;
+  std::size_t blocks_ = 0;
   std::vector<Band> bands_;      ///< ascending; all planes end to end
   std::vector<Extent> extents_;  ///< of the bands, each by column
   file::Descriptor open_;        ///< the file that was read last

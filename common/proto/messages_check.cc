@@ -11,6 +11,7 @@
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
+#include "common/tensor/text.h"
 
 /// Checks of a message beyond its layout.
 namespace centroid::proto {
@@ -205,6 +206,9 @@ Status Measure::check() const {
 }
 
 Status Join::check() const {
+  // They stand in checkpoints, which are JSON.
+  for (const std::string* text : {&name, &exchange, &codec, &model, &peer_endpoint, &node})
+    if (!is_utf8(*text)) return wrong("Join", printable(*text), "UTF-8 in all its texts");
   if (batch > kMaxBatch) return wrong("Join.batch", std::to_string(batch), "at most 2^32");
   if (train_samples <= kMaxTrainSamples) return {};
   return wrong("Join.train_samples", std::to_string(train_samples), "at most 2^48");

@@ -10,6 +10,7 @@
 #include "common/checkpoint/rows_journal.h"
 #include "common/storage/file.h"
 #include "common/tensor/finite.h"
+#include "common/tensor/text.h"
 #include "server/service/replay.h"
 #include "server/service/room.h"
 #include "server/shard/placement.h"
@@ -369,7 +370,7 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
     info.extra["returned"] = returned;
   info.extra["generation"] = to_string(members_.roster.generation());
   for (const auto& [name, round] : job_.counted)  // who may still ask: its round is one of the last
-    if (round.value + kCountedRounds >= job_.round.value)
+    if (round.value + kCountedRounds >= job_.round.value && is_utf8(name))
       info.extra[kCountedPrefix + name] = to_string(round);
   if (job_.agreed) info.extra["model"] = job_.agreed->model;
   if (job_.agreed || job_.resumed_from)

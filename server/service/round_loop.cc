@@ -368,9 +368,16 @@ Task<Status> RoundLoop::merge_round(RoundDecision decision) {
     attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, halt.error().message());
     co_return halt;
   }
-  CENTROID_CO_ASSIGN(const bool is_committed, co_await merge_.merge(decision));
-  if (!is_committed && open_.overflow) co_return co_await refuse_overflow(std::move(decision));
-  if (!is_committed) co_return Status();
+  const auto is_committed = co_await merge_.merge(decision);
+  if (!is_committed.ok()) {
+    const Error& why = is_committed.error();
+    const bool halts = why.code() == ErrorCode::kFailedPrecondition;
+    if (halts && open_.attempt && !open_.attempt->closed)
+      attempts_.close_attempt(proto::Outcome::kAborted, 0, 0, why.message());
+    co_return why;
+  }
+  if (!*is_committed && open_.overflow) co_return co_await refuse_overflow(std::move(decision));
+  if (!*is_committed) co_return Status();
   round_over();
   checkpointer_.checkpoint_behind_round();
   co_return Status();

@@ -416,7 +416,9 @@ class SideBySide:
     def __call__(self, result):
         # A thread outlives all its tests: a program dies with the thread that has started it.
         with concurrent.futures.ThreadPoolExecutor(self.width) as pool:
-            for own, said in pool.map(self.run_one, list(self.each_of(self.suite))):
+            running = [pool.submit(self.run_one, test) for test in self.each_of(self.suite)]
+            for ended in concurrent.futures.as_completed(running):
+                own, said = ended.result()
                 result.stream.write(said)
                 result.testsRun += own.testsRun
                 for kind in ("failures", "errors", "skipped", "expectedFailures", "unexpectedSuccesses"):
@@ -444,5 +446,5 @@ class Runner(unittest.TextTestRunner):
 def main(at_a_time=1):
     """Entry of a test file: FILE_test.py BIN_DIR [unittest's arguments]. Tests that wait more than they compute run several at a time."""
     ClusterTest.programs = pathlib.Path(sys.argv.pop(1)).resolve()
-    Runner.width = at_a_time
+    Runner.width = 1 if HOLDS_BARS else at_a_time
     unittest.main(verbosity=2, testRunner=Runner)

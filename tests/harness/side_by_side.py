@@ -1,5 +1,6 @@
 """Run the tests of a GoogleTest program in several processes at a time, for one whose tests wait more than they compute. side_by_side.py PROCESSES PROGRAM"""
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -17,10 +18,15 @@ def start(program, index, count, folder):
 def main():
     count, program = int(sys.argv[1]), sys.argv[2]
     with tempfile.TemporaryDirectory(prefix="centroid-tests-") as folder:
-        statuses = [process.wait() for process in [start(program, index, count, folder) for index in range(count)]]
-        for index in range(count):
-            with open(os.path.join(folder, f"{index}.log"), "rb") as log:
-                sys.stdout.buffer.write(log.read())
+        processes = [start(program, index, count, folder) for index in range(count)]
+        statuses = []
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            waiting = {pool.submit(process.wait): index for index, process in enumerate(processes)}
+            for ended in concurrent.futures.as_completed(waiting):
+                statuses.append(ended.result())
+                with open(os.path.join(folder, f"{waiting[ended]}.log"), "rb") as log:
+                    sys.stdout.buffer.write(log.read())
+                sys.stdout.flush()
     if any(statuses):
         print(f"{program}: exit statuses {statuses}")
     return int(any(statuses))

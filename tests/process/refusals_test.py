@@ -121,6 +121,8 @@ class Refusals(ClusterTest):
         cases = {
             "too many samples": ({"samples": (1 << 64) - 1}, "Join.train_samples is 18446744073709551615, it must be at most 2^48"),
             "too large a batch": ({"batch": (1 << 64) - 1}, "Join.batch is 18446744073709551615, it must be at most 2^32"),
+            "a name that is no text": ({"name": "\udcff\udcfe"}, "Join is ??, it must be UTF-8 in all its texts"),
+            "a model that is no text": ({"model": "\udcff"}, "Join is ?, it must be UTF-8"),
         }
         for name, (fields, text) in cases.items():
             with self.subTest(name):
@@ -130,15 +132,6 @@ class Refusals(ClusterTest):
                 liar.send_join()
                 self.assertIn(text, liar.refusal())
         Peer(server.data, "good").join().until_round().close()
-
-    def test_names_that_are_no_text_spoil_no_checkpoint(self):
-        server = self.launch_server("--min-workers", 1, "--journal.mode", "on").wait_ready()
-        peer = Peer(server.data, "\udcff\udcfe")
-        peer.model = "\udcff"
-        peer.join().until_round().whole()
-        peer.until_round()
-        self.assertEqual(server.post("/v1/checkpoints")[0], 201)
-        peer.close()
 
     def test_every_codec_is_looked_at(self):
         server = self.server_with_state()
@@ -363,6 +356,8 @@ class Refusals(ClusterTest):
                 first.end()
                 halted = server.wait_event("job.halted", error="is not finite in round 2, though every contribution is")
                 self.assertIn("is of first", halted["error"])
+                while first.next()[0] != first.FINISH:
+                    pass
                 wait_for(lambda: server.cluster()["state"] == "halted", "the end of the job")
                 self.assertEqual(server.cluster()["version"], 2)
                 self.assertEqual([2], [event["version"] for event in server.events("checkpoint.written")])

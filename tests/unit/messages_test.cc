@@ -489,9 +489,9 @@ TEST(Messages, NumbersOutOfRangeAreRefusedWithFieldAndValue) {
   expect(end_with(&PushEnd::loss_sum, -kInf), "PushEnd.loss_sum is -inf, it must be a finite");
   expect(end_with(&PushEnd::loss_sum, nan), "PushEnd.loss_sum is nan, it must be a finite");
   expect(end_with(&PushEnd::loss_sum, 1e301), "PushEnd.loss_sum is 1.0000000000000001e+301");
-  expect(end_with(&PushEnd::compute_seconds, 1e10), "PushEnd.compute_seconds is 1e+10, it must be");
+  expect(end_with(&PushEnd::compute_seconds, 1e10),
+         "PushEnd.compute_seconds is 10000000000, it must");
   expect(end_with(&PushEnd::compute_seconds, -0.5), "PushEnd.compute_seconds is -0.5, it must");
-  expect(end_with(&PushEnd::compute_seconds, nan), "PushEnd.compute_seconds is nan");
   expect(end_with(&PushEnd::wait_seconds, kInf), "PushEnd.wait_seconds is inf");
   expect(end_with(&PushEnd::encode_seconds, nan), "PushEnd.encode_seconds is nan");
   expect(end_with(&PushEnd::decode_seconds, -1.0), "PushEnd.decode_seconds is -1");

@@ -167,7 +167,8 @@ TEST_F(Parts, RowsOfTooManyPartsAreRefused) {
     elements.push_back({"a[" + text(row * kSide - 1), DType::kF32, {1}});
   write(0, columns, std::vector<float>(kSide * (kSide - 1)));
   write(1, elements, std::vector<float>(kSide));
-  EXPECT_THAT(opened(), HasSubstr("divide the tensors into more than 4194304 parts of rows"));
+  EXPECT_THAT(opened(),
+              HasSubstr("its 4199 blocks divide the tensors into more than 4198503 parts of rows"));
 }
 
 TEST_F(Parts, ElementsInNoPartAreNamed) {

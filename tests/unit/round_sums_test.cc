@@ -224,7 +224,9 @@ TEST_F(RoundSumsTest, AMergeIsCompleteWhenOtherThreadsHaveCombinedItsChunks) {
       for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(push(member, i, 0, sums).ok());
     EXPECT_EQ(sums.is_combining(), threads > 0);
     EXPECT_EQ(sums.finish(merge_of({a_, b_, c_})).ok(), threads == 0);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     for (const std::size_t before = changes; threads > 0 && changes < before + 3;) {
+      ASSERT_LT(std::chrono::steady_clock::now(), limit) << "a chunk is not combined";
       home.restart();
       home.run_one_for(std::chrono::seconds(1));
     }
