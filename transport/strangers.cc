@@ -13,8 +13,8 @@
 namespace centroid::transport {
 
 namespace {
-/// A worker comes, and goes.
-std::uint64_t arrivals_of(std::size_t places) { return 2 * std::uint64_t{places}; }
+/// A worker comes, gets the state, and goes, and its share is for others.
+std::uint64_t arrivals_of(std::size_t places) { return 4 * std::uint64_t{places}; }
 
 /// Without a byte. What FramedConnection says of more bytes or a failure ends otherwise.
 bool is_knock(const Error& error) {

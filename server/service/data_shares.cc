@@ -176,11 +176,12 @@ void DataShares::part_lost(WorkerSession& worker) {
   coordinator_.gone(worker.id);
   if (worker.share.part.samples() == 0) return;
   return_part(worker.share.part, worker.share.round);
-  log::info("share.requeued", {{"worker", worker.join.name},
-                               {"epoch", worker.share.part.epoch},
-                               {"begin", worker.share.part.begin},
-                               {"end", worker.share.part.end},
-                               {"action", "other workers train it"}});
+  if (const auto action = context_.strangers.arrival_line("other workers train it"))
+    log::info("share.requeued", {{"worker", worker.join.name},
+                                 {"epoch", worker.share.part.epoch},
+                                 {"begin", worker.share.part.begin},
+                                 {"end", worker.share.part.end},
+                                 {"action", *action}});
   worker.share.part = {};
 }
 

@@ -237,9 +237,7 @@ Task<Status> Outbox::send_state(std::shared_ptr<WorkerSession> worker, Session& 
       if (worker->is_gone) co_return Status();
     }
   }
-  worker->version = version;
-  log::info("member.state_sent",
-            {{"worker", worker->join.name}, {"version", version.value}, {"planes", planes}});
+  images_.state_sent(*worker, session, version, planes);
   co_return Status();
 }
 

@@ -165,8 +165,9 @@ void RoundAttempts::decide(RoundDecision decision) {
       decision.text += "keep_min_workers is " + std::to_string(config_.workers.min_continue);
     ++totals_.aborted;
     probe_.round_aborted();
-    tell(events_, log::Level::kWarn, "round.aborted",
-         {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
+    if (const auto why = context_.strangers.member_line(decision.text))
+      tell(events_, log::Level::kWarn, "round.aborted",
+           {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", *why}});
   }
   if (policy_.is_elastic()) elastic_.leave_out(decision);
   open_.decision = std::move(decision);
@@ -177,12 +178,11 @@ void RoundAttempts::decide(RoundDecision decision) {
 bool RoundAttempts::retry(const RoundDecision& decision) {
   ++totals_.aborted;
   probe_.round_aborted();
-  log::warn(
-      "round.attempt_aborted",
-      {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
-  events_.publish(
-      "round.aborted",
-      {{"round", job_.round.value}, {"attempt", open_.attempt->number}, {"why", decision.text}});
+  if (const auto why = context_.strangers.member_line(decision.text)) {
+    const std::uint64_t round = job_.round.value, attempt = open_.attempt->number;
+    log::warn("round.attempt_aborted", {{"round", round}, {"attempt", attempt}, {"why", *why}});
+    events_.publish("round.aborted", {{"round", round}, {"attempt", attempt}, {"why", *why}});
+  }
   const auto old = open_.attempt;
   close_attempt(proto::Outcome::kAborted, 0, 0, decision.text);
   if (open_.among_peers) members_.roster.renew();

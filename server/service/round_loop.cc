@@ -303,10 +303,11 @@ void RoundLoop::round_over() {
 Task<Status> RoundLoop::skip_round(RoundDecision decision) {
   ++totals_.skipped;
   probe_.round_skipped();
-  tell(events_, log::Level::kWarn, "round.skipped",
-       {{"round", job_.round.value},
-        {"worker", members_.name_of(decision.culprit)},
-        {"why", decision.text}});
+  if (const auto why = context_.strangers.member_line(decision.text))
+    tell(events_, log::Level::kWarn, "round.skipped",
+         {{"round", job_.round.value},
+          {"worker", members_.name_of(decision.culprit)},
+          {"why", *why}});
   const std::uint64_t number = round_journal_.end_round(journal::Kind::kSkip, decision);
   CENTROID_CO_TRY(co_await round_journal_.written(number));
   attempts_.close_attempt(proto::Outcome::kSkipped, 0, 0, decision.text);

@@ -187,11 +187,18 @@ Task<Result<bool>> StateImages::send_image(std::shared_ptr<WorkerSession> worker
       if (worker->is_gone || (key && !is_of_use(*worker, *key))) co_return false;
     }
   }
-  worker->version = image->version;
-  log::info("member.state_sent", {{"worker", worker->join.name},
-                                  {"version", image->version.value},
-                                  {"planes", image->planes.size()}});
+  state_sent(*worker, session, image->version, image->planes.size());
   co_return true;
+}
+
+void StateImages::state_sent(WorkerSession& worker, const transport::Session& session,
+                             Version version, std::size_t planes) const {
+  worker.version = version;
+  if (const auto address = context_.strangers.arrival_line(session.peer().address))
+    log::info("member.state_sent", {{"worker", worker.join.name},
+                                    {"address", *address},
+                                    {"version", version.value},
+                                    {"planes", planes}});
 }
 
 }  // namespace centroid::server

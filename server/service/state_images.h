@@ -31,6 +31,9 @@ class StateImages : private JobPart {
                                     transport::Session& session, Attempt::Key key);
   Task<Status> transfer_last_state(std::shared_ptr<WorkerSession> worker,
                                    transport::Session& session);
+  /// All of a version has been sent to a worker.
+  void state_sent(WorkerSession& worker, const transport::Session& session, Version version,
+                  std::size_t planes) const;
 
  private:
   bool is_of_use(const WorkerSession& worker, const Attempt::Key& key) const;

@@ -22,7 +22,7 @@ from harness.wire import Client
 MAX_WORKERS, CONNECTIONS = 4, 3000
 FILES = 2 * CONNECTIONS + 2000
 ROUNDS = 10
-LIMITS = {"workers": 2, "strangers": MAX_WORKERS + 64, "guests": MAX_WORKERS + 64, "arrival_lines": 2 * (MAX_WORKERS + 64),
+LIMITS = {"workers": 2, "strangers": MAX_WORKERS + 64, "guests": MAX_WORKERS + 64, "arrival_lines": 4 * (MAX_WORKERS + 64),
           "rest_connections": CONNECTIONS, "stranger_bytes": 64 << 20, "stranger_lines": 20, "metrics_connections": 16, "rest_file_streams": 64, "rest_answer_bytes": 256 << 20, "events": 4096}  # fmt: skip
 
 

@@ -429,6 +429,32 @@ class Refusals(ClusterTest):
         wait_for(lambda: server.cluster()["version"] > 2, "the next version")
         loud.close()
 
+    def test_skipped_rounds_do_not_fill_the_log(self):
+        server = self.server_with_state("--nonfinite", "skip")
+        loud = Peer(server.data, "loud").join()
+        for _ in range(200):
+            loud.until_round().end(nonfinite=True)
+        wait_for(lambda: server.cluster()["skipped_rounds"] == 200, "the rounds")
+        left_out = server.metric("centroid_budget_refused_total", resource="member_lines")
+        self.assertEqual(200, len(server.events("round.skipped")) + left_out)
+        self.assertGreater(left_out, 100)
+        told = [event for event in server.get("/v1/events")["events"] if event["type"] == "round.skipped"]
+        self.assertLess(len(told), 100)
+        loud.close()
+
+    def test_members_that_take_shares_and_go_do_not_fill_the_log(self):
+        server = self.launch_server("--min-workers", 1, "--max-workers", 1).wait_ready()
+        left_out = lambda: server.metric("centroid_budget_refused_total", resource="arrival_lines")  # noqa: E731
+        members = 0
+        while left_out() < 200:
+            members += 1
+            Peer(server.data, f"restless-{members}").join().until_round().close()
+            wait_for(lambda: all(worker["state"] != "active" for worker in server.workers()), "its end")
+        for event in ("member.state_sent", "share.requeued"):
+            with self.subTest(event):
+                self.assertGreater(len(server.events(event)), 1)
+                self.assertLess(len(server.events(event)), members - 1)
+
     def test_a_first_worker_that_sends_no_initial_values_blocks_no_other(self):
         server = self.launch_server("--min-workers", 2, "--stall-timeout", "2s", "--lease", "60s").wait_ready()
         mute, other = Peer(server.data, "a-mute").join(), Peer(server.data, "b-other").join()
