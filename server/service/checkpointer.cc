@@ -52,6 +52,7 @@ bool Checkpointer::needs_checkpoint() const {
 
 bool Checkpointer::is_checkpoint_due() const {
   if (gate_.is_beginning()) return false;  // what is there is being read
+  if (open_.is_spoilt) return false;       // as the last one has said
   const Duration since = clock_.now() - std::max(checkpoint_begun_, started_);
   const bool is_long =
       rows_.journal().requires_checkpoint(config_.journal.rows_bytes) ||
@@ -336,7 +337,8 @@ Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
   const auto written = co_await write_checkpoint(true, may_rest && !journal_.state().is_broken);
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
     tell(events_, log::Level::kError, "checkpoint.failed",
-         {{"why", written.error()}, {"when", "training goes on"}});
+         {{"why", written.error()},
+          {"when", stopping_.rounds_ended ? "no round is made" : "training goes on"}});
 }
 
 /// Write a checkpoint for a caller who may leave before it is done. Runs as a task of the server.

@@ -71,6 +71,21 @@ class Guards(ServersTest):
         for process in (leader, *shards):
             process.kill()
 
+    def test_a_state_with_part_of_such_a_round_is_tried_as_a_checkpoint_once(self):
+        flags = ["--apply", "server", "--optimizer", "adam", "--lease", "5s", "--checkpoint.interval", "1s"]
+        leader = self.launch_server("--servers", 2, "--min-workers", 1, *flags).wait_ready()
+        self.shard(leader, "b")
+        giant = Peer(leader.data, "giant").join().until_round()
+        self.contribute(giant)
+        giant.until_round()
+        for chunk, count in enumerate(SIZES):
+            giant.push(chunk, [1e22] * count)
+        giant.end()
+        wait_for(lambda: leader.cluster()["state"] == "halted", "the end of the job")
+        leader.wait_event("member.lease_expired", worker="giant")  # at the eighth look at what is due
+        self.assertEqual(["at the end"], [failed["when"] for failed in leader.events("checkpoint.failed")])
+        giant.close()
+
     def test_a_contribution_that_is_not_finite_is_one_of_those_that_may_be_false(self):
         leader = self.launch_server("--servers", 3, "--min-workers", 3, "--aggregate", "trimmed_mean:1", "--lease", "20s").wait_ready()
         for name in ("b", "c"):
