@@ -149,10 +149,11 @@ proto::JoinReply Admission::terms_for(Session& session, const WorkerSession& wor
 
 /// It may come now.
 Status Admission::check_moment(const std::string& name) {
-  if (!epilogue_ && (stopping_.is_requested || stopping_.rounds_ended))
-    return Error(
-        ErrorCode::kUnavailable,
-        "the server is stopping: " + (stopping_.is_requested ? stopping_.reason : phase_.reason()));
+  if (!epilogue_ && (stopping_.is_requested || stopping_.rounds_ended)) {
+    const std::string& why = stopping_.is_requested ? stopping_.reason : phase_.reason();
+    return Error(ErrorCode::kUnavailable,
+                 "the server is stopping: " + (why.empty() ? "its rounds have ended" : why));
+  }
   CENTROID_TRY(commands_.check_evicted(name));
   if (use_.is_loading) return not_ready("a checkpoint is being loaded: try again");
   if (spread_.lost_since && !epilogue_)
