@@ -75,7 +75,7 @@ bool LocalShard::may_overflow() const {
          job_.shard->may_overflow(open_.has_large_sum);
 }
 
-Task<Status> LocalShard::try_step(std::shared_ptr<const Attempt> results) {
+Task<Status> LocalShard::try_step(std::shared_ptr<const Attempt> results, double total_weight) {
   const bool encodes = job_.shard->encodes();
   const std::vector<Chunk>& chunks = job_.shard->round_chunks();
   Magnitude largest = Magnitude::kModerate;
@@ -83,6 +83,7 @@ Task<Status> LocalShard::try_step(std::shared_ptr<const Attempt> results) {
     const Chunk& chunk =
         encodes ? job_.shard->plan().chunk(results->pieces[turn].chunk) : chunks[turn];
     Magnitude made = Magnitude::kModerate;
+    if (total_weight > 0) job_.store().scale(chunk, total_weight);
     if (encodes) {
       CENTROID_CO_ASSIGN(made, job_.shard->try_step(chunk, results->pieces[turn].values));
     } else {

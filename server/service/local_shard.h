@@ -27,10 +27,11 @@ class LocalShard : private JobPart {
   void look_at_sum(const Chunk& chunk) const;
   void look_at_result(const Chunk& chunk) const;
 
-  /// Whether the workers' step may make numbers that are not finite.
+  /// Whether the step may make numbers that are not finite.
   bool may_overflow() const;
-  /// Note in OpenRound::overflow a chunk of which it does, before it is made. `results` as below
-  Task<Status> try_step(std::shared_ptr<const Attempt> results);
+  /// Note in OpenRound::overflow a chunk of which it does, before it is made. `results` as below.
+  /// `total_weight` above 0: of sums, which become means
+  Task<Status> try_step(std::shared_ptr<const Attempt> results, double total_weight = 0);
   /// Make the workers' step with their mean, and commit it. `results`: of a codec, else unused
   Task<Status> follow(std::shared_ptr<const Attempt> results);
 

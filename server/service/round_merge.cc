@@ -161,6 +161,9 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
   const bool clips = config_.optimizer.clip_norm > 0;
   const double weight = round.decision.total_weight;
   const std::vector<Chunk>& mine = job_.shard->round_chunks();
+  // Slots change in place. Other servers make their part without waiting for a trial here.
+  const bool tries =
+      !round.is_spread && job_.store().optimizer().slots() > 0 && local_.may_overflow();
   if (clips) {
     co_await local_.measure(weight);
     co_await round.elsewhere.join();
@@ -169,10 +172,12 @@ Task<Result<bool>> RoundMerge::step_here(Merging& round) {
     if (round.is_spread)
       round.elsewhere.spawn(round_servers_.prepare_elsewhere(factor, &round.prepared));
   }
+  if (tries) CENTROID_CO_TRY(co_await local_.try_step(open_.attempt, clips ? 0 : weight));
+  if (tries && open_.overflow) co_return false;
   std::size_t turn = 0;
   for (const Chunk& chunk : mine) {
     if (job_.shard->is_early()) break;  // applied and sent when it was complete
-    if (!clips) job_.store().scale(chunk, weight);
+    if (!clips && !tries) job_.store().scale(chunk, weight);
     job_.shard->apply(chunk);
     local_.look_at_result(chunk);
     emit(chunk);

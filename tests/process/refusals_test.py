@@ -24,10 +24,10 @@ class Refusals(ClusterTest):
         wait_for(lambda: server.cluster()["version"] == 2, "version 2")
         return server
 
-    def state(self, server):
+    def state(self, server, pieces=2 * CHUNKS):
         looker = Peer(server.data, "looker").join().until_round()
         looker.close()
-        self.assertEqual(len(looker.state), 2 * CHUNKS, "parameters and momentum")
+        self.assertEqual(len(looker.state), pieces, "parameters and momentum")
         return looker.state
 
     def assert_refused(self, server, before, name, act, *texts):
@@ -388,6 +388,33 @@ class Refusals(ClusterTest):
         for chunk, count in enumerate((8, 6, 1)):
             peer.push(chunk, [1e22] * count)
         peer.end()
+
+    def test_a_step_of_the_server_that_is_not_finite_is_skipped_where_the_setting_says_so(self):
+        for optimizer, bound in (("adam", 0), ("adam", 1e30), ("adagrad", 0), ("ftrl", 0)):
+            with self.subTest(optimizer=optimizer, bound=bound):
+                flags = ["--apply", "server", "--optimizer", optimizer, "--clip-norm", bound, "--nonfinite", "skip", "--min-workers", 1, "--journal.mode", "on"]
+                skipping, spared = (self.two_rounds(f"{optimizer}-{bound}-{skips}", flags, skips) for skips in (True, False))
+                self.assertEqual(skipping, spared)
+
+    def two_rounds(self, tag, flags, skips):
+        """The parameters after two rounds that count, from the journal too; between them one that does not."""
+        server = self.launch_server(*flags, run=tag, name=tag).wait_ready()
+        first = Peer(server.data, "first").join().until_round()
+        first.whole()
+        first.until_round()
+        if skips:
+            self.push_squares_too_large(first)
+            wait_for(lambda: server.cluster()["skipped_rounds"] == 1, "the round that is skipped")
+            self.assertIn("is not finite in round 2, though every contribution is", server.events("round.skipped")[0]["why"])
+            first.until_round()
+        first.whole()
+        wait_for(lambda: server.cluster()["version"] == 3, "the second one that counts")
+        first.close()
+        found = self.state(server, CHUNKS)
+        server.kill()
+        again = self.launch_server(*flags, "--resume", run=tag, name=f"again-{tag}").wait_ready()
+        self.assertEqual(self.state(again, CHUNKS), found)
+        return found
 
     def test_a_journal_ends_before_such_a_round(self):
         server = self.launch_server(*self.BY_WORKERS).wait_ready()
