@@ -29,6 +29,42 @@ TEST_F(ApiTest, HeadersOverTheLimitGet431) {
   EXPECT_TRUE(endless.wait_closed());
 }
 
+TEST_F(ApiTest, EveryByteOfTheFieldsCountsAndSoDoesEachField) {
+  start();
+  const auto ask = [this](std::size_t fields, const std::string& field) {
+    HttpClient client(port());
+    std::string text = "GET /version HTTP/1.1\r\nHost: localhost\r\n";
+    for (std::size_t i = 1; i < fields; ++i) text += field + "\r\n";
+    client.send(text + "\r\n");
+    return client.receive().value_or(HttpReply());
+  };
+  EXPECT_EQ(ask(100, "X:").status, 200);
+  expect_problem(ask(101, "X:"), 431, "invalid_argument", "there are more than 100 fields");
+  expect_problem(ask(4'000, "X:"), 431, "invalid_argument");
+  const std::string field = "X-Fill: " + std::string(90, 'x');
+  EXPECT_EQ(ask(80, field).status, 200);
+  expect_problem(ask(90, field), 431, "invalid_argument", "larger than this server reads");
+}
+
+TEST_F(ApiTest, ARequestOfManyFieldsIsCountedUntilItIsAnswered) {
+  start();
+  const auto counts = [this](bool is_any) {
+    return eventually([this, is_any] {
+      request("GET", "/version");
+      const std::string none = "centroid_budget_used{resource=\"rest_head_bytes\"} 0\n";
+      return (registry.serialize().find(none) == std::string::npos) == is_any;
+    });
+  };
+  HttpClient client(port());
+  std::string text = "POST /v1/job:pause HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n";
+  for (int i = 0; i < 80; ++i) text += "X:\r\n";
+  client.send(text + kJson + "\r\n");
+  EXPECT_TRUE(counts(true));
+  client.send("{}");
+  EXPECT_EQ(client.receive().value_or(HttpReply()).status, 202);
+  EXPECT_TRUE(counts(false)) << "the connection is idle";
+}
+
 TEST_F(ApiTest, TheHeaderLimitIsTheConfiguredOne) {
   options.header_limit_bytes = 1024;
   EXPECT_EQ(request("GET", "/version", "X-Fill: " + std::string(900, 'x') + "\r\n").status, 200);

@@ -1,6 +1,9 @@
 // The HTTP server and the client against each other, over plain connections and over TLS.
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -9,6 +12,7 @@
 #include "tests/support/http_client.h"
 #include "tests/unit/temporary_directory.h"
 #include "transport/http/http_client.h"
+#include "transport/http/http_exchange.h"
 #include "transport/http/http_server.h"
 
 namespace centroid::transport {
@@ -152,6 +156,58 @@ TEST_P(Http, AnAnswerThatDoesNotComeEndsAtTheDeadline) {
   EXPECT_EQ(answer.error().code(), ErrorCode::kDeadlineExceeded);
   EXPECT_EQ(answer.error().message(), "no answer in time");
   EXPECT_FALSE(client_->is_open());
+}
+
+/// What a client sends, and how much room there was for it.
+class Sent final : public ByteStream {
+ public:
+  Sent(Executor executor, std::string bytes, std::vector<std::size_t>& rooms)
+      : executor_(std::move(executor)), bytes_(std::move(bytes)), rooms_(rooms) {}
+  Moved try_read(MutableBytes into) override {
+    rooms_.push_back(into.size());
+    const std::size_t count = std::min(into.size(), bytes_.size());
+    if (count == 0) return {0, boost::asio::error::eof};
+    std::memcpy(into.data(), bytes_.data(), count);
+    bytes_.erase(0, count);
+    return {count, {}};
+  }
+  Moved try_write(std::span<const Bytes>) override { return {0, boost::asio::error::eof}; }
+  Task<Moved> read_some(MutableBytes into) override { co_return try_read(into); }
+  Task<Moved> write_some(std::span<const Bytes> parts) override { co_return try_write(parts); }
+  void close() noexcept override {}
+  std::string peer() const override { return "127.0.0.1:1"; }
+  Executor executor() const override { return executor_; }
+
+ private:
+  const Executor executor_;
+  std::string bytes_;
+  std::vector<std::size_t>& rooms_;
+};
+
+Task<void> read_one(HttpStream* stream, const HttpLimits* limits, HttpService* service) {
+  const bool has_begun = co_await wait_for_request(*stream, *limits);
+  EXPECT_TRUE(has_begun);
+  const HttpIncoming incoming = co_await read_request(*stream, *limits, *service);
+  EXPECT_TRUE(incoming.request.has_value()) << incoming.detail;
+  release_request(*stream);
+  const bool has_another = co_await wait_for_request(*stream, *limits);
+  EXPECT_FALSE(has_another);
+}
+
+TEST(HttpMemory, AConnectionThatIsIdleAgainHasASmallBuffer) {
+  IoThread io{"http"};
+  std::vector<std::size_t> rooms;
+  Echo echo;
+  const HttpLimits limits;
+  const std::string head = "GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(8'000, 'x');
+  HttpStream stream(std::make_unique<Sent>(io.executor(), head + "\r\n\r\n", rooms));
+  const auto budget = std::make_shared<ByteBudget>(1 << 20);
+  stream.held = HeldBytes(budget);
+  io.wait(read_one(&stream, &limits, &echo));
+  const std::vector<std::size_t> expected = {512, 512, 1024, 2048, 4096, 512};
+  EXPECT_EQ(rooms, expected);
+  EXPECT_LE(stream.buffer.capacity(), 512U);
+  EXPECT_EQ(budget->used(), 0U);
 }
 
 class PlainHttp : public Http {};

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <ctime>
+#include <limits>
 #include <utility>
 
 #include <boost/beast/http/parser.hpp>
@@ -21,6 +22,12 @@ using SystemError = boost::system::error_code;
 constexpr std::chrono::seconds kLingerTime{1};
 constexpr std::size_t kLingerBytes = 256 * 1024;
 constexpr std::size_t kReadBytes = 4096;
+constexpr std::size_t kFirstBytes = 512;  ///< an idle connection has room for so many
+constexpr std::size_t kMaxFields = 100;   ///< most defaults of other servers are 100
+/// Memory of a field in HttpFields besides its text.
+constexpr std::size_t kFieldBytes = 128;
+/// Without the budget: of bytes that are no request yet, and of a request.
+constexpr std::size_t kFreeBytes = 4096, kFreeRequest = 8192;
 
 /// Format of the Date field.
 /// source  RFC 9110, section 5.6.7 (IMF-fixdate)
@@ -33,14 +40,13 @@ std::string http_date() {
   return {text, size};
 }
 
-HttpRequest to_request(const HttpStream& stream, Parser::value_type message) {
+HttpRequest to_request(const HttpStream& stream, const Parser::value_type& message) {
   HttpRequest request;
   request.address = stream.peer();
   request.method = std::string(message.method_string());
   request.target = std::string(message.target());
   request.version = message.version();
   request.fields = fields_of(message);
-  request.body = std::move(message.body());
   return request;
 }
 
@@ -51,7 +57,9 @@ void refuse(HttpIncoming& incoming, const SystemError& ec, const std::string& fa
     incoming.detail = detail;
   };
   if (ec == http::error::end_of_stream || ec == http::error::partial_message) return;
-  if (ec == http::error::header_limit || ec == http::error::buffer_overflow)
+  if (ec == http::error::header_limit)
+    with(431, "there are more than " + std::to_string(kMaxFields) + " fields");
+  else if (ec == http::error::buffer_overflow)
     with(431, "the request line and fields are larger than this server reads");
   else if (ec == asio::error::no_memory)
     with(431,
@@ -174,48 +182,126 @@ std::string head_fault(std::string_view head) {
   return "";
 }
 
-/// Upper bound of the buffer.
-std::size_t most_bytes(const HttpStream& stream, const HttpLimits& limits) {
-  return std::max(limits.header_limit_bytes, stream.buffer.size()) + 2 * kReadBytes;
+/// Parse the request line and fields in `bytes`, and refuse faulty ones.
+SystemError parse_head(Parser& parser, std::string_view bytes, std::string& fault) {
+  parser.header_limit(std::numeric_limits<std::uint32_t>::max());  // read_head has limits
+  parser.eager(false);                                             // it stops after the fields
+  SystemError ec;
+  parser.put(asio::buffer(bytes), ec);
+  if (ec == http::error::need_more) return ec;
+  fault = head_fault(bytes);
+  if (!ec && !fault.empty()) ec = http::error::bad_field;
+  return ec;
 }
 
-/// Read the request line and fields, and refuse faulty ones. Later bytes stay buffered.
-Task<SystemError> read_head(HttpStream& stream, const HttpLimits& limits, Parser& parser,
-                            std::string& fault) {
-  std::string& bytes = stream.buffer;
-  const std::size_t most = most_bytes(stream, limits);
-  parser.eager(false);  // it stops after the fields
-  for (std::size_t used = 0;;) {
-    SystemError ec;
-    if (used < bytes.size()) {
-      used += parser.put(asio::buffer(bytes.data() + used, bytes.size() - used), ec);
-      if (ec != http::error::need_more) {
-        fault = head_fault(bytes);
-        if (!ec && !fault.empty()) ec = http::error::bad_field;
-        bytes.erase(0, used);
-        co_return ec;
-      }
+/// As parse_head, whose parser does not wait for more.
+SystemError check_head(std::string_view bytes, std::string& fault) {
+  Parser parser;
+  return parse_head(parser, bytes, fault);
+}
+
+/// "": there is no whole and valid request line.
+std::string path_of(std::string_view bytes) {
+  std::string_view rest = bytes, line;
+  if (!take_line(rest, line)) return "";
+  Parser parser;
+  std::string fault;
+  (void)parse_head(parser, bytes.substr(0, bytes.size() - rest.size()), fault);
+  const std::string target(parser.get().target());
+  return target.substr(0, target.find('?'));
+}
+
+/// Count the memory of a connection, with a buffer for `size` bytes and a request of so many,
+/// unless both are small. False: there is no room.
+bool hold(HttpStream& stream, std::size_t size, std::size_t request) {
+  const std::size_t buffer = std::max(size, stream.buffer.capacity());
+  const bool is_small = buffer <= kFreeBytes && request <= kFreeRequest;
+  return stream.held.resize(is_small ? 0 : buffer + request).ok();
+}
+
+/// A request line and fields, at the front of bytes that grow.
+struct Head {
+  std::size_t bytes = 0, lines = 0;  ///< of whole lines
+  bool is_whole = false;             ///< with the empty line
+
+  void find_end(std::string_view from) {
+    std::string_view rest = from.substr(bytes), line;
+    while (!is_whole && take_line(rest, line)) {
+      is_whole = line.empty();
+      ++lines;
     }
+    bytes = from.size() - rest.size();
+  }
+  std::size_t fields() const { return lines - std::min<std::size_t>(lines, is_whole ? 2 : 1); }
+};
+
+/// Wait until the request line and fields are in the buffer. No parser waits with them: it takes
+/// much memory for each field. One that looks at them whenever they are twice as many bytes finds
+/// what will never be a request.
+Task<SystemError> read_head(HttpStream& stream, const HttpLimits& limits, Head& head,
+                            std::string& fault) {
+  const std::string& bytes = stream.buffer;
+  const std::size_t most = limits.header_limit_bytes;
+  for (std::size_t checked = 0;;) {
+    head.find_end(bytes);
+    SystemError ec = http::error::header_limit;
+    if (head.fields() > kMaxFields) co_return ec;
     ec = http::error::buffer_overflow;
-    if (bytes.size() >= most) co_return ec;
-    const bool has_room = bytes.size() < kReadBytes || stream.held.resize(bytes.size()).ok();
-    if (!has_room) co_return asio::error::no_memory;
-    ec = co_await stream.read(std::min(kReadBytes, most - bytes.size()));
+    if (head.bytes > most || (!head.is_whole && bytes.size() >= most)) co_return ec;
+    if (head.is_whole) co_return SystemError();
+    if (bytes.size() >= 2 * checked) {
+      checked = bytes.size();
+      ec = check_head(bytes, fault);
+      if (ec != http::error::need_more) co_return ec;
+    }
+    const bool is_full = bytes.size() == bytes.capacity() || bytes.capacity() < kFirstBytes;
+    const std::size_t room = is_full ? std::max(2 * bytes.size(), kFirstBytes) : bytes.capacity();
+    if (!hold(stream, std::min(room, most), 0)) co_return asio::error::no_memory;
+    ec = co_await stream.read(std::min(room, most) - bytes.size());
     if (ec) co_return ec;
   }
 }
 
 /// The body of a request whose fields have been read.
-Task<SystemError> read_body(HttpStream& stream, const HttpLimits& limits, Parser& parser) {
+Task<SystemError> read_body(HttpStream& stream, const HttpLimits& limits, Parser& parser,
+                            const HttpRequest& request) {
   SystemError ec;
-  const auto expect = parser.get()[http::field::expect];
-  if (to_lower({expect.data(), expect.size()}) == "100-continue" && parser.get().version() >= 11) {
+  const std::string* const expect = request.field("expect");
+  if (expect != nullptr && to_lower(*expect) == "100-continue" && request.version >= 11) {
     std::array<Bytes, 1> parts = {as_bytes("HTTP/1.1 100 Continue\r\n\r\n")};
     ec = co_await stream.write(parts);
   }
   parser.eager(true);
-  const std::size_t most = most_bytes(stream, limits);
+  const std::size_t most =
+      std::max(limits.header_limit_bytes, stream.buffer.size()) + 2 * kReadBytes;
   while (!ec && !parser.is_done()) ec = co_await feed(stream, parser, kReadBytes, most);
+  co_return ec;
+}
+
+/// Parse the head, and read the body. Bytes of the next request stay buffered.
+Task<SystemError> read_rest(HttpStream& stream, const HttpLimits& limits, HttpService& service,
+                            Head head, HttpIncoming& incoming, std::string& fault) {
+  Parser parser;
+  parser.body_limit(limits.body_limit_bytes);
+  const std::string_view bytes = std::string_view(stream.buffer).substr(0, head.bytes);
+  SystemError ec = parse_head(parser, bytes, fault);
+  if (ec) co_return ec;
+  HttpRequest request = to_request(stream, parser.get());
+  parser.get().clear();  // with the fields of a trailer it gets others, which nobody reads
+  incoming.path = request.target.substr(0, request.target.find('?'));
+  stream.buffer.erase(0, head.bytes);
+  stream.buffer.shrink_to_fit();
+  const bool has_room = hold(stream, 0, head.bytes + head.fields() * kFieldBytes);
+  if (!has_room) co_return asio::error::no_memory;
+  if (!parser.is_done()) {
+    incoming.answer = service.refuse_body(request);
+    if (incoming.answer) co_return ec;
+    ec = co_await read_body(stream, limits, parser, request);
+    if (ec) co_return ec;
+  }
+  incoming.keep_alive = parser.keep_alive();
+  request.body = std::move(parser.get().body());
+  incoming.request = std::move(request);
   co_return ec;
 }
 
@@ -246,7 +332,7 @@ Task<bool> wait_for_request(HttpStream& stream, const HttpLimits& limits) {
     // RFC 9112, section 2.2: empty lines before a request are skipped
     stream.buffer.erase(0, stream.buffer.find_first_not_of("\r\n"));
     if (!stream.buffer.empty()) co_return true;
-    const SystemError ec = co_await stream.read(kReadBytes);
+    const SystemError ec = co_await stream.read(kFirstBytes);
     if (ec) co_return false;
   }
 }
@@ -254,30 +340,23 @@ Task<bool> wait_for_request(HttpStream& stream, const HttpLimits& limits) {
 Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits,
                                 HttpService& service) {
   HttpIncoming incoming;
-  Parser parser;
-  parser.header_limit(static_cast<std::uint32_t>(limits.header_limit_bytes));
-  parser.body_limit(limits.body_limit_bytes);
-  stream.expires_after(limits.read_timeout);
+  Head head;
   std::string fault;
-  SystemError ec = co_await read_head(stream, limits, parser, fault);
-  (void)stream.held.resize(0);
-  if (!ec && !parser.is_done()) {
-    incoming.answer = service.refuse_body(to_request(stream, parser.get()));
-    if (!incoming.answer) ec = co_await read_body(stream, limits, parser);
-  }
+  stream.expires_after(limits.read_timeout);
+  SystemError ec = co_await read_head(stream, limits, head, fault);
+  if (!ec) ec = co_await read_rest(stream, limits, service, head, incoming, fault);
   stream.expires_at(TimePoint::max());  // the answer may take its time
-  if (incoming.answer) co_return incoming;
-  if (!ec) {
-    incoming.keep_alive = parser.keep_alive();
-    incoming.request = to_request(stream, parser.release());
-    co_return incoming;
-  }
+  if (!ec) co_return incoming;
   incoming.is_slow = ec == asio::error::timed_out;
   refuse(incoming, ec, fault);
-  const std::string target(parser.get().target());  // empty: the request line was not read
-  incoming.path = target.substr(0, target.find('?'));
+  if (incoming.path.empty()) incoming.path = path_of(stream.buffer);
   if (incoming.path.empty()) incoming.path = "/";
   co_return incoming;
+}
+
+void release_request(HttpStream& stream) {
+  stream.buffer.shrink_to_fit();
+  (void)hold(stream, 0, 0);  // less than before
 }
 
 Task<SystemError> write_response(HttpStream& stream, HttpResponse response, HttpFraming framing,
@@ -301,7 +380,8 @@ Task<void> linger(HttpStream& stream) {
   stream.expires_after(kLingerTime);
   SystemError ec;
   for (std::size_t got = 0; !ec && got < kLingerBytes; got += stream.buffer.size()) {
-    stream.buffer.clear();
+    stream.buffer = std::string();
+    release_request(stream);
     ec = co_await stream.read(kReadBytes);
   }
 }

@@ -31,6 +31,8 @@ Task<bool> wait_for_request(HttpStream& stream, const HttpLimits& limits);
 /// Read one complete request; bytes of the next one stay buffered. `service` decides on each body
 /// before it is read.
 Task<HttpIncoming> read_request(HttpStream& stream, const HttpLimits& limits, HttpService& service);
+/// The request has been answered: free what only it needed.
+void release_request(HttpStream& stream);
 /// `name`: as in HttpServer.
 Task<HttpStream::ErrorCode> write_response(HttpStream& stream, HttpResponse response,
                                            HttpFraming framing, std::string name, Duration timeout);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <iterator>
 #include <string>
 
 #include <boost/asio/buffer.hpp>
@@ -22,6 +23,7 @@ inline bool is_http_error(const boost::system::error_code& ec) {
 
 inline HttpFields fields_of(const http::fields& from) {
   HttpFields fields;
+  fields.reserve(static_cast<std::size_t>(std::distance(from.begin(), from.end())));
   for (const auto& field : from)
     fields.emplace_back(to_lower(std::string(field.name_string())), std::string(field.value()));
   return fields;

@@ -25,7 +25,7 @@ using Tcp = asio::ip::tcp;
 
 constexpr std::size_t kMaxRefusals = 32;  ///< answered at once; more are closed without an answer
 constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr std::uint64_t kLargeHeads = 16u << 20;  ///< bytes of requests beyond their first 4 KiB
+constexpr std::uint64_t kLargeHeads = 16u << 20;  ///< memory of requests that are not small
 constexpr std::chrono::seconds kSlow{1};  ///< time of a request that others need not wait for
 
 /// `close` spares only a connection that is running a call or writing its answer. kSilent: it has
@@ -222,6 +222,8 @@ Task<void> HttpServer::Impl::serve_requests(Peers::Place at) {
       const bool ends = framing.version < 11 && response.stream;
       framing.keep_alive = incoming.keep_alive && !ends && !is_stopping;
     }
+    release_request(peer.stream);
+    show();
     if (response.stream && !framing.is_head) peers.enter(at, Phase::kStreaming);
     const bool is_written = co_await write(peer, std::move(response), framing);
     if (!is_written) co_return;

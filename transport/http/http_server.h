@@ -17,7 +17,7 @@ namespace centroid::transport {
 
 /// Limits on clients. Read again for each connection and request.
 struct HttpLimits {
-  std::size_t header_limit_bytes = 8 * 1024;
+  std::size_t header_limit_bytes = 8 * 1024;  ///< and 100 fields
   std::size_t body_limit_bytes = 64 * 1024;
   std::size_t max_connections = 1024;
   std::chrono::milliseconds idle_timeout{30'000};   ///< from a response to the next request
@@ -28,7 +28,7 @@ struct HttpLimits {
 /// Metrics of an HttpServer.
 struct HttpMeters {
   metrics::Budget connections = {};
-  metrics::Budget head_bytes = {};     ///< of requests' lines and fields beyond small ones
+  metrics::Budget head_bytes = {};     ///< memory of requests that are not small
   metrics::Counter dropped_slow = {};  ///< a request or response took longer than its time
 };
 

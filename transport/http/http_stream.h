@@ -36,7 +36,7 @@ class HttpStream {
   const std::string& peer() const { return peer_; }
 
   std::string buffer;
-  HeldBytes held;  ///< for a request whose sender is not known yet, beyond its first bytes
+  HeldBytes held;  ///< for the buffer and the request, when they are not small
 
  private:
   struct Watch;
