@@ -1,4 +1,8 @@
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -71,6 +75,27 @@ Status read_query(const Target& target, Call& call) {
   return {};
 }
 
+/// Faults of a body that show only while it is parsed.
+struct BodyFaults {
+  /// Printing or copying a value recurses: nested brackets would overflow the stack.
+  static constexpr std::size_t kMaxDepth = 16;
+
+  /// False: parse no further.
+  bool see(std::size_t depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
+    is_deep = is_deep || depth > kMaxDepth;
+    if (is_deep) return false;
+    if (event == nlohmann::json::parse_event_t::object_start) names[depth + 1].clear();
+    if (event != nlohmann::json::parse_event_t::key) return true;
+    const bool is_new = names[depth].insert(value.get_ref<const std::string&>()).second;
+    if (!is_new && !twice) twice = value.get<std::string>();
+    return true;
+  }
+
+  bool is_deep = false;
+  std::optional<std::string> twice;                        ///< the name of two fields of one object
+  std::array<std::set<std::string>, kMaxDepth + 2> names;  ///< of the open object, by depth
+};
+
 /// An empty body, or a JSON object with fields of the route.
 std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& request,
                                        std::string_view instance) {
@@ -91,16 +116,15 @@ std::optional<HttpResponse> check_body(const Route& route, const HttpRequest& re
     response.fields.emplace_back(is_patch ? "Accept-Patch" : "Accept-Post", "application/json");
     return response;
   }
-  // Printing or copying a value recurses: nested brackets would overflow the stack.
-  constexpr int kMaxDepth = 16;
-  bool is_deep = false;
-  const auto watch = [&is_deep](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    is_deep = is_deep || depth > kMaxDepth;
-    return !is_deep;
+  BodyFaults faults;
+  const auto watch = [&faults](int depth, nlohmann::json::parse_event_t event,
+                               const nlohmann::json& value) {
+    return faults.see(static_cast<std::size_t>(depth), event, value);
   };
   const auto json = nlohmann::json::parse(request.body, watch, false);
-  if (is_deep) return refuse(400, "the body is nested more than 16 deep");
+  if (faults.is_deep) return refuse(400, "the body is nested more than 16 deep");
   if (json.is_discarded()) return refuse(400, "the body is not JSON");
+  if (faults.twice) return refuse(400, "field '" + *faults.twice + "' appears twice in the body");
   if (!json.is_object())
     return refuse(400, "expected a JSON object, got " + std::string(json.type_name()));
   Json declared = Json::object();

@@ -1,6 +1,7 @@
 // What a client may ask for how often, and limits that change while the server runs.
 #include <chrono>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "server/api/rate_table.h"
@@ -86,6 +87,19 @@ TEST_F(ApiTest, LimitsChangeForConnectionsThatAreOpen) {
   limits.header_limit_bytes = 1024;
   api->set_limits(limits);
   EXPECT_TRUE(eventually([&] { return request("GET", "/version", wide).status == 431; }));
+}
+
+TEST_F(ApiTest, ABodyWithAFieldTwiceIsRefused) {
+  start();
+  for (const auto& [method, path, body] :
+       {std::tuple("PATCH", "/v1/config", R"({"workers":4,"workers":5})"),
+        std::tuple("PATCH", "/v1/config", R"({"a":1,"b":{"c":[{"workers":4,"\u0077orkers":5}]}})"),
+        std::tuple("POST", "/v1/scale", R"({"workers":4,"workers":4})")})
+    expect_problem(request(method, path, kJson, body), 400, "invalid_argument",
+                   "field 'workers' appears twice");
+  EXPECT_EQ(control.actions(), "");
+  const std::string same = R"({"a":{"x":1},"b":{"x":[{"x":1},{"x":1}]},"x":1})";
+  EXPECT_EQ(request("PATCH", "/v1/config", kJson, same).status, 200) << "in different objects";
 }
 
 TEST_F(ApiTest, ADeeplyNestedBodyIsRefusedBeforeItIsParsed) {
