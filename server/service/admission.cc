@@ -40,14 +40,41 @@ Task<void> Admission::await_state() const {
   (void)co_await until(is_read, kShownElsewhere, limit);
 }
 
+/// The model and the data are only what a worker said that has left: no round, checkpoint or
+/// journal has them.
+bool Admission::is_undecided() const {
+  return members_.present.empty() && job_.shard && !use_.is_loading && !replay_ && !epilogue_ &&
+         config_.init == "first-worker" && !job_.resumed_from && job_.version().value <= 1 &&
+         job_.round == Round(1) && job_.checkpointed == Version() && !journal_.is_on() &&
+         !spread_.has_others();
+}
+
+void Admission::forget_model() {
+  initial_values_.forget();
+  start_.go_on_from(JobState());
+}
+
+Status Admission::make_way(const Session& session, const proto::Join& join) {
+  if (!is_undecided() || !gate_.check_lead().ok() || !check_moment(join.name).ok()) return {};
+  const Status fits = check_join(session, join);
+  if (fits.ok()) return {};
+  const bool is_used = members_.sessions.use_count() > 1 || !context_.awaits_workers ||
+                       use_.is_writing || use_.is_measured;
+  if (is_used)
+    return not_ready(fits.error().message() +
+                     ". Who brought the cluster's model has left: try again");
+  log::warn("store.forgotten", {{"from", job_.agreed ? job_.agreed->name : ""},
+                                {"worker", join.name},
+                                {"why", fits.error().message()}});
+  forget_model();
+  return {};
+}
+
 Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   CENTROID_TRY(gate_.check_lead());
   if (members_.present.empty() && job_.shard && job_.store().version().value == 0 &&
-      !use_.is_loading) {
-    // Who brought this model left before giving its parameters: the next one may bring another.
-    initial_values_.forget();
-    start_.go_on_from(JobState());
-  }
+      !use_.is_loading)
+    forget_model();  // who brought it left before giving its parameters
   CENTROID_TRY(check_join(session, join));
   std::optional<ChunkPlan> plan;  // of one that only hears that it is over
   if (!job_.shard && epilogue_) {
@@ -99,7 +126,7 @@ void Admission::fence(const std::string& name, MemberId older, const std::string
 
 std::shared_ptr<WorkerSession> Admission::make_session(Session& session, MemberId member,
                                                        proto::Join join) {
-  auto worker = std::make_shared<WorkerSession>(executor_);
+  auto worker = std::make_shared<WorkerSession>(executor_, members_.sessions);
   worker->id = member;
   worker->lane = trace::Lane(join.name);
   worker->codec = make_codec(join.codec).value();

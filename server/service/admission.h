@@ -29,6 +29,10 @@ class Admission : private JobPart {
   /// While the state is read a worker waits here, for 400 ms at most: sent away it would come
   /// again after a pause, later than it can.
   Task<void> await_state() const;
+  /// Before check_join: forget the model of a worker that has left if nothing has come of it, and
+  /// `join` is of another one.
+  /// fails   unavailable: something still uses it
+  Status make_way(const transport::Session& session, const proto::Join& join);
   /// fails   failed_precondition: names what does not fit; unavailable: not now
   Status check_join(const transport::Session& session, const proto::Join& join);
   Result<proto::JoinReply> admit(transport::Session& session, proto::Join join);
@@ -39,6 +43,8 @@ class Admission : private JobPart {
                                               proto::Join join);
   proto::JoinReply terms_for(transport::Session& session, const WorkerSession& worker,
                              std::uint64_t plan_hash);
+  bool is_undecided() const;
+  void forget_model();
   Status check_moment(const std::string& name);
   Status check_model(const transport::Session& session, const proto::Join& join) const;
   ShardGroup& shards_;

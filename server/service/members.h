@@ -18,6 +18,8 @@ struct Members {
   Roster roster;
   std::map<MemberId, std::shared_ptr<WorkerSession>> present;
   std::map<MemberId, WorkerView> gone;  ///< the last view of absent ones
+  /// Each session of a worker has it until it ends, which may be after the member has gone.
+  std::shared_ptr<const char> sessions = std::make_shared<const char>();
 
   /// nullptr: it is not here.
   std::shared_ptr<WorkerSession> find(MemberId member) const {

@@ -248,9 +248,9 @@ Task<Status> PeerSession::join(Session& session, InFrame frame) {
   if (!has_room.ok()) co_return co_await refuse(session, frame.header, has_room.error());
   co_await parts_.admission.await_state();
   Result<proto::JoinReply> admitted = proto::JoinReply();
-  Status fits;
+  Status fits = parts_.admission.make_way(session, *message);
   const bool is_valid =
-      parts_.admission.check_join(session, *message).ok();  // else `admit` says why
+      fits.ok() && parts_.admission.check_join(session, *message).ok();  // else `admit` says why
   if (is_valid) fits = co_await parts_.servers.plan_worker(*message);
   if (fits.ok())
     admitted = parts_.admission.admit(session, std::move(message).value());

@@ -23,9 +23,11 @@ namespace centroid::server {
 
 /// What the service knows of a present member beyond the roster.
 struct WorkerSession {
-  explicit WorkerSession(Executor executor) : wake(std::move(executor)) {}
+  WorkerSession(Executor executor, std::shared_ptr<const char> of)
+      : sessions(std::move(of)), wake(std::move(executor)) {}
 
-  Event wake;  ///< its outbox: there may be something to send
+  const std::shared_ptr<const char> sessions;  ///< of Members
+  Event wake;                                  ///< its outbox: there may be something to send
   MemberId id;
   proto::Join join;
   std::shared_ptr<const Codec> codec;

@@ -7,10 +7,17 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.cluster import DONE, USAGE, ClusterTest, Process, free_port, main, wait_for
-from harness.wire import GOODBYE, Link, connect, garbage, header, hello, is_closed, read_error, read_frame
+from harness.wire import GOODBYE, Client, Link, connect, garbage, header, hello, is_closed, read_error, read_frame
 
 WIDE = "mlp:64-1024-1024-10"  # 4.5 MB: many chunks a round
 HUGE = "mlp:64-2048-2048-10"  # 17 MB: more than the buffers of a connection hold
+
+
+class Deserter(Client):
+    """Leaves without a word as soon as it has a round."""
+
+    def contribute(self, head, gradient, bad_rounds):
+        self.is_over = True
 
 
 class MembershipTest(ClusterTest):
@@ -299,6 +306,16 @@ class Coming(MembershipTest):
         server.wait_round(3)
         self.stop_in_order(server, second, third)
         self.assert_same_fingerprint("w1", "w2")
+
+
+    def test_model_that_no_round_has_trained_goes_with_its_worker(self):
+        server = self.server("--min-workers", 1)
+        Deserter("w0", [("x", (3,))], train_samples=99).train(server.data, None)
+        server.wait_worker("w0", "dead")
+        worker = self.worker(server, "w1")
+        server.wait_round(3)
+        self.assertEqual(1, len(server.events("store.forgotten")))
+        self.stop_in_order(server, worker)
 
 
 class Leaving(MembershipTest):
