@@ -63,9 +63,8 @@ Status Admission::make_way(const Session& session, const proto::Join& join) {
   if (is_used)
     return not_ready(fits.error().message() +
                      ". Who brought the cluster's model has left: try again");
-  log::warn("store.forgotten", {{"from", job_.agreed ? job_.agreed->name : ""},
-                                {"worker", join.name},
-                                {"why", fits.error().message()}});
+  if (const auto why = context_.strangers.arrival_line(fits.error().message()))
+    log::warn("store.forgotten", {{"from", job_.agreed ? job_.agreed->name : ""}, {"why", *why}});
   forget_model();
   return {};
 }
