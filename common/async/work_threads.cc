@@ -10,7 +10,7 @@ namespace centroid {
 WorkThreads::WorkThreads(Executor home, std::string name, std::size_t count)
     : home_(std::move(home)),
       name_(std::move(name)),
-      lanes_(std::make_shared<std::vector<Lane>>(count)) {}
+      lanes_(std::make_shared<std::vector<Lane>>(std::max<std::size_t>(1, count))) {}
 
 WorkThreads::~WorkThreads() {
   for (Lane& lane : *lanes_) lane.thread.reset();

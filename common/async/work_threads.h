@@ -15,7 +15,7 @@ namespace centroid {
 /// thread  that of `home`
 class WorkThreads {
  public:
-  /// Threads begin with their first work.
+  /// At least one thread; each begins with its first work.
   WorkThreads(Executor home, std::string name, std::size_t count);
   /// Blocks until work under way has ended. Other work, and what follows, is dropped.
   ~WorkThreads();

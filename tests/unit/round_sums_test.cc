@@ -1,5 +1,6 @@
 #include "server/shard/round_sums.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -209,11 +210,13 @@ TEST_F(RoundSumsTest, AMergeIsCompleteWhenOtherThreadsHaveCombinedItsChunks) {
   boost::asio::io_context home;
   set_aggregate("nnm_trimmed_mean:1");
   std::vector<float> here;
-  for (const std::size_t threads : {0, 1, 2, 3, 5}) {
+  for (const int threads : {-1, 0, 1, 2, 3, 5}) {  // -1: here. 0, of unknown processors: one
     SCOPED_TRACE(threads);
-    WorkThreads pool(home.get_executor(), "combine", threads);
+    const bool is_apart = threads >= 0;
+    WorkThreads pool(home.get_executor(), "combine",
+                     static_cast<std::size_t>(std::max(threads, 0)));
     Aggregator::Elsewhere elsewhere;
-    if (threads > 0)
+    if (is_apart)
       elsewhere = [&](std::function<void()> work, std::function<void()> then) {
         pool.run(std::move(work), std::move(then));
       };
@@ -222,10 +225,10 @@ TEST_F(RoundSumsTest, AMergeIsCompleteWhenOtherThreadsHaveCombinedItsChunks) {
     sums.open(opened(0, {a_, b_, c_}));
     for (const MemberId member : {b_, c_, a_})
       for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(push(member, i, 0, sums).ok());
-    EXPECT_EQ(sums.is_combining(), threads > 0);
-    EXPECT_EQ(sums.finish(merge_of({a_, b_, c_})).ok(), threads == 0);
+    EXPECT_EQ(sums.is_combining(), is_apart);
+    EXPECT_EQ(sums.finish(merge_of({a_, b_, c_})).ok(), !is_apart);
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    for (const std::size_t before = changes; threads > 0 && changes < before + 3;) {
+    for (const std::size_t before = changes; is_apart && changes < before + 3;) {
       ASSERT_LT(std::chrono::steady_clock::now(), limit) << "a chunk is not combined";
       home.restart();
       home.run_one_for(std::chrono::seconds(1));
@@ -233,7 +236,7 @@ TEST_F(RoundSumsTest, AMergeIsCompleteWhenOtherThreadsHaveCombinedItsChunks) {
     EXPECT_FALSE(sums.is_combining());
     const Status finished = sums.finish(merge_of({a_, b_, c_}));
     ASSERT_TRUE(finished.ok()) << finished.error().to_string();
-    if (threads == 0) here = sum();
+    if (!is_apart) here = sum();
     EXPECT_EQ(sum(), here);
   }
 }
