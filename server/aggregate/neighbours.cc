@@ -80,6 +80,7 @@ void Neighbours::find(std::span<const float* const> rows, std::size_t elements, 
     for (std::size_t s = r + 1; s < n; ++s) squares_[r * n + s] = squares_[s * n + r];
   order_.resize(n);
   nearest_.clear();
+  nearest_.reserve(n * count);
   near_to_.assign(n, 0);
   for (std::size_t r = 0; r < n; ++r) {
     const auto own = std::span(squares_).subspan(r * n, n);
@@ -94,9 +95,10 @@ void Neighbours::find(std::span<const float* const> rows, std::size_t elements, 
   shared_.clear();
   for (std::uint32_t s = 0; s < n; ++s)
     if (is_shared(s)) shared_.push_back(s);
-  others_.clear();
-  std::ranges::remove_copy_if(nearest_, std::back_inserter(others_), is_shared);
   others_count_ = count - shared_.size();
+  others_.clear();
+  others_.reserve(n * others_count_);
+  std::ranges::remove_copy_if(nearest_, std::back_inserter(others_), is_shared);
 }
 
 }  // namespace centroid::server

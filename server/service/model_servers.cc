@@ -16,19 +16,6 @@ using proto::ServersKind;
 
 namespace {
 
-/// Workers without a codec that bring as much at once as these with theirs.
-Result<std::uint32_t> without_codec(const ChunkPlan& plan, const FragmentPlan& fragments,
-                                    const std::set<std::string>& codecs, std::uint64_t workers) {
-  std::uint64_t most = 1;
-  for (const std::string& codec : codecs) {
-    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(plan, fragments, codec));
-    most = std::max(most, bytes);
-  }
-  const std::uint64_t plain =
-      std::max<std::uint64_t>(1, elements_of_largest(fragments) * sizeof(float));
-  return static_cast<std::uint32_t>((workers * most + plain - 1) / plain);
-}
-
 bool is_refusal(const Error& error) { return error.code() == ErrorCode::kFailedPrecondition; }
 
 std::string plural(std::uint32_t count, const std::string& what) {
@@ -313,7 +300,8 @@ Result<std::uint32_t> ModelServers::workers_to_plan(const proto::Join* joining,
   const std::uint64_t workers = expected_workers(is_said, more);
   // Sums take what workers send as it comes: what waits is bounded by credit, with any codec.
   if (!policy_.is_elastic() && aggregate_.is_mean()) return static_cast<std::uint32_t>(workers);
-  return without_codec(job_.shard->plan(), job_.shard->fragments(), codecs, workers);
+  return without_codec(job_.shard->plan(), job_.shard->fragments(), codecs, workers, aggregate_,
+                       config_.servers);
 }
 
 /// That may bring contributions at once: those that are here and one `more`, in any case so many as

@@ -28,13 +28,11 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.parameters = plan.total_elements();
   question.tensors = plan.manifest().size();
   question.chunks = plan.chunks().size();
-  CENTROID_ASSIGN(question.contribution_bytes, contribution_bytes(plan, fragments, codec));
-  std::set<std::string> others;
-  for (const auto& [id, worker] : members_.present) others.insert(worker->join.codec);
-  for (const std::string& one : others) {
-    CENTROID_ASSIGN(const std::uint64_t bytes, contribution_bytes(plan, fragments, one));
-    question.contribution_bytes = std::max(question.contribution_bytes, bytes);
-  }
+  std::set<std::string> codecs{codec};
+  for (const auto& [id, worker] : members_.present) codecs.insert(worker->join.codec);
+  CENTROID_ASSIGN(const RoomOfOne room, room_of_one(plan, fragments, codecs));
+  question.contribution_bytes = room.encoded;
+  question.decoded_bytes = room.decoded;
   question.result_bytes = elements_of_largest(fragments) * sizeof(float);
   question.slots = slots;
   question.stores_residual = codec_down.feedback.enabled;
@@ -42,8 +40,7 @@ Status StateLoader::check_room(const ChunkPlan& plan, const FragmentPlan& fragme
   question.applies_on_worker = config_.applies_on_worker();
   question.is_elastic = policy_.is_elastic();
   question.waits_for_all = !aggregate_.is_mean();
-  question.compares_workers = aggregate_.mixes();
-  question.decoded_bytes = Aggregator::kAtOnce * plan.max_chunk_elements() * sizeof(float);
+  question.compared_at_once = aggregate_.mixes() ? Aggregator::kAtOnce : 0;
   question.workers = servers_.expected_workers(question.is_elastic || question.waits_for_all);
   question.credit_bytes = question.workers * config_.transfer.credit_bytes;
   question.journal_copies =

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/codec/codec.h"
-#include "server/aggregate/robust.h"
+#include "server/aggregate/aggregator.h"
 #include "server/shard/placement.h"
 #include "server/shard/staged_contributions.h"
 #include "server/store/memory_need.h"
@@ -49,7 +49,7 @@ Result<MemoryQuestion> question_of(const proto::ServerModel& model, const Fragme
   question.workers = model.workers;
   CENTROID_ASSIGN(const AggregateRule rule, AggregateRule::parse(model.aggregate));
   question.waits_for_all = !rule.is_mean();
-  question.compares_workers = rule.mixes();
+  question.compared_at_once = rule.mixes() ? Aggregator::kAtOnce : 0;
   question.credit_bytes = credit_bytes == 0 ? UINT64_MAX : model.workers * credit_bytes;
   return question;
 }

@@ -7,7 +7,8 @@ namespace centroid::server {
 namespace {
 
 constexpr std::uint64_t kProcessBytes = std::uint64_t{32} << 20;
-constexpr std::uint64_t kPairBytes = 12;  // a distance, and which is near
+// Of Neighbours and RobustMean: a distance, and twice a row that is near; some numbers of each row.
+constexpr std::uint64_t kPairBytes = 16, kRowBytes = 3328;
 
 std::string gib(std::uint64_t bytes) {
   std::ostringstream text;
@@ -17,6 +18,10 @@ std::string gib(std::uint64_t bytes) {
 }
 
 }  // namespace
+
+std::uint64_t compared_bytes(std::uint64_t workers, std::uint64_t at_once) {
+  return at_once * workers * (workers * kPairBytes + kRowBytes);
+}
 
 MemoryNeed memory_need(const MemoryQuestion& q) {
   const std::uint64_t plane = q.parameters * sizeof(float);
@@ -30,9 +35,8 @@ MemoryNeed memory_need(const MemoryQuestion& q) {
   need.contributions = q.is_elastic      ? q.kept * once
                        : q.waits_for_all ? once
                                          : std::min(q.credit_bytes, q.workers * q.result_bytes);
-  if (q.waits_for_all && q.contribution_bytes < q.result_bytes)
-    need.contributions += q.workers * q.decoded_bytes;
-  if (q.compares_workers) need.contributions += q.workers * q.workers * kPairBytes;
+  if (q.waits_for_all) need.contributions += q.workers * q.decoded_bytes;
+  need.contributions += compared_bytes(q.workers, q.compared_at_once);
   need.copies = std::min(q.snapshot_bytes, need.planes) + std::min(q.journal_copies, plane);
   if (q.compresses_results) need.copies += q.result_bytes;  // payloads are no longer than that
   if (q.is_elastic) {

@@ -32,15 +32,17 @@ struct MemoryQuestion {
   bool is_elastic = false;         ///< contributions are stored completely until their round closes
   std::uint64_t kept = 2;          ///< of each worker then: a waiting one, and the next
   bool waits_for_all = false;      ///< a chunk is stored until all workers' have arrived
-  bool compares_workers = false;   ///< each with each, in a chunk
-  std::uint64_t decoded_bytes = 0;  ///< of a worker then, if its contribution is not float32
-  std::uint64_t workers = 1;        ///< that send at once
-  std::uint64_t credit_bytes = 0;   ///< of all workers together
+  std::uint64_t compared_at_once = 0;  ///< chunks in which each worker is compared with each
+  std::uint64_t decoded_bytes = 0;     ///< of a worker then; 0: all send float32
+  std::uint64_t workers = 1;           ///< that send at once
+  std::uint64_t credit_bytes = 0;      ///< of all workers together
   std::uint64_t snapshot_bytes = 0, journal_copies = 0;
   std::uint64_t tables_bytes = 0;  ///< of sparse rows, and a checkpoint's copies of them
   static constexpr std::uint64_t kImages = 2;  ///< of the state, at least, for excluded members
 };
 MemoryNeed memory_need(const MemoryQuestion& question);
+/// What it takes to compare each of so many workers with each.
+std::uint64_t compared_bytes(std::uint64_t workers, std::uint64_t at_once);
 
 using centroid::memory_limit;
 using centroid::MemoryLimit;

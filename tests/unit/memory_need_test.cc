@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/service/room.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -88,13 +89,32 @@ TEST(MemoryNeed, WhatWaitsForAllWorkersMayBeAllOfARound) {
   question.waits_for_all = true;
   EXPECT_EQ(memory_need(question).contributions, 8 * std::uint64_t{4'000'000'000});
   const std::uint64_t before = memory_need(question).total();
-  question.compares_workers = true;
-  EXPECT_EQ(memory_need(question).total(), before + 8 * 8 * 12);
-  question.compares_workers = false;
+  question.compared_at_once = 4;
+  EXPECT_EQ(memory_need(question).total(), before + 4 * 8 * (8 * 16 + 3328));
+  question.compared_at_once = 0;
   question.decoded_bytes = 1000;
-  EXPECT_EQ(memory_need(question).total(), before) << "float32 is combined as it comes";
+  EXPECT_EQ(memory_need(question).total(), before + 8 * 1000);
   question.contribution_bytes /= 2;
   EXPECT_EQ(memory_need(question).contributions, 8 * std::uint64_t{2'000'001'000});
+}
+
+/// A shard server does not know the codecs: the leader tells it a number of workers with float32.
+TEST(MemoryNeed, AShardServerHasRoomForWhatARobustAggregateDecodes) {
+  constexpr std::uint64_t kWorkers = 8, kServers = 2, kElements = 4096;
+  const ChunkPlan plan =
+      ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {kElements}}}, kElements)
+          .value();
+  const FragmentPlan fragments = FragmentPlan::make(plan, 1).value();
+  const auto planned = [&](const std::set<std::string>& codecs, const std::string& rule) {
+    const auto aggregate = AggregateRule::parse(rule).value();
+    return without_codec(plan, fragments, codecs, kWorkers, aggregate, kServers).value();
+  };
+  EXPECT_EQ(planned({"f32"}, "median"), kWorkers);
+  EXPECT_EQ(planned({"bf16"}, "mean"), kWorkers / 2);
+  EXPECT_EQ(planned({"bf16"}, "median"), kWorkers / 2 + kWorkers) << "the model is four chunks";
+  EXPECT_EQ(planned({"int8"}, "median"), planned({"int8"}, "mean") + kWorkers);
+  EXPECT_EQ(planned({"f32", "bf16"}, "median"), 2 * kWorkers);
+  EXPECT_GT(planned({"bf16"}, "nnm_trimmed_mean:1"), kWorkers / 2 + kWorkers);
 }
 
 TEST(MemoryNeed, RefusalNamesBothNumbers) {
