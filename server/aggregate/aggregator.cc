@@ -25,7 +25,8 @@ void Aggregator::begin(std::vector<std::shared_ptr<const Codec>> codecs) {
       if (rule_.is_mean()) hooks_.on_consumed(w.rank, w.bytes);
   waiting_ = combining_ = 0;
   ready_.clear();
-  attempt_ = std::make_shared<int>();
+  attempt_->is_over = true;
+  attempt_ = std::make_shared<Attempt>();
   chunks_.clear();
   chunks_.resize(plan_.chunks().size());
   for (ChunkState& state : chunks_) state.missing = codecs.size();
@@ -140,6 +141,7 @@ void Aggregator::combine(ChunkId chunk) {
 void Aggregator::start_combining(ChunkId chunk, std::unique_ptr<RobustMean> robust) {
   ChunkState& state = chunks_[chunk.value];
   const auto job = std::make_shared<Combination>();
+  job->attempt = attempt_;
   job->parts = std::move(state.waiting);
   state.waiting.clear();
   for (const Waiting& w : job->parts) {
@@ -152,11 +154,13 @@ void Aggregator::start_combining(ChunkId chunk, std::unique_ptr<RobustMean> robu
   job->result.resize(plan_.chunk(chunk).elements);
   job->robust = std::move(robust);
   ++combining_;
-  auto work = [job = job.get()] { job->robust->combine(job->rows, job->result); };
-  auto then = [this, chunk, job, of = std::weak_ptr(attempt_), us = std::weak_ptr(lives_)] {
-    if (us.expired()) return;
+  auto work = [job = job.get()] {
+    job->robust->combine(job->rows, job->result, job->attempt->is_over);
+  };
+  auto then = [this, chunk, job, alive = std::weak_ptr(alive_)] {
+    if (alive.expired()) return;
     idle_.push_back(std::move(job->robust));
-    if (!of.expired()) combined(chunk, std::move(job->result));
+    if (!job->attempt->is_over) combined(chunk, std::move(job->result));
     while (!idle_.empty() && !ready_.empty()) {
       const ChunkId next = ready_.front();
       ready_.pop_front();
@@ -164,7 +168,7 @@ void Aggregator::start_combining(ChunkId chunk, std::unique_ptr<RobustMean> robu
       combine(next);
     }
   };
-  if (hooks_.elsewhere) return hooks_.elsewhere(std::move(work), std::move(then));
+  if (hooks_.run_apart) return hooks_.run_apart(std::move(work), std::move(then));
   work();
   then();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -31,7 +32,7 @@ namespace centroid::server {
 class Aggregator {
  public:
   /// Runs `work` on another thread, then `then` on this one.
-  using Elsewhere = std::function<void(std::function<void()> work, std::function<void()> then)>;
+  using RunApart = std::function<void(std::function<void()> work, std::function<void()> then)>;
   struct Hooks {
     std::function<std::span<float>(const Chunk&)> target;  ///< memory of a chunk's sum
     std::function<bool(ChunkId)>
@@ -39,15 +40,18 @@ class Aggregator {
     std::function<void(ChunkId, double total_weight)>
         on_complete;  ///< every expected rank's chunk is in the sum
     std::function<void(std::uint32_t rank, std::size_t bytes)>
-        on_consumed;        ///< a payload has left our memory
-    Elsewhere elsewhere{};  ///< combines; null: that is done here
+        on_consumed;       ///< a payload's credit may be returned
+    RunApart run_apart{};  ///< runs what combines a chunk; null: that runs on this thread
   };
   /// Chunks that are combined at once. Each may need memory for that of every worker, decoded.
   static constexpr std::size_t kAtOnce = 4;
   Aggregator(const ChunkPlan& plan, Hooks hooks, AggregateRule rule = {});
+  ~Aggregator() { attempt_->is_over = true; }
+  Aggregator(const Aggregator&) = delete;
+  Aggregator& operator=(const Aggregator&) = delete;
 
-  /// Start an attempt of codecs.size() ranks; drops all waiting payloads. codecs[r] decodes rank
-  /// r's payloads (codec_of).
+  /// Start an attempt of codecs.size() ranks; drops all waiting payloads, and what combines those
+  /// of the attempt before ends soon. codecs[r] decodes rank r's payloads (codec_of).
   void begin(std::vector<std::shared_ptr<const Codec>> codecs);
   /// The same for one rank whose codec was unknown then. Before its first `offer`.
   void set_codec(std::uint32_t rank, std::shared_ptr<const Codec> codec) {
@@ -102,11 +106,18 @@ class Aggregator {
     double weight = 0;
     std::vector<Waiting> waiting;
     // of another rule than the mean
-    bool is_ready = false;      // all are here, and wait for others to be combined
+    bool is_ready = false;      // all payloads are here; kAtOnce other chunks are being combined
     std::vector<float> result;  // waits for memory
   };
-  /// A chunk's payloads, while another thread combines them. It outlives the attempt and us.
+  /// Work on its chunks may outlive it.
+  struct Attempt {
+    std::atomic<bool> is_over = false;
+  };
+  struct Token {};
+  /// A chunk's payloads, while another thread combines them. It may outlive its attempt and the
+  /// aggregator.
   struct Combination {
+    std::shared_ptr<const Attempt> attempt;
     std::vector<Waiting> parts;
     std::vector<std::shared_ptr<const Codec>> codecs;
     std::vector<RobustMean::Encoded> rows;
@@ -142,9 +153,10 @@ class Aggregator {
   std::size_t waiting_ = 0;
   // of another rule than the mean
   std::vector<std::unique_ptr<RobustMean>> idle_;
-  std::deque<ChunkId> ready_;  ///< for which none was idle
+  std::deque<ChunkId> ready_;  ///< chunks for which none was idle
   std::size_t combining_ = 0;  ///< chunks of this attempt, with those whose result waits
-  std::shared_ptr<int> lives_ = std::make_shared<int>(), attempt_;  ///< gone: we, or the attempt
+  std::shared_ptr<Attempt> attempt_ = std::make_shared<Attempt>();
+  std::shared_ptr<Token> alive_ = std::make_shared<Token>();  ///< expires with the aggregator
 };
 
 }  // namespace centroid::server

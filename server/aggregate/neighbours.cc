@@ -63,7 +63,8 @@ struct Distances {
 
 }  // namespace
 
-void Neighbours::find(std::span<const float* const> rows, std::size_t elements, std::size_t count) {
+bool Neighbours::find(std::span<const float* const> rows, std::size_t elements, std::size_t count,
+                      const std::atomic<bool>& is_over) {
   const std::size_t n = rows.size();
   rows_.assign(rows.begin(), rows.end());
   std::ranges::sort(rows_, [elements](const float* a, const float* b) {
@@ -73,9 +74,11 @@ void Neighbours::find(std::span<const float* const> rows, std::size_t elements, 
   });
   squares_.assign(n * n, 0);
   block_.resize(n * kColumns);
-  for (std::size_t at = 0; at < elements; at += kColumns)
+  for (std::size_t at = 0; at < elements; at += kColumns) {
+    if (is_over) return false;
     run_multiversioned<Distances>(rows_.data(), n, at, std::min(kColumns, elements - at),
                                   block_.data(), squares_.data());
+  }
   for (std::size_t r = 0; r < n; ++r)
     for (std::size_t s = r + 1; s < n; ++s) squares_[r * n + s] = squares_[s * n + r];
   order_.resize(n);
@@ -99,6 +102,7 @@ void Neighbours::find(std::span<const float* const> rows, std::size_t elements, 
   others_.clear();
   others_.reserve(n * others_count_);
   std::ranges::remove_copy_if(nearest_, std::back_inserter(others_), is_shared);
+  return true;
 }
 
 }  // namespace centroid::server

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -18,7 +19,9 @@ namespace centroid::server {
 class Neighbours {
  public:
   /// Find the `count` nearest of each row, itself among them. Rows of `elements` finite numbers.
-  void find(std::span<const float* const> rows, std::size_t elements, std::size_t count);
+  /// False: another thread set `is_over`, and nothing is found.
+  bool find(std::span<const float* const> rows, std::size_t elements, std::size_t count,
+            const std::atomic<bool>& is_over);
 
   std::span<const float* const> rows() const { return rows_; }  ///< in an order of their numbers
   /// Indexes into `rows`, ascending: of those that are near every row. Mostly these are nearly all,

@@ -25,6 +25,7 @@ struct Work {
   std::int32_t* tile;                      ///< count rows of kTile
   const Neighbours* neighbours = nullptr;  ///< of each row; nullptr: no mixing
   double* unmixed = nullptr;               ///< as `tile`
+  const std::atomic<bool>* is_over = nullptr;
 };
 
 template <std::size_t kStrip>
@@ -106,8 +107,9 @@ template <std::size_t kWidth>
 struct Combine {
   CENTROID_KERNEL void run(const Work* work, float* out, std::size_t n) {
     std::size_t at = 0;
-    for (; at + kTile <= n; at += kTile) combine_tile<kTile>(*work, at, out + at, kTile);
-    if (at < n) combine_tile<0>(*work, at, out + at, n - at);
+    for (; at + kTile <= n && !work->is_over->load(std::memory_order_relaxed); at += kTile)
+      combine_tile<kTile>(*work, at, out + at, kTile);
+    if (at < n && n - at < kTile) combine_tile<0>(*work, at, out + at, n - at);
   }
 };
 
@@ -194,7 +196,8 @@ std::vector<Pair> RobustMean::network(std::size_t rows, std::size_t first, std::
   return needed;
 }
 
-void RobustMean::combine(std::span<const float* const> rows, std::span<float> out) {
+void RobustMean::combine(std::span<const float* const> rows, std::span<float> out,
+                         const std::atomic<bool>& is_over) {
   const std::size_t n = rows.size(), dropped = rule_.dropped(n);
   CENTROID_CHECK(n > 0);
   if (rows_ != n) {
@@ -203,8 +206,9 @@ void RobustMean::combine(std::span<const float* const> rows, std::span<float> ou
     rows_ = n;
   }
   Work work{rows.data(), n, pairs_, dropped, n - dropped, tile_.data()};
+  work.is_over = &is_over;
   if (rule_.mixes()) {
-    neighbours_.find(rows, out.size(), n - dropped);
+    if (!neighbours_.find(rows, out.size(), n - dropped, is_over)) return;
     work.rows = neighbours_.rows().data();
     work.neighbours = &neighbours_;
     unmixed_.resize(tile_.size());
@@ -213,7 +217,8 @@ void RobustMean::combine(std::span<const float* const> rows, std::span<float> ou
   run_multiversioned<Combine>(&work, out.data(), out.size());
 }
 
-void RobustMean::combine(std::span<const Encoded> rows, std::span<float> out) {
+void RobustMean::combine(std::span<const Encoded> rows, std::span<float> out,
+                         const std::atomic<bool>& is_over) {
   const auto is_floats = [&](const Encoded& row) {  // usable as floats in place
     return row.payload.size() == out.size_bytes() && row.codec->spec() == "f32" &&
            std::bit_cast<std::uintptr_t>(row.payload.data()) % alignof(float) == 0;
@@ -224,6 +229,7 @@ void RobustMean::combine(std::span<const Encoded> rows, std::span<float> out) {
   addresses_.clear();
   std::span<float> free = decoded_;
   for (const Encoded& row : rows) {
+    if (is_over) return;
     if (is_floats(row)) {
       addresses_.push_back(reinterpret_cast<const float*>(row.payload.data()));
       continue;
@@ -233,7 +239,7 @@ void RobustMean::combine(std::span<const Encoded> rows, std::span<float> out) {
     CENTROID_CHECK(row.codec->decode(row.payload, decoded).ok());  // it was checked on arrival
     addresses_.push_back(decoded.data());
   }
-  combine(addresses_, out);
+  if (!is_over) combine(addresses_, out, is_over);
 }
 
 }  // namespace centroid::server

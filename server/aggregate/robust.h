@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -78,17 +79,21 @@ struct AggregateRule {
 ///         Knuth, "The Art of Computer Programming" volume 3, algorithm 5.2.2M)
 class RobustMean {
  public:
+  static inline const std::atomic<bool> kGoesOn = false;
   explicit RobustMean(AggregateRule rule) : rule_(rule) {}
 
-  /// out[i] of rows[r][i]; at least one row, each out.size() finite numbers.
-  void combine(std::span<const float* const> rows, std::span<float> out);
+  /// out[i] of rows[r][i]; at least one row, each out.size() finite numbers. It ends soon, and out
+  /// means nothing, when another thread sets `is_over`.
+  void combine(std::span<const float* const> rows, std::span<float> out,
+               const std::atomic<bool>& is_over = kGoesOn);
 
   /// One contribution's chunk, complete and checked.
   struct Encoded {
     const Codec* codec = nullptr;
     Bytes payload;
   };
-  void combine(std::span<const Encoded> rows, std::span<float> out);
+  void combine(std::span<const Encoded> rows, std::span<float> out,
+               const std::atomic<bool>& is_over = kGoesOn);
 
   /// Pairs of rows that are put in order, one after the other, until rows [first, last) have the
   /// numbers of these ranks.

@@ -130,7 +130,7 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                                 : nullptr)
       worker->session->release_credit(bytes);
   };
-  hooks.elsewhere = [this](std::function<void()> work, std::function<void()> then) {
+  hooks.run_apart = [this](std::function<void()> work, std::function<void()> then) {
     auto timed = [probe = probe_.aggregate(), round = job_.round.value, work = std::move(work)] {
       static const trace::Lane kLane("combine");
       const TimePoint begin = now();

@@ -38,7 +38,7 @@ void RoundSums::begin() {
     ++complete_;
     changed_();
   };
-  hooks.elsewhere = elsewhere_;
+  hooks.run_apart = run_apart_;
   hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) {
     release_(opened_.summed[rank], bytes);
   };

@@ -28,13 +28,13 @@ class RoundSums {
  public:
   /// Returns credit to a worker.
   using Release = std::function<void(MemberId, std::size_t bytes)>;
-  /// `elsewhere`: as Aggregator's. `changed`: `is_combining` may have changed.
+  /// `run_apart`: as Aggregator's. `changed`: `is_combining` may have changed.
   RoundSums(
-      const ShardChunks& chunks, Release release, Aggregator::Elsewhere elsewhere = {},
+      const ShardChunks& chunks, Release release, Aggregator::RunApart run_apart = {},
       std::function<void()> changed = [] {})
       : chunks_(chunks),
         release_(std::move(release)),
-        elsewhere_(std::move(elsewhere)),
+        run_apart_(std::move(run_apart)),
         changed_(std::move(changed)) {}
 
   /// Begin the attempt that the leader has opened. If called again for the same attempt, members
@@ -65,7 +65,7 @@ class RoundSums {
 
   const ShardChunks& chunks_;
   const Release release_;
-  const Aggregator::Elsewhere elsewhere_;
+  const Aggregator::RunApart run_apart_;
   const std::function<void()> changed_;
   proto::Opened opened_;  ///< without its members
   std::map<MemberId, std::uint32_t> ranks_;

@@ -30,7 +30,7 @@ struct Fixture {
     };
     hooks.on_consumed = [this](std::uint32_t rank, std::size_t bytes) { consumed[rank] += bytes; };
     if (is_apart)
-      hooks.elsewhere = [this](std::function<void()> work, std::function<void()> then) {
+      hooks.run_apart = [this](std::function<void()> work, std::function<void()> then) {
         under_way.push_back({std::move(work), std::move(then)});
       };
     aggregator = std::make_unique<Aggregator>(plan, std::move(hooks), rule);
@@ -476,6 +476,66 @@ TEST(RobustAggregator, WhatIsCombinedForAnAttemptThatIsOverIsDropped) {
   send(first);
   f.aggregator.reset();
   f.end();  // it outlives the aggregator
+}
+
+/// float32 of another name, so that it is decoded.
+class WatchedCodec : public Codec {
+ public:
+  std::string spec() const override { return "watched"; }
+  std::size_t max_bytes(std::size_t n) const override { return floats_->max_bytes(n); }
+  Result<std::size_t> encode(std::span<const float> x, MutableBytes out,
+                             std::uint64_t stream) const override {
+    return floats_->encode(x, out, stream);
+  }
+  Status decode_add(Bytes in, float scale, bool first, std::span<float> acc) const override {
+    return floats_->decode_add(in, scale, first, acc);
+  }
+  Status decode(Bytes in, std::span<float> out) const override {
+    on_decode();
+    return floats_->decode(in, out);
+  }
+  Status check(Bytes in, std::size_t n) const override { return floats_->check(in, n); }
+  double squares(Bytes in, std::size_t n) const override { return floats_->squares(in, n); }
+  Status check_finite(Bytes in) const override { return floats_->check_finite(in); }
+  std::function<void()> on_decode;
+
+ private:
+  std::shared_ptr<const Codec> floats_ = make_codec("f32").value();
+};
+
+TEST(RobustAggregator, WorkForAnAttemptThatIsOverEndsSoon) {
+  const std::size_t n = 16;
+  const auto all = random_contributions(6, 3, n);
+  const auto watched = std::make_shared<WatchedCodec>();
+  std::size_t decoded = 0;
+  watched->on_decode = [&] { ++decoded; };
+  Fixture f(n, 64, AggregateRule::parse("median").value(), true);
+  f.codec = watched;
+  const auto send = [&] {
+    f.begin(3);
+    for (std::uint32_t r = 0; r < 3; ++r) ASSERT_TRUE(f.offer(r, 0, 1, all[r]).ok());
+  };
+  send();
+  f.begin(3);
+  f.end();
+  EXPECT_EQ(decoded, 0u);
+  send();
+  watched->on_decode = [&] {
+    ++decoded;
+    f.begin(3);
+  };
+  f.end();
+  EXPECT_EQ(decoded, 1u) << "it has begun";
+  EXPECT_TRUE(f.complete.empty());
+  watched->on_decode = [&] { ++decoded; };
+  send();
+  f.end();
+  EXPECT_EQ(decoded, 4u);
+  EXPECT_EQ(f.complete.size(), 1u);
+  send();
+  f.aggregator.reset();
+  f.end();
+  EXPECT_EQ(decoded, 4u);
 }
 
 TEST(RobustAggregator, AResultWhoseMemoryIsReadAgainWaitsForIt) {

@@ -1,6 +1,7 @@
 #include "server/aggregate/robust.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -227,6 +228,18 @@ TEST(RobustMean, TheLargestAndTheSmallestNumbersNeitherOverflowNorVanish) {
   // Distances that a float cannot have: 1 is 2 from -1, which is left out of its mean.
   const Rows apart = {{kMost}, {-0.5f * kMost}, {-kMost}, {-0.6f * kMost}, {kMost}};
   EXPECT_NEAR(combined("nnm_trimmed_mean:1", apart)[0] / kMost, -0.325 / 3, 1e-6);
+}
+
+TEST(RobustMean, WhatIsOverEndsBeforeTheFirstBlock) {
+  const std::atomic<bool> is_over = true;
+  const Rows rows = random_rows(1, 5, 512);
+  std::vector<const float*> addresses;
+  for (const auto& row : rows) addresses.push_back(row.data());
+  for (const char* const text : {"median", "nnm_trimmed_mean:1"}) {
+    std::vector<float> out(rows[0].size(), -7.0f);
+    RobustMean(rule(text)).combine(std::span<const float* const>(addresses), out, is_over);
+    EXPECT_EQ(std::ranges::count(out, -7.0f), std::ssize(out)) << text;
+  }
 }
 
 TEST(RobustMean, TakesPayloadsOfDifferentCodecs) {

@@ -215,13 +215,13 @@ TEST_F(RoundSumsTest, AMergeIsCompleteWhenOtherThreadsHaveCombinedItsChunks) {
     const bool is_apart = threads >= 0;
     WorkThreads pool(home.get_executor(), "combine",
                      static_cast<std::size_t>(std::max(threads, 0)));
-    Aggregator::Elsewhere elsewhere;
+    Aggregator::RunApart run_apart;
     if (is_apart)
-      elsewhere = [&](std::function<void()> work, std::function<void()> then) {
+      run_apart = [&](std::function<void()> work, std::function<void()> then) {
         pool.run(std::move(work), std::move(then));
       };
     std::size_t changes = 0;
-    RoundSums sums(chunks_, [](MemberId, std::size_t) {}, elsewhere, [&] { ++changes; });
+    RoundSums sums(chunks_, [](MemberId, std::size_t) {}, run_apart, [&] { ++changes; });
     sums.open(opened(0, {a_, b_, c_}));
     for (const MemberId member : {b_, c_, a_})
       for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(push(member, i, 0, sums).ok());
