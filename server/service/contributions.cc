@@ -166,11 +166,10 @@ Task<Status> Contributions::take_push(Session& session, std::shared_ptr<WorkerSe
   const TimePoint begin = clock_.now();
   const Status added =
       job_.aggregator->offer(*rank, head.chunk, head.weight, std::move(*buffer), bytes, squares);
-  const double seconds =
-      probe_.aggregate().ended(worker->lane, begin, clock_.now(), head.round.value);
   const CodecProbe& codec = probe_.up(worker->codec_kind);
   codec.moved(chunk.elements * sizeof(float), bytes);
-  codec.decoded(seconds);
+  if (aggregate_.is_mean())  // with another one it has only been kept
+    codec.decoded(probe_.aggregate().ended(worker->lane, begin, clock_.now(), head.round.value));
   if (!added.ok()) co_return wrong(added);
   co_return Status();
 }

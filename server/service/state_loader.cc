@@ -131,13 +131,8 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
       worker->session->release_credit(bytes);
   };
   hooks.run_apart = [this](std::function<void()> work, std::function<void()> then) {
-    auto timed = [probe = probe_.aggregate(), round = job_.round.value, work = std::move(work)] {
-      static const trace::Lane kLane("combine");
-      const TimePoint begin = now();
-      work();
-      probe.ended(kLane, begin, now(), round);
-    };
-    context_.combining.run(std::move(timed), std::move(then));
+    context_.combining.run(probe_.timed_aggregate(job_.round.value, std::move(work)),
+                           std::move(then));
   };
   into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);
   log::info("store.created", {{"tensors", into.store().plan().manifest().size()},

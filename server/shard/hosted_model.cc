@@ -17,8 +17,10 @@ HostedModel::HostedModel(ShardContext& context, ShardRows& rows, Send send,
       memory_(context, rows),
       sums_(
           chunks_, release_,
-          [&context](std::function<void()> work, std::function<void()> then) {
-            context.combining.run(std::move(work), std::move(then));
+          [this](std::function<void()> work, std::function<void()> then) {
+            context_.combining.run(
+                context_.probe.timed_aggregate(sums_.round().value, std::move(work)),
+                std::move(then));
           },
           [this] { room_.notify_all(); }),
       room_(context.executor),

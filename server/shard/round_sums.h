@@ -57,6 +57,7 @@ class RoundSums {
   /// fails  failed_precondition, also while `is_combining`: call it again then
   Status finish(const proto::Merge& merge);
   bool is_combining() const { return aggregator_ && aggregator_->is_combining(); }
+  Round round() const { return opened_.round; }
   std::uint64_t bytes() const { return aggregator_ ? aggregator_->waiting_bytes() : 0; }
 
  private:

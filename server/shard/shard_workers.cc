@@ -163,7 +163,7 @@ Task<Status> ShardWorkers::take_push(transport::Session& session, std::shared_pt
   worker->unreleased += bytes;
   const TimePoint begin = context_.clock.now();
   const auto whole = model_.take(key, worker->codec, push, std::move(buffer), bytes);
-  if (!chunks.model().is_elastic)
+  if (!chunks.model().is_elastic && chunks.aggregate().is_mean())
     context_.probe.aggregate().ended(worker->lane, begin, context_.clock.now(), push.round.value);
   if (!whole.ok()) co_return whole.error().with_context(where);
   if (*whole) report_whole(**whole);

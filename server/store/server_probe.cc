@@ -1,5 +1,9 @@
 #include "server/store/server_probe.h"
 
+#include <utility>
+
+#include "common/base/clock.h"
+
 namespace centroid::server {
 
 ServerProbe::ServerProbe(metrics::Registry& r) {
@@ -34,6 +38,16 @@ ServerProbe::ServerProbe(metrics::Registry& r) {
                             "1: rounds are not written until the next checkpoint is.");
   journal_waits_ = r.gauge("centroid_server_journal_waits",
                            "1: a write fails and is repeated, the round waits.");
+}
+
+std::function<void()> ServerProbe::timed_aggregate(std::uint64_t round,
+                                                   std::function<void()> work) const {
+  return [probe = aggregate_, round, work = std::move(work)] {
+    static const trace::Lane kLane("combine");
+    const TimePoint begin = now();
+    work();
+    probe.ended(kLane, begin, now(), round);
+  };
 }
 
 void ServerProbe::journal(const JournalWriter::State& state) {

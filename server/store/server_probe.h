@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "common/base/metrics.h"
 #include "common/base/stage.h"
@@ -22,6 +23,8 @@ class ServerProbe {
   // Stages of the gradient path; their results are seconds.
   const trace::StageProbe& receive() const { return receive_; }
   const trace::StageProbe& aggregate() const { return aggregate_; }
+  /// `work` of another thread that combines a chunk, with its time in `aggregate`.
+  std::function<void()> timed_aggregate(std::uint64_t round, std::function<void()> work) const;
   const trace::StageProbe& apply() const { return apply_; }
   const trace::StageProbe& send() const { return send_; }
   const trace::StageProbe& encode() const { return encode_; }

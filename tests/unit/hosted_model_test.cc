@@ -149,6 +149,11 @@ class HostedModelTest : public testing::Test {
     for (const Chunk& chunk : model_.chunks().plan().chunks())
       for (const float x : store.params(chunk)) ASSERT_EQ(x, expected(steps));
   }
+  std::uint64_t times_aggregated() {
+    const auto stage = registry_.histogram("centroid_server_stage_seconds", "",
+                                           metrics::latency_bounds(), {{"stage", "aggregate"}});
+    return stage.count();
+  }
   static void expect_refused(const Status& status, const std::string& what) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code(), ErrorCode::kFailedPrecondition);
@@ -235,6 +240,7 @@ TEST_F(HostedModelTest, AMergeWaitsForChunksThatOtherThreadsCombine) {
   ASSERT_TRUE(merged.ok()) << merged.error().to_string();
   ASSERT_TRUE(run(commit(1)).ok());
   expect_steps(1);
+  EXPECT_EQ(times_aggregated(), kChunks);
 }
 
 TEST_F(HostedModelTest, ACommitThatComesAgainChangesNothing) {
