@@ -46,8 +46,8 @@ class Strangers {
     Place& operator=(const Place&) = delete;
 
     /// Wait until the handshake may begin.
-    /// fails  resource_exhausted: it waited for too long, or lost its place: the peer was told, and
-    ///        its connection is closed; cancelled
+    /// fails  resource_exhausted: it waited for too long or lost its place. The peer gets the
+    ///        error, and its connection is closed. Or cancelled
     Task<Status> turn();
     /// The handshake is done.
     void greeted();

@@ -18,7 +18,7 @@ struct Members {
   Roster roster;
   std::map<MemberId, std::shared_ptr<WorkerSession>> present;
   std::map<MemberId, WorkerView> gone;  ///< the last view of absent ones
-  /// Each session of a worker has it until it ends, which may be after the member has gone.
+  /// Each worker's session owns a reference until it ends. A session may outlive its member.
   std::shared_ptr<const char> sessions = std::make_shared<const char>();
 
   /// nullptr: it is not here.

@@ -166,7 +166,7 @@ class SlowTransport final : public transport::Transport {
   const std::set<std::string> slow_;
 };
 
-// Ranks 1 and 2 are slow, whoever calls.
+// The connection of ranks 1 and 2 is slow in both directions.
 TEST(RingOrder, TheMeasuredRingAvoidsTheSlowPairOnAllRanks) {
   World world(1);
   world.run([] {

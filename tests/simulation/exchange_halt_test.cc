@@ -1,4 +1,4 @@
-// Workers that cannot exchange, and a server that does not learn because of whom: in virtual time.
+// Workers cannot exchange, and no worker is named as the cause. In virtual time.
 
 #include <memory>
 #include <optional>
