@@ -66,13 +66,15 @@ bool Checkpointer::is_checkpoint_due() const {
 }
 
 /// What checkpoint.every_rounds and every_epochs call for. A checkpoint that cannot begin now, for
-/// another one is being written, begins behind that one. The end of an epoch comes seldom: then the
-/// other one does not rest.
+/// another one is being written, begins behind that one. Then neither rests: the rounds to replay
+/// would become more and more.
 void Checkpointer::checkpoint_behind_round() {
   const std::uint64_t every = config_.checkpoint.every_rounds;
-  if (epoch_checkpoint_due_) (void)disk_.hurried();
   const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
-  if (is_due && use_.is_writing) is_postponed_ = true;
+  if (is_due && use_.is_writing) {
+    is_postponed_ = true;
+    (void)disk_.hurried();
+  }
   if (is_due && needs_checkpoint() && !use_.is_writing && !data_.goal_reached())
     tasks_.spawn(checkpoint_in_background());
 }
@@ -105,6 +107,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
     waits_.begin(being_written, WaitCause::kCheckpoint, "checkpoint", "disk",
                  [this, &one] { return one.doing + servers_.longest_silent(); });
   disk_.duty->begin();  // who waits from here on is heeded
+  if (is_postponed_) disk_.duty->hurry();
   epoch_checkpoint_due_ = is_postponed_ = false;
   checkpoint_begun_ = clock_.now();
   CENTROID_CO_TRY(co_await freeze(one));

@@ -486,6 +486,26 @@ TEST_P(ClusterTest, ACheckpointBesideRoundsIsWrittenAtOnceWhenSomebodyWaits) {
   EXPECT_EQ(kept, (std::vector<std::uint64_t>{9, 6, 5}));
 }
 
+// A share of the processor so small that what is written beside rounds rests for hours.
+TEST_P(ClusterTest, ACheckpointRestsOnlyUntilTheNextIsDue) {
+  const auto data = make_blobs(64, 8, 4, 2);
+  ServerConfig c = config();
+  c.goal.epochs = 0;
+  c.checkpoint.every_rounds = 3;
+  c.checkpoint.processor_share = 1e-9;
+  c.checkpoint.keep = 100;
+  TestServer server(c, transports());
+  HeldWorker worker(workers(1, 16)[0], data, server, transports());
+  worker.go_on();
+  const auto directory =
+      CheckpointDirectory::view(std::filesystem::path(c.run_dir) / "checkpoints");
+  EXPECT_TRUE(server.wait_until([&](const auto&) { return directory->list(false).size() > 2; }))
+      << "the first one rests";
+  server.stop();
+  EXPECT_TRUE(server.join().ok());
+  EXPECT_TRUE(worker.end().status.ok());
+}
+
 TEST_P(ClusterTest, AnEpochThatEndsWithASkippedRoundGetsItsCheckpoint) {
   const auto data = make_blobs(64, 8, 4, 2, 5);  // 4 rounds an epoch, one of them is skipped
   ServerConfig c = config();
