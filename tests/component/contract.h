@@ -7,10 +7,13 @@
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
+#include "common/async/task_group.h"
 #include "common/proto/about.h"
+#include "common/proto/messages.h"
 #include "tests/support/cluster.h"
 #include "tests/support/faulty_transport.h"
 #include "tests/unit/temporary_directory.h"
+#include "transport/session.h"
 
 namespace centroid::test {
 

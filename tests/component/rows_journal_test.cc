@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "client/rows_client.h"
+#include "server/service/job_server.h"
 #include "tests/support/cluster.h"
 #include "tests/unit/temporary_directory.h"
 

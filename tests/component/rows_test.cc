@@ -12,6 +12,8 @@
 #include "common/base/random.h"
 #include "server/election/fence.h"
 #include "server/rows/row_rules.h"
+#include "server/rows/row_table.h"
+#include "server/service/job_server.h"
 #include "tests/support/cluster.h"
 #include "tests/support/rows_peers.h"
 #include "tests/unit/temporary_directory.h"

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "server/election/fence.h"
+#include "server/service/job_server.h"
 #include "tests/support/cluster.h"
 #include "tests/support/custom_group.h"
 #include "tests/support/fault_points.h"

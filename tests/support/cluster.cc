@@ -7,6 +7,7 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/base/random.h"
+#include "server/service/control.h"
 #include "worker/exchange/local_exchange.h"
 #include "worker/exchange/peer_reducer.h"
 #include "worker/node/local_steps.h"

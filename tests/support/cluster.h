@@ -9,14 +9,19 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/metrics.h"
+#include "server/api/view.h"
 #include "server/config/server_config.h"
-#include "server/service/control.h"
 #include "transport/transport.h"
 #include "worker/data/data_source.h"
 #include "worker/exchange/cluster_exchange.h"
 #include "worker/model/model.h"
 #include "worker/node/replica_group.h"
 #include "worker/node/training_loop.h"
+
+namespace centroid::server {
+class Fence;
+class JobServer;
+}  // namespace centroid::server
 
 namespace centroid::test {
 
@@ -35,7 +40,7 @@ class TestServer {
   ~TestServer();
   transport::Endpoint endpoint() const { return listener_->endpoint(); }
   server::JobServer& cluster() { return *cluster_; }
-  server::Control& control() { return *control_; }
+  server::ControlPlane& control() { return *control_; }
   metrics::Registry& registry() { return registry_; }
   /// Block until the view satisfies `condition`; false after 120 s.
   bool wait_until(const std::function<bool(const server::ClusterView&)>& condition);
@@ -68,7 +73,7 @@ class TestServer {
   IoThread service_{"test-service"}, blocking_{"test-blocking"};
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<server::JobServer> cluster_;
-  std::unique_ptr<server::Control> control_;
+  std::unique_ptr<server::ControlPlane> control_;
   std::unique_ptr<transport::Listener> listener_;
   std::future<Status> running_;
 };
