@@ -34,10 +34,8 @@ function(centroid_unity target)
   set(batch 6)
   if(CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(server|transport)(/|$)")
     set(batch 24)
-  elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(client|worker)(/|$)")
+  elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/(client|worker|tests)(/|$)")
     set(batch 12)
-  elseif(CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/tests(/|$)")
-    set(batch 8)
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${CENTROID_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
   if(CENTROID_UNITY)  # g++ takes a source that a group includes for a header
@@ -69,7 +67,9 @@ endfunction()
 add_custom_target(programs)       # what a user runs
 add_custom_target(wheel_programs) # the same, which need no library that a plain system lacks
 add_custom_target(test_programs)  # the same with fault points, which process tests run
+add_custom_target(tests)          # what ctest runs
 add_custom_target(benchmarks)     # what benchmarks.txt of the build folder lists
+add_dependencies(tests programs test_programs)
 
 # centroid_program(name SOURCES main.cc DEPS ...): in bin, without fault points (common/checkpoint/fault_point.h). What a user runs is linked once
 # more for the tests, of the same objects, with fault points: in test-bin.
@@ -141,6 +141,7 @@ function(centroid_test name)
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")  # the thread sanitizer slows programs by 5 to 15 times
   endif()
   add_executable(${name} ${ARG_SOURCES})
+  add_dependencies(tests ${name})
   target_link_libraries(${name} PRIVATE centroid_flags ${ARG_DEPS} centroid_fault_points GTest::gmock GTest::gtest_main)
   centroid_unity(${name})
   set_target_properties(${name} PROPERTIES CENTROID_GROUPED_TEST ${CENTROID_UNITY} RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)

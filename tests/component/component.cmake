@@ -6,11 +6,10 @@ if(TEST component.cluster_test)
   set_tests_properties(component.cluster_test PROPERTIES COST 60)  # the longest begins first
 endif()
 centroid_test(worker_contract_test LABEL component SOURCES component/worker_contract_test.cc component/feedback_contract_test.cc DEPS centroid::exchange TIMEOUT 300)
-centroid_test(coordinator_test LABEL component SOURCES component/coordinator_test.cc component/epochs_test.cc component/repeated_runs_test.cc component/replica_numbers_test.cc
-  DEPS centroid_test_cluster TIMEOUT 900)
-centroid_test(buffers_test LABEL component SOURCES component/buffers_test.cc component/buffers_codecs_test.cc DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
-centroid_test(kept_test LABEL component
-  SOURCES component/busy_test.cc component/drift_test.cc component/kept_test.cc component/load_ahead_test.cc component/many_tensors_test.cc
+centroid_test(job_test LABEL component AT_A_TIME 3
+  SOURCES component/buffers_codecs_test.cc component/buffers_test.cc component/busy_test.cc component/coordinator_test.cc component/drift_test.cc
+          component/epochs_test.cc component/kept_test.cc component/load_ahead_test.cc component/many_tensors_test.cc component/repeated_runs_test.cc
+          component/replica_numbers_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
 centroid_test(trainer_test LABEL component AT_A_TIME 3 SOURCES component/trainer_test.cc component/server_steps_test.cc
   DEPS centroid_test_cluster centroid::trainer TIMEOUT 600)

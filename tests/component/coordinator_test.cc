@@ -342,12 +342,12 @@ TEST_F(CoordinatorTest, AsynchronousBatchesGoByTheSpeedsOfAll) {
   EXPECT_THAT(trained.shares["b"], ::testing::Each(::testing::Le(4u)));
 }
 
-struct Way {
+struct CadenceWay {
   const char *name, *exchange, *policy;
   std::uint64_t overlap;
 };
 
-class CadenceWays : public CoordinatorTest, public ::testing::WithParamInterface<Way> {};
+class CadenceWays : public CoordinatorTest, public ::testing::WithParamInterface<CadenceWay> {};
 
 /// Rounds of any length, over the ends of epochs, with a member that is slower: every sample of
 /// every epoch is trained once, and the fast one makes more steps.
@@ -390,10 +390,10 @@ TEST_P(CadenceWays, EverySampleIsTrainedOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CadenceWays,
-                         ::testing::Values(Way{"star", "star", "bsp", 0},
-                                           Way{"ring", "ring", "bsp", 0},
-                                           Way{"overlap", "star", "bsp", 2},
-                                           Way{"asp", "star", "asp", 0}),
+                         ::testing::Values(CadenceWay{"star", "star", "bsp", 0},
+                                           CadenceWay{"ring", "ring", "bsp", 0},
+                                           CadenceWay{"overlap", "star", "bsp", 2},
+                                           CadenceWay{"asp", "star", "asp", 0}),
                          [](const auto& way) { return std::string(way.param.name); });
 
 /// The learning rate of a step follows the steps of all, whatever the rounds are.

@@ -14,7 +14,7 @@ namespace {
 using server::ServerConfig;
 using ::testing::TestParamInfo;
 
-struct Way {
+struct DriftWay {
   std::string name, exchange = "star", apply = "auto", codec_down = "f32";
   std::uint64_t local_steps = 1;
 };
@@ -23,12 +23,12 @@ void flip_lowest_bit(float& number) {
   number = std::bit_cast<float>(std::bit_cast<std::uint32_t>(number) ^ 1u);
 }
 
-class DriftTest : public ::testing::TestWithParam<Way> {
+class DriftTest : public ::testing::TestWithParam<DriftWay> {
  protected:
   static constexpr std::uint64_t kFlipRound = 10, kRounds = 30;
 
   ServerConfig config(std::size_t workers) {
-    const Way& way = GetParam();
+    const DriftWay& way = GetParam();
     ServerConfig c;
     c.run_dir = directory_.path() / "run";
     c.leaving.when_finished = true;
@@ -107,12 +107,12 @@ class DriftTest : public ::testing::TestWithParam<Way> {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, DriftTest,
-    ::testing::Values(Way{.name = "ring", .exchange = "ring"},
-                      Way{.name = "hierarchical", .exchange = "hierarchical"},
-                      Way{.name = "star", .apply = "worker"},
-                      Way{.name = "encoded", .codec_down = "int8"},
-                      Way{.name = "local", .exchange = "ring", .local_steps = 4}),
-    [](const TestParamInfo<Way>& way) { return way.param.name; });
+    ::testing::Values(DriftWay{.name = "ring", .exchange = "ring"},
+                      DriftWay{.name = "hierarchical", .exchange = "hierarchical"},
+                      DriftWay{.name = "star", .apply = "worker"},
+                      DriftWay{.name = "encoded", .codec_down = "int8"},
+                      DriftWay{.name = "local", .exchange = "ring", .local_steps = 4}),
+    [](const TestParamInfo<DriftWay>& way) { return way.param.name; });
 
 TEST_P(DriftTest, OneThatDiffersIsNamedAndGetsTheStateOfMost) {
   const End end = train(config(3));

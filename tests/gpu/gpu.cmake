@@ -38,15 +38,9 @@ centroid_gpu_test(codec_gpu_test
   SOURCES gpu/codec_gpu_test.cc support/device_codec_cases.cc
   DEPS centroid::codec_cuda
   APART large=GpuCodec.SelectsFromMoreThan*)
-centroid_gpu_test(transformer_gpu_test
-  SOURCES unit/transformer_cuda_test.cc
-  DEPS centroid::model_cuda centroid::model)
-centroid_gpu_test(optimizer_gpu_test
-  SOURCES unit/optimizer_cuda_test.cc
-  DEPS centroid::optim_cuda centroid::optim centroid::device)
 centroid_gpu_test(models_gpu_test
-  SOURCES unit/models_cuda_test.cc
-  DEPS centroid::node)
+  SOURCES unit/transformer_cuda_test.cc unit/optimizer_cuda_test.cc unit/models_cuda_test.cc unit/device_residual_test.cc
+  DEPS centroid::node centroid::codec_cuda)
 centroid_gpu_test(group_gpu_test
   SOURCES gpu/group_gpu_test.cc
   DEPS centroid::node
@@ -54,9 +48,6 @@ centroid_gpu_test(group_gpu_test
 centroid_gpu_test(two_gpus_gpu_test
   SOURCES gpu/two_gpus_test.cc
   DEPS centroid::node)
-centroid_gpu_test(device_residual_gpu_test
-  SOURCES unit/device_residual_test.cc
-  DEPS centroid::node centroid::codec_cuda)
 centroid_gpu_test(one_gpu_gpu_test
   SOURCES gpu/one_gpu_test.cc
   DEPS centroid_test_cluster centroid::codec_cuda)

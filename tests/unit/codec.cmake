@@ -1,10 +1,7 @@
-centroid_test(codec_topk_test LABEL unit
-  SOURCES unit/codec_topk_test.cc
-  DEPS centroid::codec)
-
-centroid_test(codec_payload_test LABEL unit
-  SOURCES unit/codec_payload_test.cc unit/codec_spec_test.cc unit/codec_machines_test.cc
-  DEPS centroid::codec)
+centroid_test(codec_test LABEL unit
+  SOURCES unit/codec_machines_test.cc unit/codec_payload_test.cc unit/codec_spec_test.cc unit/codec_test.cc unit/codec_topk_test.cc
+          unit/optimizer_test.cc unit/schedule_test.cc
+  DEPS centroid::codec centroid::optim centroid::tensor)
 
 centroid_test(codec_feedback_test LABEL unit
   SOURCES unit/codec_feedback_test.cc unit/codec_buffers_test.cc

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kSeed = 31;
+constexpr std::uint64_t kValuesSeed = 31;
 
 /// What every codec promises, whatever its bytes are.
 class CodecConformance : public ::testing::TestWithParam<std::string> {
@@ -29,11 +29,11 @@ class CodecConformance : public ::testing::TestWithParam<std::string> {
     auto made = make_codec(GetParam());
     ASSERT_TRUE(made.ok()) << made.error().message();
     codec_ = std::move(made).value();
-    RecordProperty("seed", static_cast<int>(kSeed));
+    RecordProperty("seed", static_cast<int>(kValuesSeed));
   }
 
   static std::vector<float> random_numbers(std::size_t n, std::uint64_t stream = 0) {
-    CounterRng rng(kSeed, stream);
+    CounterRng rng(kValuesSeed, stream);
     std::vector<float> x(n);
     for (float& v : x) v = static_cast<float>(rng.normal() * std::pow(10.0, 4 * rng.uniform() - 2));
     return x;
@@ -228,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(F32Codec, KeepsEveryBit) {
-  CounterRng rng(kSeed, 9);
+  CounterRng rng(kValuesSeed, 9);
   std::vector<float> x(5000);
   for (float& v : x) v = std::bit_cast<float>(static_cast<std::uint32_t>(rng.next()));
   const auto codec = make_codec("f32").value();
@@ -238,7 +238,7 @@ TEST(F32Codec, KeepsEveryBit) {
 }
 
 TEST(Bf16Codec, WritesTheRoundedUpperHalves) {
-  CounterRng rng(kSeed, 10);
+  CounterRng rng(kValuesSeed, 10);
   std::vector<float> x(5000);
   for (float& v : x) v = std::bit_cast<float>(static_cast<std::uint32_t>(rng.next()));
   const auto codec = make_codec("bf16").value();
@@ -261,7 +261,7 @@ TEST(Bf16Codec, WritesTheRoundedUpperHalves) {
 TEST(F16Codec, ConvertsAsTheTypeSaysButStaysFinite) {
   const auto codec = make_codec("f16").value();
   std::vector<float> x;
-  CounterRng rng(kSeed, 11);
+  CounterRng rng(kValuesSeed, 11);
   for (int i = 0; i < 200'000; ++i)
     x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(rng.next())));
   for (int i = 0; i < 65536; ++i) {  // every half, what lies between it and the next, and around

@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using topk_cases::Way;
 
-constexpr std::uint64_t kSeed = 20;
+constexpr std::uint64_t kTopkSeed = 20;
 
 std::vector<std::uint64_t> counts_of(std::size_t n) {
   return {1,
@@ -30,8 +30,8 @@ std::vector<std::uint64_t> counts_of(std::size_t n) {
 TEST(Topk, EveryWayGivesTheReferenceOnEveryDistribution) {
   ThreadPool two(2), three(3);
   std::size_t cases = 0;
-  CounterRng random(kSeed);
-  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  CounterRng random(kTopkSeed);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kTopkSeed));
   for (int distribution = 0; distribution < topk_cases::kDistributions; ++distribution) {
     for (int round = 0; round < 12; ++round) {
       const std::size_t n = 1 + random.below(round < 8 ? 300 : round < 11 ? 9000 : 140'000);

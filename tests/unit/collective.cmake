@@ -10,7 +10,6 @@ centroid_test(collective_large_test LABEL slow
   SOURCES conformance/collective_large_test.cc
   DEPS centroid::collective centroid_test_transports)
 include(bench/collectives.cmake)
-centroid_test(exchange_test LABEL unit SOURCES unit/step_guard_test.cc DEPS centroid::exchange)
 centroid_test(coded_mean_test LABEL conformance
   SOURCES conformance/coded_mean_test.cc conformance/peer_reducer_test.cc
   DEPS centroid::exchange centroid_test_transports)

@@ -4,7 +4,7 @@ target_link_libraries(centroid_test_certificates PUBLIC centroid::tls)
 add_library(centroid_test_transports STATIC EXCLUDE_FROM_ALL support/faulty_transport.cc support/in_process_pipe.cc support/in_process_transport.cc)
 target_link_libraries(centroid_test_transports PRIVATE centroid_flags PUBLIC centroid::transport)
 centroid_test(transport_test LABEL unit
-  SOURCES unit/frame_test.cc unit/handshake_turns_test.cc unit/port_holder_test.cc unit/stranger_budget_test.cc
+  SOURCES unit/frame_test.cc unit/handshake_turns_test.cc unit/port_holder_test.cc unit/server_list_test.cc unit/stranger_budget_test.cc
   DEPS centroid::transport)
 centroid_test(metrics_listener_test LABEL unit
   SOURCES unit/metrics_listener_test.cc unit/http_test.cc support/http_client.cc
