@@ -12,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/optim/norm.h"
+#include "common/optim/optimizer_fields.h"
 #include "common/tensor/fingerprint.h"
 #include "common/tensor/finite.h"
 #include "common/tensor/fragments.h"
@@ -244,20 +245,9 @@ class LocalExchange final : public Exchange {
 
 Result<LocalOptions> parse_local_options(const std::string& json) {
   LocalOptions options;
-  OptimizerConfig& optimizer = options.optimizer;
   std::string nonfinite = "halt";
   config::Schema s("local", "Settings of a job without a server.");
-  s.field("optimizer", &optimizer.name, {.text = "update rule", .choices = optimizer_names()});
-  s.field("lr", &optimizer.learning_rate, {.text = "learning rate", .min = 0.0});
-  s.field("lr_schedule", &optimizer.schedule, {.text = "factor on the learning rate"});
-  s.field("clip_norm", &optimizer.clip_norm, {.text = "limit of the gradient's norm", .min = 0.0});
-  s.field("momentum", &optimizer.momentum, {.text = "momentum, nesterov", .min = 0.0});
-  s.field("beta1", &optimizer.beta1, {.text = "adam, adamw, yogi"});
-  s.field("beta2", &optimizer.beta2, {.text = "adam, adamw, yogi"});
-  s.field("epsilon", &optimizer.epsilon, {.text = "adam, adamw, yogi, adagrad"});
-  s.field("weight_decay", &optimizer.weight_decay, {.text = "as on the server"});
-  s.field("l1", &optimizer.l1, {.text = "ftrl"});
-  s.field("ftrl_beta", &optimizer.ftrl_beta, {.text = "ftrl"});
+  add_optimizer_fields(s, options.optimizer);
   s.field("local_steps", &options.local.count,
           {.text = "steps of a round", .min = 1, .max = 1'000'000});
   s.field("fragments", &options.local.fragments,
