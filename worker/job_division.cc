@@ -9,6 +9,7 @@
 #include "worker/node/layer_costs.h"
 #include "worker/node/sharded_replica.h"
 #include "worker/parallel/agreement.h"
+#include "worker/parallel/sharded_settings.h"
 #include "worker/parallel/stages.h"
 
 namespace centroid::worker {
@@ -20,21 +21,14 @@ using parallel::ShardedParameters;
 
 namespace {
 
-/// Of `ranks` data parallel ranks.
-Result<ShardedOptions> sharded_options(const WorkerConfig& config, std::uint32_t ranks,
-                                       bool is_wanted) {
-  ShardedOptions options;
-  auto sharding = parallel::Sharding::parse(config.sharded.sharding, ranks);
-  if (!sharding.ok() && !is_wanted)  // hybrid:K of a number that K divides not
-    sharding = parallel::Sharding::parse("full", ranks);
-  CENTROID_ASSIGN(options.sharding, std::move(sharding));
-  options.optimizer = config.optimizer;
-  CENTROID_ASSIGN(options.codec, parallel::PartCodec::parse("codec", config.codec));
-  CENTROID_ASSIGN(options.codec_down,
-                  parallel::PartCodec::parse("codec_down", config.sharded.codec_down));
-  const std::string& replicas = config.sharded.replicas;
-  options.replicas = (replicas == "1" && ranks > 1) || (replicas == "auto" && ranks > 2) ? 1 : 0;
-  return options;
+parallel::ShardedSettings settings_of(const WorkerConfig& config) {
+  parallel::ShardedSettings out;
+  out.sharding = config.sharded.sharding;
+  out.replicas = config.sharded.replicas;
+  out.codec = config.codec;
+  out.codec_down = config.sharded.codec_down;
+  out.optimizer = config.optimizer;
+  return out;
 }
 
 }  // namespace
@@ -72,8 +66,8 @@ Result<PipelineOptions> JobDivision::options_for(std::uint32_t workers) const {
   out.micro_batches =
       static_cast<std::uint32_t>(config_.sharded.micro_batches_of(wanted_.size(Axis::kPipeline)));
   CENTROID_ASSIGN(out.schedule, parallel::parse_schedule(config_.sharded.schedule));
-  CENTROID_ASSIGN(out.sharded, sharded_options(config_, out.mesh.size(Axis::kData),
-                                               out.mesh.world() == wanted_.world()));
+  CENTROID_ASSIGN(out.sharded, settings_of(config_).options(out.mesh.size(Axis::kData),
+                                                            out.mesh.world() == wanted_.world()));
   out.layer_costs = costs_;
   return out;
 }
