@@ -5,7 +5,6 @@
 #include <charconv>
 #include <chrono>
 
-#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
 #include "transport/collective/collectives.h"
@@ -14,15 +13,8 @@
 namespace centroid::worker {
 
 using parallel::Notice;
-using transport::Endpoint;
 
 namespace {
-
-/// Whether an operation ended because of another rank.
-bool is_loss(const Error& error) {
-  return error.code() == ErrorCode::kUnavailable || error.code() == ErrorCode::kDeadlineExceeded ||
-         error.code() == ErrorCode::kAborted;
-}
 
 std::string text_of(double value) {
   char text[32];
@@ -62,35 +54,18 @@ std::string settings_of(const WorkerConfig& config, const Model& model, const Da
   return text;
 }
 
-/// Meet the other ranks, or the job that they have begun.
-///
-/// fails  as PeerGroup::join
-Result<std::unique_ptr<client::PeerGroup>> join_ranks(const WorkerConfig& config) {
-  client::PeerOptions options;
-  CENTROID_ASSIGN(options.layer, tls_layer(config, true));
-  options.shared_memory = config.peer.shared_memory;
-  options.rank = static_cast<std::uint32_t>(config.sharded.rank);
-  options.world = static_cast<std::uint32_t>(config.sharded.world);
-  options.token = config.token;
-  options.timeout = config.join_timeout;
-  options.may_be_newcomer = true;
-  return client::PeerGroup::join(options, config.sharded.rendezvous);
-}
-
-/// Refuse ranks that do not have the same settings; all end with the name of one.
-///
-/// fails  invalid_argument; as parallel::exchange
-Status check_same_settings(const collective::Group& group, const WorkerConfig& config,
-                           const Model& model, const DataSplit& data) {
-  Notice own;
-  own.text = settings_of(config, model, data);
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group, own, config.join_timeout));
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const std::string other = client::difference(all[0].text, all[rank].text);
-    if (!other.empty())
-      return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) + ": " + other);
-  }
-  return {};
+Result<client::JobGroupOptions> group_options(const WorkerConfig& config, const Model& model,
+                                              const DataSplit& data) {
+  client::JobGroupOptions out;
+  CENTROID_ASSIGN(out.peers.layer, tls_layer(config, true));
+  out.peers.shared_memory = config.peer.shared_memory;
+  out.peers.rank = static_cast<std::uint32_t>(config.sharded.rank);
+  out.peers.world = static_cast<std::uint32_t>(config.sharded.world);
+  out.peers.token = config.token;
+  out.peers.timeout = config.join_timeout;
+  out.rendezvous = config.sharded.rendezvous;
+  out.settings = settings_of(config, model, data);
+  return out;
 }
 
 }  // namespace
@@ -101,54 +76,23 @@ Status ShardedJob::begin() {
   training_.seed = config_.seed;
   training_.epochs = config_.epochs;
   training_.steps = config_.rounds;
-  const Deadline deadline = centroid::now() + config_.join_timeout;
-  for (Endpoint leader;;) {
-    meeting_.reset();  // members must not take the place of an earlier try for a live worker's
-    auto joined = join_ranks(config_);
-    if (!joined.ok()) {
-      // Those that do not come may have ended with the job. Other reasons are this worker's.
-      is_over_ = is_loss(joined.error()) && JobCheckpoints::show_the_goal(config_, model_);
-      if (is_over_) log::warn("sharded.not_joined", {{"error", joined.error()}});
-      return is_over_ ? Status() : Status(std::move(joined).error());
-    }
-    peers_ = std::move(*joined);
-    const Status opened = open_meeting();
-    if (peers_->is_connected()) return explain(begin_with_others(opened));
-    CENTROID_TRY(opened);
-    if (leader != peers_->running())
-      log::info("sharded.newcomer_waiting", {{"leader", peers_->running().to_string()}});
-    leader = peers_->running();
-    auto members = meeting_->join(leader, peers_->address(), deadline);
-    if (members.ok()) return enter(std::move(*members));
-    is_over_ = members.error().code() == ErrorCode::kCancelled;
-    if (is_over_) return {};
-    const bool is_elsewhere = members.error().code() == ErrorCode::kUnavailable;
-    if (!is_elsewhere || centroid::now() >= deadline) return std::move(members).error();
+  CENTROID_ASSIGN(auto options, group_options(config_, model_, data_));
+  auto joined = client::JobGroup::join(std::move(options));
+  if (!joined.ok()) {
+    const Error& error = joined.error();
+    // Those that do not come may have ended with the job. Other reasons are this worker's.
+    is_over_ = client::is_loss(error) && JobCheckpoints::show_the_goal(config_, model_);
+    if (is_over_) log::warn("sharded.not_joined", {{"error", error}});
+    return is_over_ ? Status() : Status(error);
   }
+  ranks_ = std::move(*joined);
+  is_over_ = ranks_->is_over();
+  if (is_over_) return {};
+  if (ranks_->is_newcomer()) return regroup(client::Meeting::Newcomers::kTake);
+  return explain(begin_with_others());
 }
 
-Status ShardedJob::open_meeting() {
-  client::MeetingOptions options;
-  options.token = config_.token;
-  options.layer = peers_->options().layer;
-  options.patience = config_.join_timeout;
-  options.settings = settings_of(config_, model_, data_);
-  CENTROID_ASSIGN(options.rendezvous, Endpoint::parse(config_.sharded.rendezvous));
-  options.is_host = config_.sharded.rank == 0;
-  CENTROID_ASSIGN(meeting_, client::Meeting::open(peers_->options().host, std::move(options)));
-  return {};
-}
-
-/// `opened`: whether this rank has a place for meetings.
-Status ShardedJob::begin_with_others(const Status& opened) {
-  Notice own;
-  own.status = opened;
-  if (opened.ok()) own.text = meeting_->place().to_string() + " " + peers_->address();
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, config_.join_timeout));
-  CENTROID_TRY(parallel::first_failure(all));
-  CENTROID_TRY(check_same_settings(group(), config_, model_, data_));
-  CENTROID_TRY(find_members(all));
-  meeting_->begin(members_);
+Status ShardedJob::begin_with_others() {
   CENTROID_TRY(division_.measure(group()));
   CENTROID_TRY(division_.divide(group()));
   CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints({}));
@@ -161,26 +105,10 @@ Status ShardedJob::begin_with_others(const Status& opened) {
   return show(parameters());
 }
 
-/// The first ones, as they said.
-Status ShardedJob::find_members(const std::vector<Notice>& notices) {
-  members_.job = peers_->job();
-  members_.generation = group().generation();
-  members_.next = group().world();
-  for (std::uint32_t rank = 0; rank < notices.size(); ++rank) {
-    const std::string& text = notices[rank].text;
-    const std::size_t end = text.find(' ');
-    client::Member& member = members_.members.emplace_back();
-    member.number = rank;
-    CENTROID_ASSIGN(member.place, Endpoint::parse(text.substr(0, end)));
-    member.address = text.substr(end + 1);
-  }
-  return {};
-}
-
 /// Exchange with the others what each has.
 Status ShardedJob::show(const parallel::ShardedParameters* parameters) {
   GroupShape shape = division_.shape(parameters);
-  for (const client::Member& one : members_.members) shape.numbers.push_back(one.number);
+  for (const client::Member& one : ranks_->members().members) shape.numbers.push_back(one.number);
   return monitor_.begin_group(group(), std::move(shape));
 }
 
@@ -207,7 +135,7 @@ Status ShardedJob::train(const ShardedObserver& observer) {
     if (!regrouped.ok() && !lost.empty()) return regrouped.error().with_context(lost);
     CENTROID_TRY(regrouped);
   }
-  meeting_->end();
+  ranks_->meeting().end();
   return {};
 }
 
@@ -217,7 +145,7 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
     if (observer.stepped) observer.stepped(now, times);
     if (checkpoints_) checkpoints_->stepped(*parameters(), now, division_.planned());
   };
-  own.has_newcomers = [&] { return meeting_->newcomers() > 0; };
+  own.has_newcomers = [&] { return ranks_->meeting().newcomers() > 0; };
   const ShardedObserver seen = monitor_.observe(own, *replica_, group());
   Status trained = train_sharded(*replica_, group(), data_, training_, summary_, seen);
   if (!trained.ok()) {
@@ -234,7 +162,7 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
 
 /// With parts the survivors find out whether they have all of them.
 bool ShardedJob::survives(const Error& error) const {
-  return !summary_.is_halted && is_loss(error) &&
+  return !summary_.is_halted && client::is_loss(error) &&
          (division_.has_parts() || division_.options().sharded.replicas > 0 || checkpoints_);
 }
 
@@ -254,7 +182,7 @@ Status ShardedJob::explain(const Status& result) const {
 /// none they are refused.
 Result<bool> ShardedJob::has_room_for_newcomers() {
   Notice own;
-  own.numbers[0] = meeting_->newcomers();
+  own.numbers[0] = ranks_->meeting().newcomers();
   CENTROID_ASSIGN(const Notice leader, parallel::announce(group(), own, patience()));
   if (leader.numbers[0] == 0) return false;  // they have left
   const auto memory = division_.plan(
@@ -264,45 +192,21 @@ Result<bool> ShardedJob::has_room_for_newcomers() {
   const Status fits = parallel::first_failure(all);
   if (fits.ok()) return true;
   log::warn("sharded.newcomers_refused", {{"error", fits.error()}});
-  meeting_->refuse_newcomers("with one more worker " + fits.error().message());
+  ranks_->meeting().refuse_newcomers("with one more worker " + fits.error().message());
   return false;
 }
 
+/// Be in the next group, with a replica.
 Status ShardedJob::regroup(client::Meeting::Newcomers newcomers) {
-  CENTROID_ASSIGN(auto members, meeting_->meet(newcomers));
-  return enter(std::move(members));
-}
-
-/// Be in the group of these members, with a replica; also if more are lost meanwhile. When two
-/// tries fail, newcomers leave and the others go on without them.
-Status ShardedJob::enter(client::Membership next) {
-  constexpr int kTries = 6;
   const auto begin = std::chrono::steady_clock::now();
-  const client::Membership before = members_;
-  for (int tries = 1;; ++tries) {
-    members_ = std::move(next);
-    std::vector<std::string> addresses;
-    for (const client::Member& one : members_.members) addresses.push_back(one.address);
-    const Status joined = peers_->regroup(members_.job, addresses, members_.generation);
-    const Result<const char*> from =
-        joined.ok() ? take_over() : Result<const char*>(joined.error());
-    if (from.ok()) {
-      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-      tell_change(before, *from, time.count());
-      return {};
-    }
-    const bool is_lost = is_loss(from.error()) && (!joined.ok() || group().culprit());
-    const bool may_do_without = !before.members.empty() && members_.next > before.next;
-    if (tries == kTries || (!is_lost && (tries > 1 || !may_do_without))) return from.error();
-    log::warn("sharded.regroup_failed", {{"generation", members_.generation},
-                                         {"world", addresses.size()},
-                                         {"error", from.error()}});
-    // Some may not be in the group that failed, such as those that wait.
-    if (peers_->is_connected()) group().abort(from.error());
-    using Newcomers = client::Meeting::Newcomers;
-    const Newcomers newcomers = tries > 1 ? Newcomers::kRefuse : Newcomers::kKeep;
-    CENTROID_ASSIGN(next, meeting_->meet(newcomers));
-  }
+  client::Membership before;
+  if (!ranks_->is_newcomer()) before = ranks_->members();
+  CENTROID_TRY(ranks_->regroup(newcomers, [this] { return take_over(); }));
+  const bool is_from_memory = generations_.next().generation == group().generation();
+  if (is_from_memory) have(division_.make(std::move(made_)));
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  tell_change(before, is_from_memory ? "memory" : "checkpoint", time.count());
+  return {};
 }
 
 void ShardedJob::tell_change(const client::Membership& before, const char* from, double seconds) {
@@ -320,11 +224,12 @@ void ShardedJob::tell_change(const client::Membership& before, const char* from,
   };
   const bool is_newcomer = before.members.empty();
   GroupChange change;
-  change.generation = members_.generation;
+  const client::Membership& now = ranks_->members();
+  change.generation = now.generation;
   change.step = summary_.steps;
   change.world = group().world();
-  change.lost = less(before, members_);
-  if (!is_newcomer) change.joined = less(members_, before);
+  change.lost = less(before, now);
+  if (!is_newcomer) change.joined = less(now, before);
   change.from = from;
   change.seconds = seconds;
   const log::Fields fields{{"lost", listed(change.lost)},
@@ -366,8 +271,8 @@ parallel::Held ShardedJob::held(parallel::ShardedParameters* parameters) const {
   return {group().generation(), {parameters, division_.portion()}, division_.data_world()};
 }
 
-/// Make the replica of this group, from "memory" or "checkpoint".
-Result<const char*> ShardedJob::take_over() {
+/// Make the parameters of this group, from memory; or the replica, from a checkpoint.
+Status ShardedJob::take_over() {
   if (checkpoints_) run_ = checkpoints_->run();
   checkpoints_.reset();  // ends the write in progress
   fault::point("sharded.grouped");
@@ -376,7 +281,7 @@ Result<const char*> ShardedJob::take_over() {
   own.text = run_;
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
   const std::uint32_t from = parallel::Generations::newest(all);
-  run_ = all[from].text.empty() ? members_.job : all[from].text;
+  run_ = all[from].text.empty() ? ranks_->members().job : all[from].text;
   CENTROID_TRY(divide(from));
   const parallel::Held before = generations_.go_back(all[from].numbers[0]);
   // No more than one division beside the new one.
@@ -387,18 +292,13 @@ Result<const char*> ShardedJob::take_over() {
     if (group().culprit()) return made.error();  // another loss
     if (config_.checkpoint.dir.empty())
       return std::move(made).error().with_context("there are no checkpoints (--checkpoint.dir)");
-    CENTROID_TRY(take_from_checkpoint());
-    return "checkpoint";
+    return take_from_checkpoint();
   }
   made_ = std::move(made->parameters);
   generations_.prepare(held(made_.get()));
   fault::point("sharded.divided");
   CENTROID_TRY(share_position(from, made->step, before.data_world));
-  CENTROID_TRY(show(made_.get()));
-  CENTROID_TRY(collective::barrier(group()));  // every rank has its part now
-  meeting_->complete();
-  have(division_.make(std::move(made_)));
-  return "memory";
+  return show(made_.get());
 }
 
 /// Divide the job among this group as rank `from` would, if each has the memory for its part.
@@ -423,10 +323,7 @@ Status ShardedJob::take_from_checkpoint() {
   generations_.clear();
   CENTROID_TRY(restore());
   if (!division_.waiting().empty()) CENTROID_TRY(share_position(0, summary_.steps, 1));
-  CENTROID_TRY(show(parameters()));
-  CENTROID_TRY(collective::barrier(group()));
-  meeting_->complete();
-  return {};
+  return show(parameters());
 }
 
 /// Be where that rank is in the data, at this step. It was one of so many data parallel ranks.

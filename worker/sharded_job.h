@@ -5,15 +5,13 @@
 #include <memory>
 #include <string>
 
-#include "client/group.h"
-#include "client/group_meeting.h"
+#include "client/job_group.h"
 #include "worker/config.h"
 #include "worker/data/data_source.h"
 #include "worker/job_checkpoints.h"
 #include "worker/job_division.h"
 #include "worker/model/model.h"
 #include "worker/node/sharded_training.h"
-#include "worker/parallel/agreement.h"
 #include "worker/parallel/generations.h"
 #include "worker/sharded_monitor.h"
 
@@ -38,19 +36,19 @@ class ShardedJob {
   /// Join the other ranks, and restore the newest checkpoint or draw the initial values. Or join a
   /// job that they have begun.
   ///
-  /// fails  as JobDivision, PeerGroup::join, client::Meeting::join, JobCheckpoints and the replica
+  /// fails  as JobDivision, client::JobGroup::join, JobCheckpoints and the replica
   Status begin();
   /// The job had ended before this rank came: there is nothing to train, and no group.
   bool is_over() const { return is_over_; }
   /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
   ///
-  /// fails  as train_sharded; after a loss as client::Meeting::meet, parallel::regroup, and
+  /// fails  as train_sharded; after a loss as client::JobGroup::regroup, parallel::regroup, and
   ///        JobCheckpoints::restore
   Status train(const ShardedObserver& observer);
   /// With parts: add the place of a rank that was lost, and what to do.
   Status explain(const Status& result) const;
 
-  const collective::Group& group() const { return peers_->group(); }
+  const collective::Group& group() const { return ranks_->group(); }
   const JobDivision& division() const { return division_; }
   DividedReplica& replica() { return *replica_; }
   /// Of the replica; null: this rank waits.
@@ -62,18 +60,15 @@ class ShardedJob {
   const ShardedSummary& summary() const { return summary_; }
 
  private:
-  Status open_meeting();
-  Status begin_with_others(const Status& opened);
-  Status find_members(const std::vector<parallel::Notice>& notices);
+  Status begin_with_others();
   Status train_group(const ShardedObserver& observer);
   bool survives(const Error& error) const;
   std::string lost_rank() const;
   Result<bool> has_room_for_newcomers();
   Status regroup(client::Meeting::Newcomers newcomers);
-  Status enter(client::Membership next);
   void tell_change(const client::Membership& before, const char* from, double seconds);
   Status show(const parallel::ShardedParameters* parameters);
-  Result<const char*> take_over();
+  Status take_over();
   Status divide(std::uint32_t from);
   Status take_from_checkpoint();
   std::chrono::milliseconds patience() const;
@@ -90,9 +85,7 @@ class ShardedJob {
   ShardedTrainingOptions training_;
   ShardedSummary summary_;
   bool is_over_ = false;
-  std::unique_ptr<client::PeerGroup> peers_;
-  std::unique_ptr<client::Meeting> meeting_;
-  client::Membership members_;                   ///< of the group
+  std::unique_ptr<client::JobGroup> ranks_;
   std::string run_;                              ///< of the last checkpoints
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
   parallel::Generations generations_;

@@ -66,7 +66,7 @@ MAY = {
     + ["transport/collective", "worker/parallel"],
     "worker": MEANING
     + ["transport", "transport/tls", "transport/http", "transport/collective", "worker/data", "worker/model", "worker/node", "worker/exchange", "worker/loop"]
-    + ["worker/parallel", "client/group", "client/group_meeting"],
+    + ["worker/parallel", "client/job_group"],
     "client": MEANING + ["client/network", "transport", "transport/tls", "transport/http"],
     "client/network": [BASE, ASYNC, "transport", "transport/tls"],
     "client/rows_client": [BASE, TENSOR, ASYNC, PROTO, "transport", "transport/tls"],
@@ -77,6 +77,7 @@ MAY = {
     "client/group_meeting": [BASE, ASYNC, "client/group_frames", "client/group_rendezvous", "transport"],
     "client/group_rendezvous": [BASE, ASYNC, "client/group_frames", "transport"],
     "client/group_frames": [BASE, ASYNC, "transport"],
+    "client/job_group": [BASE, ASYNC, "client/group", "client/group_meeting", "client/group_rendezvous", "transport", "transport/collective", "worker/parallel"],
     "client/c_boundary": [BASE, "client/centroid"],
     "client/c_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
     "client/codec_api": [BASE, TENSOR, CODEC, "client/centroid", "client/c_boundary"],
