@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "centroid-checkpoint";
-constexpr std::uint64_t kFormatVersion = 1;
+constexpr std::uint64_t kFormatVersion = 1, kVersionOfColumns = 2;
 constexpr std::size_t kMaxDepth = 8;
 constexpr const char* kChecksum = "crc32c";
 
@@ -200,7 +200,7 @@ Result<std::string> to_json(const CheckpointManifest& manifest) {
   try {
     Json json;
     json["format"] = kFormat;
-    json["format_version"] = kFormatVersion;
+    json["format_version"] = manifest.has_columns ? kVersionOfColumns : kFormatVersion;
     json["run_id"] = info.run_id;
     json["version"] = info.version.value;
     json["round"] = info.round.value;
@@ -240,14 +240,16 @@ Result<CheckpointManifest> parse_checkpoint_manifest(std::string_view text) {
     const std::uint64_t version = head.number("format_version");
     const std::uint32_t checksum = head.checksum(kChecksum);
     CENTROID_TRY(head.status());
-    if (version != kFormatVersion)
+    if (version < kFormatVersion || version > kVersionOfColumns)
       return Error(ErrorCode::kUnimplemented,
                    "manifest.json: field \"format_version\": " + std::to_string(version) +
-                       " received, this program reads " + std::to_string(kFormatVersion));
+                       " received, this program reads up to " + std::to_string(kVersionOfColumns));
     json.erase(kChecksum);
     if (crc32c(as_bytes(json.dump())) != checksum)
       return refused("field \"crc32c\": does not fit the other fields: altered");
-    return from_fields(json);
+    CENTROID_ASSIGN(CheckpointManifest out, from_fields(json));
+    out.has_columns = version == kVersionOfColumns;
+    return out;
   } catch (const Json::exception& why) {
     return refused(printable(why.what(), 160));
   }

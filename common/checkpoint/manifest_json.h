@@ -16,6 +16,9 @@ struct CheckpointManifest {
   std::map<std::string, FileRecord> files;  ///< by file name
   /// Of files with pieces of tensors (pieces.h): all parameters, f32, in order. Else none.
   Manifest tensors = {};
+  /// Some of the pieces are columns of rows (pieces.h): format_version 2, which older programs
+  /// refuse. Else 1.
+  bool has_columns = false;
 };
 
 /// As JSON text; the last field is a CRC-32C of the rest, which detects altered values.

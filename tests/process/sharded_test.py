@@ -1,5 +1,6 @@
 """Exchange sharded with the real program: workers that divide a model, without a server. sharded_test.py BIN_DIR"""
 
+import json
 import pathlib
 import re
 import shutil
@@ -117,8 +118,12 @@ class Ends(Sharded):
             self.assert_status(workers[rank], FAILED, "rank 1")
 
     def test_a_loss_that_is_not_finite_halts_all(self):
-        workers = self.ranks(2, "--optimizer", "sgd", "--lr", "1e30", "--rounds", 50)
-        self.assert_exit(HALTED, *workers)
+        for world, flags in ((2, []), (4, []), (4, ["--sharding", "hybrid:2"]), (4, ["--parallel", "dp=2,pp=2"])):
+            with self.subTest(world=world, flags=flags):
+                run = f"-{len(self.processes)}"
+                workers = self.ranks(world, *flags, "--optimizer", "sgd", "--lr", "1e30", "--rounds", 50, run=run)
+                self.assert_exit(HALTED, *workers)
+                self.assertEqual(len({self.summary(f"r{rank}{run}")["rounds"] for rank in range(world)}), 1)
         self.assertIn("not finite", workers[0].text())
 
     def test_a_rank_that_does_not_come_is_named(self):
@@ -509,6 +514,7 @@ class Pipeline(Sharded, CtlTest):
             worker.child.wait()
         newest = sorted(place.glob("checkpoint-*"))[-1]
         step = int(newest.name.split("-")[1]) - 1
+        self.assertEqual(json.loads((newest / "manifest.json").read_text())["format_version"], 2 if "tp" in wrote else 1)
         goal = ["--rounds", step + 10]
         undisturbed = ["--parallel", wrote, *common, *goal]
         summaries, file = self.train(4, "full", *undisturbed, run="-undisturbed", batch=12, model=self.TEXT, data=common[1])

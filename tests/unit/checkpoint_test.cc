@@ -283,8 +283,8 @@ TEST_F(Checkpoints, DamagedOnesAreRefusedAndTheOlderOffered) {
   refuses("manifest.json", manifest.substr(0, manifest.size() / 2), "not a JSON object");
   refuses("manifest.json", replaced(manifest, "4000", "4001"), "altered");
   refuses("manifest.json", replaced(manifest, "centroid-checkpoint", "something"), "\"format\"");
-  refuses("manifest.json", replaced(manifest, "\"format_version\": 1", "\"format_version\": 2"),
-          "this program reads 1");
+  refuses("manifest.json", replaced(manifest, "\"format_version\": 1", "\"format_version\": 3"),
+          "this program reads up to 2");
   refuses("manifest.json", std::string(1'000'000, '['), "nested deeper");
   refuses("manifest.json", "{\"a\":" + std::string(1'000'000, '['), "nested deeper");
   fs::remove(path / "model.safetensors");
@@ -304,6 +304,12 @@ TEST_F(Checkpoints, ManifestFieldsOfTheWrongKindAreNamed) {
   ASSERT_TRUE(back.ok()) << back.error().message();
   EXPECT_EQ(back->files.at("model.safetensors").crc32c, 0xDEADBEEFu);
   EXPECT_EQ(back->files.at("model.safetensors").bytes, 10u);
+  EXPECT_FALSE(back->has_columns);
+  // Programs that know no columns refuse their files by this number.
+  manifest.has_columns = true;
+  const std::string columns = *to_json(manifest);
+  EXPECT_THAT(columns, HasSubstr("\"format_version\": 2"));
+  EXPECT_TRUE(parse_checkpoint_manifest(columns)->has_columns);
   manifest.info.run_id = "\xFF";
   EXPECT_EQ(to_json(manifest).error().code(), ErrorCode::kInvalidArgument);
   manifest.info.run_id = "";

@@ -277,6 +277,7 @@ Status ShardedCheckpoints::commit(const Image& image, const fs::path& folder,
   }
   if (image.part.parts == 1) return {};
   content.tensors = model_;
+  content.has_columns = options_.stage && !options_.stage->parts.empty();
   CENTROID_ASSIGN(content.files[shard_index_name(kModelStem)],
                   write_index(folder, kModelStem, image.part));
   if (image.info.slot_names.empty()) return {};
