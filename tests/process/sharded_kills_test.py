@@ -1,6 +1,7 @@
 """Workers of exchange sharded that are killed at random moments and started again. sharded_kills_test.py BIN_DIR
 
-CENTROID_KILLS: of each strategy (40). CENTROID_STRATEGIES: "full grad hybrid:2 none+dp=2,pp=2". CENTROID_SEED: which workers are killed, and how long they are away; printed.
+CENTROID_KILLS: of each strategy (40). CENTROID_STRATEGIES: "full grad hybrid:2 none+dp=2,pp=2 none+dp=2,tp=2". CENTROID_SEED: which workers are killed, and how long they are
+away; printed. Prints the kills of each strategy when its model has the bits of a replay, and those of all.
 """
 
 import os
@@ -15,10 +16,13 @@ from harness.cluster import DEADLINE_SECONDS, DONE, free_port, main, wait_for
 from harness.sharded import Sharded
 
 KILLS = int(os.environ.get("CENTROID_KILLS", "40"))
-STRATEGIES = os.environ.get("CENTROID_STRATEGIES", "full grad hybrid:2 none+dp=2,pp=2").split()
+STRATEGIES = os.environ.get("CENTROID_STRATEGIES", "full grad hybrid:2 none+dp=2,pp=2 none+dp=2,tp=2").split()
 SEED = int(os.environ.get("CENTROID_SEED", "0")) or random.randrange(1, 1 << 32)
 WORLD, LONGEST_AWAY = 4, 0.5
-MODEL, OF_STAGES, BATCH = "mlp:64-256-256-10", "mlp:64-512-10", 32  # two layers make two stages in one way only
+BATCH = 32
+# (model, data). Two layers make two stages in one way only.
+MODEL, OF_STAGES = ("mlp:64-256-256-10", "digits"), ("mlp:64-512-10", "digits")
+OF_PARTS = ("transformer:layers=1,width=16,heads=2,context=64,vocabulary=17,classes=10,tied=no", "digits-tokens")
 
 
 class Kills(Sharded):
@@ -26,7 +30,7 @@ class Kills(Sharded):
 
     def start_one(self, rank, run):
         self.started += 1
-        flags = ["--exchange", "sharded", "--world", WORLD, "--rendezvous", self.place, "--rank", rank, *self.flags]
+        flags = ["--exchange", "sharded", "--world", WORLD, "--rendezvous", self.place, "--rank", rank, "--data", self.data, *self.flags]
         worker = self.worker("127.0.0.1:1", f"w{run}-{self.started}", *flags, model=self.model, batch=BATCH)
         self.alive[rank] = worker
 
@@ -35,7 +39,7 @@ class Kills(Sharded):
         return [rank for rank, worker in self.alive.items() if any(worker.events(event) for event in ("sharded.started", "pipeline.started", "sharded.joined"))]
 
     def size(self, world):
-        """Ranks that train: with stages all four workers, or two."""
+        """Ranks that train: with stages or parts all four workers, or two."""
         return world if not self.mesh else 4 if world == 4 else 2
 
     def kill(self, chance):
@@ -79,10 +83,10 @@ class Kills(Sharded):
             if one[1] > (merged[-1][1] if merged else 0):
                 merged.append((ranks, one[1]))
         file = self.folder / f"replayed{run}.safetensors"
-        flags = [*self.RULE, "--checkpoint.dir", self.folder / f"replay{run}"]
+        flags = [*self.RULE, "--data", self.data, "--checkpoint.dir", self.folder / f"replay{run}"]
         for number, (ranks, step) in enumerate(merged):
             way = sharding if not sharding.startswith("hybrid") or ranks % 2 == 0 else "full"
-            mesh = ["--parallel", self.mesh if ranks == WORLD else "pp=2"] if self.mesh else []
+            mesh = ["--parallel", self.mesh if ranks == WORLD else self.mesh.partition(",")[2]] if self.mesh else []
             end = ["--save", file] if step == steps else []
             resume = ["--resume"] if number else []
             workers = self.ranks(ranks, *flags, "--sharding", way, *mesh, "--rounds", step, *resume, *end, run=f"{run}-replay{number}", model=self.model, batch=BATCH)
@@ -91,11 +95,12 @@ class Kills(Sharded):
 
     def test_no_step_is_lost_and_the_bits_are_those_of_the_membership(self):
         print(f"CENTROID_SEED={SEED} CENTROID_KILLS={KILLS}", flush=True)
+        all_killed = 0
         for number, strategy in enumerate(STRATEGIES):
             with self.subTest(strategy=strategy):
                 sharding, _, self.mesh = strategy.partition("+")
-                self.model = OF_STAGES if self.mesh else MODEL
-                run = f"-{sharding}".replace(":", "")
+                self.model, self.data = OF_PARTS if "tp" in self.mesh else OF_STAGES if self.mesh else MODEL
+                run = f"-{number}"
                 chance = random.Random(SEED + number)
                 self.place, self.started, self.alive, self.first = f"127.0.0.1:{free_port()}", 0, {}, len(self.processes)
                 file = self.folder / f"model{run}.safetensors"
@@ -124,6 +129,8 @@ class Kills(Sharded):
                 replayed, groups = self.replay(sharding, steps.pop(), run)
                 self.assertEqual(file.read_bytes(), replayed.read_bytes())
                 print(f"{strategy}: {killed} kills, {groups} groups, {self.summary(workers[0].name)['rounds']} steps", flush=True)
+                all_killed += killed
+        print(f"{all_killed} kills in jobs whose models have the bits of a replay", flush=True)
 
 
 if __name__ == "__main__":
