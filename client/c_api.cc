@@ -97,17 +97,8 @@ Status open_trainer(const centroid_server& server, const centroid_training& trai
   std::vector<float> initial;
   for (std::uint64_t i = 0; i < count; ++i) {
     const centroid_tensor& one = tensors[i];
-    centroid::TensorInfo info;
-    info.name = text(one.name);
-    if (one.rank > centroid::kMaxTensorRank)
-      return bad("tensor " + info.name + " has rank " + std::to_string(one.rank) + ", at most 8");
-    if (one.rank > 0) {
-      if (one.shape == nullptr) return bad("tensor " + info.name + " has no shape");
-      info.shape.assign(one.shape, one.shape + one.rank);
-    }
-    if (!centroid::checked_bytes(info)) return bad("tensor " + info.name + " is too large");
-    if (one.initial == nullptr && info.elements() > 0)
-      return bad("tensor " + info.name + " has no initial values");
+    CENTROID_ASSIGN(auto info, info_of(one));
+    CENTROID_TRY(check_initial(one, info));
     initial.insert(initial.end(), one.initial, one.initial + info.elements());
     manifest.push_back(std::move(info));
   }

@@ -12,6 +12,7 @@
 #include "client/centroid.h"
 #include "common/base/log.h"
 #include "common/base/result.h"
+#include "common/tensor/tensor.h"
 
 /// What every function of the C interface does with arguments and errors.
 namespace centroid::c_boundary {
@@ -98,6 +99,25 @@ void give(S* to, S from) {
 
 inline std::string text(const char* given, const char* otherwise = "") {
   return given != nullptr ? given : otherwise;
+}
+
+/// Name and shape of a caller's tensor.
+inline Result<TensorInfo> info_of(const centroid_tensor& one) {
+  TensorInfo info;
+  info.name = text(one.name);
+  if (one.rank > kMaxTensorRank)
+    return bad("tensor " + info.name + " has rank " + std::to_string(one.rank) + ", at most 8");
+  if (one.rank > 0) {
+    if (one.shape == nullptr) return bad("tensor " + info.name + " has no shape");
+    info.shape.assign(one.shape, one.shape + one.rank);
+  }
+  if (!checked_bytes(info)) return bad("tensor " + info.name + " is too large");
+  return info;
+}
+
+inline Status check_initial(const centroid_tensor& one, const TensorInfo& info) {
+  if (one.initial != nullptr || info.elements() == 0) return {};
+  return bad("tensor " + info.name + " has no initial values");
 }
 
 /// Logs would mix with the program's own output: only warnings and errors, until it requests more.

@@ -345,6 +345,60 @@ CENTROID_API void centroid_ended_shutdown(centroid_ended* ended);
 /* After every centroid_ended_next has returned. */
 CENTROID_API void centroid_ended_close(centroid_ended* ended);
 
+/* ---- a model of which each process has a part (docs/how-to/larger-models.md#your-own-model) --- */
+
+typedef struct centroid_sharded centroid_sharded;
+
+typedef struct centroid_sharded_state {
+  uint64_t size;
+  uint32_t rank, world; /* now: they change when ranks are lost, or come */
+  uint64_t step;        /* that all ranks have made */
+  uint64_t position;    /* of that step */
+  uint64_t parameter_bytes, gradient_bytes, optimizer_bytes; /* here now, with copies */
+} centroid_sharded_state;
+
+/* Meets the other ranks as centroid_group_join, or joins their job if it has begun. Goes on from the
+ * newest checkpoint if there is one; else with rank 0's initial values: those of other ranks may be
+ * NULL. layers: of each tensor, ascending; those of a layer are gathered together. NULL: each one is
+ * a layer. settings: JSON, such as {"sharding":"full","optimizer":"adamw","lr":0.001}; also
+ * shard_replicas, codec, codec_down, checkpoint_dir, checkpoint_keep, and those of the optimizer.
+ *
+ * Every rank makes the same calls, with the same layers. In forward and backward gather a layer, use
+ * its parameters, and release it; in backward add to the gradients of its tensors first, then reduce
+ * it. Reduce a layer once a step: micro-batches add to gradients before. At the end of a step all
+ * layers are released. */
+CENTROID_API int centroid_sharded_open(const centroid_group_options* group, const char* rendezvous,
+                                       const char* settings, const centroid_tensor* tensors,
+                                       const uint32_t* layers, uint64_t count,
+                                       centroid_sharded** sharded);
+CENTROID_API int centroid_sharded_get(centroid_sharded* sharded, centroid_sharded_state* state);
+/* Begins to gather: a later gather then waits less. */
+CENTROID_API int centroid_sharded_prefetch(centroid_sharded* sharded, uint32_t layer);
+CENTROID_API int centroid_sharded_gather(centroid_sharded* sharded, uint32_t layer);
+CENTROID_API int centroid_sharded_release(centroid_sharded* sharded, uint32_t layer);
+/* Of a gathered layer, until its release. */
+CENTROID_API int centroid_sharded_parameters(centroid_sharded* sharded, uint64_t tensor,
+                                             const float** values);
+/* To add to, 0 at first, until its layer is reduced. The step uses the mean over the ranks: where
+ * they have other numbers of samples, multiply by own samples * world / all samples. */
+CENTROID_API int centroid_sharded_gradient(centroid_sharded* sharded, uint64_t tensor,
+                                           float** values);
+CENTROID_API int centroid_sharded_reduce(centroid_sharded* sharded, uint32_t layer);
+/* Makes the optimizer's step. position: in the program's data after it, the same on all ranks. */
+CENTROID_API int centroid_sharded_step(centroid_sharded* sharded, uint64_t position);
+/* numbers[i] becomes the sum over all ranks, such as of losses. */
+CENTROID_API int centroid_sharded_sum(centroid_sharded* sharded, double* numbers, uint64_t count);
+/* When a rank is lost, operations fail with CENTROID_UNAVAILABLE, CENTROID_ABORTED or
+ * CENTROID_DEADLINE_EXCEEDED on all others, until each calls this: they go on without it from
+ * memory, or from the newest checkpoint. Between two steps it takes in ranks that wait. Get the
+ * state afterwards: it says from which step on. */
+CENTROID_API int centroid_sharded_regroup(centroid_sharded* sharded);
+/* Writes a checkpoint of this step in the background; with wait it returns when it is on the disk.
+ * A failure in the background is that of the next call. */
+CENTROID_API int centroid_sharded_save(centroid_sharded* sharded, int wait);
+/* Waits for a checkpoint in progress. */
+CENTROID_API void centroid_sharded_close(centroid_sharded* sharded);
+
 /* ---- codecs: numbers in fewer bytes ----------------------------------------------------------- */
 
 typedef struct centroid_codec centroid_codec;

@@ -1,3 +1,5 @@
+#include "client/group_api.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -79,26 +81,8 @@ class EndedQueue {
 
 }  // namespace
 
-struct centroid_ended {
-  std::shared_ptr<EndedQueue> it = std::make_shared<EndedQueue>();
-};
-
-namespace {
-
-Status check_process(const centroid_group* group) {
-  CENTROID_TRY(given(group, "group"));
-  if (group->process == ::getpid()) return {};
-  return Error(ErrorCode::kFailedPrecondition,
-               "a forked child cannot use its parent's group: let it join one of its own");
-}
-
-Status check_connected(const centroid_group* group) {
-  CENTROID_TRY(check_process(group));
-  if (group->it->is_connected()) return {};
-  return Error(ErrorCode::kFailedPrecondition, "centroid_group_connect comes first");
-}
-
-centroid::Result<centroid::client::PeerOptions> options_of(const centroid_group_options* given) {
+centroid::Result<centroid::client::PeerOptions> centroid::c_boundary::peer_options_of(
+    const centroid_group_options* given) {
   quiet_logs();
   centroid::transport::close_sockets_in_children();
   CENTROID_TRY(asked(given, "options", offsetof(centroid_group_options, tls_authority)));
@@ -119,6 +103,25 @@ centroid::Result<centroid::client::PeerOptions> options_of(const centroid_group_
   if (tls.authority.empty()) return bad("tls has no authority: whose certificates count?");
   CENTROID_ASSIGN(options.layer, centroid::transport::make_tls(std::move(tls)));
   return options;
+}
+
+struct centroid_ended {
+  std::shared_ptr<EndedQueue> it = std::make_shared<EndedQueue>();
+};
+
+namespace {
+
+Status check_process(const centroid_group* group) {
+  CENTROID_TRY(given(group, "group"));
+  if (group->process == ::getpid()) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               "a forked child cannot use its parent's group: let it join one of its own");
+}
+
+Status check_connected(const centroid_group* group) {
+  CENTROID_TRY(check_process(group));
+  if (group->it->is_connected()) return {};
+  return Error(ErrorCode::kFailedPrecondition, "centroid_group_connect comes first");
 }
 
 /// One operation of a caller, checked.
@@ -210,7 +213,7 @@ int centroid_group_open(const centroid_group_options* options, centroid_group** 
   return guarded([&]() -> Status {
     CENTROID_TRY(given(group, "group"));
     *group = nullptr;
-    CENTROID_ASSIGN(auto known, options_of(options));
+    CENTROID_ASSIGN(auto known, peer_options_of(options));
     CENTROID_ASSIGN(auto made, centroid::client::PeerGroup::open(std::move(known)));
     *group = new centroid_group{std::move(made)};
     return {};
@@ -240,7 +243,7 @@ int centroid_group_join(const centroid_group_options* options, const char* rende
     CENTROID_TRY(given(group, "group"));
     *group = nullptr;
     CENTROID_TRY(given(rendezvous, "rendezvous"));
-    CENTROID_ASSIGN(auto known, options_of(options));
+    CENTROID_ASSIGN(auto known, peer_options_of(options));
     CENTROID_ASSIGN(auto made, centroid::client::PeerGroup::join(std::move(known), rendezvous));
     *group = new centroid_group{std::move(made)};
     return {};

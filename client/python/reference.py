@@ -16,10 +16,10 @@ import sys
 FOLDER = pathlib.Path("client/python/centroid")
 PAGE = pathlib.Path("docs/reference/python.md")
 HEAD = "<!-- Made by client/python/reference.py: change the docstrings, then run it. -->\n\n# Python API"
-ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "local", "pull", "Tensors", "Rows", "join", "Group", "Work", "CentroidError", "load", "version", "log_level"]
+ORDER = ["Trainer", "Share", "Round", "Outcome", "End", "local", "pull", "Tensors", "Rows", "join", "Group", "Work", "Sharded", "CentroidError", "load", "version", "log_level"]
 MODULES = {"torch": ["_data_parallel", "_sampler", "_loader", "_diloco", "_hooks"], "torch_backend": ["torch_backend"], "trace": ["trace"]}  # the files that have what is in `__all__`
 BRIEF = ["Group", "Work"]  # only the names of their methods: help() has the rest
-SHORT = ["DataParallel", "Optimizer", "DiLoCo", "Loader", "sampler"]  # neither methods, arguments nor code
+SHORT = ["Sharded", "DataParallel", "Optimizer", "DiLoCo", "Loader", "sampler"]  # neither methods, arguments nor code
 ITEM = re.compile(r"(\w+(?:, \w+)*)  +(\S.*)")
 
 
@@ -97,7 +97,7 @@ def all_of(tree):
 
 
 def page(root):
-    main, *others = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "_servers.py", "group.py"))
+    main, *others = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "_servers.py", "group.py", "sharded.py"))
     tree = ast.parse(main)
     nodes = {name: node for text in (main, *others) for name, node in public(ast.parse(text)).items()}
     if set(ORDER) != all_of(tree):

@@ -78,10 +78,12 @@ MAY = {
     "client/group_rendezvous": [BASE, ASYNC, "client/group_frames", "transport"],
     "client/group_frames": [BASE, ASYNC, "transport"],
     "client/job_group": [BASE, ASYNC, "client/group", "client/group_meeting", "client/group_rendezvous", "transport", "transport/collective", "worker/parallel"],
-    "client/c_boundary": [BASE, "client/centroid"],
+    "client/sharded_model": [BASE, TENSOR, OPTIM, CHECKPOINT, "client/job_group", "client/group_meeting", "transport/collective", "worker/parallel"],
+    "client/c_boundary": [BASE, TENSOR, "client/centroid"],
     "client/c_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/program_trace", "client/trainer", "client/rows_client", "client/pull", "transport", "worker/exchange"],
     "client/codec_api": [BASE, TENSOR, CODEC, "client/centroid", "client/c_boundary"],
-    "client/group_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/group", "transport", "transport/tls", "transport/collective"],
+    "client/group_api": [BASE, TENSOR, "client/centroid", "client/c_boundary", "client/group", "client/group_rendezvous", "transport", "transport/tls", "transport/collective"],
+    "client/sharded_api": [BASE, TENSOR, OPTIM, "client/centroid", "client/c_boundary", "client/group_api", "client/sharded_model", "worker/parallel"],
     "client/centroid": [],
 }
 MAY["tests"] = list(MAY)

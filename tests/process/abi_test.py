@@ -62,7 +62,7 @@ def check_python(lines):
     from centroid import _abi
 
     names = {"_Server": "server", "_Training": "training", "_Tensor": "tensor", "_Pulled": "pulled_tensor", "_Share": "share", "_Step": "step"}
-    names |= {"_GroupOptions": "group_options", "_Call": "call", "_Round": "round"}
+    names |= {"_GroupOptions": "group_options", "_Call": "call", "_Round": "round", "_ShardedState": "sharded_state"}
     for ours, theirs in names.items():
         struct, name = getattr(_abi, ours), f"centroid_{theirs}"
         found = [f"struct {name} {ctypes.sizeof(struct)}"]

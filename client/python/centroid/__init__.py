@@ -24,8 +24,9 @@ from ._blocking import Blocking
 from ._overlap import Overlap
 from ._servers import _bytes, _server, local
 from .group import Group, Work, join
+from .sharded import Sharded
 
-__all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Tensors", "Trainer", "Work", "join", "load", "local", "log_level", "pull", "version"]
+__all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Sharded", "Tensors", "Trainer", "Work", "join", "load", "local", "log_level", "pull", "version"]
 
 _library = None
 

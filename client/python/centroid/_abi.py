@@ -64,6 +64,11 @@ class _Call(_Struct):
 _Step._first, _GroupOptions._first, _Call._first = ctypes.sizeof(_Step), _GroupOptions.tls_authority.offset, ctypes.sizeof(_Call)
 
 
+class _ShardedState(_Struct):
+    _fields_ = [("size", _u64), ("rank", _u32), ("world", _u32), ("step", _u64), ("position", _u64)]
+    _fields_ += [("parameter_bytes", _u64), ("gradient_bytes", _u64), ("optimizer_bytes", _u64)]
+
+
 class _Round(_Struct):
     _fields_ = [("size", _u64), ("outcome", _u32), ("version", _u64), ("wait_seconds", _double)]
 
@@ -123,6 +128,19 @@ _PROTOTYPES = {
     "group_send": (ctypes.c_int, [_memory, _memory, _u64, _u32, _memory, _memory]),
     "group_receive": (ctypes.c_int, [_memory, _memory, _u64, _u32, _memory, _memory]),
     "group_barrier": (ctypes.c_int, [_memory, _memory, _memory]),
+    "sharded_open": (ctypes.c_int, [_memory, _text, _text, _memory, _memory, _u64, _memory]),
+    "sharded_get": (ctypes.c_int, [_memory, _memory]),
+    "sharded_prefetch": (ctypes.c_int, [_memory, _u32]),
+    "sharded_gather": (ctypes.c_int, [_memory, _u32]),
+    "sharded_release": (ctypes.c_int, [_memory, _u32]),
+    "sharded_parameters": (ctypes.c_int, [_memory, _u64, _memory]),
+    "sharded_gradient": (ctypes.c_int, [_memory, _u64, _memory]),
+    "sharded_reduce": (ctypes.c_int, [_memory, _u32]),
+    "sharded_step": (ctypes.c_int, [_memory, _u64]),
+    "sharded_sum": (ctypes.c_int, [_memory, _memory, _u64]),
+    "sharded_regroup": (ctypes.c_int, [_memory]),
+    "sharded_save": (ctypes.c_int, [_memory, ctypes.c_int]),
+    "sharded_close": (None, [_memory]),
     "codec_open": (ctypes.c_int, [_text, _u64, _memory]),
     "codec_room": (_u64, [_memory]),
     "codec_encode": (ctypes.c_int, [_memory, _memory, _memory, _memory, _memory]),

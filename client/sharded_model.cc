@@ -1,0 +1,283 @@
+#include "client/sharded_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/collective/collectives.h"
+#include "worker/parallel/agreement.h"
+#include "worker/parallel/regroup.h"
+
+namespace centroid::client {
+
+using parallel::Notice;
+using parallel::ShardedParameters;
+
+namespace {
+
+/// What all ranks need to have in common.
+std::string settings_of(const ShardedModelOptions& options) {
+  const parallel::ShardedSettings& division = options.division;
+  const OptimizerConfig& o = division.optimizer;
+  const std::pair<const char*, std::string> all[] = {
+      {"tensors (their hash)", std::to_string(manifest_hash(options.tensors))},
+      {"sharding", division.sharding},
+      {"shard_replicas", division.replicas},
+      {"codec", division.codec},
+      {"codec_down", division.codec_down},
+      {"checkpoint_dir", options.checkpoints.empty() ? "not set" : "set"},
+      {"optimizer", o.name},
+      {"lr", std::to_string(o.learning_rate)},
+      {"lr_schedule", o.schedule},
+      {"clip_norm", std::to_string(o.clip_norm)},
+      {"weight_decay", std::to_string(o.weight_decay)},
+  };
+  std::string text;
+  for (const auto& [name, value] : all)
+    text += (text.empty() ? "" : "\t") + std::string(name) + "=" + value;
+  return text;
+}
+
+Status check(const ShardedModelOptions& options) {
+  CENTROID_TRY(validate(options.tensors));
+  for (const TensorInfo& tensor : options.tensors)
+    if (is_buffer(tensor))
+      return Error(ErrorCode::kInvalidArgument,
+                   "tensor " + tensor.name + " is a buffer, which cannot be sharded");
+  const PeerOptions& peers = options.group.peers;
+  CENTROID_TRY(parallel::Sharding::parse(options.division.sharding, peers.world));
+  return {};
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(ShardedModelOptions options)
+    : options_(std::move(options)), wanted_(options_.group.peers.world) {
+  for (std::size_t i = 0; i < options_.tensors.size(); ++i) {
+    const TensorInfo& tensor = options_.tensors[i];
+    shapes_.push_back({tensor.name, tensor.elements(), options_.layers[i]});
+  }
+}
+
+Result<std::unique_ptr<ShardedModel>> ShardedModel::open(ShardedModelOptions options,
+                                                         const Initial& initial) {
+  CENTROID_TRY(check(options));
+  options.group.settings = settings_of(options);
+  std::unique_ptr<ShardedModel> made(new ShardedModel(std::move(options)));
+  CENTROID_TRY(
+      parallel::ShardLayout::make(made->shapes_, made->wanted_));  // before the others wait
+  CENTROID_ASSIGN(made->ranks_, JobGroup::join(made->options_.group));
+  if (made->ranks_->is_over())
+    return Error(ErrorCode::kCancelled,
+                 "the job at " + made->options_.group.rendezvous + " has ended");
+  if (made->ranks_->is_newcomer())
+    CENTROID_TRY(made->change_group(Meeting::Newcomers::kTake));
+  else
+    CENTROID_TRY(made->begin(initial));
+  return made;
+}
+
+Status ShardedModel::begin(const Initial& initial) {
+  run_ = ranks_->members().job;
+  CENTROID_TRY(open_checkpoints());
+  const Status restored = checkpoints_ ? restore() : Status(Error(ErrorCode::kNotFound, ""));
+  if (!restored.ok() && restored.error().code() != ErrorCode::kNotFound) return restored;
+  if (!restored.ok()) {
+    CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
+    CENTROID_ASSIGN(made_, ShardedParameters::make(group(), shapes_, options, initial));
+  }
+  have_made();
+  return {};
+}
+
+Result<parallel::ShardedOptions> ShardedModel::division() const {
+  return options_.division.options(group().world(), group().world() == wanted_);
+}
+
+Status ShardedModel::open_checkpoints() {
+  if (options_.checkpoints.empty()) return {};
+  parallel::ShardedCheckpointOptions options;
+  options.folder = options_.checkpoints;
+  options.keep = options_.keep;
+  CENTROID_ASSIGN(checkpoints_,
+                  parallel::ShardedCheckpoints::open(group(), options_.tensors, options));
+  return {};
+}
+
+Status ShardedModel::restore() {
+  CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
+  CENTROID_ASSIGN(auto restored, checkpoints_->restore(shapes_, options));
+  made_ = std::move(restored.parameters);
+  run_ = restored.info.run_id;
+  position_ = restored.info.offset;
+  return {};
+}
+
+parallel::Held ShardedModel::held(ShardedParameters* parameters) const {
+  return {group().generation(), {parameters, {0, {0, shapes_.size()}}}, group().world()};
+}
+
+/// Go on with these parameters in the present group.
+void ShardedModel::have_made() {
+  parameters_ = std::move(made_);
+  generations_.complete(held(parameters_.get()));
+  done_ = parameters_->steps();
+  gathered_.clear();
+  reduced_.clear();
+  lost_.reset();
+}
+
+/// Keep the failure of another rank.
+Status ShardedModel::noted(Status status) {
+  if (!status.ok() && is_loss(status.error())) lost_ = status.error();
+  return status;
+}
+
+Result<std::size_t> ShardedModel::unit_of(std::uint32_t layer) const {
+  const auto found = std::ranges::find(options_.layers, layer);
+  if (found == options_.layers.end())
+    return Error(ErrorCode::kInvalidArgument, "no tensor is of layer " + std::to_string(layer));
+  return parameters_->layout().unit_of(static_cast<std::size_t>(found - options_.layers.begin()));
+}
+
+/// Whether all layers of a unit are among these, or one of them.
+bool ShardedModel::is_in(const std::set<std::uint32_t>& layers, std::size_t unit, bool all) const {
+  const parallel::Range tensors = parameters_->layout().units()[unit].parameters;
+  const auto own = std::span(options_.layers).subspan(tensors.begin, tensors.count);
+  const auto has = [&](std::uint32_t layer) { return layers.contains(layer); };
+  return all ? std::ranges::all_of(own, has) : std::ranges::any_of(own, has);
+}
+
+Status ShardedModel::prefetch(std::uint32_t layer) {
+  CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
+  if (parameters_->is_gathered(unit) || parameters_->is_prefetched(unit)) return {};
+  return noted(parameters_->prefetch(unit));
+}
+
+Status ShardedModel::gather(std::uint32_t layer) {
+  CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
+  CENTROID_TRY(noted(parameters_->gather(unit)));
+  gathered_.insert(layer);
+  return {};
+}
+
+Status ShardedModel::release(std::uint32_t layer) {
+  CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
+  gathered_.erase(layer);
+  return is_in(gathered_, unit, false) ? Status() : noted(parameters_->release(unit));
+}
+
+Status ShardedModel::reduce(std::uint32_t layer) {
+  CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
+  reduced_.insert(layer);
+  if (!is_in(reduced_, unit, true)) return {};
+  for (const std::uint32_t one : std::set(reduced_))
+    if (const auto of = unit_of(one); of.ok() && *of == unit) reduced_.erase(one);
+  return noted(parameters_->reduce(unit));
+}
+
+Result<std::span<const float>> ShardedModel::parameter(std::size_t tensor) const {
+  return parameters_->parameter(tensor);
+}
+
+Result<std::span<float>> ShardedModel::gradient(std::size_t tensor) {
+  return parameters_->gradient(tensor);
+}
+
+Result<parallel::StepReport> ShardedModel::step(std::uint64_t position) {
+  next_position_ = position;
+  auto made = parameters_->step();
+  if (!made.ok()) return noted(made.error()).error();
+  position_ = position;
+  done_ = parameters_->steps();
+  gathered_.clear();
+  reduced_.clear();
+  return made;
+}
+
+Status ShardedModel::sum(std::span<double> numbers) {
+  return noted(collective::all_reduce(group(), numbers));
+}
+
+Status ShardedModel::regroup() {
+  if (!lost_) {
+    Notice own;
+    own.numbers[0] = ranks_->meeting().newcomers();
+    const auto first = parallel::announce(group(), own, options_.group.peers.timeout);
+    if (first.ok() && first->numbers[0] == 0) return {};
+    if (!first.ok() && !is_loss(first.error())) return first.error();
+    if (!first.ok()) lost_ = first.error();
+  }
+  if (!lost_) return change_group(Meeting::Newcomers::kTake);
+  // Some may not be in the operation that failed.
+  group().abort(*lost_);
+  if (checkpoints_) checkpoints_->abort(*lost_);
+  return change_group(Meeting::Newcomers::kKeep);
+}
+
+Status ShardedModel::change_group(Meeting::Newcomers newcomers) {
+  CENTROID_TRY(ranks_->regroup(newcomers, [this] { return take_over(); }));
+  have_made();
+  return {};
+}
+
+/// Make the parameters of this group, from memory or a checkpoint.
+Status ShardedModel::take_over() {
+  checkpoints_.reset();  // ends the write in progress
+  Notice own;
+  std::ranges::copy(generations_.claim(), own.numbers.begin());
+  own.text = run_;
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, options_.group.peers.timeout));
+  const std::uint32_t from = parallel::Generations::newest(all);
+  run_ = all[from].text.empty() ? ranks_->members().job : all[from].text;
+  CENTROID_TRY(open_checkpoints());
+  const parallel::Held before = generations_.go_back(all[from].numbers[0]);
+  // No more than one division beside the new one.
+  if (generations_.present().generation == 0) parameters_.reset();
+  if (generations_.next().generation == 0) made_.reset();
+  CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
+  const parallel::Later later{group(), {0, {0, shapes_.size()}}, options};
+  auto made = parallel::regroup(group(), {shapes_}, options, before.part, later);
+  if (made.ok()) {
+    made_ = std::move(made->parameters);
+    generations_.prepare(held(made_.get()));
+    return share_position(from, made->step);
+  }
+  if (group().culprit()) return made.error();  // another loss
+  if (!checkpoints_) return std::move(made).error().with_context("there is no checkpoint_dir");
+  parameters_.reset();
+  made_.reset();
+  generations_.clear();
+  return restore();
+}
+
+/// Have the position of that rank, after this step.
+Status ShardedModel::share_position(std::uint32_t from, std::uint64_t step) {
+  Notice own;
+  own.numbers[0] = step > done_ ? next_position_ : position_;
+  const std::chrono::milliseconds timeout = options_.group.peers.timeout;
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, timeout));
+  position_ = all[from].numbers[0];
+  done_ = step;
+  return {};
+}
+
+Status ShardedModel::save() {
+  if (!checkpoints_)
+    return Error(ErrorCode::kFailedPrecondition, "save: there is no checkpoint_dir");
+  CheckpointInfo info;
+  info.run_id = run_;
+  info.version = Version(parameters_->steps() + 1);  // 1: the initial values
+  info.round = Round(parameters_->steps());
+  info.offset = position_;
+  CENTROID_TRY(finish_save());
+  return noted(checkpoints_->begin(*parameters_, info));
+}
+
+Status ShardedModel::finish_save() {
+  const Status ended = checkpoints_ ? checkpoints_->wait() : Status();
+  // That of this step is there if it was restored.
+  const bool is_there = !ended.ok() && ended.error().code() == ErrorCode::kAlreadyExists;
+  return is_there ? Status() : noted(ended);
+}
+
+}  // namespace centroid::client
