@@ -7,6 +7,7 @@
 
 #include "common/base/memory_limit.h"
 #include "common/base/trace_events.h"
+#include "worker/console_pages.h"
 #include "worker/metrics_port.h"
 #include "worker/parallel/agreement.h"
 
@@ -183,6 +184,12 @@ Result<std::unique_ptr<ShardedMonitor>> ShardedMonitor::start(const WorkerConfig
   });
   std::vector<transport::MetricsView> views;
   views.push_back({"/v1/sharded", [self = out.get()] { return self->json(); }});
+  const auto add = [&](const char* path, std::string_view text, const char* type) {
+    views.push_back({path, [text] { return std::string(text); }, type});
+  };
+  add("/", console_index_html(), "text/html; charset=utf-8");
+  add("/console/app.css", console_app_css(), "text/css; charset=utf-8");
+  add("/console/app.js", console_app_js(), "text/javascript; charset=utf-8");
   CENTROID_ASSIGN(out->listener_,
                   listen_for_metrics(config, out->registry_, out->is_member_, std::move(views)));
   return out;

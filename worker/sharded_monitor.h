@@ -50,8 +50,8 @@ struct GroupChange {
 };
 
 /// What Prometheus, probes and people see of a sharded job: of this rank, and from the numbers that
-/// all exchange once a second, of the others. At metrics.listen, with GET /v1/sharded. Without that
-/// setting it only takes part in exchanges.
+/// all exchange once a second, of the others. At metrics.listen, with GET /v1/sharded and a page
+/// that shows it. Without that setting it only takes part in exchanges.
 ///
 /// thread  that of training; the listener's thread reads
 class ShardedMonitor {

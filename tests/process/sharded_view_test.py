@@ -131,7 +131,7 @@ class Views(Sharded, CtlTest):
         self.assertEqual((view["rank"], view["missing"]), (2, 0))
         for path in ("/v1/sharded", "/metrics", "/"):
             self.assertNotIn("a-secret", self.ask(places[0], path)[1])
-        self.assertIn("/v1/sharded", self.ask(places[0], "/")[1])
+        self.assertIn("/v1/sharded", self.ask(places[0], "/v1")[1])
         workers[0].send(signal.SIGTERM)
         self.assert_exit(DONE, workers[0], workers[1], back)
 

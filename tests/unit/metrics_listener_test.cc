@@ -63,12 +63,13 @@ TEST(MetricsListener, probes_say_why_the_process_is_not_well) {
   EXPECT_TRUE(has(ask(at, "/elsewhere"), "HTTP/1.1 404"));
 }
 
-TEST(MetricsListener, a_view_is_json_for_readers_only) {
+TEST(MetricsListener, a_view_is_for_readers_only) {
   metrics::Registry registry;
   MetricsOptions options;
   options.endpoint.host = "127.0.0.1";
   options.endpoint.port = 0;
   options.views.push_back({"/v1/view", [] { return std::string("{\"rank\":1}\n"); }});
+  options.views.push_back({"/", [] { return std::string("<p>page"); }, "text/html"});
   const auto started = MetricsListener::start(std::move(options), registry);
   ASSERT_TRUE(started.ok()) << started.error().message();
   const Endpoint at = started.value()->endpoint();
@@ -76,7 +77,11 @@ TEST(MetricsListener, a_view_is_json_for_readers_only) {
   EXPECT_TRUE(has(view, "HTTP/1.1 200")) << view;
   EXPECT_TRUE(has(view, "Content-Type: application/json")) << view;
   EXPECT_TRUE(has(view, "{\"rank\":1}\n")) << view;
-  EXPECT_TRUE(has(ask(at, "/v1/views"), "/v1/trace, /v1/view\n"));
+  const std::string page = ask(at, "/");
+  EXPECT_TRUE(has(page, "Content-Type: text/html")) << page;
+  EXPECT_TRUE(has(page, "Content-Security-Policy: default-src 'none'")) << page;
+  EXPECT_TRUE(has(page, "<p>page")) << page;
+  EXPECT_TRUE(has(ask(at, "/v1/views"), "/v1/trace, /v1/view, /\n"));
   const std::string write = "POST /v1/view HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
   EXPECT_TRUE(has(send(at, write), "HTTP/1.1 405"));
 }

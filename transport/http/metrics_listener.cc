@@ -37,6 +37,11 @@ class Allowance {
 constexpr std::array<std::string_view, 5> kPaths = {"/metrics", "/livez", "/readyz", "/healthz",
                                                     "/v1/trace"};
 
+/// Nothing from elsewhere, no inline script or style, in no frame.
+constexpr const char* kViewPolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 HttpResponse plain_text(unsigned status, std::string text) {
   HttpResponse response;
   response.status = status;
@@ -113,8 +118,9 @@ HttpResponse MetricsListener::Impl::respond(const HttpRequest& request) {
   }
   for (const MetricsView& view : options.views)
     if (view.path == path) {
-      HttpResponse response = plain_text(200, view.json());
-      response.content_type = "application/json";
+      HttpResponse response = plain_text(200, view.text());
+      response.content_type = view.type;
+      response.fields.emplace_back("Content-Security-Policy", kViewPolicy);
       return response;
     }
   if (path == "/v1/trace")

@@ -11,10 +11,11 @@
 
 namespace centroid::transport {
 
-/// A page of a program's own: JSON for GET, made on the listener's thread, which must not wait.
+/// A page of a program's own for GET, made on the listener's thread, which must not wait.
 struct MetricsView {
   std::string path;  ///< "/v1/sharded"
-  std::function<std::string()> json;
+  std::function<std::string()> text;
+  std::string type = "application/json";
 };
 
 struct MetricsOptions {
