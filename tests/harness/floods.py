@@ -144,12 +144,17 @@ def stranger_bytes(target, goes_on, pause=0.0):
         repeat(goes_on, pause, act)
 
 
-def handshakes(target, goes_on, pause=0.0):
-    """Handshakes of TLS that the server has to sign, and that cost the attacker nothing: the same bytes again and again."""
+def client_hello(target):
+    """Of a handshake of TLS that the server has to sign. The same bytes again and again cost an attacker nothing."""
     sent, context = ssl.MemoryBIO(), ssl.create_default_context(cafile=target.authority)
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="127.0.0.1").do_handshake()
-    first, source = sent.read(), sources()
+    return sent.read()
+
+
+def handshakes(target, goes_on, pause=0.0):
+    """Handshakes of TLS that do not go on."""
+    first, source = client_hello(target), sources()
     with Crowd(600) as crowd:
 
         def act():
@@ -259,11 +264,11 @@ def rest_requests(target, goes_on, pause=0.0):
 
 def rest_handshakes(target, goes_on, pause=0.0):
     """Handshakes of TLS with REST, faster than one address may."""
-    context = ssl.create_default_context(cafile=target.authority)
+    first = client_hello(target)
 
     def act():
-        with contextlib.closing(dial(target.api, "127.0.0.9")) as plain, context.wrap_socket(plain, server_hostname="127.0.0.1"):
-            pass
+        with contextlib.closing(dial(target.api, "127.0.0.9")) as peer:
+            peer.sendall(first)
 
     repeat(goes_on, pause, act)
 

@@ -118,9 +118,11 @@ class Budgets(TlsTest):
         for name in ("w0", "w1"):
             self.worker(server, name, "--token", target.token, *self.trust)
         server.wait_round(ROUNDS)
+        # Twice what is free at once. Whether more have to wait for their turn goes by the processor: on a busy one they never take their share of it (handshake_turns_test).
+        of_it = {"handshake_seconds": lambda: server.metric("centroid_budget_refused_total", resource="strangers") // 2000}
         for name in OF_TLS:
             with self.subTest(name):
-                self.used_up(server, target, name)
+                self.used_up(server, target, name, of_it.get(name))
         joined = server.metric("centroid_server_members_joined_total")
         self.assertEqual(joined, 2)
 
