@@ -12,7 +12,7 @@ import time
 MAGIC, WIRE_VERSION, HEADER_BYTES = 0x44544E43, 1, 48
 HELLO, HELLO_REPLY, GOODBYE = 1, 2, 4
 REQUEST, RESPONSE, ERROR = 1, 2, 4
-FAILED_PRECONDITION = 4
+FAILED_PRECONDITION, RESOURCE_EXHAUSTED = 4, 5
 SOCKET_SECONDS = 60
 BEAT_SECONDS = 0.25  # below a quarter of the shortest lease
 UNLIMITED = (1 << 64) - 1  # credit
@@ -291,6 +291,7 @@ class Link:
         self.target = target
         self.up, self.down = Gate(), Gate()  # to the server, to the worker
         self.refuses = False  # new connections
+        self.busy = 0  # so many new connections are told in the handshake that there is no room
         self._sockets, self._ended = [], []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -330,6 +331,10 @@ class Link:
                 if self.refuses:
                     worker.close()
                     continue
+                if self.busy > 0:
+                    self.busy -= 1
+                    self._refuse(worker)
+                    continue
                 host, _, port = self.target.rpartition(":")
                 server = socket.socket()
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -339,6 +344,12 @@ class Link:
                 self._sockets += [worker, server]
                 self._start(self._pump, worker, server, self.up)
                 self._start(self._pump, server, worker, self.down)
+
+    def _refuse(self, worker):
+        head = struct.pack("<B", RESOURCE_EXHAUSTED) + text("there is no room: try again")
+        with worker:
+            read_frame(worker)
+            worker.sendall(header(HELLO_REPLY, RESPONSE | ERROR, head) + head)
 
     def _pump(self, source, sink, gate):
         with contextlib.suppress(OSError):

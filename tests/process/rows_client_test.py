@@ -8,6 +8,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.client import ClientTest, array_of
 from harness.cluster import DONE, Process, main, wait_for
+from harness.wire import Link
 import centroid
 
 
@@ -31,6 +32,28 @@ class Rows(ClientTest):
             self.assert_fails("invalid_argument", "schedule step:every=2,factor=0.5: a push must say which step", rows.push, [3], array_of(1, [1]))
             rows.push([3], array_of(1, [2]), step=3)  # at half the rate
             self.assertEqual(rows.pull([3]).tolist(), [[-0.5]])
+
+
+class Refused(ClientTest):
+    """A server without room at the moment, as one under a flood."""
+
+    def test_a_handshake_that_is_refused_is_tried_again(self):
+        server = self.server("--tables", "emb:dim=1,lr=1,optimizer=sgd,init=zeros")
+        self.worker(server, "w0")
+        server.wait_round(2)
+        link = Link(server.data)
+        self.addCleanup(link.close)
+        link.busy = 2
+        with centroid.Rows(link.endpoint, "emb", timeout=60) as rows:
+            rows.push([3], array_of(1, [1]))
+            self.assertEqual(link.busy, 0)
+            link.busy = 2
+            link.cut()
+            self.assertEqual(rows.pull([3]).tolist(), [[-1.0]])
+            self.assertEqual(link.busy, 0)
+        link.busy = 2
+        self.assertGreater(centroid.pull(link.endpoint, timeout=60).version, 1)
+        self.assertEqual(link.busy, 0)
 
 
 class RowsOfServers(ClientTest):
