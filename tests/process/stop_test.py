@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import DONE, HALTED, ClusterTest, Process, main, wait_for
+from harness.cluster import DONE, HALTED, ClusterTest, Hold, Process, main, wait_for
 
 LEASE = ["--lease", 1000]
 
@@ -323,6 +323,16 @@ class Halt(StopTest):
         self.assert_halted(third)
         self.assertEqual(third.post("/v1/job:resume")[0], 202)
         self.assert_trains(third, ("v0", "v1"))
+
+    def test_who_joins_before_the_last_checkpoint_is_written_learns_why_it_cannot(self):
+        writing = Hold(self, "checkpoint.folder_made").close()
+        server = self.server("--min-workers", 2, *self.DIVERGES, environment=writing.environment)
+        workers = [self.worker(server, name) for name in ("w0", "w1")]
+        writing.wait_reached()
+        workers.append(self.worker(server, "w2"))
+        self.assertIn("the server is stopping: its rounds have ended", server.wait_event("member.refused", worker="w2")["why"])
+        writing.open()
+        self.assert_exit(HALTED, *workers)
 
     def test_taken_back_at_once_it_goes_on_when_the_server_is_started_again(self):
         server = self.halted()
