@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "server/service/contributions.h"
 #include "server/service/job_part.h"
 #include "server/service/peer_exchange.h"
 #include "server/service/round_attempts.h"
@@ -12,12 +13,14 @@ namespace centroid::server {
 class Outbox : private JobPart {
  public:
   Outbox(JobContext& context, RoundServers& round_servers, ModelServers& servers,
-         StateImages& images, ElasticRound& elastic, RoundAttempts& attempts)
+         StateImages& images, ElasticRound& elastic, const Contributions& contributions,
+         RoundAttempts& attempts)
       : JobPart(context),
         round_servers_(round_servers),
         servers_(servers),
         images_(images),
         elastic_(elastic),
+        contributions_(contributions),
         attempts_(attempts) {}
 
   /// Until the session ends.
@@ -37,6 +40,7 @@ class Outbox : private JobPart {
   ModelServers& servers_;
   StateImages& images_;
   ElasticRound& elastic_;
+  const Contributions& contributions_;
   RoundAttempts& attempts_;
 };
 
