@@ -33,8 +33,15 @@ bool is_final(const Error& error) {
 
 }  // namespace
 
-Status Pulse::check(Connection& connection, const std::string& peer) const {
-  const auto silent = std::chrono::duration_cast<milliseconds>(now() - connection.last_received());
+Task<bool> Pulse::rest() {
+  const TimePoint until = now() + beat;
+  const bool goes_on = co_await sleep_until(until);  // lint-ok: a tick
+  if (now() > until + beat) awake_since = now();
+  co_return goes_on;
+}
+
+Status Pulse::check(TimePoint then, const std::string& peer) const {
+  const auto silent = std::chrono::duration_cast<milliseconds>(now() - std::max(then, awake_since));
   if (silent <= silence) return {};
   return Error(ErrorCode::kDeadlineExceeded,
                peer + " was silent for " + std::to_string(silent.count()) + " ms");

@@ -15,8 +15,12 @@ namespace centroid::transport {
 /// How often a side sends a heartbeat, and how long it accepts silence of the other.
 struct Pulse {
   std::chrono::milliseconds beat, silence;
-  /// fails  deadline_exceeded: `peer` was silent for too long
-  Status check(Connection& connection, const std::string& peer) const;
+  TimePoint awake_since = TimePoint::min();
+  /// Wait for a beat. One that takes far longer was a standstill of this process: what the peer
+  /// sent meanwhile is still unread. False: cancelled.
+  Task<bool> rest();
+  /// fails  deadline_exceeded: `peer`, which was heard last at `then`, was silent for too long
+  Status check(TimePoint then, const std::string& peer) const;
 };
 
 /// If several servers may lead: half of a takeover in docs/how-to/high-availability.md is the lease

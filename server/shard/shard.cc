@@ -173,12 +173,13 @@ Task<void> Shard::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(context_.leader.terms().lease_ms);
   const auto kind = static_cast<std::uint16_t>(proto::Kind::kHeartbeat);
   const auto report_kind = static_cast<std::uint16_t>(ServersKind::kServerReport);
-  const transport::Pulse pulse = connector_.pulse(lease);
+  transport::Pulse pulse = connector_.pulse(lease);
   proto::Beat about;
   about.version = kVersion;
   while (!session.is_closed()) {
-    if (!co_await sleep_until(clock.now() + pulse.beat)) co_return;  // lint-ok: a tick
-    const Status heard = pulse.check(session.connection(), "the leader");
+    const bool goes_on = co_await pulse.rest();
+    if (!goes_on) co_return;
+    const Status heard = pulse.check(session.connection().last_received(), "the leader");
     if (!heard.ok()) co_return session.close(heard.error());
     about.unix_seconds = clock.unix_seconds();
     const auto said = proto::encode(about);

@@ -146,5 +146,30 @@ TEST(Connector, StopEndsAPause) {
   });
 }
 
+/// A machine that was suspended with both sides: what the peer has sent is read now.
+TEST(Pulse, TheTimeInWhichThisProcessStoodStillIsNoSilence) {
+  simulation::World world(7);
+  const auto act = [](simulation::World* all) -> Task<void> {
+    Pulse pulse{seconds(1), seconds(12)};
+    const TimePoint heard = now();
+    all->freeze(all->process(), seconds(40));
+    bool rested = co_await pulse.rest();
+    EXPECT_TRUE(rested);
+    EXPECT_GE(now() - heard, seconds(40));
+    int beats = 0;
+    while (pulse.check(heard, "the leader").ok() && rested && beats < 100) {
+      rested = co_await pulse.rest();
+      ++beats;
+    }
+    EXPECT_EQ(beats, 13);
+    EXPECT_THAT(pulse.check(heard, "the leader").error().message(),
+                testing::HasSubstr("the leader was silent for 13000 ms"));
+  };
+  world.run([&] {
+    IoThread io("io");
+    io.wait(act(&world));
+  });
+}
+
 }  // namespace
 }  // namespace centroid::transport

@@ -171,13 +171,14 @@ Status ServerLink::open_model(const proto::JoinReply& terms) {
 Task<void> ServerLink::heartbeats(Session& session) {
   const std::chrono::milliseconds lease(link_.model.terms().lease_ms);
   const auto kind = static_cast<std::uint16_t>(Kind::kHeartbeat);
+  transport::Pulse pulse = connector_.pulse(lease);
   while (!session.is_closed()) {  // the first at once: operators want to know of us
     const auto head = beat_now();
     (void)co_await session.send(kind, head, Bytes(), now() + lease);
-    const transport::Pulse pulse = connector_.pulse(lease);
-    if (!co_await sleep_until(now() + pulse.beat)) co_return;
+    const bool goes_on = co_await pulse.rest();
+    if (!goes_on) co_return;
     link_.counters.set_live(session.connection().traffic());
-    const Status heard = pulse.check(session.connection(), "the server");
+    const Status heard = pulse.check(session.connection().last_received(), "the server");
     if (!heard.ok()) co_return session.close(heard.error());
   }
 }
