@@ -198,15 +198,21 @@ struct RoundOpen {
   bool evaluate =
       false;  ///< first evaluate these parameters on the held-out data and send a Report
   std::uint32_t overlap = 0;  ///< local steps of the share after the contribution
-  /// With local steps, those of all workers in the rounds before. Among peers with a scale_ratio,
-  /// which excludes them, the workers that will contribute; 0: an older server.
-  std::uint64_t steps_before = 0;
+  std::uint64_t count = 0;    ///< one of the next two, which no job has both
   RoundRates rates;
+  /// Local steps of all workers in the rounds before; 0 without local steps.
+  std::uint64_t steps_before(const JoinReply& terms) const {
+    return terms.local_steps > 1 ? count : 0;
+  }
+  /// Workers that will contribute, among peers with a scale_ratio. An older server does not say.
+  std::uint64_t contributors(const JoinReply& terms) const {
+    return terms.local_steps <= 1 && count > 0 ? count : world;
+  }
   template <class F>
   void fields(F& f) {
     f(generation), f(round), f(attempt), f(rank), f(world), f(version), f(optimizer_step), f(epoch),
         f(begin), f(end), f(resend);
-    f(evaluate), f(overlap), f(steps_before), f.tail(rates, RoundRates());
+    f(evaluate), f(overlap), f(count), f.tail(rates, RoundRates());
   }
   Status check() const;
 };

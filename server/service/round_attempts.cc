@@ -88,7 +88,7 @@ void RoundAttempts::open_attempt(std::vector<MemberId> members,
     open.version = open_.attempt->version;
     open.optimizer_step = open_.attempt->optimizer_step;
     open.resend = resend;
-    open.steps_before = config_.local.count > 1 ? job_.steps_before : contributing;
+    open.count = config_.local.count > 1 ? job_.steps_before : contributing;
     open.rates = rates;
     // What is made after a contribution goes into the next one: there is none behind the last.
     open.overlap = data_.is_last_round() ? 0 : static_cast<std::uint32_t>(config_.local.overlap);

@@ -82,6 +82,20 @@ TEST(Messages, WhatIsAddedIsOnlyThereWhenItSaysSomething) {
   EXPECT_FALSE(decode<RowsPush>(stepped).ok());
 }
 
+TEST(Messages, OneNumberOfRoundOpenIsOfLocalStepsOrOfContributors) {
+  JoinReply terms;
+  RoundOpen open;
+  open.world = 4;
+  EXPECT_EQ(open.steps_before(terms), 0u);
+  EXPECT_EQ(open.contributors(terms), 4u) << "an older server";
+  open.count = 3;
+  EXPECT_EQ(open.steps_before(terms), 0u);
+  EXPECT_EQ(open.contributors(terms), 3u);
+  terms.local_steps = 2;
+  EXPECT_EQ(open.steps_before(terms), 3u);
+  EXPECT_EQ(open.contributors(terms), 4u);
+}
+
 TEST(Messages, SamplesOfAContributionAreFewEnoughToBeAdded) {
   PushEnd end;
   end.samples = 1'000'000'000'000'000;

@@ -52,7 +52,7 @@ RoundOpen sample_open() {
   open.end = 96;
   open.resend = true;
   open.overlap = 2;
-  open.steps_before = 200, open.rates.learning_rate = 0x1p-4;
+  open.count = 200, open.rates.learning_rate = 0x1p-4;
   return open;
 }
 
@@ -437,7 +437,7 @@ TEST(Messages, MorePeersThanBytesAreRefused) {
 
 TEST(Messages, BadBooleansEnumerationsAndNaNAreRefused) {
   auto open = encode(sample_open());
-  open[open.size() - 29] = std::byte{2};  // evaluate, before overlap, steps_before and rates
+  open[open.size() - 29] = std::byte{2};  // evaluate, before overlap, count and rates
   EXPECT_FALSE(decode<RoundOpen>(open).ok());
   auto reply = encode(JoinReply{});
   reply[reply.size() - 9] = std::byte{4};  // weight_by

@@ -36,7 +36,7 @@ class StepGuardTest : public testing::Test {
   std::string try_step(float gradient, std::uint32_t world, std::uint64_t contributors = 0) {
     proto::RoundOpen open;
     open.world = world;
-    open.steps_before = contributors;
+    open.count = contributors;
     std::ranges::fill(model_->results(), gradient);
     return StepGuard(*model_, open).refused_tensor(!is_moderate(gradient), nullptr);
   }

@@ -83,7 +83,7 @@ class ClusterExchange final : public Exchange {
                   .is_local = link_.model().terms().local_steps > 1,
                   .fragment = fragment_,
                   .overlap = open->overlap,
-                  .steps_before = open->steps_before,
+                  .steps_before = open->steps_before(link_.model().terms()),
                   .inner_rate = open->rates.inner});
       }
     }

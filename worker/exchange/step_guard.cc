@@ -21,7 +21,7 @@ StepGuard::StepGuard(ModelPlanes& model, const proto::RoundOpen& open)
   optimizer_ = std::move(optimizer).value();
   // Those without samples do not count in the step. An older server does not say how many do: at
   // the rate of all, one that is finite at theirs may be refused.
-  const std::uint64_t contributors = open.steps_before > 0 ? open.steps_before : open.world;
+  const std::uint64_t contributors = open.contributors(model.terms());
   optimizer_->set_rate_factor(rate_factor_of(contributors, model.terms().scale_ratio));
   rule_ = optimizer_->at(model.fragments().steps_before(open.optimizer_step) + 1);
 }
