@@ -36,8 +36,7 @@ struct TlsTest : ::testing::Test {
     return options;
   }
 
-  static Task<std::string> answer(Transport& transport, std::string host, Listener& listener) {
-    Endpoint there = listener.endpoint();
+  static Task<std::string> answer(Transport& transport, std::string host, Endpoint there) {
     there.host = std::move(host);
     auto connection = co_await transport.connect(there, soon());
     if (!connection.ok()) co_return connection.error().to_string();
@@ -65,7 +64,7 @@ struct TlsTest : ::testing::Test {
     auto serving =
         boost::asio::co_spawn(thread.executor(), serve(*listener, soon()), boost::asio::use_future);
     Answer out;
-    out.client = wait(thread, answer(client, host, *listener));
+    out.client = wait(thread, answer(client, host, listener->endpoint()));
     out.server = serving.get();
     wait(thread, close(*listener));
     return out;
@@ -185,7 +184,7 @@ TEST_F(TlsTest, SilentClientHoldsUpNobody) {
   while (first.wait_for(0s) != std::future_status::ready) {
     auto second =
         boost::asio::co_spawn(thread.executor(), serve(*listener, soon()), boost::asio::use_future);
-    EXPECT_EQ(wait(thread, answer(*client, "127.0.0.1", *listener)), "");
+    EXPECT_EQ(wait(thread, answer(*client, "127.0.0.1", listener->endpoint())), "");
     EXPECT_EQ(second.get(), "");
   }
   EXPECT_THAT(first.get(), HasSubstr("deadline_exceeded"));
@@ -209,10 +208,19 @@ TEST_F(TlsTest, OneThatIsRefusedBeforeItsHandshakeLearnsThatItMayComeAgain) {
   auto listener = server->listen(Endpoint()).value();
   auto refusing =
       boost::asio::co_spawn(thread.executor(), refuse(*listener), boost::asio::use_future);
-  EXPECT_THAT(wait(thread, answer(*client, "127.0.0.1", *listener)),
+  EXPECT_THAT(wait(thread, answer(*client, "127.0.0.1", listener->endpoint())),
               AllOf(HasSubstr("resource_exhausted"), HasSubstr("try again")));
   EXPECT_EQ(refusing.get(), "");
   wait(thread, close(*listener));
+}
+
+/// The same alert of another server, which fails at the client's certificate.
+TEST_F(TlsTest, AnAlertThatComesLaterIsNoRefusal) {
+  const TlsOptions files = server_files(), own = authority.issue("client", "DNS:localhost", 1);
+  const test::FailingServer server(files);
+  const auto client = make(own);
+  EXPECT_THAT(wait(thread, answer(*client, "127.0.0.1", {"127.0.0.1", server.port()})),
+              AllOf(HasSubstr("unavailable"), HasSubstr("alert internal error")));
 }
 
 TEST_F(TlsTest, RenewedFilesCountForTheNextConnection) {

@@ -1,8 +1,12 @@
 #include "tests/support/certificates.h"
 
+#include <arpa/inet.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <openssl/x509v3.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <memory>
@@ -47,6 +51,20 @@ void add_extension(X509* certificate, X509* issuer, int id, const std::string& v
   X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
   const Extension extension(::X509V3_EXT_conf_nid(nullptr, &context, id, value.c_str()));
   need(extension && ::X509_add_ext(certificate, extension.get(), -1) == 1, value.c_str());
+}
+
+void fail_at_certificate(int socket, const transport::TlsOptions& files) {
+  const std::unique_ptr<SSL_CTX, FreeWith<::SSL_CTX_free>> settings(
+      ::SSL_CTX_new(::TLS_server_method()));
+  ::SSL_CTX_use_certificate_chain_file(settings.get(), files.certificate.c_str());
+  ::SSL_CTX_use_PrivateKey_file(settings.get(), files.key.c_str(), SSL_FILETYPE_PEM);
+  ::SSL_CTX_set_verify(settings.get(), SSL_VERIFY_PEER, [](int, X509_STORE_CTX* at) {
+    ::X509_STORE_CTX_set_error(at, X509_V_ERR_UNSPECIFIED);
+    return 0;
+  });
+  const std::unique_ptr<SSL, FreeWith<::SSL_free>> ssl(::SSL_new(settings.get()));
+  ::SSL_set_fd(ssl.get(), socket);
+  need(::SSL_accept(ssl.get()) != 1, "the handshake was to fail");
 }
 
 template <class Write>
@@ -98,6 +116,31 @@ transport::TlsOptions Authority::issue(const std::string& name, const std::strin
     return ::PEM_write_PrivateKey(out, key.get(), nullptr, nullptr, 0, nullptr, nullptr);
   });
   return options;
+}
+
+FailingServer::FailingServer(const transport::TlsOptions& files)
+    : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  sockaddr_in here{};
+  here.sin_family = AF_INET;
+  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof here;
+  auto* const at = reinterpret_cast<sockaddr*>(&here);
+  need(::bind(listener_, at, size) == 0 && ::listen(listener_, 1) == 0 &&
+           ::getsockname(listener_, at, &size) == 0,
+       "listen");
+  port_ = ntohs(here.sin_port);
+  thread_ = std::thread([this, files] {
+    const int socket = ::accept(listener_, nullptr, nullptr);
+    if (socket < 0) return;  // nobody came
+    fail_at_certificate(socket, files);
+    ::close(socket);
+  });
+}
+
+FailingServer::~FailingServer() {
+  ::shutdown(listener_, SHUT_RDWR);
+  thread_.join();
+  ::close(listener_);
 }
 
 std::shared_ptr<transport::StreamLayer> mutual_tls() {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "transport/tls/tls.h"
 
@@ -25,6 +27,20 @@ class Authority {
   std::filesystem::path folder_;
   std::string name_;
   std::unique_ptr<State> state_;
+};
+
+/// A TLS server of another make: in its one connection it fails at the client's certificate, with
+/// the alert internal_error.
+class FailingServer {
+ public:
+  explicit FailingServer(const transport::TlsOptions& files);
+  ~FailingServer();
+  std::uint16_t port() const { return port_; }
+
+ private:
+  int listener_ = -1;
+  std::uint16_t port_ = 0;
+  std::thread thread_;
 };
 
 /// TLS between two ends with certificates of one authority, which all tests share.

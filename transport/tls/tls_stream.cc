@@ -28,6 +28,7 @@ constexpr std::size_t kGather = 16 << 10;      // parts below this go into one r
 class Category final : public boost::system::error_category {
  public:
   static constexpr int kVerdict = 1 << 30;
+  static constexpr int kBusy = 1;  ///< no code of OpenSSL: what `try_write_last` says
   static const Category& get() {
     static const Category category;
     return category;
@@ -42,13 +43,8 @@ class Category final : public boost::system::error_category {
            verdict == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
            verdict == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT;
   }
-  /// The alert that `try_write_last` sends.
-  static bool is_busy(int value) {
-    return (value & kVerdict) == 0 &&
-           ERR_GET_REASON(static_cast<unsigned long>(value)) == SSL_R_TLSV1_ALERT_INTERNAL_ERROR;
-  }
   boost::system::error_condition default_error_condition(int value) const noexcept override {
-    if (is_busy(value)) return make_error_condition(boost::system::errc::device_or_resource_busy);
+    if (value == kBusy) return make_error_condition(boost::system::errc::device_or_resource_busy);
     return {value, *this};
   }
   const char* name() const noexcept override { return "tls"; }
@@ -56,7 +52,7 @@ class Category final : public boost::system::error_category {
     if ((value & kVerdict) != 0)
       return "TLS: the certificate is not accepted: " + reason(value) +
              (is_foreign(value & ~kVerdict) ? " (tls.authority of this side did not sign it)" : "");
-    if (is_busy(value)) return "the other side has no room now: try again (an alert of TLS)";
+    if (value == kBusy) return "the other side has no room now: try again (an alert of TLS)";
     std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
@@ -156,6 +152,10 @@ Moved TlsStream::failed(int result) {
     return stopped({static_cast<int>(verdict) | Category::kVerdict, Category::get()});
   const auto why = static_cast<int>(::ERR_peek_error());
   if (why == 0) return stopped(errors::connection_reset);
+  // In the place of the server's first answer.
+  if (::SSL_get_state(ssl_.get()) == TLS_ST_CW_CLNT_HELLO &&
+      ERR_GET_REASON(static_cast<unsigned long>(why)) == SSL_R_TLSV1_ALERT_INTERNAL_ERROR)
+    return stopped({Category::kBusy, Category::get()});
   return stopped({why, Category::get()});
 }
 
