@@ -100,8 +100,10 @@ Result<std::shared_ptr<ShardWorkers::Worker>> ShardWorkers::admit(transport::Ses
         Error(ErrorCode::kFailedPrecondition, "superseded: this worker entered again"));
   workers_[worker->enter.member] = worker;
   away_.erase(worker->enter.member);
-  log::info("worker.entered",
-            {{"worker", worker->enter.name}, {"member", worker->enter.member.value}});
+  if (const auto address = context_.strangers.arrival_line(session.peer().address))
+    log::info("worker.entered", {{"worker", worker->enter.name},
+                                 {"member", worker->enter.member.value},
+                                 {"address", *address}});
   return worker;
 }
 
@@ -193,7 +195,8 @@ Task<void> ShardWorkers::send_whole(transport::Session& leader, proto::Whole who
 }
 
 void ShardWorkers::left(const std::shared_ptr<Worker>& worker, const Error& why) {
-  log::info("worker.left", {{"worker", worker->enter.name}, {"why", why}});
+  if (const auto text = context_.strangers.arrival_line(why.to_string()))
+    log::info("worker.left", {{"worker", worker->enter.name}, {"why", *text}});
   const auto traffic = worker->session->connection().traffic();
   traffic_.bytes_in += traffic.bytes_in;
   traffic_.bytes_out += traffic.bytes_out;
