@@ -32,10 +32,11 @@ enum class WaitCause : std::uint8_t {
   kOperator,      ///< the end of a pause
   kCheckpoint,    ///< a checkpoint that is being written, or the moment for it
   kServers,       ///< a shard server
+  kAggregate,     ///< threads that combine chunks, with another aggregate than the mean
 };
-inline constexpr std::array kWaitCauses = {"contribution", "addition", "pace",    "credit",
-                                           "journal",      "state",    "workers", "operator",
-                                           "checkpoint",   "servers"};
+inline constexpr std::array kWaitCauses = {"contribution", "addition", "pace",     "credit",
+                                           "journal",      "state",    "workers",  "operator",
+                                           "checkpoint",   "servers",  "aggregate"};
 
 /// What one codec did in one direction.
 class CodecProbe {

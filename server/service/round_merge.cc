@@ -91,21 +91,27 @@ Task<Result<bool>> RoundMerge::merge(RoundDecision decision) {
 /// Until all chunks of this server are summed.
 Task<Status> RoundMerge::await_chunks() {
   const std::size_t chunks = open_.among_peers ? 0 : job_.shard->round_chunks().size();
-  if (open_.complete_chunks >= chunks) co_return Status();
-  const auto missing = [this, chunks] {
+  const auto missing = [this, chunks](const char* why) {
     return std::to_string(chunks - open_.complete_chunks) + " of " + std::to_string(chunks) +
-           (job_.aggregator->is_combining() ? " chunks are being combined, or wait for memory"
-                                            : " chunks wait for memory") +
-           ": until slower workers have read the results before, or the "
-           "journal's disk has taken what came";
+           " chunks " + why;
   };
-  const auto are_summed = [this, chunks] {
-    attempts_.results_taken();
-    return open_.complete_chunks >= chunks;
-  };
-  BlockedOn on{WaitCause::kCredit, present_round(job_), "workers", missing};
-  const bool goes_on = co_await until(are_summed, std::move(on));
-  if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  while (open_.complete_chunks < chunks) {
+    const bool combines = job_.aggregator->is_at_work();
+    BlockedOn on{WaitCause::kCredit, present_round(job_), "workers", [missing] {
+                   return missing(
+                       "wait for memory: until slower workers have read the results before, or "
+                       "the journal's disk has taken what came");
+                 }};
+    if (combines)
+      on = {WaitCause::kAggregate, present_round(job_), "aggregate " + aggregate_.to_string(),
+            [missing] { return missing("are being combined"); }};
+    const auto moves = [this, chunks, combines] {
+      attempts_.results_taken();
+      return open_.complete_chunks >= chunks || job_.aggregator->is_at_work() != combines;
+    };
+    const bool goes_on = co_await until(moves, std::move(on));
+    if (!goes_on) co_return Error(ErrorCode::kCancelled, "the server is stopping");
+  }
   co_return Status();
 }
 

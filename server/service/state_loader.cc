@@ -131,7 +131,11 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
       worker->session->release_credit(bytes);
   };
   hooks.run_apart = [this](std::function<void()> work, std::function<void()> then) {
-    context_.combining.run(probe_.timed_aggregate(job_.round.value, std::move(work)),
+    auto combine = [work = std::move(work)] {
+      fault::point("trial.combining");
+      work();
+    };
+    context_.combining.run(probe_.timed_aggregate(job_.round.value, std::move(combine)),
                            std::move(then));
   };
   into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);

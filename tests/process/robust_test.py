@@ -13,7 +13,7 @@ import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness.client import ClientTest
-from harness.cluster import DONE, USAGE, ClusterTest, Process, main, wait_for
+from harness.cluster import DONE, USAGE, ClusterTest, Hold, Process, main, wait_for
 from harness.peer import TENSORS, Peer
 from harness.wire import REQUEST, Client, text
 
@@ -157,6 +157,21 @@ class Refusals(ClusterTest):
                 self.assertEqual(any(name.startswith("combine") for name in names), combines, names)
                 self.assertEqual(server.post("/v1/job:stop")[0], 202)
                 self.assert_exit(DONE, *workers)
+
+    def test_a_round_whose_chunks_are_being_combined_says_so(self):
+        combining = Hold(self, "trial.combining", count=4)
+        server = self.server("--min-workers", 3, "--aggregate", "median", "--rounds", 1000000, environment=combining.close().environment)
+        workers = [self.worker(server, f"w{i}") for i in range(3)]
+        combining.wait_reached()
+        wait = wait_for(lambda: next((one for one in server.get("/v1/waits")["waits"] if one["waits_for"].startswith("aggregate")), None), "a wait")
+        self.assertEqual(wait["waits_for"], "aggregate median")
+        self.assertRegex(wait["what"], r"^\d of \d chunks are being combined$")
+        wait_for(lambda: server.metric("centroid_server_waits", cause="aggregate"), "the wait in /metrics")
+        self.assertEqual(server.metric("centroid_server_waits", cause="credit"), 0)
+        combining.open()
+        server.wait_more_rounds()
+        self.assertEqual(server.post("/v1/job:stop")[0], 202)
+        self.assert_exit(DONE, *workers)
 
     def test_every_sample_of_an_epoch_is_trained_and_no_round_is_smaller_than_three(self):
         server = self.server("--min-workers", 3, "--epochs", 3, "--aggregate", "median", "--exit-when-finished")
