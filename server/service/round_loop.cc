@@ -28,6 +28,7 @@ JobFacts RoundLoop::facts() const {
 
 Task<Status> RoundLoop::run_rounds() {
   JobMachine machine;
+  std::size_t away = 0;
   for (;;) {
     // On several servers a version is kept for statistics too, until their deadline.
     if (checkpointer_.is_announcement_wanted() && !exchange_.state_is_wanted() &&
@@ -35,6 +36,8 @@ Task<Status> RoundLoop::run_rounds() {
       checkpointer_.announce_checkpoint();
     const JobStep step = machine.next(facts());
     if (step == JobStep::kEnd) {
+      CENTROID_CO_ASSIGN(const bool is_kept, co_await keep_goal(away));
+      if (!is_kept) continue;
       if (data_.goal_reached()) data_.end_epochs(true);  // what is under way now is left out
       co_return Status();
     }
@@ -42,6 +45,24 @@ Task<Status> RoundLoop::run_rounds() {
     CENTROID_CO_ASSIGN(const bool answer, co_await make(step));
     machine.over(step, answer);
   }
+}
+
+/// On several servers the state at the goal is complete only while all of them are here. False: one
+/// was lost before the last checkpoint, and the job goes on from the one before. So many workers
+/// are `away` then, and come back to learn of the end.
+Task<Result<bool>> RoundLoop::keep_goal(std::size_t& away) {
+  if (stopping_.is_requested) co_return true;
+  const auto are_back = [this, &away] { return members_.present.size() >= away; };
+  BlockedOn on{WaitCause::kWorkers, "job", "workers",
+               [] { return "their return, for they left when a server was lost with its chunks"; }};
+  (void)co_await waits_.until(are_back, std::move(on), clock_.now() + config_.timeouts.drain);
+  if (!spread_.has_others()) co_return true;
+  CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
+  if (!checkpointer_.needs_checkpoint()) co_return true;
+  away = members_.present.size();
+  const Raised writing(use_.is_loop_writing, changed_);
+  const auto written = co_await checkpointer_.write_checkpoint(false);
+  co_return written.ok() || !servers_.has_lost_server();  // other errors: it is tried again
 }
 
 /// The answer to the step's question, if it has one.

@@ -37,6 +37,7 @@ class RoundLoop : private JobPart {
 
  private:
   JobFacts facts() const;
+  Task<Result<bool>> keep_goal(std::size_t& away);
   Task<Result<bool>> make(JobStep step);
   Task<Status> one_round();
   Task<Result<bool>> open_again(const RoundDecision& decision);

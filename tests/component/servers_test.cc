@@ -479,6 +479,30 @@ TEST(Servers, JournalsBringBackWhatALostServerHad) {
   }
 }
 
+/// The state at the goal is on all servers, and the last checkpoint reads it there.
+TEST(Servers, OneThatIsLostAtTheGoalDoesNotCostTheLastCheckpoint) {
+  const auto whole = train(config("goal-whole", 3));
+  ServerConfig c = config("goal", 3);
+  c.journal.mode = "on";
+  Gate gate;
+  gate.hold_behind(c.goal.rounds - 2);
+  const auto params = train_disturbed(
+      c,
+      [&](TestServer& leader, auto& shards, const auto& start) {
+        EXPECT_TRUE(leader.wait_until(
+            [&](const server::ClusterView& view) { return view.version == c.goal.rounds; }));
+        auto disk = leader.hold_disk();
+        gate.open();
+        EXPECT_TRUE(leader.wait_for_wait(
+            "disk", "version " + std::to_string(c.goal.rounds + 1) + ", which is written"));
+        EXPECT_TRUE(shards.at("s1")->stop().ok());
+        disk.reset();
+        shards["s1"] = start("s1");
+      },
+      three_workers(), &gate);
+  EXPECT_EQ(params, whole);
+}
+
 /// Servers come and go at random while rounds go on: no chunk is lost or doubled, all bits are
 /// those of one server.
 TEST(Servers, ChunksMoveWhileRoundsGoOn) {
