@@ -341,7 +341,7 @@ Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)
     tell(events_, log::Level::kError, "checkpoint.failed",
          {{"why", written.error()},
-          {"when", stopping_.rounds_ended ? "no round is made" : "training goes on"}});
+          {"when", stopping_.rounds_ended ? "after the last round" : "training goes on"}});
 }
 
 /// Write a checkpoint for a caller who may leave before it is done. Runs as a task of the server.
