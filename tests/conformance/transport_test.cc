@@ -89,15 +89,27 @@ Task<void> small_frames(Pair& pair, bool do_wait) {
   if (!do_wait) co_return;
   auto writing = start(client.executor(), send(client, 6, 0, 60u << 20));  // until it is read
   CO_ASSERT((co_await send(client, 7, 30, 100, true)).ok());
-  auto got = co_await receive(*pair.server);
-  CO_ASSERT(got.ok());
-  EXPECT_EQ(*got, 6U);
+  auto queued = start(client.executor(), send(client, 8, 0, 5000));
+  auto behind = start(client.executor(), send(client, 9, 30, 100, true));  // not before that one
+  for (const std::uint64_t id : {6, 7, 8, 9}) {
+    const auto got = co_await receive(*pair.server);
+    CO_ASSERT(got.ok());
+    EXPECT_EQ(*got, id);
+  }
   CO_ASSERT(co_await ended(writing));
+  CO_ASSERT(co_await ended(queued));
+  CO_ASSERT(co_await ended(behind));
+  const std::uint64_t sent = client.traffic().bytes_out;
+  for (std::uint64_t id = 10; id < 40; ++id)
+    CO_ASSERT((co_await send(client, id, 30, 100, true)).ok());
+  EXPECT_GT(client.traffic().bytes_out, sent) << "many small ones do not wait together";
   flushed = co_await client.flush();
   CO_ASSERT(flushed.ok());
-  got = co_await receive(*pair.server);
-  CO_ASSERT(got.ok());
-  EXPECT_EQ(*got, 7U);
+  for (std::uint64_t id = 10; id < 40; ++id) {
+    const auto got = co_await receive(*pair.server);
+    CO_ASSERT(got.ok());
+    EXPECT_EQ(*got, id);
+  }
 }
 Task<void> small_frames_wait(Pair& pair) { return small_frames(pair, true); }
 Task<void> small_frames_leave(Pair& pair) { return small_frames(pair, false); }
