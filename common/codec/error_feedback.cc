@@ -247,7 +247,7 @@ Status ErrorFeedback::encode_on_device(const Unit& unit) {
   if (device_status_.ok() && started_ != &unit) {
     finish_started();
     if (device_status_.ok()) {
-      Status begun = keep(unit);
+      Status begun = keep_on_device(unit);
       if (begun.ok()) begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
       if (!begun.ok()) device_status_ = device_failed("selecting of " + unit.name, begun.error());
     }
@@ -277,7 +277,7 @@ bool ErrorFeedback::prepare(ChunkId chunk, std::uint64_t round) {
   const Unit& unit = units_[units_of_[chunk.value]];
   if (started_ != &unit) {
     finish_started();
-    Status begun = keep(unit);
+    Status begun = keep_on_device(unit);
     if (begun.ok()) begun = device_->begin(unit.begin, unit.elements, unit.name, ratio());
     if (!begun.ok()) {  // `encode` reports it
       device_status_ = device_failed("selecting of " + unit.name, begun.error());
@@ -329,14 +329,15 @@ Status ErrorFeedback::encode_unit(const Unit& unit, std::span<const float> gradi
     CENTROID_ASSIGN(gradient, send_buffers(unit, gradient));
     if (unit.trained == 0) return {};
   }
-  CENTROID_TRY(keep(unit));
+  const std::span<float> before = keep(unit);
   const std::span<const float> added = correct(unit, gradient);
   const std::span<float> residual = sums_.subspan(unit.begin, unit.elements);
   const bool is_topk = spec_.kind == CodecSpec::Kind::kTopk;
   const std::uint64_t k = is_topk ? ratio().count_of(unit.trained) : unit.trained;
   // Selecting nearly everything is expensive, and then sent densely: select nothing instead.
   const bool select = is_topk && !payload::is_dense_better(spec_.values, k, unit.trained);
-  const auto selected = selector_.add_and_select(added, residual, select ? k : 1, pass_nonfinite_);
+  const auto selected =
+      selector_.add_and_select(added, residual, select ? k : 1, pass_nonfinite_, before);
   if (selected.nonfinite > 0 && !pass_nonfinite_)
     return refused(unit, selected.nonfinite, selected.first_nonfinite);
   for (std::size_t c = unit.first_chunk; c < unit.first_chunk + unit.chunks; ++c) {

@@ -186,7 +186,8 @@ class ErrorFeedback {
   Status encode_unit(const Unit& unit, std::span<const float> gradient);
   Status encode_on_device(const Unit& unit);
   void finish_started();
-  Status keep(const Unit& unit);
+  std::span<float> keep(const Unit& unit);
+  Status keep_on_device(const Unit& unit);
   void drop_copies();
   void read_copies();
   void read_device() const;

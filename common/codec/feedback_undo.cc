@@ -15,20 +15,24 @@ Error ErrorFeedback::device_failed(const std::string& what, const Error& error) 
               "with status 1, and may be started again, with nothing left to send"};
 }
 
-/// Copy the unit before its first change in this round.
-Status ErrorFeedback::keep(const Unit& unit) {
+/// Copy the unit's momentum before its first change in this round. Returns where a copy of its
+/// residual belongs, which is made in the pass that changes it; empty: there are copies.
+std::span<float> ErrorFeedback::keep(const Unit& unit) {
   const auto number = static_cast<std::size_t>(&unit - units_.data());
   if (!owns_residual_ || has_copy_[number]) return {};
-  if (device_) {
-    CENTROID_TRY(device_->keep(unit.begin, unit.elements));
-  } else {
-    const std::uint64_t n = plan_.total_elements();
-    std::ranges::copy(sums_.subspan(unit.begin, unit.elements),
-                      floats(residual_before_, n).subspan(unit.begin).begin());
-    if (momentum_)
-      std::ranges::copy(floats(momentum_, n).subspan(unit.begin, unit.elements),
-                        floats(momentum_before_, n).subspan(unit.begin).begin());
-  }
+  has_copy_[number] = true;
+  const std::uint64_t n = plan_.total_elements();
+  if (momentum_)
+    std::ranges::copy(floats(momentum_, n).subspan(unit.begin, unit.elements),
+                      floats(momentum_before_, n).subspan(unit.begin).begin());
+  return floats(residual_before_, n).subspan(unit.begin, unit.elements);
+}
+
+/// Copy the unit before its first change in this round.
+Status ErrorFeedback::keep_on_device(const Unit& unit) {
+  const auto number = static_cast<std::size_t>(&unit - units_.data());
+  if (has_copy_[number]) return {};
+  CENTROID_TRY(device_->keep(unit.begin, unit.elements));
   has_copy_[number] = true;
   return {};
 }

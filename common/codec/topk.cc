@@ -32,6 +32,7 @@ struct TopkSelector::Source {
   float* residual = nullptr;
   std::size_t n = 0;
   bool store_nonfinite = false;
+  float* before = nullptr;
 };
 
 void TopkSelector::Part::reserve(std::size_t requested) {
@@ -59,9 +60,12 @@ TopkSelector::Selection TopkSelector::select(std::span<const float> x, std::uint
 
 TopkSelector::Selection TopkSelector::add_and_select(std::span<const float> gradient,
                                                      std::span<float> residual, std::uint64_t k,
-                                                     bool store_nonfinite) {
+                                                     bool store_nonfinite,
+                                                     std::span<float> before) {
   CENTROID_CHECK(gradient.size() == residual.size());
-  return run({residual.data(), gradient.data(), residual.data(), residual.size(), store_nonfinite},
+  CENTROID_CHECK(before.empty() || before.size() == residual.size());
+  return run({residual.data(), gradient.data(), residual.data(), residual.size(), store_nonfinite,
+              before.data()},
              k);
 }
 
@@ -106,6 +110,7 @@ TopkSelector::Selection TopkSelector::run(const Source& source, std::uint64_t k)
     if (found >= k || job.threshold == 1) break;
     job.threshold = 1;              // the sample was too high
     job.source.gradient = nullptr;  // the sums are computed now
+    job.source.before = nullptr;
   }
   return keep(std::min(found, k));
 }
@@ -155,6 +160,8 @@ void TopkSelector::scan(const Source& source, Part& part, std::uint32_t threshol
       continue;
     }
     std::size_t done = block;
+    if (source.before != nullptr)  // while it is on its way into the cache
+      std::copy_n(source.residual + i, block, source.before + i);
     if (source.gradient != nullptr)
       done = kernels.add_and_mark(source.gradient + i, source.residual + i, block, threshold,
                                   masks.data());
@@ -167,7 +174,10 @@ void TopkSelector::scan(const Source& source, Part& part, std::uint32_t threshol
     for (std::size_t j = 0; j < found; ++j) value[j] = source.x[index[j]];
     part.count += found;
     i += done;
-    if (done < block) break;
+    if (done == block) continue;
+    if (source.before != nullptr)
+      std::copy(source.residual + i, source.residual + part.end, source.before + i);
+    break;
   }
   for (; i < part.end; ++i) {  // only after a sum that is not finite: then nothing is selected
     const float sum = source.residual[i] + source.gradient[i];

@@ -39,8 +39,10 @@ class TopkSelector {
   Selection select(std::span<const float> x, std::uint64_t k);
   /// residual += gradient, then select from the residual, in one pass. If a sum is not finite, the
   /// residual keeps its value, or with `store_nonfinite` becomes the sum; both are counted.
+  /// `before` gets the residual as it was, unless it is empty.
   Selection add_and_select(std::span<const float> gradient, std::span<float> residual,
-                           std::uint64_t k, bool store_nonfinite = false);
+                           std::uint64_t k, bool store_nonfinite = false,
+                           std::span<float> before = {});
 
   /// The loops to use instead of the machine's widest. For tests.
   void use(const topk::Kernels* kernels) { kernels_ = kernels; }

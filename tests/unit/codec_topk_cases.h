@@ -128,7 +128,10 @@ inline std::string difference(const std::vector<float>& x, std::uint64_t k,
     residual.assign(x.size(), 0.0f);
     gradient = x;
     for (std::size_t i = 0; i < x.size(); i += 3) std::swap(residual[i], gradient[i]);
-    got = selector.add_and_select(gradient, residual, k);
+    const std::vector<float> given = residual;
+    std::vector<float> before(x.size());
+    got = selector.add_and_select(gradient, residual, k, false, before);
+    if (before != given) return "the copy of the residual is wrong";
     if (got.nonfinite != 0) return "a sum is taken for not finite";
     for (std::size_t i = 0; i < x.size(); ++i)
       if (residual[i] != x[i]) return "sum " + std::to_string(i) + " is wrong";

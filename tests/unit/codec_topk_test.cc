@@ -89,7 +89,9 @@ TEST(Topk, SumsThatAreNotFiniteAreCountedWhateverTheBufferHolds) {
           TopkSelector selector;
           selector.use(kernels);
           selector.use_room(room);
-          const auto kept = selector.add_and_select(gradient, residual, 100);
+          std::vector<float> copy(n);
+          const auto kept = selector.add_and_select(gradient, residual, 100, false, copy);
+          EXPECT_EQ(copy, before);
           EXPECT_EQ(kept.nonfinite, at + 7 < n ? 2u : 1u) << kernels->name << " " << at;
           EXPECT_EQ(kept.first_nonfinite, at);
           EXPECT_TRUE(kept.index.empty());
