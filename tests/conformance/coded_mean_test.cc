@@ -66,10 +66,7 @@ void write_out(const SparseMean* sparse, Floats& mean) {
   for (const SparseMean::Part& part : sparse->parts) {
     elements += part.elements;
     if (!part.is_listed) continue;
-    const auto to = std::span(mean).subspan(part.position, part.elements);
-    std::ranges::fill(to, 0.0f);
-    for (std::size_t j = part.first; j < part.first + part.count; ++j)
-      to[sparse->index[j]] = sparse->value[j];
+    sparse->write_out(part, std::span(mean).subspan(part.position, part.elements));
   }
   EXPECT_EQ(elements, mean.size());
 }

@@ -236,7 +236,7 @@ class ClusterExchange final : public Exchange {
     if (link_.model().results_are_encoded())
       CENTROID_TRY(step_encoded(params, slots));
     else if (const SparseMean* mean = among_peers ? link_.sparse_mean() : nullptr; mean != nullptr)
-      step_listed(*mean, params, results);
+      step_listed(*mean, params, slots, results);
     else
       step_dense(params, slots, results, among_peers && tried ? &tried->clip_factor : nullptr);
     link_.model().set_moderate(fragment_, is_moderate_);
@@ -299,22 +299,31 @@ class ClusterExchange final : public Exchange {
 
   const FragmentPlan::Fragment& fragment() const { return link_.model().fragments()[fragment_]; }
 
-  /// The same with a mean that is mostly 0, for rules that do nothing there.
-  void step_listed(const SparseMean& mean, std::span<float> params, std::span<float> results) {
+  /// The same with a mean that is mostly 0.
+  void step_listed(const SparseMean& mean, std::span<float> params,
+                   const std::vector<std::span<float>>& slots, std::span<const float> results) {
     const std::uint64_t step = optimizer_step_ + 1;
+    std::vector<std::span<float>> parts(slots.size());
     for (const SparseMean::Part& part : mean.parts) {
       const std::span<float> to = params.subspan(part.position, part.elements);
-      if (part.is_listed) {
+      if (part.is_listed && optimizer_->ignores_zeros()) {
         const auto index = std::span(mean.index).subspan(part.first, part.count);
         optimizer_->step_at(step, index, std::span(mean.value).subspan(part.first, part.count), to);
         for (const std::uint32_t i : index) is_moderate_ = is_moderate_ && is_moderate(to[i]);
         continue;
       }
-      const std::span<float> dense = results.subspan(part.position, part.elements);
+      std::span<const float> dense = results.subspan(part.position, part.elements);
+      if (part.is_listed) {
+        mean_.resize(std::max<std::size_t>(mean_.size(), part.elements));
+        dense = std::span(mean_).first(part.elements);
+        mean.write_out(part, std::span(mean_).first(part.elements));
+      }
+      for (std::size_t k = 0; k < slots.size(); ++k)
+        parts[k] = slots[k].subspan(part.position, part.elements);
       if (part.is_buffer)
         step_buffer(to, dense, to);
       else
-        optimizer_->step(step, to, dense, {}, to);
+        optimizer_->step(step, to, dense, parts, to);
       look_at(to);
     }
   }

@@ -37,8 +37,7 @@ Result<bool> PeerContribution::configure(std::string codec) {
   reduce.codec = std::move(codec);
   reduce.seed = terms.seed;
   reduce.fragments = terms.fragments;
-  reduce.may_list = link_.model.slots().empty() && terms.optimizer.weight_decay == 0 &&
-                    terms.optimizer.clip_norm == 0;
+  reduce.may_list = terms.optimizer.clip_norm == 0;  // whose norm is that of the plane
   return link_.peers()->configure(link_.model.plan(), std::move(reduce));
 }
 

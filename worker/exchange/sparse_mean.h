@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,6 +32,11 @@ struct SparseMean {
                      .count = at.size()});
     index.insert(index.end(), at.begin(), at.end());
     value.insert(value.end(), values.begin(), values.end());
+  }
+  /// All numbers of a part that is listed.
+  void write_out(const Part& part, std::span<float> to) const {
+    std::ranges::fill(to, 0.0f);
+    for (std::size_t j = part.first; j < part.first + part.count; ++j) to[index[j]] = value[j];
   }
   /// Add a chunk whose mean stands in the plane.
   void leave(const ChunkPlan& plan, const Chunk& chunk) {

@@ -35,7 +35,9 @@ std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
   Magnitude largest = Magnitude::kModerate;
   if (listed == nullptr) {
     for (const Chunk& chunk : fragment.chunks) {
-      const Magnitude made = try_chunk(chunk);
+      const Magnitude made =
+          try_step(chunk.position, model_.results().subspan(chunk.position, chunk.elements),
+                   plan.is_buffer(chunk));
       if (made == Magnitude::kInfinite) return plan.manifest()[chunk.tensor.value].name;
       largest = std::max(largest, made);
     }
@@ -56,24 +58,28 @@ std::string StepGuard::refused_tensor(bool is_large, const SparseMean* listed) {
   return "";
 }
 
-Magnitude StepGuard::try_chunk(const Chunk& chunk) {
+/// The step of the parameters from `position` on.
+Magnitude StepGuard::try_step(std::uint64_t position, std::span<const float> mean, bool is_buffer) {
   const auto part = [&](std::span<const float> plane) {
-    return plane.subspan(chunk.position, chunk.elements);
+    return plane.subspan(position, mean.size());
   };
-  const auto params = part(model_.params()), mean = part(model_.results());
-  if (model_.plan().is_buffer(chunk)) return trial_.step(rules::kBufferStep, params, mean, {});
+  if (is_buffer) return trial_.step(rules::kBufferStep, part(model_.params()), mean, {});
   std::vector<std::span<const float>> slots;
   for (const auto& slot : std::as_const(model_).slots()) slots.push_back(part(slot));
-  return trial_.step(rule_, params, mean, slots, factor_);
+  return trial_.step(rule_, part(model_.params()), mean, slots, factor_);
 }
 
 Magnitude StepGuard::try_part(const SparseMean& mean, const SparseMean::Part& part) {
-  const auto params = model_.params().subspan(part.position, part.elements);
-  if (part.is_listed)
+  if (!part.is_listed)
+    return try_step(part.position, model_.results().subspan(part.position, part.elements),
+                    part.is_buffer);
+  if (optimizer_->ignores_zeros())
     return trial_.step_at(rule_, std::span(mean.index).subspan(part.first, part.count),
-                          std::span(mean.value).subspan(part.first, part.count), params);
-  const auto dense = model_.results().subspan(part.position, part.elements);
-  return trial_.step(part.is_buffer ? rules::Step(rules::kBufferStep) : rule_, params, dense, {});
+                          std::span(mean.value).subspan(part.first, part.count),
+                          model_.params().subspan(part.position, part.elements));
+  dense_.resize(part.elements);
+  mean.write_out(part, dense_);
+  return try_step(part.position, dense_, false);
 }
 
 float clip_factor_of(const ModelPlanes& model, const FragmentPlan::Fragment& fragment) {

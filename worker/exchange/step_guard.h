@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "common/optim/optimizer.h"
 #include "common/optim/step_trial.h"
@@ -31,7 +33,7 @@ class StepGuard {
 
  private:
   bool always_tries() const { return !model_.is_moderate(fragment_) || !is_bounded(rule_); }
-  Magnitude try_chunk(const Chunk& chunk);
+  Magnitude try_step(std::uint64_t position, std::span<const float> mean, bool is_buffer);
   Magnitude try_part(const SparseMean& mean, const SparseMean::Part& part);
 
   ModelPlanes& model_;
@@ -40,6 +42,7 @@ class StepGuard {
   rules::Step rule_;
   float factor_ = 1;
   StepTrial trial_;
+  std::vector<float> dense_;  ///< a part of the mean
 };
 
 /// What the mean of a fragment is to be multiplied with, so that its norm keeps the bound.
