@@ -110,8 +110,6 @@ Result<proto::JoinReply> Admission::admit(Session& session, proto::Join join) {
   auto terms = terms_for(session, *worker, plan ? plan->hash() : job_.store().plan().hash());
   worker->optimizer = terms.optimizer;
   terms.counted = counted;
-  if (CodecSpec::parse(worker->join.codec)->feedback.enabled)
-    worker->contribution.promised = counted;
   return terms;
 }
 

@@ -230,7 +230,8 @@ void Contributions::count_end(WorkerSession& worker, const proto::PushEnd& end) 
   worker.local.divergence = end.divergence;
   if (end.parameter_norm >= 0) worker.local.parameter_norm = end.parameter_norm;
   if (is_again && open_.attempt && open_.attempt->resend) return;  // the same steps
-  const bool is_next = last != Round() && committed_of(worker.join.name) == last;
+  const auto counted = job_.counted.find(worker.join.name);
+  const bool is_next = counted != job_.counted.end() && counted->second == last;
   const double told = worker.local.told.contributed(steps, worker.share.overlap, is_next);
   data_.coordinator().contributed(
       worker.id, {.steps = told,
@@ -429,23 +430,8 @@ Round Contributions::counted_of(const std::string& name) const {
   if (late != Round()) return late;
   for (const StagedPart& part : open_.parts)  // of the round that is being merged
     if (members_.name_of(part.counts.key.member) == name) return part.counts.key.round;
-  return committed_of(name);
-}
-
-/// The same of committed rounds.
-Round Contributions::committed_of(const std::string& name) const {
   const auto found = job_.counted.find(name);
   return found == job_.counted.end() ? Round() : found->second;
-}
-
-Status Contributions::check_promise(WorkerSession& worker) const {
-  Round& promised = worker.contribution.promised;
-  if (promised == Round()) return {};
-  if (committed_of(worker.join.name) >= promised) promised = Round();
-  if (promised == Round() || counted_of(worker.join.name) >= promised) return {};
-  return Error(ErrorCode::kAborted, "the contribution of round " + to_string(promised) +
-                                        " does not count, for the round was repeated without it, "
-                                        "or skipped: join again");
 }
 
 }  // namespace centroid::server

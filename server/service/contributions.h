@@ -31,13 +31,8 @@ class Contributions : private JobPart {
   void whole_elsewhere(const ShardSession& server, const proto::Whole& whole);
   /// The last round in which a contribution of this name counted, or will when the round closes.
   Round counted_of(const std::string& name) const;
-  /// Before the worker gets another round.
-  /// fails  aborted: what it was told when it joined to count does not, for its round was repeated
-  ///        without it, or skipped. The next JoinReply says so
-  Status check_promise(WorkerSession& worker) const;
 
  private:
-  Round committed_of(const std::string& name) const;
   Status check_chunk(const WorkerSession& worker, const proto::Push& head,
                      std::uint64_t bytes) const;
   Status check_key(const WorkerSession& worker, const char* what, const Attempt::Key& key) const;

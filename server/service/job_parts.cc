@@ -26,7 +26,7 @@ JobParts::JobParts(JobContext& c, metrics::Registry& registry)
       server_changes(c, table_servers, shards, servers, moves, loader, checkpointer, *this,
                      attempts, start),
       restoration(c, rows, servers, round_journal, moves, loader, checkpointer, *this, start),
-      outbox(c, round_servers, servers, images, elastic, contributions, attempts),
+      outbox(c, round_servers, servers, images, elastic, attempts),
       admission(c, shards, servers, contributions, initial_values, loader, *this, start),
       rounds(c, shards, data, servers, round_journal, elastic, initial_values, checkpointer,
              exchange, attempts, merge, start, server_changes, restoration),

@@ -35,10 +35,6 @@ Task<void> Outbox::outbox(std::shared_ptr<WorkerSession> worker, Session& sessio
 /// more.
 Task<Status> Outbox::open_round(std::shared_ptr<WorkerSession> worker, Session& session,
                                 std::shared_ptr<Attempt>& attempt) {
-  if (const Status kept = contributions_.check_promise(*worker); !kept.ok()) {
-    co_await session.goodbye(kept.error());
-    co_return kept;
-  }
   // Of this attempt, though it may be over when the state is there.
   proto::RoundOpen open = open_.attempt->opens[*open_.attempt->rank_of(worker->id)];
   if (worker->optimizer == open_.attempt->optimizer) open.rates.learning_rate = -1;

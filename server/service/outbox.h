@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "server/service/contributions.h"
 #include "server/service/job_part.h"
 #include "server/service/peer_exchange.h"
 #include "server/service/round_attempts.h"
@@ -13,14 +12,12 @@ namespace centroid::server {
 class Outbox : private JobPart {
  public:
   Outbox(JobContext& context, RoundServers& round_servers, ModelServers& servers,
-         StateImages& images, ElasticRound& elastic, const Contributions& contributions,
-         RoundAttempts& attempts)
+         StateImages& images, ElasticRound& elastic, RoundAttempts& attempts)
       : JobPart(context),
         round_servers_(round_servers),
         servers_(servers),
         images_(images),
         elastic_(elastic),
-        contributions_(contributions),
         attempts_(attempts) {}
 
   /// Until the session ends.
@@ -40,7 +37,6 @@ class Outbox : private JobPart {
   ModelServers& servers_;
   StateImages& images_;
   ElasticRound& elastic_;
-  const Contributions& contributions_;
   RoundAttempts& attempts_;
 };
 

@@ -100,9 +100,6 @@ struct WorkerSession {
     std::optional<proto::PushEnd> pending_end;  ///< complete here, not yet on the other servers
     Scalars scalars;                            ///< of its last with any
     std::optional<TimePoint> at;                ///< its last one
-    /// It was told when it joined that the one to this round will count, and keeps what its codec
-    /// left out of it; 0: there is none.
-    Round promised;
   };
   Contribution contribution;
 

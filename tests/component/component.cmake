@@ -1,6 +1,6 @@
 add_library(centroid_test_cluster STATIC EXCLUDE_FROM_ALL support/cluster.cc)
 target_link_libraries(centroid_test_cluster PUBLIC centroid::service centroid::node centroid_test_transports)
-centroid_test(cluster_test LABEL component AT_A_TIME 4 SOURCES component/cluster_test.cc component/contract_test.cc component/counted_contract_test.cc component/restore_contract_test.cc
+centroid_test(cluster_test LABEL component AT_A_TIME 4 SOURCES component/cluster_test.cc component/contract_test.cc component/restore_contract_test.cc
   component/auto_test.cc component/local_steps_test.cc component/ring_test.cc component/staleness_test.cc DEPS centroid_test_cluster TIMEOUT 900)
 if(TEST component.cluster_test)
   set_tests_properties(component.cluster_test PROPERTIES COST 60)  # the longest begins first

@@ -20,8 +20,6 @@
 #include "tests/unit/temporary_directory.h"
 #include "transport/session.h"
 #include "worker/exchange/cluster_exchange.h"
-#include "worker/exchange/link_feedback.h"
-#include "worker/exchange/peer_reducer.h"
 
 namespace centroid::test::feedback_contract_test {
 namespace {
@@ -343,92 +341,6 @@ INSTANTIATE_TEST_SUITE_P(Codecs, FeedbackContract,
                          [](const testing::TestParamInfo<const char*>& of) {
                            return "Codec" + std::to_string(of.index);
                          });
-
-/// A worker alone in its ring.
-class PeersFeedback : public testing::Test {
- protected:
-  PeersFeedback() {
-    options_.join.codec = "topk:0.1,values=int8";
-    options_.peers =
-        worker::PeerReducer::open([](Executor executor) { return transport::make_tcp(executor); },
-                                  {"127.0.0.1", 0}, {})
-            .value();
-    worker::ReduceTerms reduce;
-    reduce.run_id = "run";
-    reduce.codec = options_.join.codec;
-    EXPECT_TRUE(options_.peers->configure(plan_, reduce).ok());
-    proto::JoinReply terms;
-    terms.peer_timeout_ms = 60'000;
-    EXPECT_TRUE(feedback_.open(terms, CodecSpec::parse(options_.join.codec).value(), plan_).ok());
-  }
-
-  /// The round's contribution is sent whole.
-  void send(std::uint64_t round) {
-    CounterRng random(7, round);
-    for (float& x : gradients_) x = static_cast<float>(random.normal());
-    worker::PeerReducer::Job job;
-    job.roster.generation = 1;
-    job.roster.endpoints = {options_.peers->endpoint()};
-    job.roster.nodes = {""};
-    job.round = round;
-    job.weight = 4;
-    job.gradients = gradients_;
-    job.mean = mean_;
-    std::promise<Status> done;
-    options_.peers->start(
-        job, [&](worker::PeerReducer::Outcome outcome) { done.set_value(outcome.status); });
-    options_.peers->ready(TensorId(0));
-    const Status sent = done.get_future().get();
-    EXPECT_TRUE(sent.ok()) << sent.error().to_string();
-  }
-  void commit(std::uint64_t round) {
-    send(round);
-    feedback_.round_over(worker::RoundEnd::kCommitted, Round(round));
-  }
-  /// The connection breaks behind it, and the server says that it counts.
-  void send_and_return(std::uint64_t round) {
-    send(round);
-    feedback_.leave_open(Round(round));
-    feedback_.settle(Round(round));
-  }
-  std::vector<float> residual() {
-    const auto left = options_.peers->feedback_at_rest()->state().residual;
-    return {left.begin(), left.end()};
-  }
-
-  const ChunkPlan plan_ =
-      ChunkPlan::make({{.name = "w", .dtype = DType::kF32, .shape = {kNumbers}}}, 1 << 20).value();
-  std::vector<float> gradients_ = std::vector<float>(kNumbers), mean_ = gradients_;
-  metrics::Registry registry_;
-  worker::ExchangeCounters counters_{registry_};
-  worker::ExchangeMemory memory_;
-  worker::ClusterOptions options_;
-  worker::LinkFeedback feedback_{options_, memory_, counters_};
-};
-
-TEST_F(PeersFeedback, APromiseThatIsTakenBackWasNever) {
-  commit(1);
-  const auto before = residual();
-  send_and_return(2);
-  EXPECT_NE(residual(), before);
-  feedback_.settle(Round(1));  // the round was repeated without it
-  EXPECT_EQ(residual(), before);
-  send_and_return(2);
-  feedback_.settle(Round(1));
-  EXPECT_EQ(residual(), before);
-}
-
-TEST_F(PeersFeedback, APromiseThatIsKeptStays) {
-  commit(1);
-  send_and_return(2);
-  const auto after = residual();
-  feedback_.settle(Round(2));
-  EXPECT_EQ(residual(), after);
-  commit(3);
-  const auto later = residual();
-  feedback_.settle(Round(1));  // the server has gone back behind a round that took it along
-  EXPECT_EQ(residual(), later);
-}
 
 }  // namespace
 }  // namespace centroid::test::feedback_contract_test

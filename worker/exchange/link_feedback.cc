@@ -58,7 +58,7 @@ Status LinkFeedback::round_opened(const proto::RoundOpen& open, bool again, bool
 
 void LinkFeedback::round_over(RoundEnd how, Round round) {
   end(how);
-  if (how == RoundEnd::kPromised) promised_ = round;
+  if (own_ && !among_peers_ && how == RoundEnd::kPromised) promised_ = round;
 }
 
 void LinkFeedback::keep_closed(RoundEnd how, Round round) {
@@ -67,7 +67,6 @@ void LinkFeedback::keep_closed(RoundEnd how, Round round) {
 }
 
 void LinkFeedback::end(RoundEnd how) {
-  if (how == RoundEnd::kCommitted) promised_.reset();  // a round takes along what came late before
   if (among_peers_) {
     if (peers_ != nullptr) peers_->round_over(how);
     return;
@@ -75,7 +74,8 @@ void LinkFeedback::end(RoundEnd how) {
   if (!own_) return;
   if (how == RoundEnd::kCommitted) {
     own_->commit();
-    own_->confirm_promised();
+    if (promised_) own_->confirm_promised();  // a round takes with it what came late before it
+    promised_.reset();
   } else if (how == RoundEnd::kPromised) {
     own_->commit_promised();
   } else if (how == RoundEnd::kSkipped) {
@@ -97,20 +97,17 @@ void LinkFeedback::resolve_broken(Round counted) {
   const Round round = *std::exchange(unsettled_, std::nullopt);
   const bool is_counted = round == counted;
   end(is_counted ? RoundEnd::kPromised : RoundEnd::kUndone);
-  if (is_counted) promised_ = round;
+  if (own_ && !among_peers_ && is_counted) promised_ = round;
   log::info("contribution.resolved", {{"round", round.value}, {"counted", is_counted}});
   if (keeper_ && is_counted && keeper_->closed(round)) (void)save();
 }
 
-/// A contribution that was to count: its sum may have begun anew without it, or the server that was
-/// to count it may have gone.
+/// A contribution that was to count: the server that was to count it may have gone before.
 void LinkFeedback::resolve_promised(Round counted) {
   if (!promised_ || counted == *promised_) return;
   const Round round = *std::exchange(promised_, std::nullopt);
-  ErrorFeedback* const feedback = at_rest();
-  if (feedback != nullptr && counted > round) return feedback->confirm_promised();
-  if (counted > round) return;
-  if (feedback != nullptr) feedback->undo_promised();
+  if (counted > round) return own_->confirm_promised();
+  own_->undo_promised();
   log::info("contribution.resolved",
             {{"round", round.value}, {"counted", false}, {"promised", true}});
   if (keeper_) keeper_->undone(round);

@@ -571,27 +571,25 @@ Status CodedMean::take_mean(Run& run, const Chunk& chunk, Bytes payload) {
 void CodedMean::round_over(RoundEnd end) {
   if (!feedback_) return;
   if (rounds_++ % kResidualRounds == 0) residual_norm_ = feedback_->residual_norm();
-  if (end == RoundEnd::kUndone)
+  if (end == RoundEnd::kUndone) {
     feedback_->undo();
-  else if (end == RoundEnd::kSkipped)
+  } else if (end == RoundEnd::kSkipped) {
     feedback_->take_back();
-  else if (end == RoundEnd::kPromised)
-    feedback_->commit_promised();
-  else
-    feedback_->commit(), feedback_->confirm_promised();
-  if (end == RoundEnd::kUndone || end == RoundEnd::kSkipped) owned_.clear();
-  for (std::size_t i = 0; i < owned_.size(); ++i) {
-    const Owned& owned = owned_[i];
-    if (!owned.is_sparse) {
-      feedback_->add_residual(owned.position,
-                              errors_.as<float>().subspan(owned.position, owned.elements),
-                              owned.factor);
-      continue;
+  } else {
+    feedback_->commit();
+    for (std::size_t i = 0; i < owned_.size(); ++i) {
+      const Owned& owned = owned_[i];
+      if (!owned.is_sparse) {
+        feedback_->add_residual(owned.position,
+                                errors_.as<float>().subspan(owned.position, owned.elements),
+                                owned.factor);
+        continue;
+      }
+      const std::size_t behind = i + 1 < owned_.size() ? owned_[i + 1].first : left_.size();
+      feedback_->add_residual(
+          owned.position, std::span(left_index_).subspan(owned.first, behind - owned.first),
+          std::span(left_).subspan(owned.first, behind - owned.first), owned.factor);
     }
-    const std::size_t behind = i + 1 < owned_.size() ? owned_[i + 1].first : left_.size();
-    feedback_->add_residual(
-        owned.position, std::span(left_index_).subspan(owned.first, behind - owned.first),
-        std::span(left_).subspan(owned.first, behind - owned.first), owned.factor);
   }
   owned_.clear();
 }
