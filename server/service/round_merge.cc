@@ -124,6 +124,9 @@ Task<Status> RoundMerge::write_commit(Merging& round) {
 void RoundMerge::close(const Merging& round) {
   attempts_.close_attempt(proto::Outcome::kCommitted, round.decision.total_weight,
                           round.contributors, "");
+  // Who joins from here on is told.
+  for (const MemberId member : round.decision.contributors)
+    job_.counted[members_.name_of(member)] = job_.round;
 }
 
 /// The workers apply the mean themselves: try the step where it may overflow, commit the round, and
@@ -241,10 +244,7 @@ void RoundMerge::count_round(const Merging& round) {
                                         {"loss", totals_.loss},
                                         {"rounds", std::exchange(totals_.rounds_unreported, 0)}});
   }
-  for (const MemberId member : round.decision.contributors) {
-    job_.counted[members_.name_of(member)] = job_.round;
-    probe_.staleness(0);
-  }
+  for (std::size_t i = 0; i < round.decision.contributors.size(); ++i) probe_.staleness(0);
   elastic_.late_counted(round.decision);
 }
 
