@@ -38,6 +38,9 @@ Task<Status> RoundLoop::run_rounds() {
     if (step == JobStep::kEnd) {
       CENTROID_CO_ASSIGN(const bool is_kept, co_await keep_goal(away));
       if (!is_kept) continue;
+      JobFacts meanwhile = facts();
+      meanwhile.lost_server = false;  // its chunks are in the checkpoint
+      if (machine.next(meanwhile) != JobStep::kEnd) continue;
       if (data_.goal_reached()) data_.end_epochs(true);  // what is under way now is left out
       co_return Status();
     }
@@ -47,22 +50,30 @@ Task<Status> RoundLoop::run_rounds() {
   }
 }
 
-/// On several servers the state at the goal is complete only while all of them are here. False: one
-/// was lost before the last checkpoint, and the job goes on from the one before. So many workers
-/// are `away` then, and come back to learn of the end.
+/// On several servers the state at the goal is complete only while all of them are here. Writes it.
+/// False: a server was lost before that, and the job goes on from the checkpoint before. Its
+/// workers leave then: `away` is how many, who have to come back to learn of the end.
 Task<Result<bool>> RoundLoop::keep_goal(std::size_t& away) {
-  if (stopping_.is_requested) co_return true;
-  const auto are_back = [this, &away] { return members_.present.size() >= away; };
+  if (stopping_.is_requested || !spread_.has_others()) co_return true;
+  CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
+  if (checkpointer_.needs_checkpoint()) {
+    const std::size_t present = members_.present.size();
+    const Raised writing(use_.is_loop_writing, changed_);
+    const auto written = co_await checkpointer_.write_checkpoint(false);
+    // After another error the end of the job tries again.
+    if (!written.ok() && servers_.has_lost_server()) {
+      away = std::max(away, present);
+      co_return false;
+    }
+  }
+  const auto are_back = [this, &away] {
+    return stopping_.is_requested || members_.present.size() >= away;
+  };
   BlockedOn on{WaitCause::kWorkers, "job", "workers",
                [] { return "their return, for they left when a server was lost with its chunks"; }};
   (void)co_await waits_.until(are_back, std::move(on), clock_.now() + config_.timeouts.drain);
-  if (!spread_.has_others()) co_return true;
-  CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
-  if (!checkpointer_.needs_checkpoint()) co_return true;
-  away = members_.present.size();
-  const Raised writing(use_.is_loop_writing, changed_);
-  const auto written = co_await checkpointer_.write_checkpoint(false);
-  co_return written.ok() || !servers_.has_lost_server();  // other errors: it is tried again
+  away = 0;
+  co_return true;
 }
 
 /// The answer to the step's question, if it has one.
