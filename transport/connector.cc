@@ -34,14 +34,14 @@ bool is_final(const Error& error) {
 }  // namespace
 
 Task<bool> Pulse::rest() {
-  const TimePoint until = now() + beat;
-  const bool goes_on = co_await sleep_until(until);  // lint-ok: a tick
-  if (now() > until + beat) awake_since = now();
+  standstill.look(now(), 2 * beat);
+  const bool goes_on = co_await sleep_until(now() + beat);  // lint-ok: a tick
+  standstill.look(now(), 2 * beat);
   co_return goes_on;
 }
 
 Status Pulse::check(TimePoint then, const std::string& peer) const {
-  const auto silent = std::chrono::duration_cast<milliseconds>(now() - std::max(then, awake_since));
+  const auto silent = std::chrono::duration_cast<milliseconds>(now() - standstill.since(then));
   if (silent <= silence) return {};
   return Error(ErrorCode::kDeadlineExceeded,
                peer + " was silent for " + std::to_string(silent.count()) + " ms");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/async/task_group.h"
+#include "common/base/standstill.h"
 #include "transport/server_list.h"
 #include "transport/session.h"
 
@@ -15,9 +16,8 @@ namespace centroid::transport {
 /// How often a side sends a heartbeat, and how long it accepts silence of the other.
 struct Pulse {
   std::chrono::milliseconds beat, silence;
-  TimePoint awake_since = TimePoint::min();
-  /// Wait for a beat. One that takes far longer was a standstill of this process: what the peer
-  /// sent meanwhile is still unread. False: cancelled.
+  Standstill standstill = {};
+  /// Wait for a beat. False: cancelled.
   Task<bool> rest();
   /// fails  deadline_exceeded: `peer`, which was heard last at `then`, was silent for too long
   Status check(TimePoint then, const std::string& peer) const;

@@ -133,6 +133,10 @@ FailingServer::FailingServer(const transport::TlsOptions& files)
     const int socket = ::accept(listener_, nullptr, nullptr);
     if (socket < 0) return;  // nobody came
     fail_at_certificate(socket, files);
+    // Closed with unread bytes, it would reset the connection, and the alert could be lost.
+    ::shutdown(socket, SHUT_WR);
+    for (char rest[512]; ::read(socket, rest, sizeof rest) > 0;) {
+    }
     ::close(socket);
   });
 }
