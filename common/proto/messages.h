@@ -198,7 +198,7 @@ struct RoundOpen {
   bool evaluate =
       false;  ///< first evaluate these parameters on the held-out data and send a Report
   std::uint32_t overlap = 0;  ///< local steps of the share after the contribution
-  std::uint64_t count = 0;    ///< one of the next two, which no job has both
+  std::uint64_t count = 0;    ///< its meaning depends on the job: see the two functions
   RoundRates rates;
   /// Local steps of all workers in the rounds before; 0 without local steps.
   std::uint64_t steps_before(const JoinReply& terms) const {

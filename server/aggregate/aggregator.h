@@ -69,7 +69,7 @@ class Aggregator {
   /// A chunk of this attempt is being combined, or its result waits for memory: `on_complete` will
   /// come without a further call, or after `retry_blocked`.
   bool is_combining() const { return combining_ > 0 || !ready_.empty(); }
-  /// The first of these: work is under way.
+  /// Chunks are being combined now; else they wait for memory.
   bool is_at_work() const { return is_combining() && idle_.size() < kAtOnce; }
 
   bool is_absent(std::uint32_t rank) const { return rank >= ranks_.size() || ranks_[rank].absent; }
