@@ -54,26 +54,19 @@ Task<Status> RoundLoop::run_rounds() {
 /// False: a server was lost before that, and the job goes on from the checkpoint before. Its
 /// workers leave then: `away` is how many, who have to come back to learn of the end.
 Task<Result<bool>> RoundLoop::keep_goal(std::size_t& away) {
-  if (stopping_.is_requested || !spread_.has_others()) co_return true;
-  CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
-  if (checkpointer_.needs_checkpoint()) {
-    const std::size_t present = members_.present.size();
-    const Raised writing(use_.is_loop_writing, changed_);
-    const auto written = co_await checkpointer_.write_checkpoint(false);
-    // After another error the end of the job tries again.
-    if (!written.ok() && servers_.has_lost_server()) {
-      away = std::max(away, present);
-      co_return false;
-    }
-  }
   const auto are_back = [this, &away] {
     return stopping_.is_requested || members_.present.size() >= away;
   };
   BlockedOn on{WaitCause::kWorkers, "job", "workers",
                [] { return "their return, for they left when a server was lost with its chunks"; }};
   (void)co_await waits_.until(are_back, std::move(on), clock_.now() + config_.timeouts.drain);
-  away = 0;
-  co_return true;
+  if (stopping_.is_requested || !spread_.has_others()) co_return true;
+  CENTROID_CO_TRY(co_await checkpointer_.finish_writing());
+  if (!checkpointer_.needs_checkpoint()) co_return true;
+  away = members_.present.size();
+  const Raised writing(use_.is_loop_writing, changed_);
+  const auto written = co_await checkpointer_.write_checkpoint(false);
+  co_return written.ok() || !servers_.has_lost_server();  // other errors: it is tried again
 }
 
 /// The answer to the step's question, if it has one.
