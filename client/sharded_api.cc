@@ -61,14 +61,19 @@ Status open_sharded(const centroid_group_options* group, const char* rendezvous,
   return {};
 }
 
-/// Runs `what` with the model.
+Status check_process(const centroid_sharded* sharded) {
+  CENTROID_TRY(given(sharded, "sharded"));
+  if (sharded->process == ::getpid()) return {};
+  return Error(ErrorCode::kFailedPrecondition,
+               "a forked child cannot use its parent's sharded model");
+}
+
+/// Runs `what` with the model, which has parameters.
 template <class F>
 int with(centroid_sharded* sharded, const F& what) noexcept {
   return guarded([&]() -> Status {
-    CENTROID_TRY(given(sharded, "sharded"));
-    if (sharded->process != ::getpid())
-      return Error(ErrorCode::kFailedPrecondition,
-                   "a forked child cannot use its parent's sharded model");
+    CENTROID_TRY(check_process(sharded));
+    CENTROID_TRY(sharded->it->check_ready());
     return what(*sharded->it);
   });
 }
@@ -155,7 +160,10 @@ int centroid_sharded_sum(centroid_sharded* sharded, double* numbers, uint64_t co
 }
 
 int centroid_sharded_regroup(centroid_sharded* sharded) {
-  return with(sharded, [](ShardedModel& model) { return model.regroup(); });
+  return guarded([&]() -> Status {
+    CENTROID_TRY(check_process(sharded));
+    return sharded->it->regroup();
+  });
 }
 
 int centroid_sharded_save(centroid_sharded* sharded, int wait) {

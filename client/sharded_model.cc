@@ -147,6 +147,11 @@ bool ShardedModel::is_in(const std::set<std::uint32_t>& layers, std::size_t unit
   return all ? std::ranges::all_of(own, has) : std::ranges::any_of(own, has);
 }
 
+Status ShardedModel::check_ready() const {
+  if (parameters_) return {};
+  return Error(ErrorCode::kFailedPrecondition, "regroup failed: " + lost_->message());
+}
+
 Status ShardedModel::prefetch(std::uint32_t layer) {
   CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
   if (parameters_->is_gathered(unit) || parameters_->is_prefetched(unit)) return {};
@@ -215,7 +220,11 @@ Status ShardedModel::regroup() {
 }
 
 Status ShardedModel::change_group(Meeting::Newcomers newcomers) {
-  CENTROID_TRY(ranks_->regroup(newcomers, [this] { return take_over(); }));
+  if (const Status status = ranks_->regroup(newcomers, [this] { return take_over(); });
+      !status.ok()) {
+    lost_ = status.error();
+    return status;
+  }
   have_made();
   return {};
 }
@@ -247,7 +256,8 @@ Status ShardedModel::take_over() {
   parameters_.reset();
   made_.reset();
   generations_.clear();
-  return restore();
+  const Status restored = restore();
+  return restored.ok() ? restored : Status(restored.error().with_context(made.error().message()));
 }
 
 /// Have the position of that rank, after this step.

@@ -54,10 +54,13 @@ class ShardedModel {
 
   /// Go on without the ranks that were lost, and with those that wait; nothing to do without any.
   /// `parameters().steps()` and `position` say where: after the last step that any rank made, or
-  /// after a newest checkpoint where a shard is lost.
+  /// after a newest checkpoint where a shard is lost. After a failure there may be no parameters:
+  /// then only `check_ready` and `regroup` may be called.
   ///
   /// fails  unavailable: a shard is lost, and there is no checkpoint; as JobGroup::regroup
   Status regroup();
+  /// fails  failed_precondition: the last `regroup` failed, and there are no parameters
+  Status check_ready() const;
   /// Write a checkpoint, in the background. Waits for an earlier one, and returns its failure.
   ///
   /// fails  failed_precondition: no folder; as ShardedCheckpoints::begin
@@ -96,7 +99,7 @@ class ShardedModel {
   std::set<std::uint32_t> gathered_, reduced_;         ///< layers, of units with several
   std::uint64_t position_ = 0, next_position_ = 0;     ///< of the last step; of the one that runs
   std::uint64_t done_ = 0;                             ///< the step that `position_` follows
-  std::optional<Error> lost_;                          ///< another rank's failure
+  std::optional<Error> lost_;                          ///< another rank's failure, or of `regroup`
 };
 
 }  // namespace centroid::client

@@ -174,6 +174,24 @@ class Models(GroupTest, CtlTest):
         self.assertEqual(ranks[0].exit_status(), 0, ranks[0].text())
         self.assertEqual(ranks[0].text().splitlines()[-1], "4 48 1")
 
+    def test_a_model_without_parameters_after_a_failed_regroup_refuses_calls(self):
+        body = """
+            with open_model(checkpoint_dir=os.environ["FOLDER"]) as model:
+                one_step(model)
+                if rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                ends_with("sum", lambda: model.sum(1))
+                for what in (model.regroup, model.state, model.step, model.save, lambda: model.gather(0), lambda: model.gradients(0), model.regroup):
+                    ends_with("then", what)
+            """
+        ranks = self.start(2, body, python=self.numpy, FOLDER=str(self.folder / "checkpoints"), **self.settings())
+        self.assertEqual(ranks[1].exit_status(), -signal.SIGKILL)
+        self.assertEqual(ranks[0].exit_status(), 0, ranks[0].text())
+        lost = r"no rank has shard 1.*: there is no checkpoint in "
+        told = [line for line in ranks[0].text().splitlines() if line.startswith("then")]
+        for line, part in zip(told, ("not_found: " + lost, *["failed_precondition: regroup failed: .*" + lost] * 5, "not_found: "), strict=True):
+            self.assertRegex(line, part)
+
     def test_mistakes_are_refused_by_name(self):
         body = """
             ends_with("unknown", lambda: open_model(lrr=1))
