@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/log.h"
 #include "transport/collective/collectives.h"
 #include "worker/parallel/agreement.h"
 #include "worker/parallel/regroup.h"
@@ -58,6 +59,8 @@ ShardedModel::ShardedModel(ShardedModelOptions options)
   }
 }
 
+ShardedModel::~ShardedModel() { end_checkpoints(); }
+
 Result<std::unique_ptr<ShardedModel>> ShardedModel::open(ShardedModelOptions options,
                                                          const Initial& initial) {
   CENTROID_TRY(check(options));
@@ -101,6 +104,13 @@ Status ShardedModel::open_checkpoints() {
   CENTROID_ASSIGN(checkpoints_,
                   parallel::ShardedCheckpoints::open(group(), options_.tensors, options));
   return {};
+}
+
+/// Wait for the write in progress, whose failure is nobody's to return.
+void ShardedModel::end_checkpoints() {
+  if (const Status ended = checkpoints_ ? finish_save() : Status(); !ended.ok())
+    log::error("checkpoint.failed", {{"error", ended.error()}, {"when", "in the background"}});
+  checkpoints_.reset();
 }
 
 Status ShardedModel::restore() {
@@ -231,7 +241,7 @@ Status ShardedModel::change_group(Meeting::Newcomers newcomers) {
 
 /// Make the parameters of this group, from memory or a checkpoint.
 Status ShardedModel::take_over() {
-  checkpoints_.reset();  // ends the write in progress
+  end_checkpoints();
   Notice own;
   std::ranges::copy(generations_.claim(), own.numbers.begin());
   own.text = run_;

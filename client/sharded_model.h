@@ -40,6 +40,8 @@ class ShardedModel {
   /// fails  as JobGroup::join, ShardedCheckpoints::restore and ShardedParameters::make
   static Result<std::unique_ptr<ShardedModel>> open(ShardedModelOptions options,
                                                     const Initial& initial);
+  /// Waits for the checkpoint in progress. Its failure is logged, as by `regroup`.
+  ~ShardedModel();
 
   Status prefetch(std::uint32_t layer);
   Status gather(std::uint32_t layer);
@@ -61,7 +63,8 @@ class ShardedModel {
   Status regroup();
   /// fails  failed_precondition: the last `regroup` failed, and there are no parameters
   Status check_ready() const;
-  /// Write a checkpoint, in the background. Waits for an earlier one, and returns its failure.
+  /// Write a checkpoint, in the background. Waits for an earlier one, and returns its failure;
+  /// then nothing begins.
   ///
   /// fails  failed_precondition: no folder; as ShardedCheckpoints::begin
   Status save();
@@ -77,6 +80,7 @@ class ShardedModel {
   Status begin(const Initial& initial);
   Result<parallel::ShardedOptions> division() const;
   Status open_checkpoints();
+  void end_checkpoints();
   Status restore();
   Status take_over();
   Status share_position(std::uint32_t from, std::uint64_t step);
