@@ -394,7 +394,8 @@ CENTROID_API int centroid_sharded_sum(centroid_sharded* sharded, double* numbers
  * state afterwards: it says from which step on. */
 CENTROID_API int centroid_sharded_regroup(centroid_sharded* sharded);
 /* Writes a checkpoint of this step in the background; with wait it returns when it is on the disk.
- * A failure in the background is that of the next save; regroup and close log it. */
+ * A failure in the background is that of the next save; regroup and close log it.
+ * A disk's error never has the code of a lost rank. */
 CENTROID_API int centroid_sharded_save(centroid_sharded* sharded, int wait);
 /* Waits for a checkpoint in progress. */
 CENTROID_API void centroid_sharded_close(centroid_sharded* sharded);

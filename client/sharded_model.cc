@@ -115,10 +115,11 @@ void ShardedModel::end_checkpoints() {
 
 Status ShardedModel::restore() {
   CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
-  CENTROID_ASSIGN(auto restored, checkpoints_->restore(shapes_, options));
-  made_ = std::move(restored.parameters);
-  run_ = restored.info.run_id;
-  position_ = restored.info.offset;
+  auto restored = checkpoints_->restore(shapes_, options);
+  if (!restored.ok()) return told_apart(restored.error());
+  made_ = std::move(restored->parameters);
+  run_ = restored->info.run_id;
+  position_ = restored->info.offset;
   return {};
 }
 
@@ -140,6 +141,12 @@ void ShardedModel::have_made() {
 Status ShardedModel::noted(Status status) {
   if (!status.ok() && is_loss(status.error())) lost_ = status.error();
   return status;
+}
+
+/// A disk's error may have the code of a loss, after which a program would regroup.
+Status ShardedModel::told_apart(Status of_disk) const {
+  if (of_disk.ok() || !is_loss(of_disk.error()) || group().culprit()) return of_disk;
+  return Error(ErrorCode::kFailedPrecondition, "checkpoint: " + of_disk.error().to_string());
 }
 
 Result<std::size_t> ShardedModel::unit_of(std::uint32_t layer) const {
@@ -290,14 +297,14 @@ Status ShardedModel::save() {
   info.round = Round(parameters_->steps());
   info.offset = position_;
   CENTROID_TRY(finish_save());
-  return noted(checkpoints_->begin(*parameters_, info));
+  return told_apart(checkpoints_->begin(*parameters_, info));
 }
 
 Status ShardedModel::finish_save() {
   const Status ended = checkpoints_ ? checkpoints_->wait() : Status();
   // That of this step is there if it was restored.
   const bool is_there = !ended.ok() && ended.error().code() == ErrorCode::kAlreadyExists;
-  return is_there ? Status() : noted(ended);
+  return is_there ? Status() : told_apart(ended);
 }
 
 }  // namespace centroid::client

@@ -66,7 +66,7 @@ class ShardedModel {
   /// Write a checkpoint, in the background. Waits for an earlier one, and returns its failure;
   /// then nothing begins.
   ///
-  /// fails  failed_precondition: no folder; as ShardedCheckpoints::begin
+  /// fails  failed_precondition: no folder, the disk's error; as ShardedCheckpoints::begin
   Status save();
   /// Return when the last checkpoint is on the disk.
   Status finish_save();
@@ -90,6 +90,7 @@ class ShardedModel {
   Result<std::size_t> unit_of(std::uint32_t layer) const;
   bool is_in(const std::set<std::uint32_t>& layers, std::size_t unit, bool all) const;
   Status noted(Status status);
+  Status told_apart(Status of_disk) const;
 
   const ShardedModelOptions options_;
   std::vector<parallel::ParameterShape> shapes_;
