@@ -391,7 +391,8 @@ CENTROID_API int centroid_sharded_sum(centroid_sharded* sharded, double* numbers
 /* When a rank is lost, operations fail with CENTROID_UNAVAILABLE, CENTROID_ABORTED or
  * CENTROID_DEADLINE_EXCEEDED on all others, until each calls this: they go on without it from
  * memory, or from the newest checkpoint. Between two steps it takes in ranks that wait. Get the
- * state afterwards: it says from which step on. */
+ * state afterwards: it says from which step on. With checkpoint_dir this, open and save may wait 10
+ * minutes for the disks of other ranks, if timeout_ms is less. */
 CENTROID_API int centroid_sharded_regroup(centroid_sharded* sharded);
 /* Writes a checkpoint of this step in the background; with wait it returns when it is on the disk.
  * A failure in the background is that of the next save; regroup and close log it.

@@ -246,13 +246,20 @@ Status ShardedModel::change_group(Meeting::Newcomers newcomers) {
   return {};
 }
 
+/// Of an operation before which others may use their disks.
+std::chrono::milliseconds ShardedModel::patience() const {
+  const std::chrono::milliseconds timeout = options_.group.peers.timeout;
+  if (options_.checkpoints.empty()) return timeout;
+  return std::max(timeout, parallel::ShardedCheckpointOptions().timeout);
+}
+
 /// Make the parameters of this group, from memory or a checkpoint.
 Status ShardedModel::take_over() {
   end_checkpoints();
   Notice own;
   std::ranges::copy(generations_.claim(), own.numbers.begin());
   own.text = run_;
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, options_.group.peers.timeout));
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
   const std::uint32_t from = parallel::Generations::newest(all);
   run_ = all[from].text.empty() ? ranks_->members().job : all[from].text;
   CENTROID_TRY(open_checkpoints());
@@ -277,12 +284,11 @@ Status ShardedModel::take_over() {
   return restored.ok() ? restored : Status(restored.error().with_context(made.error().message()));
 }
 
-/// Have the position of that rank, after this step.
+/// Go on from that rank's position in the data. `step`: the last one that any rank made.
 Status ShardedModel::share_position(std::uint32_t from, std::uint64_t step) {
   Notice own;
   own.numbers[0] = step > done_ ? next_position_ : position_;
-  const std::chrono::milliseconds timeout = options_.group.peers.timeout;
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, timeout));
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
   position_ = all[from].numbers[0];
   done_ = step;
   return {};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,6 +31,8 @@ struct ShardedModelOptions {
 /// use      as ShardedParameters, by layers in place of units
 /// failure  after one of another rank every operation fails until `regroup`
 /// order    every rank makes the same calls
+/// waits    for other ranks as long as the group's timeout; where these may use their disks (`open`,
+///          `regroup`, `save`, `finish_save` with a folder) at least 10 minutes
 /// thread   one at a time
 class ShardedModel {
  public:
@@ -86,6 +89,7 @@ class ShardedModel {
   Status share_position(std::uint32_t from, std::uint64_t step);
   Status change_group(Meeting::Newcomers newcomers);
   parallel::Held held(parallel::ShardedParameters* parameters) const;
+  std::chrono::milliseconds patience() const;
   void have_made();
   Result<std::size_t> unit_of(std::uint32_t layer) const;
   bool is_in(const std::set<std::uint32_t>& layers, std::size_t unit, bool all) const;
