@@ -85,6 +85,9 @@ Status ShardedModel::begin(const Initial& initial) {
   const Status restored = checkpoints_ ? restore() : Status(Error(ErrorCode::kNotFound, ""));
   if (!restored.ok() && restored.error().code() != ErrorCode::kNotFound) return restored;
   if (!restored.ok()) {
+    if (checkpoints_ && group().rank() == 0)
+      log::warn("checkpoint.none_found",
+                {{"dir", options_.checkpoints}, {"action", "starting afresh"}});
     CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
     CENTROID_ASSIGN(made_, ShardedParameters::make(group(), shapes_, options, initial));
   }

@@ -48,6 +48,12 @@ Result<FileRecord> write_index(const fs::path& folder, const char* stem, PartOf 
   return write_shard_index(folder, stem, tensors);
 }
 
+/// A file that rank 0 has seen, and this rank has not.
+Status damage(Status status) {
+  if (status.ok() || status.error().code() != ErrorCode::kNotFound) return status;
+  return Error(ErrorCode::kDataLoss, status.error().message());
+}
+
 Error wrong(const std::string& what) {
   return Error(ErrorCode::kInvalidArgument, "sharded checkpoint: " + what);
 }
@@ -364,14 +370,14 @@ Result<RestoredShards> ShardedCheckpoints::restore(std::vector<ParameterShape> p
       return examine(content, folder, *optimizer);
     };
     Notice own;
-    own.status = look();
+    own.status = damage(look());
     CENTROID_ASSIGN(const std::vector<Notice> notices, exchange(own_, own, options_.timeout));
     const Status all = first_failure(notices);
     if (all.ok()) {
       const auto stored = [&](std::size_t plane, Range elements, std::span<float> out) -> Status {
         for (const ElementMap::Run& run : map_.runs(elements))
-          CENTROID_TRY(
-              reader->read(plane, run.elements.begin, out.subspan(run.at, run.elements.count)));
+          CENTROID_TRY(damage(
+              reader->read(plane, run.elements.begin, out.subspan(run.at, run.elements.count))));
         return {};
       };
       auto made = ShardedParameters::resume(options_.stage ? options_.stage->ranks : group_,
