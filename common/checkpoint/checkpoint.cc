@@ -282,10 +282,14 @@ Result<CheckpointEntry> CheckpointDirectory::write_place(const CheckpointInfo& i
                                                          const Fill& fill) {
   if (policy_.may_write) CENTROID_TRY(policy_.may_write());
   const fs::path target = root_ / directory_name(place);
-  if (file::exists(target) && look(target, place, true).problem.empty()) {
-    CENTROID_TRY(file::sync_directory(root_));  // whoever published it may have failed behind that
-    return Error(ErrorCode::kAlreadyExists,
-                 "checkpoint " + target.string() + " is there and sound");
+  if (file::exists(target)) {
+    const CheckpointEntry there = look(target, place, true);
+    if (there.is_unreadable) return unreadable(there);
+    if (there.problem.empty()) {
+      CENTROID_TRY(file::sync_directory(root_));  // its writer may have failed behind that
+      return Error(ErrorCode::kAlreadyExists,
+                   "checkpoint " + target.string() + " is there and sound");
+    }
   }
 
   const fs::path temporary = temporary_path(root_, directory_name(place));
@@ -447,16 +451,19 @@ std::optional<CheckpointEntry> CheckpointDirectory::look_at(const fs::path& fold
   return inspect(path, *place, verify);
 }
 
+Error unreadable(const CheckpointEntry& entry) {
+  return Error(ErrorCode::kUnavailable,
+               "checkpoint " + entry.path.string() + " is unreadable: " + entry.problem +
+                   ". If that remains, move it away to go on from an older one");
+}
+
 Result<CheckpointEntry> CheckpointDirectory::newest_valid(
     const std::function<void(const CheckpointEntry&)>& on_refused) const {
   CENTROID_ASSIGN(const auto all, entries(false));
   for (const CheckpointEntry& seen : all) {
     const CheckpointEntry entry = look(seen.path, {seen.version, seen.number}, true);
     if (entry.problem.empty()) return entry;
-    if (entry.is_unreadable)
-      return Error(ErrorCode::kUnavailable,
-                   "checkpoint " + entry.path.string() + " is unreadable: " + entry.problem +
-                       ". If that remains, move it away to go on from an older one");
+    if (entry.is_unreadable) return unreadable(entry);
     if (on_refused) on_refused(entry);
   }
   return Error(ErrorCode::kNotFound, "no valid checkpoint in " + root_.string());

@@ -46,12 +46,17 @@ struct CheckpointEntry {
   std::uint64_t bytes = 0;
   /// Why it is refused; empty: no problem is known.
   std::string problem;
-  bool is_unreadable = false;  ///< the problem is the disk's and may pass: its bytes are not known
+  /// The problem is the disk's and may pass, or the format is of a later program: what it has is
+  /// not known. Nothing takes its place, and no job goes on from an older one.
+  bool is_unreadable = false;
   /// Of its files when they were checked (file::stamp_of); 0: one is missing, has another size, or
   /// was unreadable.
   std::uint64_t stamp = 0;
   CheckpointInfo info;
 };
+
+/// That this one is unreadable, and what to do.
+Error unreadable(const CheckpointEntry& entry);
 
 /// Fill `into` (at most 1 MiB) with elements [offset, offset+into.size()) of all tensors laid end
 /// to end. Plane 0 is the parameters, plane 1.. the optimizer's slots, in order.

@@ -123,8 +123,10 @@ CheckpointEntry inspect(const fs::path& path, const Place& place, bool verify) {
   if (const Status status = check_entry(entry, verify); !status.ok()) {
     entry.problem = status.error().message();
     const ErrorCode code = status.error().code();
-    // No fault of these bytes, for example too many open files.
-    entry.is_unreadable = code == ErrorCode::kUnavailable || code == ErrorCode::kResourceExhausted;
+    // No fault of these bytes, for example too many open files, or a later format.
+    entry.is_unreadable = code == ErrorCode::kUnavailable ||
+                          code == ErrorCode::kResourceExhausted ||
+                          code == ErrorCode::kUnimplemented;
     if (code != ErrorCode::kDataLoss) entry.stamp = 0;
   }
   return entry;

@@ -308,6 +308,19 @@ TEST_F(ShardedCheckpointTest, DamageIsNamedAndTheOlderOneTaken) {
               AllOf(HasSubstr("data_loss"), HasSubstr("manifest.json")));
 }
 
+TEST_F(ShardedCheckpointTest, OneOfALaterFormatIsNamedAndNoOlderOneTaken) {
+  write(2, "full", {1, 2});
+  const fs::path file = folder(3) / "manifest.json";
+  std::stringstream content;
+  content << std::ifstream(file).rdbuf();
+  std::string text = content.str();
+  const std::string field = "\"format_version\": ";
+  text[text.find(field) + field.size()] = '9';
+  std::ofstream(file) << text;
+  EXPECT_THAT(restored(2, std::nullopt),
+              AllOf(HasSubstr(folder(3).string()), HasSubstr("this program reads up to 2")));
+}
+
 TEST_F(ShardedCheckpointTest, AnotherModelOptimizerOrNoneIsRefusedByAll) {
   fs::create_directories(root());
   EXPECT_THAT(restored(3, std::nullopt), HasSubstr("not_found: there is no checkpoint in"));

@@ -303,12 +303,15 @@ Result<fs::path> ShardedCheckpoints::choose(std::vector<CheckpointEntry>& candid
     if (refused.ok())
       refused = Error(ErrorCode::kDataLoss, entry.path.string() + ": " + entry.problem);
   };
-  while (!candidates.empty() && (!candidates.front().problem.empty() ||
-                                 (version && candidates.front().version != *version))) {
-    if (!version || candidates.front().version == *version) refuse(candidates.front());
+  std::erase_if(candidates, [&](const auto& entry) { return version && entry.version != *version; });
+  while (!candidates.empty() && !candidates.front().problem.empty() &&
+         !candidates.front().is_unreadable) {
+    refuse(candidates.front());
     candidates.erase(candidates.begin());
   }
-  if (!candidates.empty()) {
+  if (!candidates.empty() && candidates.front().is_unreadable) {
+    next.status = unreadable(candidates.front());
+  } else if (!candidates.empty()) {
     next.text = candidates.front().path.filename().string();
     candidates.erase(candidates.begin());
   } else if (refused.ok()) {

@@ -92,8 +92,8 @@ class ShardedCheckpoints {
   /// or that of a version. Each rank verifies some of the files; older ones follow damaged ones.
   ///
   /// fails  before memory is taken. not_found: there is none; data_loss: all are damaged;
-  ///        failed_precondition: made with another model or optimizer; as options.check and
-  ///        ShardedParameters::make
+  ///        unavailable: the newest is unreadable, or of a later format; failed_precondition: made
+  ///        with another model or optimizer; as options.check and ShardedParameters::make
   Result<RestoredShards> restore(std::vector<ParameterShape> parameters,
                                  const ShardedOptions& options,
                                  std::optional<Version> version = std::nullopt);
