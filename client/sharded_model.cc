@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/optim/optimizer_fields.h"
 #include "transport/collective/collectives.h"
 #include "worker/parallel/agreement.h"
 #include "worker/parallel/regroup.h"
@@ -18,23 +20,19 @@ namespace {
 /// What all ranks need to have in common.
 std::string settings_of(const ShardedModelOptions& options) {
   const parallel::ShardedSettings& division = options.division;
-  const OptimizerConfig& o = division.optimizer;
-  const std::pair<const char*, std::string> all[] = {
+  std::vector<std::pair<std::string, std::string>> all = {
       {"tensors (their hash)", std::to_string(manifest_hash(options.tensors))},
+      {"layers (their hash)", std::to_string(crc32c(std::as_bytes(std::span(options.layers))))},
       {"sharding", division.sharding},
       {"shard_replicas", division.replicas},
       {"codec", division.codec},
       {"codec_down", division.codec_down},
       {"checkpoint_dir", options.checkpoints.empty() ? "not set" : "set"},
-      {"optimizer", o.name},
-      {"lr", std::to_string(o.learning_rate)},
-      {"lr_schedule", o.schedule},
-      {"clip_norm", std::to_string(o.clip_norm)},
-      {"weight_decay", std::to_string(o.weight_decay)},
+      {"timeout (ms)", std::to_string(options.group.peers.timeout.count())},
   };
+  for (auto& one : optimizer_values(division.optimizer)) all.push_back(std::move(one));
   std::string text;
-  for (const auto& [name, value] : all)
-    text += (text.empty() ? "" : "\t") + std::string(name) + "=" + value;
+  for (const auto& [name, value] : all) text += (text.empty() ? "" : "\t") + name + "=" + value;
   return text;
 }
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
+#include <utility>
+#include <vector>
 
 #include "common/base/log.h"
 #include "common/checkpoint/fault_point.h"
+#include "common/optim/optimizer_fields.h"
 #include "transport/collective/collectives.h"
 #include "worker/tls_layer.h"
 
@@ -16,15 +18,9 @@ using parallel::Notice;
 
 namespace {
 
-std::string text_of(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 /// What all workers of a job need to have in common: it decides what is trained.
 std::string settings_of(const WorkerConfig& config, const Model& model, const DataSplit& data) {
-  const OptimizerConfig& o = config.optimizer;
-  const std::pair<const char*, std::string> all[] = {
+  std::vector<std::pair<std::string, std::string>> all = {
       {"--model", model.spec()},
       {"--data (its hash)", std::to_string(data.train.fingerprint())},
       {"--batch", std::to_string(config.batch)},
@@ -38,19 +34,16 @@ std::string settings_of(const WorkerConfig& config, const Model& model, const Da
       {"--schedule", config.sharded.schedule},
       {"--codec", config.codec},
       {"--codec-down", config.sharded.codec_down},
-      {"--optimizer", o.name},
-      {"--lr", text_of(o.learning_rate)},
-      {"--lr-schedule", o.schedule},
-      {"--momentum", text_of(o.momentum)},
-      {"--weight-decay", text_of(o.weight_decay)},
-      {"--clip-norm", text_of(o.clip_norm)},
       {"--join-timeout (ms)", std::to_string(config.join_timeout.count())},
       {"--checkpoint.dir", config.checkpoint.dir.empty() ? "not set" : "set"},
       {"--checkpoint.every-rounds", std::to_string(config.checkpoint.every_rounds)},
   };
+  for (auto& [name, value] : optimizer_values(config.optimizer)) {
+    std::ranges::replace(name, '_', '-');
+    all.emplace_back("--" + name, std::move(value));
+  }
   std::string text;
-  for (const auto& [name, value] : all)
-    text += (text.empty() ? "" : "\t") + std::string(name) + "=" + value;
+  for (const auto& [name, value] : all) text += (text.empty() ? "" : "\t") + name + "=" + value;
   return text;
 }
 

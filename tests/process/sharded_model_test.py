@@ -69,8 +69,11 @@ def check(losses):
     for step, loss in losses.items():
         assert abs(loss - expected[step]) <= 1e-5 * expected[step], (step, loss, expected[step])
 def open_model(**more):
-    return centroid.Sharded(None, START if rank == 0 else {name: numpy.zeros_like(v) for name, v in START.items()}, layers=LAYERS, timeout=60, optimizer="momentum", lr=RATE, momentum=MOMENTUM, **SETTINGS, **more)
+    settings = {"layers": LAYERS, "timeout": 60, "optimizer": "momentum", "lr": RATE, "momentum": MOMENTUM, **SETTINGS, **more}
+    return centroid.Sharded(None, START if rank == 0 else {name: numpy.zeros_like(v) for name, v in START.items()}, **settings)
 """
+
+REFUSED = ["rank 1: codec is bf16, and f32 in the job", "rank 1: lr is 4e-07, and 1e-07 in the job", "rank 1: momentum is 0.5, and 0.9 in the job", "rank 1: layers"]
 
 
 class Models(GroupTest, CtlTest):
@@ -199,10 +202,13 @@ class Models(GroupTest, CtlTest):
             ends_with("buffer", lambda: centroid.Sharded(None, {"running_mean": START["b0"]}))
             ends_with("layers", lambda: centroid.Sharded(None, {"a": START["b0"], "b": START["b1"]}, layers=[1, 0]))
             ends_with("other", lambda: open_model(codec="bf16" if rank else "f32"))
+            ends_with("other", lambda: open_model(lr=4e-7 if rank else 1e-7))
+            ends_with("other", lambda: open_model(momentum=0.5 if rank else 0.9))
+            ends_with("other", lambda: open_model(layers=[0, 0, 1, 1, 2] if rank else LAYERS))
             """
         for lines in self.run_ranks(2, body, python=self.numpy, **self.settings()):
             told = [line.split(" at ")[0] for line in lines]
-            for line, part in zip(told, ("lrr", "hybrid:3", "running_mean is a buffer", "layer", "rank 1: codec is bf16, and f32 in the job"), strict=True):
+            for line, part in zip(told, ("lrr", "hybrid:3", "running_mean is a buffer", "layer", *REFUSED), strict=True):
                 self.assertIn("invalid_argument", line)
                 self.assertIn(part, line)
         body = """
