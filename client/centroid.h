@@ -376,11 +376,13 @@ CENTROID_API int centroid_sharded_get(centroid_sharded* sharded, centroid_sharde
 CENTROID_API int centroid_sharded_prefetch(centroid_sharded* sharded, uint32_t layer);
 CENTROID_API int centroid_sharded_gather(centroid_sharded* sharded, uint32_t layer);
 CENTROID_API int centroid_sharded_release(centroid_sharded* sharded, uint32_t layer);
-/* Of a gathered layer, until its release. */
+/* Of a gathered layer, until its release, and no longer than the next step, regroup or close: after
+ * these no pointer to parameters or gradients may be used. */
 CENTROID_API int centroid_sharded_parameters(centroid_sharded* sharded, uint64_t tensor,
                                              const float** values);
-/* To add to, 0 at first, until its layer is reduced. The step uses the mean over the ranks: where
- * they have other numbers of samples, multiply by own samples * world / all samples. */
+/* Add the tensor's gradient to these numbers, which are 0 at first; they are valid until its layer is
+ * reduced. The step uses the mean over the ranks: where they have other numbers of samples, multiply
+ * by own samples * world / all samples. */
 CENTROID_API int centroid_sharded_gradient(centroid_sharded* sharded, uint64_t tensor,
                                            float** values);
 CENTROID_API int centroid_sharded_reduce(centroid_sharded* sharded, uint32_t layer);
@@ -398,7 +400,10 @@ CENTROID_API int centroid_sharded_regroup(centroid_sharded* sharded);
  * A failure in the background is that of the next save; regroup and close log it.
  * A disk's error never has the code of a lost rank. */
 CENTROID_API int centroid_sharded_save(centroid_sharded* sharded, int wait);
-/* Waits for a checkpoint in progress. */
+/* The training is complete: ranks that wait or come get CENTROID_CANCELLED from centroid_sharded_open
+ * until the last of these closes. Returns when the last checkpoint is on the disk. */
+CENTROID_API int centroid_sharded_end(centroid_sharded* sharded);
+/* Waits for a checkpoint in progress. Without centroid_sharded_end before, others may go on. */
 CENTROID_API void centroid_sharded_close(centroid_sharded* sharded);
 
 /* ---- codecs: numbers in fewer bytes ----------------------------------------------------------- */

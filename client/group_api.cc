@@ -191,9 +191,8 @@ class Operation {
   }
 
   std::size_t checked(const void* memory, std::uint64_t count, const char* name) {
-    constexpr std::uint64_t kMost = std::uint64_t{1} << 56;
     if (status_.ok() && memory == nullptr && count > 0) status_ = given(memory, name);
-    if (status_.ok() && count > kMost)
+    if (status_.ok() && count > kMostElements)
       status_ = bad(std::string(name) + " has " + std::to_string(count) + " elements");
     return status_.ok() ? count * centroid::size_of(dtype_) : 0;
   }

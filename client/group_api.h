@@ -1,9 +1,14 @@
 #pragma once
 
+#include <cstdint>
+
 #include "client/centroid.h"
 #include "client/group_rendezvous.h"
 
 namespace centroid::c_boundary {
+
+/// Of memory that a caller gives: their bytes are no overflow.
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 56;
 
 /// The options of a rank, as a caller gives them.
 ///

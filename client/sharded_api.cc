@@ -155,6 +155,7 @@ int centroid_sharded_step(centroid_sharded* sharded, uint64_t position) {
 int centroid_sharded_sum(centroid_sharded* sharded, double* numbers, uint64_t count) {
   return with(sharded, [&](ShardedModel& model) -> Status {
     CENTROID_TRY(given(numbers, "numbers"));
+    if (count > kMostElements) return bad("numbers has " + std::to_string(count) + " elements");
     return model.sum({numbers, count});
   });
 }
@@ -171,6 +172,10 @@ int centroid_sharded_save(centroid_sharded* sharded, int wait) {
     CENTROID_TRY(model.save());
     return wait != 0 ? model.finish_save() : Status();
   });
+}
+
+int centroid_sharded_end(centroid_sharded* sharded) {
+  return with(sharded, [](ShardedModel& model) { return model.end(); });
 }
 
 void centroid_sharded_close(centroid_sharded* sharded) {

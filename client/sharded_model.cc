@@ -314,4 +314,9 @@ Status ShardedModel::finish_save() {
   return is_there ? Status() : told_apart(ended);
 }
 
+Status ShardedModel::end() {
+  ranks_->meeting().end();
+  return finish_save();
+}
+
 }  // namespace centroid::client

@@ -31,8 +31,8 @@ struct ShardedModelOptions {
 /// use      as ShardedParameters, by layers in place of units
 /// failure  after one of another rank every operation fails until `regroup`
 /// order    every rank makes the same calls
-/// waits    for other ranks as long as the group's timeout; where these may use their disks (`open`,
-///          `regroup`, `save`, `finish_save` with a folder) at least 10 minutes
+/// waits    for other ranks as long as the group's timeout; where these may use their disks
+///          (`open`, `regroup`, `save`, `finish_save` with a folder) at least 10 minutes
 /// thread   one at a time
 class ShardedModel {
  public:
@@ -73,6 +73,9 @@ class ShardedModel {
   Status save();
   /// Return when the last checkpoint is on the disk.
   Status finish_save();
+  /// The training is complete: those that come learn that, and do not begin it again. Finishes the
+  /// checkpoint in progress.
+  Status end();
 
   const collective::Group& group() const { return ranks_->group(); }
   const parallel::ShardedParameters& parameters() const { return *parameters_; }

@@ -190,10 +190,33 @@ class Models(GroupTest, CtlTest):
         ranks = self.start(2, body, python=self.numpy, FOLDER=str(self.folder / "checkpoints"), **self.settings())
         self.assertEqual(ranks[1].exit_status(), -signal.SIGKILL)
         self.assertEqual(ranks[0].exit_status(), 0, ranks[0].text())
-        lost = r"no rank has shard 1.*: there is no checkpoint in "
+        lost = r"regroup sharded parameters: no rank has shard 1 .*: there is no checkpoint in "
         told = [line for line in ranks[0].text().splitlines() if line.startswith("then")]
         for line, part in zip(told, ("not_found: " + lost, *["failed_precondition: regroup failed: .*" + lost] * 5, "not_found: "), strict=True):
             self.assertRegex(line, part)
+
+    def test_a_job_that_ended_takes_nobody_in(self):
+        body = """
+            if "LATE" in os.environ:
+                ends_with("late", open_model)
+            else:
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+                with open_model() as model:
+                    one_step(model)
+                    model.end()
+                    say("ended")
+                    signal.sigwait([signal.SIGTERM])
+            """
+        settings = {"MASTER_PORT": str(free_port()), **self.settings()}
+        ranks = self.start(2, body, python=self.numpy, **settings)
+        for rank in ranks:
+            self.wait_said(rank, "ended")
+        (late,) = self.start(1, body, python=self.numpy, LATE="", WORLD_SIZE="2", RANK="1", **settings)
+        self.assertEqual(late.exit_status(), 0, late.text())
+        self.assertRegex(late.text(), "late cancelled: the job at .* has ended")
+        for rank in ranks:
+            rank.send(signal.SIGTERM)
+            self.assertEqual(rank.exit_status(), 0, rank.text())
 
     def test_mistakes_are_refused_by_name(self):
         body = """
@@ -201,6 +224,7 @@ class Models(GroupTest, CtlTest):
             ends_with("hybrid", lambda: open_model(sharding="hybrid:3"))
             ends_with("buffer", lambda: centroid.Sharded(None, {"running_mean": START["b0"]}))
             ends_with("layers", lambda: centroid.Sharded(None, {"a": START["b0"], "b": START["b1"]}, layers=[1, 0]))
+            ends_with("layers", lambda: open_model(layers=[0, 0, 1, 1, 2**32]))
             ends_with("other", lambda: open_model(codec="bf16" if rank else "f32"))
             ends_with("other", lambda: open_model(lr=4e-7 if rank else 1e-7))
             ends_with("other", lambda: open_model(momentum=0.5 if rank else 0.9))
@@ -208,7 +232,7 @@ class Models(GroupTest, CtlTest):
             """
         for lines in self.run_ranks(2, body, python=self.numpy, **self.settings()):
             told = [line.split(" at ")[0] for line in lines]
-            for line, part in zip(told, ("lrr", "hybrid:3", "running_mean is a buffer", "layer", *REFUSED), strict=True):
+            for line, part in zip(told, ("lrr", "hybrid:3", "running_mean is a buffer", "layer", "layer 4294967296", *REFUSED), strict=True):
                 self.assertIn("invalid_argument", line)
                 self.assertIn(part, line)
         body = """
@@ -218,6 +242,8 @@ class Models(GroupTest, CtlTest):
                 model.gradients(0)
                 ends_with("gathered", lambda: model.step())
                 ends_with("layer", lambda: model.gather(9))
+                ends_with("layer", lambda: model.gradients(9))
+                ends_with("layer", lambda: model.release(2**32))
                 ends_with("save", model.save)
                 model.release(0)
                 model.step()
@@ -225,7 +251,7 @@ class Models(GroupTest, CtlTest):
             ends_with("closed", model.state)
             """
         for lines in self.run_ranks(2, body, python=self.numpy, **self.settings()):
-            for line, part in zip(lines, ("without a gradient", "is gathered; release", "layer 9", "no checkpoint_dir", "not gathered", "closed"), strict=True):
+            for line, part in zip(lines, ("without a gradient", "is gathered; release", "layer 9", "layer 9", "layer 4294967296", "no checkpoint_dir", "not gathered", "closed"), strict=True):
                 self.assertIn(part, line)
 
 

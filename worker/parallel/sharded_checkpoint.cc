@@ -303,7 +303,8 @@ Result<fs::path> ShardedCheckpoints::choose(std::vector<CheckpointEntry>& candid
     if (refused.ok())
       refused = Error(ErrorCode::kDataLoss, entry.path.string() + ": " + entry.problem);
   };
-  std::erase_if(candidates, [&](const auto& entry) { return version && entry.version != *version; });
+  std::erase_if(candidates,
+                [&](const auto& entry) { return version && entry.version != *version; });
   while (!candidates.empty() && !candidates.front().problem.empty() &&
          !candidates.front().is_unreadable) {
     refuse(candidates.front());

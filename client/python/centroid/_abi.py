@@ -140,6 +140,7 @@ _PROTOTYPES = {
     "sharded_sum": (ctypes.c_int, [_memory, _memory, _u64]),
     "sharded_regroup": (ctypes.c_int, [_memory]),
     "sharded_save": (ctypes.c_int, [_memory, ctypes.c_int]),
+    "sharded_end": (ctypes.c_int, [_memory]),
     "sharded_close": (None, [_memory]),
     "codec_open": (ctypes.c_int, [_text, _u64, _memory]),
     "codec_room": (_u64, [_memory]),

@@ -18,10 +18,14 @@ __all__ = ["Sharded"]
 State = collections.namedtuple("State", [name for name, _ in _ShardedState._fields_[1:]])
 
 
+def _layer(layer):
+    return _number(layer, "layer", 0, 2**32 - 1)
+
+
 class Sharded:
     """Train a model of your own that is divided among processes, without a server (docs/how-to/larger-models.md).
 
-    tensors   dict of name: array, the same names and shapes on all ranks; values are those of rank 0
+    tensors   dict of name: array, the same names and shapes on all ranks; values are those of rank 0: others may give any arrays of the shapes
     layers    by tensor, ascending: those of a layer are gathered together; default: each one is a layer
     settings  sharding, shard_replicas, codec, codec_down, checkpoint_dir, checkpoint_keep, optimizer, lr and the others of an optimizer
 
@@ -41,12 +45,13 @@ class Sharded:
             **_tls_fields(tls, "authority, certificate and key"),
         )
         self._shapes = {name: _shape(array, name) for name, array in tensors.items()}
-        self._layers = list(range(len(tensors))) if layers is None else list(layers)
+        self._layers = [_layer(layer) for layer in (range(len(tensors)) if layers is None else layers)]
         if len(self._layers) != len(tensors):
             raise _bad(f"{len(self._layers)} layers of {len(tensors)} tensors")
         keep, described = [], (_Tensor * max(len(tensors), 1))()
         for at, (name, array) in enumerate(tensors.items()):
-            values, shape = _read(array, name), (_u64 * max(len(self._shapes[name]), 1))(*self._shapes[name])
+            values = _read(array, name) if group.rank == 0 else (None, None)
+            shape = (_u64 * max(len(self._shapes[name]), 1))(*self._shapes[name])
             keep.append((values, shape))
             described[at] = _Tensor(name.encode(), shape, len(self._shapes[name]), values[0])
         numbers, handle = (_u32 * max(len(tensors), 1))(*self._layers), _memory()
@@ -62,24 +67,24 @@ class Sharded:
 
     def prefetch(self, layer):
         """Begin to gather a layer."""
-        self._run("prefetch", layer)
+        self._run("prefetch", _layer(layer))
 
     def gather(self, layer):
-        """Return the parameters of a layer, name: memoryview of float32, which are valid until `release`."""
-        self._run("gather", layer)
+        """Return the parameters of a layer, name: memoryview of float32. After `release`, `step`, `regroup` or `close` do not use them, nor arrays made from them: the memory is freed."""
+        self._run("gather", _layer(layer))
         return self._views(layer, "parameters", False)
 
     def release(self, layer):
         """Free the parameters of a layer."""
-        self._run("release", layer)
+        self._run("release", _layer(layer))
 
     def gradients(self, layer):
-        """Return the gradients of a layer, name: memoryview to add to, which are valid until `reduce`."""
+        """Return the gradients of a layer, name: memoryview to add to. After `reduce`, `step`, `regroup` or `close` do not use them, nor arrays made from them: the memory is freed."""
         return self._views(layer, "gradient", True)
 
     def reduce(self, layer):
         """The gradients of a layer are complete: reduce them to the mean of all ranks."""
-        self._run("reduce", layer)
+        self._run("reduce", _layer(layer))
 
     def step(self, position=0):
         """Make the optimizer's step. `position`: in the program's data after it, the same on all ranks."""
@@ -96,11 +101,15 @@ class Sharded:
         self._run("regroup")
 
     def save(self, wait=False):
-        """Write a checkpoint to checkpoint_dir, in the background."""
+        """Write a checkpoint to checkpoint_dir, in the background. Raises the failure of an earlier one."""
         self._run("save", int(wait))
 
+    def end(self):
+        """The training is complete: ranks that wait or come get an error `cancelled`. Finishes the checkpoint."""
+        self._run("end")
+
     def close(self):
-        """Leave the group, when a checkpoint in progress is written."""
+        """Leave the group, when a checkpoint in progress is written. Others may go on, unless `end` was called."""
         handle, self._handle = self._handle, None
         if handle and self._process == os.getpid():
             centroid._library.centroid_sharded_close(handle)
@@ -121,6 +130,8 @@ class Sharded:
         _call(f"sharded_{function}", self._handle, *arguments)
 
     def _views(self, layer, kind, writes):
+        if layer not in self._layers:
+            raise _bad(f"no tensor is of layer {layer}")
         views = {}
         for at, (name, shape) in enumerate(self._shapes.items()):
             if self._layers[at] == layer:
