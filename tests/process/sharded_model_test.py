@@ -195,6 +195,19 @@ class Models(GroupTest, CtlTest):
         for line, part in zip(told, ("not_found: " + lost, *["failed_precondition: regroup failed: .*" + lost] * 5, "not_found: "), strict=True):
             self.assertRegex(line, part)
 
+    def test_a_checkpoint_that_fails_before_the_end_is_said(self):
+        body = """
+            with open_model(checkpoint_dir=os.environ["FOLDER"]) as model:
+                one_step(model)
+                if rank == 0:
+                    os.rename(os.environ["FOLDER"], os.environ["FOLDER"] + ".away")
+                    open(os.environ["FOLDER"], "x").close()
+                model.sum(1)
+                model.save()
+            """
+        for lines in self.run_ranks(2, body, python=self.numpy, FOLDER=str(self.folder / "checkpoints"), **self.settings()):
+            self.assertIn("checkpoint.failed", " ".join(lines))
+
     def test_a_job_that_ended_takes_nobody_in(self):
         body = """
             if "LATE" in os.environ:
