@@ -21,11 +21,9 @@ class ShardedConsole(Sharded):
         if reason := missing():
             self.skipTest(reason)
         flags = ["--optimizer", "adam", "--epochs", 1_000_000, "--metrics.listen", "127.0.0.1:0"]
-        workers = self.ranks(4, *flags)
+        workers = self.ranks(3, *flags)
         place = workers[1].wait_event("worker.metrics_opened")["endpoint"]
         workers[0].wait_event("sharded.started")
-        workers[3].kill()
-        workers[1].wait_event("sharded.regrouped")
         pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
         pictures.mkdir(exist_ok=True)
         command = ["node", ROOT / "tests/ops/sharded_console_check.mjs", PACKAGES, shutil.which("chromium"), f"http://{place}/", pictures]
@@ -41,10 +39,6 @@ class ShardedConsole(Sharded):
                 self.assertEqual([row[:3] for row in view["parts"][1:]], expected)
                 self.assertEqual(len(view["moves"]), 4)
                 self.assertRegex(view["moves"][1][1], r"^[\d.]+ (KiB|MiB|B) in [\d.]+ ms$")
-                (change,) = view["changes"][1:]
-                self.assertEqual(change[1:4], ["3", "", "3"])
-                self.assertRegex(change[4], r"^step \d+, memory$")
-                self.assertEqual((len(view["memory"]), len(view["times"])), (3, 3))
                 for label in view["memory"]:
                     self.assertRegex(label, r"^\d r\d.*: parameters .*, gradients .*, state .*, activations ")
                 for label in view["times"]:
