@@ -357,10 +357,10 @@ typedef struct centroid_sharded_state {
   uint64_t parameter_bytes, gradient_bytes, optimizer_bytes; /* here now, with copies */
 } centroid_sharded_state;
 
-/* Meets the other ranks as centroid_group_join, or joins their job if it has begun. Goes on from the
- * newest checkpoint if there is one; else with rank 0's initial values: those of other ranks may be
- * NULL. layers: of each tensor, ascending; those of a layer are gathered together. NULL: each one is
- * a layer. settings: JSON, such as {"sharding":"full","optimizer":"adamw","lr":0.001}; also
+/* Meets the other ranks as centroid_group_join does, or joins their job if it has begun. The model
+ * is the newest checkpoint's. If there is none, it has rank 0's initial values; other ranks may pass
+ * NULL for theirs. layers: the layer of each tensor, ascending. The tensors of a layer are gathered
+ * together. NULL: each tensor is a layer. settings: JSON, such as {"sharding":"full","optimizer":"adamw","lr":0.001}; also
  * shard_replicas, codec, codec_down, checkpoint_dir, checkpoint_keep, and those of the optimizer.
  *
  * Every rank makes the same calls, with the same layers. In forward and backward gather a layer, use

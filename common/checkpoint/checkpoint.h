@@ -46,8 +46,8 @@ struct CheckpointEntry {
   std::uint64_t bytes = 0;
   /// Why it is refused; empty: no problem is known.
   std::string problem;
-  /// The problem is the disk's and may pass, or the format is of a later program: what it has is
-  /// not known. Nothing takes its place, and no job goes on from an older one.
+  /// The disk could not read it, which may pass, or a later program wrote its format. Nobody knows
+  /// what it has, so no program replaces it or continues from an older checkpoint.
   bool is_unreadable = false;
   /// Of its files when they were checked (file::stamp_of); 0: one is missing, has another size, or
   /// was unreadable.

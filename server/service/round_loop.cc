@@ -50,9 +50,9 @@ Task<Status> RoundLoop::run_rounds() {
   }
 }
 
-/// On several servers the state at the goal is complete only while all of them are here. Writes it.
-/// False: a server was lost before that, and the job goes on from the checkpoint before. Its
-/// workers leave then: `away` is how many, who have to come back to learn of the end.
+/// Write the checkpoint at the goal while all servers, which have the state in parts, are here.
+/// False: a server was lost first, and the job returns to an older checkpoint. That disconnects
+/// the workers. `away` is their number: the end waits for them, so that they learn of it.
 Task<Result<bool>> RoundLoop::keep_goal(std::size_t& away) {
   const auto are_back = [this, &away] {
     return stopping_.is_requested || members_.present.size() >= away;

@@ -124,7 +124,7 @@ Task<Status> RoundMerge::write_commit(Merging& round) {
 void RoundMerge::close(const Merging& round) {
   attempts_.close_attempt(proto::Outcome::kCommitted, round.decision.total_weight,
                           round.contributors, "");
-  // Who joins from here on is told.
+  // A worker that joins from now on learns that its contribution counts.
   for (const MemberId member : round.decision.contributors)
     job_.counted[members_.name_of(member)] = job_.round;
 }

@@ -291,7 +291,7 @@ class Link:
         self.target = target
         self.up, self.down = Gate(), Gate()  # to the server, to the worker
         self.refuses = False  # new connections
-        self.busy = 0  # so many new connections are told in the handshake that there is no room
+        self.busy = 0  # refuse this many of the next handshakes as busy
         self._sockets, self._ended = [], []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
