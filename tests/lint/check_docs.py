@@ -18,6 +18,7 @@ MAX_WORDS = 45_000  # of all pages together; marks of tables and lists are none
 UNMEASURED = ("CHANGELOG.md", "docs/reference/wire.md")  # a history, and a protocol: only their links are checked
 WIDE = ("docs/reference/python.md",)  # made from docstrings: a paragraph is a line
 MADE = ("docs/reference/make_events.py", "client/python/reference.py")  # each takes --check ROOT
+BENCHMARKS = "docs/internals/benchmarks.md"
 UNNAMED = ("tests/lint/lint_test.py",)  # plants errors
 NAMING = (".h", ".cc", ".cu", ".cuh", ".py", ".mjs", ".js", ".html", ".cmake", ".yaml", ".json")
 
@@ -100,6 +101,22 @@ def named_findings(root):
                 yield f"{name}:{line_of(text, match.start())}: {match[0]}: there is no such page"
 
 
+def bench_findings(root):
+    """Benchmarks in Python have a name for `./centroid bench`, and a page says what they measure."""
+    page, register = root / BENCHMARKS, root / "tests" / "bench" / "bench.cmake"
+    if not page.exists() or not register.exists():
+        return
+    said = set(re.findall(r"\w+\.py", " ".join(re.findall(r"`([^`]+)`", page.read_text(encoding="utf-8")))))
+    registered = set(re.findall(r"^centroid_bench_script\((\w+\.py)", register.read_text(encoding="utf-8"), re.MULTILINE))
+    for path in sorted(register.parent.glob("*.py")):
+        if '__name__ == "__main__"' not in path.read_text(encoding="utf-8"):
+            continue
+        if path.name not in registered:
+            yield f"tests/bench/bench.cmake: {path.name} is not registered with centroid_bench_script"
+        if path.name not in said:
+            yield f"{BENCHMARKS}: {path.name} is not named; say what it measures and how it is called"
+
+
 def made_findings(root):
     for script in MADE:
         if (root / script).exists():
@@ -118,6 +135,7 @@ def findings(root):
     if words > MAX_WORDS:
         yield f"all pages together: {words} words; at most {MAX_WORDS}, so say it shorter or once"
     yield from named_findings(root)
+    yield from bench_findings(root)
     yield from made_findings(root)
 
 

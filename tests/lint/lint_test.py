@@ -485,6 +485,15 @@ class Docs(LintTest):
             self.assert_found(check_docs, name, "\n# see docs/b.md\n", f"{name}:2: docs/b.md: ")
         self.assert_clean(check_docs, "server/a.cc", "// docs/b.md  lint-ok: an example\n")
 
+    def test_a_benchmark_is_registered_and_a_page_names_it(self):
+        self.write("tests/bench/new.py", 'if __name__ == "__main__":\n    pass\n')
+        self.write("tests/bench/part.py", "")
+        self.write("tests/bench/bench.cmake", "centroid_bench_script(other.py ARGS)\n")
+        self.assert_found(check_docs, "docs/internals/benchmarks.md", "`new.py BIN`\n", "bench.cmake: new.py is not registered")
+        self.write("tests/bench/bench.cmake", "centroid_bench_script(new.py ARGS)\n")
+        self.assert_clean(check_docs, "docs/internals/benchmarks.md", "`new.py BIN`\n")
+        self.assert_found(check_docs, "docs/internals/benchmarks.md", "`a` and new.py, `renew.py`\n", "new.py is not named")
+
     def test_pages_that_scripts_make(self):
         """Those of this repository are as their scripts make them; a changed source is noticed."""
         for name in ("docs/reference/events.md", "docs/reference/make_events.py"):

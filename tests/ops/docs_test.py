@@ -123,15 +123,12 @@ class Words(ClusterTest):
         self.assertIn("profile ha", self.faults(alone + "server-b", stand_ins))
         self.assertEqual("", self.faults(alone.replace("compose -f", "compose --env-file deploy/compose/ha.env -f") + "server-b", stand_ins))
 
-    def test_benchmarks_in_python_are_reached_by_name_and_described_and_take_what_is_written(self):
-        """tests/bench/bench.cmake gives each a name for `./centroid bench`, docs/internals/benchmarks.md says what it measures and how it is called."""
+    def test_benchmarks_in_python_take_what_is_written(self):
+        """In tests/bench/bench.cmake and docs/internals/benchmarks.md; that both name all: tests/lint/check_docs.py."""
         folder = ROOT / "tests" / "bench"
-        scripts = {path.name for path in folder.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
         registered = dict(re.findall(r"^centroid_bench_script\((\w+\.py)(.*)\)$", (folder / "bench.cmake").read_text(), re.MULTILINE))
-        self.assertEqual(registered.keys(), scripts)
         spans = re.findall(r"`([^`]+)`", text_of("docs/internals/benchmarks.md"))
-        self.assertEqual({name for span in spans for name in re.findall(r"\w+\.py", span)} & scripts, scripts)
-        for name in sorted(scripts):
+        for name in sorted(registered):
             known = subprocess.run([sys.executable, folder / name, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
             known = set(re.findall(r"--[a-z-]+", known.partition("options:")[2]))
             for call in [registered[name], *(span for span in spans if re.match(rf"(tests/bench/)?{name} ", span))]:
