@@ -58,11 +58,12 @@ bool Checkpointer::is_checkpoint_due() const {
       rows_.journal().requires_checkpoint(config_.journal.rows_bytes) ||
       (table_servers_ && table_servers_->journal_wants_checkpoint(config_.journal.rows_bytes));
   if (is_long && use_.is_writing) disk_.duty->hurry();
-  if (is_long && !use_.is_writing && since >= kRowsPause) return true;
-  if ((epoch_checkpoint_due_ || is_postponed_) && !use_.is_writing && needs_checkpoint())
-    return true;
-  return config_.checkpoint.interval.count() > 0 && !use_.is_writing && needs_checkpoint() &&
-         since >= config_.checkpoint.interval;
+  if (use_.is_writing || is_asked_) return false;
+  if (is_long && since >= kRowsPause) return true;
+  if (!needs_checkpoint()) return false;
+  const bool is_settled = !table_servers_ || table_servers_->why_unsettled().empty();
+  if ((is_due_ || is_postponed_) && is_settled) return true;
+  return config_.checkpoint.interval.count() > 0 && since >= config_.checkpoint.interval;
 }
 
 /// What checkpoint.every_rounds and every_epochs call for. A checkpoint that cannot begin now, for
@@ -70,13 +71,20 @@ bool Checkpointer::is_checkpoint_due() const {
 /// would become more and more.
 void Checkpointer::checkpoint_behind_round() {
   const std::uint64_t every = config_.checkpoint.every_rounds;
-  const bool is_due = epoch_checkpoint_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
+  const bool is_due = is_due_ || (every > 0 && (job_.round.value - 1) % every == 0);
   if (is_due && use_.is_writing) {
     is_postponed_ = true;
     (void)disk_.hurried();
   }
   if (is_due && needs_checkpoint() && !use_.is_writing && !data_.goal_reached())
     tasks_.spawn(checkpoint_in_background());
+}
+
+/// As many rounds were replayed as lie between two checkpoints. The next due one may be far:
+/// a server that is killed again would replay these rounds once more, and those behind them.
+void Checkpointer::catch_up() {
+  const std::uint64_t every = config_.checkpoint.every_rounds;
+  if (every > 0 && job_.store().version().value >= job_.checkpointed.value + every) is_due_ = true;
 }
 
 Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
@@ -108,7 +116,7 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
                  [this, &one] { return one.doing + servers_.longest_silent(); });
   disk_.duty->begin();  // who waits from here on is heeded
   if (is_postponed_) disk_.duty->hurry();
-  epoch_checkpoint_due_ = is_postponed_ = false;
+  is_due_ = is_postponed_ = false;
   checkpoint_begun_ = clock_.now();
   CENTROID_CO_TRY(co_await freeze(one));
   const auto written = co_await write_files(one);
@@ -297,7 +305,7 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
                   return worker.second.value + kCountedRounds < job_.round.value;
                 });
   rows_checkpointed_ = one.rows_changes;
-  if (!needs_checkpoint()) epoch_checkpoint_due_ = is_postponed_ = false;  // rounds were skipped
+  if (!needs_checkpoint()) is_due_ = is_postponed_ = false;  // rounds were skipped
   journal_.checkpoint_written(one.info.round);
   rows_.journal().prune(one.rows_journal);
   const TimePoint end = clock_.now();
@@ -336,6 +344,7 @@ void Checkpointer::announce_checkpoint() {
 }
 
 Task<void> Checkpointer::checkpoint_in_background(bool may_rest) {
+  const Raised asked(is_asked_, changed_);
   // While the journal is broken nothing else keeps what is trained.
   const auto written = co_await write_checkpoint(true, may_rest && !journal_.state().is_broken);
   if (!written.ok() && written.error().code() != ErrorCode::kCancelled)

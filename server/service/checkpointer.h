@@ -38,8 +38,9 @@ class Checkpointer : private JobPart {
   bool needs_checkpoint() const;
   bool is_checkpoint_due() const;
   void checkpoint_behind_round();
+  void catch_up();
   /// An epoch has ended that calls for one.
-  void set_epoch_due() { epoch_checkpoint_due_ = true; }
+  void set_due() { is_due_ = true; }
   /// `may_announce`: workers that keep their error feedback on disk save it with this state.
   /// `is_beside_rounds`: nobody waits for it yet. Of tasks that only the end of the server cancels.
   Task<Result<CheckpointView>> write_checkpoint(bool may_announce, bool is_beside_rounds = false);
@@ -94,7 +95,8 @@ class Checkpointer : private JobPart {
   std::uint64_t rows_checkpointed_ =
       0;  ///< store().changes() of the rows that the newest checkpoint holds
   TimePoint checkpoint_begun_;
-  bool epoch_checkpoint_due_ = false;
+  bool is_due_ = false;        ///< and not by the number of the round
+  bool is_asked_ = false;      ///< in the background; it may wait for its turn
   bool is_postponed_ = false;  ///< one was due while another was being written
   std::uint64_t state_waiters_ = 0;
   bool announcement_wanted_ = false;

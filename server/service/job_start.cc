@@ -44,7 +44,10 @@ Task<Status> JobStart::begin_replay() {
 /// True: the job goes on from its end; false: a server must come first.
 Task<Result<bool>> JobStart::replay_on() {
   CENTROID_CO_ASSIGN(const bool is_over, co_await replay_->run());
-  if (is_over) replay_.reset();
+  if (is_over) {
+    replay_.reset();
+    checkpointer_.catch_up();
+  }
   changed_.notify_all();
   co_return is_over;
 }

@@ -318,7 +318,7 @@ void RoundLoop::round_over() {
   data_.coordinate();
   const bool is_epoch_over = next.epoch != job_.epoch;
   if (const std::uint64_t every = config_.checkpoint.every_epochs; every > 0)
-    if (next.epoch / every != job_.epoch / every) checkpointer_.set_epoch_due();
+    if (next.epoch / every != job_.epoch / every) checkpointer_.set_due();
   job_.epoch = next.epoch;
   job_.offset = next.offset;
   if (is_epoch_over) job_.evaluate_next = true;

@@ -71,6 +71,17 @@ class Crash(RecoveryTest):
         self.train(goal, run="whole")
         self.assertEqual(model_bytes(self.checkpoints()[-1]), model_bytes(self.checkpoints("whole")[-1]))
 
+    def test_a_replay_of_more_rounds_than_lie_between_checkpoints_is_followed_by_one(self):
+        common = ["--rounds", 1_000_000, "--min-workers", 1, "--journal.mode", "on"]
+        server = self.server(*common, "--checkpoint.every-rounds", 900_000, name="before")
+        worker = self.worker(server, "w0")
+        server.wait_round(40)
+        server.kill()
+        worker.kill()
+        again = self.server(*common, "--checkpoint.every-rounds", 30, "--resume", name="after")
+        replayed = again.wait_event("journal.replayed")["version"]
+        self.assertEqual(again.wait_event("checkpoint.written")["version"], replayed)  # no worker is here, so no round
+
     def test_workers_say_what_a_killed_server_has_lost(self):
         for journal in ("off", "on"):
             with self.subTest(journal):
