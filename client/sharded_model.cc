@@ -87,9 +87,10 @@ Status ShardedModel::begin(const Initial& initial) {
       log::warn("checkpoint.none_found",
                 {{"dir", options_.checkpoints}, {"action", "starting afresh"}});
     CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
-    CENTROID_ASSIGN(made_, ShardedParameters::make(group(), shapes_, options, initial));
+    CENTROID_ASSIGN(auto made, ShardedParameters::make(group(), shapes_, options, initial));
+    prepare(std::move(made));
   }
-  have_made();
+  go_on();
   return {};
 }
 
@@ -118,21 +119,21 @@ Status ShardedModel::restore() {
   CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
   auto restored = checkpoints_->restore(shapes_, options);
   if (!restored.ok()) return told_apart(restored.error());
-  made_ = std::move(restored->parameters);
+  prepare(std::move(restored->parameters));
   run_ = restored->info.run_id;
   position_ = restored->info.offset;
   return {};
 }
 
-parallel::Held ShardedModel::held(ShardedParameters* parameters) const {
-  return {group().generation(), {parameters, {0, {0, shapes_.size()}}}, group().world()};
+void ShardedModel::prepare(std::unique_ptr<ShardedParameters> parameters) {
+  generations_.prepare(
+      {group().generation(), std::move(parameters), {0, {0, shapes_.size()}}, group().world()});
 }
 
-/// Go on with these parameters in the present group.
-void ShardedModel::have_made() {
-  parameters_ = std::move(made_);
-  generations_.complete(held(parameters_.get()));
-  done_ = parameters_->steps();
+/// Go on in the group of which each rank has its part now.
+void ShardedModel::go_on() {
+  generations_.complete();
+  done_ = parameters().steps();
   gathered_.clear();
   reduced_.clear();
   lost_.reset();
@@ -154,31 +155,31 @@ Result<std::size_t> ShardedModel::unit_of(std::uint32_t layer) const {
   const auto found = std::ranges::find(options_.layers, layer);
   if (found == options_.layers.end())
     return Error(ErrorCode::kInvalidArgument, "no tensor is of layer " + std::to_string(layer));
-  return parameters_->layout().unit_of(static_cast<std::size_t>(found - options_.layers.begin()));
+  return parameters().layout().unit_of(static_cast<std::size_t>(found - options_.layers.begin()));
 }
 
 /// Whether all layers of a unit are among these, or one of them.
 bool ShardedModel::is_in(const std::set<std::uint32_t>& layers, std::size_t unit, bool all) const {
-  const parallel::Range tensors = parameters_->layout().units()[unit].parameters;
+  const parallel::Range tensors = parameters().layout().units()[unit].parameters;
   const auto own = std::span(options_.layers).subspan(tensors.begin, tensors.count);
   const auto has = [&](std::uint32_t layer) { return layers.contains(layer); };
   return all ? std::ranges::all_of(own, has) : std::ranges::any_of(own, has);
 }
 
 Status ShardedModel::check_ready() const {
-  if (parameters_) return {};
+  if (generations_.present().parameters) return {};
   return Error(ErrorCode::kFailedPrecondition, "regroup failed: " + lost_->message());
 }
 
 Status ShardedModel::prefetch(std::uint32_t layer) {
   CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
-  if (parameters_->is_gathered(unit) || parameters_->is_prefetched(unit)) return {};
-  return noted(parameters_->prefetch(unit));
+  if (parameters().is_gathered(unit) || parameters().is_prefetched(unit)) return {};
+  return noted(own().prefetch(unit));
 }
 
 Status ShardedModel::gather(std::uint32_t layer) {
   CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
-  CENTROID_TRY(noted(parameters_->gather(unit)));
+  CENTROID_TRY(noted(own().gather(unit)));
   gathered_.insert(layer);
   return {};
 }
@@ -186,7 +187,7 @@ Status ShardedModel::gather(std::uint32_t layer) {
 Status ShardedModel::release(std::uint32_t layer) {
   CENTROID_ASSIGN(const std::size_t unit, unit_of(layer));
   gathered_.erase(layer);
-  return is_in(gathered_, unit, false) ? Status() : noted(parameters_->release(unit));
+  return is_in(gathered_, unit, false) ? Status() : noted(own().release(unit));
 }
 
 Status ShardedModel::reduce(std::uint32_t layer) {
@@ -195,23 +196,23 @@ Status ShardedModel::reduce(std::uint32_t layer) {
   if (!is_in(reduced_, unit, true)) return {};
   for (const std::uint32_t one : std::set(reduced_))
     if (const auto of = unit_of(one); of.ok() && *of == unit) reduced_.erase(one);
-  return noted(parameters_->reduce(unit));
+  return noted(own().reduce(unit));
 }
 
 Result<std::span<const float>> ShardedModel::parameter(std::size_t tensor) const {
-  return parameters_->parameter(tensor);
+  return parameters().parameter(tensor);
 }
 
 Result<std::span<float>> ShardedModel::gradient(std::size_t tensor) {
-  return parameters_->gradient(tensor);
+  return own().gradient(tensor);
 }
 
 Result<parallel::StepReport> ShardedModel::step(std::uint64_t position) {
   next_position_ = position;
-  auto made = parameters_->step();
+  auto made = own().step();
   if (!made.ok()) return noted(made.error()).error();
   position_ = position;
-  done_ = parameters_->steps();
+  done_ = parameters().steps();
   gathered_.clear();
   reduced_.clear();
   return made;
@@ -243,7 +244,7 @@ Status ShardedModel::change_group(Meeting::Newcomers newcomers) {
     lost_ = status.error();
     return status;
   }
-  have_made();
+  go_on();
   return {};
 }
 
@@ -257,29 +258,21 @@ std::chrono::milliseconds ShardedModel::patience() const {
 /// Make the parameters of this group, from memory or a checkpoint.
 Status ShardedModel::take_over() {
   end_checkpoints();
-  Notice own;
-  std::ranges::copy(generations_.claim(), own.numbers.begin());
-  own.text = run_;
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
-  const std::uint32_t from = parallel::Generations::newest(all);
-  run_ = all[from].text.empty() ? ranks_->members().job : all[from].text;
+  CENTROID_ASSIGN(const parallel::Origin origin,
+                  parallel::find_origin(group(), generations_, run_, patience()));
+  run_ = origin.run.empty() ? ranks_->members().job : origin.run;
   CENTROID_TRY(open_checkpoints());
-  const parallel::Held before = generations_.go_back(all[from].numbers[0]);
-  // No more than one division beside the new one.
-  if (generations_.present().generation == 0) parameters_.reset();
-  if (generations_.next().generation == 0) made_.reset();
+  generations_.go_back(origin.generation);  // no more than one division beside the new one
   CENTROID_ASSIGN(const parallel::ShardedOptions options, division());
   const parallel::Later later{group(), {0, {0, shapes_.size()}}, options};
-  auto made = parallel::regroup(group(), {shapes_}, options, before.part, later);
+  auto made =
+      parallel::regroup(group(), {shapes_}, options, generations_.present().earlier(), later);
   if (made.ok()) {
-    made_ = std::move(made->parameters);
-    generations_.prepare(held(made_.get()));
-    return share_position(from, made->step);
+    prepare(std::move(made->parameters));
+    return share_position(origin.rank, made->step);
   }
   if (group().culprit()) return made.error();  // another loss
   if (!checkpoints_) return std::move(made).error().with_context("there is no checkpoint_dir");
-  parameters_.reset();
-  made_.reset();
   generations_.clear();
   const Status restored = restore();
   return restored.ok() ? restored : Status(restored.error().with_context(made.error().message()));
@@ -300,11 +293,11 @@ Status ShardedModel::save() {
     return Error(ErrorCode::kFailedPrecondition, "save: there is no checkpoint_dir");
   CheckpointInfo info;
   info.run_id = run_;
-  info.version = Version(parameters_->steps() + 1);  // 1: the initial values
-  info.round = Round(parameters_->steps());
+  info.version = Version(parameters().steps() + 1);  // 1: the initial values
+  info.round = Round(parameters().steps());
   info.offset = position_;
   CENTROID_TRY(finish_save());
-  return told_apart(checkpoints_->begin(*parameters_, info));
+  return told_apart(checkpoints_->begin(own(), info));
 }
 
 Status ShardedModel::finish_save() {

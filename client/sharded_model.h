@@ -78,7 +78,9 @@ class ShardedModel {
   Status end();
 
   const collective::Group& group() const { return ranks_->group(); }
-  const parallel::ShardedParameters& parameters() const { return *parameters_; }
+  const parallel::ShardedParameters& parameters() const {
+    return *generations_.present().parameters;
+  }
   std::uint64_t position() const { return position_; }
 
  private:
@@ -91,9 +93,10 @@ class ShardedModel {
   Status take_over();
   Status share_position(std::uint32_t from, std::uint64_t step);
   Status change_group(Meeting::Newcomers newcomers);
-  parallel::Held held(parallel::ShardedParameters* parameters) const;
+  parallel::ShardedParameters& own() { return *generations_.present().parameters; }
+  void prepare(std::unique_ptr<parallel::ShardedParameters> parameters);
   std::chrono::milliseconds patience() const;
-  void have_made();
+  void go_on();
   Result<std::size_t> unit_of(std::uint32_t layer) const;
   bool is_in(const std::set<std::uint32_t>& layers, std::size_t unit, bool all) const;
   Status noted(Status status);
@@ -106,12 +109,10 @@ class ShardedModel {
   std::string run_;                                            ///< of checkpoints
   std::unique_ptr<parallel::ShardedCheckpoints> checkpoints_;  ///< null: none are written
   parallel::Generations generations_;
-  std::unique_ptr<parallel::ShardedParameters> parameters_;
-  std::unique_ptr<parallel::ShardedParameters> made_;  ///< of the next group
-  std::set<std::uint32_t> gathered_, reduced_;         ///< layers, of units with several
-  std::uint64_t position_ = 0, next_position_ = 0;     ///< of the last step; of the one that runs
-  std::uint64_t done_ = 0;                             ///< the step that `position_` follows
-  std::optional<Error> lost_;                          ///< another rank's failure, or of `regroup`
+  std::set<std::uint32_t> gathered_, reduced_;      ///< layers, of units with several
+  std::uint64_t position_ = 0, next_position_ = 0;  ///< of the last step; of the one that runs
+  std::uint64_t done_ = 0;                          ///< the step that `position_` follows
+  std::optional<Error> lost_;                       ///< another rank's failure, or of `regroup`
 };
 
 }  // namespace centroid::client

@@ -206,12 +206,12 @@ Result<MadeReplica> JobDivision::begin() const {
   MadeReplica out;
   if (stage_) {
     CENTROID_ASSIGN(auto made, PipelineReplica::make(*ranks_, model_, config_.seed, options_));
-    out.parameters = &made->parameters();
+    out.parameters = made->parameters();
     out.replica = std::move(made);
   } else {
     CENTROID_ASSIGN(auto made,
                     ShardedReplica::make(*ranks_, model_, config_.seed, options_.sharded));
-    out.parameters = &made->parameters();
+    out.parameters = made->parameters();
     out.replica = std::move(made);
   }
   return out;
@@ -236,17 +236,13 @@ Result<parallel::Regrouped> JobDivision::regroup(const collective::Group& group,
   return parallel::regroup(group, models, options_.sharded, old, next);
 }
 
-MadeReplica JobDivision::make(std::unique_ptr<ShardedParameters> parameters) const {
-  MadeReplica out;
-  out.parameters = parameters.get();
-  if (waits())
-    out.replica = std::make_unique<IdleReplica>(model_, data_world());
-  else if (stage_)
-    out.replica = std::make_unique<PipelineReplica>(*ranks_, model_, options_, *stage_,
-                                                    std::move(parameters));
-  else
-    out.replica = std::make_unique<ShardedReplica>(*ranks_, model_, std::move(parameters));
-  return out;
+std::unique_ptr<DividedReplica> JobDivision::make(
+    std::shared_ptr<ShardedParameters> parameters) const {
+  if (waits()) return std::make_unique<IdleReplica>(model_, data_world());
+  if (stage_)
+    return std::make_unique<PipelineReplica>(*ranks_, model_, options_, *stage_,
+                                             std::move(parameters));
+  return std::make_unique<ShardedReplica>(*ranks_, model_, std::move(parameters));
 }
 
 GroupShape JobDivision::shape(const ShardedParameters* parameters) const {

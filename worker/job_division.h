@@ -22,10 +22,9 @@ namespace centroid::worker {
 /// fails  failed_precondition: the memory is too small, with the numbers
 Status check_limit(const WorkerConfig& config, const parallel::ShardedMemory& need);
 
-/// A replica with its parameters, which it owns; null: of a rank that waits.
 struct MadeReplica {
   std::unique_ptr<DividedReplica> replica;
-  parallel::ShardedParameters* parameters = nullptr;
+  std::shared_ptr<parallel::ShardedParameters> parameters;
 };
 
 /// How a job of exchange sharded is divided among the workers of a group, as this rank sees it.
@@ -93,7 +92,9 @@ class JobDivision {
   /// As parallel::regroup.
   Result<parallel::Regrouped> regroup(const collective::Group& group,
                                       const parallel::Earlier& old) const;
-  MadeReplica make(std::unique_ptr<parallel::ShardedParameters> parameters) const;
+  /// `parameters`: null if this rank waits.
+  std::unique_ptr<DividedReplica> make(
+      std::shared_ptr<parallel::ShardedParameters> parameters) const;
   /// What the monitor shows; without the numbers of the workers.
   GroupShape shape(const parallel::ShardedParameters* parameters) const;
 

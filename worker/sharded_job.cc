@@ -91,9 +91,12 @@ Status ShardedJob::begin_with_others() {
   CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints({}));
   if (checkpoints_ && checkpoints_->resumes()) {
     CENTROID_TRY(restore());
+    go_on();
   } else {
     CENTROID_ASSIGN(MadeReplica made, division_.begin());
-    have(std::move(made));
+    generations_.prepare(held(std::move(made.parameters)));
+    generations_.complete();
+    replica_ = std::move(made.replica);
   }
   return show(parameters());
 }
@@ -194,9 +197,9 @@ Status ShardedJob::regroup(client::Meeting::Newcomers newcomers) {
   const auto begin = std::chrono::steady_clock::now();
   client::Membership before;
   if (!ranks_->is_newcomer()) before = ranks_->members();
-  CENTROID_TRY(ranks_->regroup(newcomers, [this] { return take_over(); }));
-  const bool is_from_memory = generations_.next().generation == group().generation();
-  if (is_from_memory) have(division_.make(std::move(made_)));
+  bool is_from_memory = false;
+  CENTROID_TRY(ranks_->regroup(newcomers, [&] { return take_over(is_from_memory); }));
+  go_on();
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   tell_change(before, is_from_memory ? "memory" : "checkpoint", time.count());
   return {};
@@ -246,10 +249,10 @@ void ShardedJob::tell_change(const client::Membership& before, const char* from,
   monitor_.changed(std::move(change));
 }
 
-/// Go on with this replica in the present group.
-void ShardedJob::have(MadeReplica made) {
-  replica_ = std::move(made.replica);
-  generations_.complete(held(made.parameters));
+/// Go on in the group of which each rank has its part now.
+void ShardedJob::go_on() {
+  generations_.complete();
+  replica_ = division_.make(generations_.present().parameters);
 }
 
 /// Of an operation before which others may use their disks.
@@ -260,38 +263,34 @@ std::chrono::milliseconds ShardedJob::patience() const {
 }
 
 /// Also a rank that waits knows that a group is complete.
-parallel::Held ShardedJob::held(parallel::ShardedParameters* parameters) const {
-  return {group().generation(), {parameters, division_.portion()}, division_.data_world()};
+parallel::Held ShardedJob::held(std::shared_ptr<parallel::ShardedParameters> parameters) const {
+  return {group().generation(), std::move(parameters), division_.portion(), division_.data_world()};
 }
 
-/// Make the parameters of this group, from memory; or the replica, from a checkpoint.
-Status ShardedJob::take_over() {
+/// Make this rank's part of this group, from memory or a checkpoint.
+Status ShardedJob::take_over(bool& is_from_memory) {
   if (checkpoints_) run_ = checkpoints_->run();
   checkpoints_.reset();  // ends the write in progress
   fault::point("sharded.grouped");
-  Notice own;
-  std::ranges::copy(generations_.claim(), own.numbers.begin());
-  own.text = run_;
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
-  const std::uint32_t from = parallel::Generations::newest(all);
-  run_ = all[from].text.empty() ? ranks_->members().job : all[from].text;
-  CENTROID_TRY(divide(from));
-  const parallel::Held before = generations_.go_back(all[from].numbers[0]);
+  CENTROID_ASSIGN(const parallel::Origin origin,
+                  parallel::find_origin(group(), generations_, run_, patience()));
+  run_ = origin.run.empty() ? ranks_->members().job : origin.run;
+  CENTROID_TRY(divide(origin.rank));
   // No more than one division beside the new one.
-  if (generations_.present().generation == 0) replica_.reset();
-  if (generations_.next().generation == 0) made_.reset();
-  auto made = division_.regroup(group(), before.part);
+  if (generations_.present().generation != origin.generation) replica_.reset();
+  generations_.go_back(origin.generation);
+  auto made = division_.regroup(group(), generations_.present().earlier());
+  is_from_memory = made.ok();
   if (!made.ok()) {
     if (group().culprit()) return made.error();  // another loss
     if (config_.checkpoint.dir.empty())
       return std::move(made).error().with_context("there are no checkpoints (--checkpoint.dir)");
     return take_from_checkpoint();
   }
-  made_ = std::move(made->parameters);
-  generations_.prepare(held(made_.get()));
+  generations_.prepare(held(std::move(made->parameters)));
   fault::point("sharded.divided");
-  CENTROID_TRY(share_position(from, made->step, before.data_world));
-  return show(made_.get());
+  CENTROID_TRY(share_position(origin.rank, made->step, generations_.present().data_world));
+  return show(generations_.next().parameters.get());
 }
 
 /// Divide the job among this group as rank `from` would, if each has the memory for its part.
@@ -312,11 +311,10 @@ Status ShardedJob::divide(std::uint32_t from) {
 
 Status ShardedJob::take_from_checkpoint() {
   replica_.reset();
-  made_.reset();
   generations_.clear();
   CENTROID_TRY(restore());
   if (!division_.waiting().empty()) CENTROID_TRY(share_position(0, summary_.steps, 1));
-  return show(parameters());
+  return show(generations_.next().parameters.get());
 }
 
 /// Be where that rank is in the data, at this step. It was one of so many data parallel ranks.
@@ -342,13 +340,13 @@ Status ShardedJob::share_position(std::uint32_t from, std::uint64_t step,
   return {};
 }
 
-/// Of a rank that has a part; the others wait.
+/// Have this rank's part, if it does not wait, from a checkpoint.
 Status ShardedJob::restore() {
-  std::unique_ptr<parallel::ShardedParameters> restored;
+  std::shared_ptr<parallel::ShardedParameters> restored;
   if (!division_.waits()) {
     CENTROID_ASSIGN(restored, division_.restore(*checkpoints_, summary_));
   }
-  have(division_.make(std::move(restored)));
+  generations_.prepare(held(std::move(restored)));
   return {};
 }
 

@@ -53,7 +53,7 @@ class ShardedJob {
   DividedReplica& replica() { return *replica_; }
   /// Of the replica; null: this rank waits.
   const parallel::ShardedParameters* parameters() const {
-    return generations_.present().part.parameters;
+    return generations_.present().parameters.get();
   }
   /// Of the present replica; none if there is none after a failure.
   RankCosts costs() const { return replica_ ? replica_->costs() : RankCosts(); }
@@ -68,12 +68,12 @@ class ShardedJob {
   Status regroup(client::Meeting::Newcomers newcomers);
   void tell_change(const client::Membership& before, const char* from, double seconds);
   Status show(const parallel::ShardedParameters* parameters);
-  Status take_over();
+  Status take_over(bool& is_from_memory);
   Status divide(std::uint32_t from);
   Status take_from_checkpoint();
   std::chrono::milliseconds patience() const;
-  parallel::Held held(parallel::ShardedParameters* parameters) const;
-  void have(MadeReplica made);
+  parallel::Held held(std::shared_ptr<parallel::ShardedParameters> parameters) const;
+  void go_on();
   Status share_position(std::uint32_t from, std::uint64_t step, std::uint32_t data_world);
   Status restore();
 
@@ -89,8 +89,7 @@ class ShardedJob {
   std::string run_;                              ///< of the last checkpoints
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
   parallel::Generations generations_;
-  std::unique_ptr<DividedReplica> replica_;            ///< of the present one; null: of a newcomer
-  std::unique_ptr<parallel::ShardedParameters> made_;  ///< of the next one
+  std::unique_ptr<DividedReplica> replica_;  ///< of the present one; null: of a newcomer
 };
 
 }  // namespace centroid::worker

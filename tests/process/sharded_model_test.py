@@ -3,9 +3,11 @@
 import json
 import pathlib
 import signal
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import ROOT
 from harness.cluster import free_port, main
 from harness.ctl import CtlTest
 from harness.groups import GroupTest
@@ -74,6 +76,54 @@ def open_model(**more):
 """
 
 REFUSED = ["rank 1: codec is bf16, and f32 in the job", "rank 1: lr is 4e-07, and 1e-07 in the job", "rank 1: momentum is 0.5, and 0.9 in the job", "rank 1: layers"]
+
+# Two layers whose gradient is the parameter's own value: each step of sgd with lr 0.5 halves it, without rounding.
+C_PROGRAM = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include "client/centroid.h"
+#define CHECK(call) do { if (call) { puts(centroid_error()); return 1; } } while (0)
+int main(int argc, char** argv) {
+  centroid_group_options group = {sizeof group, (uint32_t)atoi(argv[1]), 2, NULL, NULL, 60000, NULL, NULL, NULL};
+  static float first[3] = {8, 16, 24}, second[2] = {64, 128};
+  uint64_t three[1] = {3}, two[1] = {2};
+  centroid_tensor tensors[2] = {{"first", three, 1, first}, {"second", two, 1, second}};
+  const uint32_t layers[2] = {0, 1};
+  centroid_sharded* model;
+  centroid_sharded_state state = {0};
+  CHECK(centroid_sharded_open(&group, argv[2], argv[3], tensors, layers, 2, &model));
+  for (int step = 1; step <= 3; ++step) {
+    double sum = 0;
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const float* values;
+      float* gradient;
+      CHECK(centroid_sharded_prefetch(model, layer));
+      CHECK(centroid_sharded_gather(model, layer));
+      CHECK(centroid_sharded_parameters(model, layer, &values));
+      CHECK(centroid_sharded_gradient(model, layer, &gradient));
+      for (uint64_t i = 0; i < (layer ? two[0] : three[0]); ++i) {
+        gradient[i] += values[i];
+        sum += values[i];
+      }
+      CHECK(centroid_sharded_reduce(model, layer));
+      CHECK(centroid_sharded_release(model, layer));
+    }
+    CHECK(centroid_sharded_sum(model, &sum, 1));
+    CHECK(centroid_sharded_step(model, (uint64_t)step * 10));
+    CHECK(centroid_sharded_regroup(model));
+    printf("%g\n", sum);
+  }
+  CHECK(centroid_sharded_save(model, 1));
+  state.size = sizeof state;
+  CHECK(centroid_sharded_get(model, &state));
+  printf("%u of %u, step %d, position %d\n", state.rank, state.world, (int)state.step, (int)state.position);
+  const int code = centroid_sharded_gather(model, 9);
+  printf("%d %s\n", code, centroid_error());
+  CHECK(centroid_sharded_end(model));
+  centroid_sharded_close(model);
+  return argc != 4;
+}
+"""
 
 
 class Models(GroupTest, CtlTest):
@@ -230,6 +280,39 @@ class Models(GroupTest, CtlTest):
         for rank in ranks:
             rank.send(signal.SIGTERM)
             self.assertEqual(rank.exit_status(), 0, rank.text())
+
+    def test_a_program_in_c(self):
+        library = pathlib.Path(self.environment["LIBCENTROID"])
+        source, program = self.folder / "program.c", self.folder / "program"
+        source.write_text(C_PROGRAM)
+        subprocess.run(["cc", "-std=c99", "-Wall", "-Werror", f"-I{ROOT}", source, "-o", program, library, f"-Wl,-rpath,{library.parent}"], check=True)
+        settings = json.dumps({"optimizer": "sgd", "lr": 0.5, "checkpoint_dir": str(self.folder / "kept")})
+        for line, sums in (("step 3, position 30", ["480", "240", "120"]), ("step 6, position 30", ["60", "30", "15"])):  # of both ranks; goes on
+            place = f"127.0.0.1:{free_port()}"
+            running = [subprocess.Popen([program, str(rank), place, settings], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+            for one in running:
+                self.addCleanup(one.kill)
+            for rank, one in enumerate(running):
+                said = one.communicate(timeout=120)[0].splitlines()
+                self.assertEqual(said, [*sums, f"{rank} of 2, {line}", "8 no tensor is of layer 9"])
+                self.assertEqual(one.returncode, 0)
+
+    def test_a_program_that_exits_has_written_its_checkpoint(self):
+        body = """
+            model = open_model(checkpoint_dir=os.environ["KEPT"])
+            kept = [model]
+            kept.append(kept)
+            if model.state().step:
+                say("goes on at", model.state().step)
+            else:
+                one_step(model)
+                model.save()
+            import gc
+            gc.freeze()  # the interpreter's end collects nothing, so nobody else closes it
+            """
+        kept = {"KEPT": str(self.folder / "kept"), **self.settings()}
+        self.run_ranks(2, body, python=self.numpy, **kept)
+        self.assertEqual(self.run_ranks(2, body, python=self.numpy, **kept), [["goes on at 1"]] * 2)
 
     def test_mistakes_are_refused_by_name(self):
         body = """

@@ -7,13 +7,17 @@
 namespace centroid::parallel {
 namespace {
 
-/// A part of the model; nobody looks into it.
-ShardedParameters* part(int& one) { return reinterpret_cast<ShardedParameters*>(&one); }
+using Part = std::shared_ptr<ShardedParameters>;
 
-Held held(std::uint64_t generation, ShardedParameters* parameters) {
+/// A part of the model; nobody looks into it.
+Part part(int& one) {
+  return {reinterpret_cast<ShardedParameters*>(&one), [](ShardedParameters*) {}};
+}
+
+Held held(std::uint64_t generation, Part parameters) {
   Held out;
   out.generation = generation;
-  out.part.parameters = parameters;
+  out.parameters = std::move(parameters);
   return out;
 }
 
@@ -28,9 +32,10 @@ std::vector<Notice> claims(const std::vector<const Generations*>& ranks) {
 class GenerationsTest : public ::testing::Test {
  protected:
   GenerationsTest() {
-    first_.complete(held(1, part(a_)));
-    second_.complete(held(1, part(b_)));
-    waits_.complete(held(1, nullptr));
+    first_.prepare(held(1, part(a_)));
+    second_.prepare(held(1, part(b_)));
+    waits_.prepare(held(1, nullptr));
+    for (Generations* one : {&first_, &second_, &waits_}) one->complete();
   }
   void prepare() {
     first_.prepare(held(2, part(c_)));
@@ -45,21 +50,28 @@ class GenerationsTest : public ::testing::Test {
 // parts that they have in this one.
 TEST_F(GenerationsTest, ARankThatWaitsMayBeTheOnlyOneToKnowThatAGroupIsComplete) {
   prepare();
-  waits_.complete(held(2, nullptr));
+  waits_.complete();
   const auto all = claims({&first_, &second_, &waits_});
   EXPECT_EQ(Generations::newest(all), 2u);
   EXPECT_EQ(all[2].numbers[0], 2u);
   for (Generations* one : {&first_, &second_, &waits_}) {
-    const Held own = one->go_back(2);
+    one->go_back(2);
+    const Held& own = one->present();
     EXPECT_EQ(own.generation, 2u);
-    EXPECT_EQ(own.part.parameters, one == &first_    ? part(c_)
-                                   : one == &second_ ? part(d_)
-                                                     : nullptr);
+    EXPECT_EQ(own.parameters, one == &first_ ? part(c_) : one == &second_ ? part(d_) : nullptr);
     EXPECT_EQ(one->claim()[0], 2u);
+    EXPECT_EQ(one->next().generation, 0u);  // its memory is free
   }
-  EXPECT_EQ(first_.present().generation, 0u);  // its memory is free
-  EXPECT_EQ(first_.next().generation, 2u);
-  EXPECT_EQ(waits_.present().generation, 2u);
+}
+
+TEST_F(GenerationsTest, AGroupThatWasTheNextOneIsThereUntilALaterOneIsComplete) {
+  prepare();
+  waits_.complete();
+  first_.go_back(2);
+  first_.prepare(held(3, part(a_)));
+  first_.go_back(2);  // group 3 was lost, too
+  EXPECT_EQ(first_.present().parameters, part(c_));
+  EXPECT_EQ(first_.claim()[0], 2u);
 }
 
 TEST_F(GenerationsTest, WhereNoRankKnowsTheNextGroupToBeCompleteAllGoBackToThePresentOne) {
@@ -67,9 +79,11 @@ TEST_F(GenerationsTest, WhereNoRankKnowsTheNextGroupToBeCompleteAllGoBackToThePr
   const auto all = claims({&waits_, &second_, &first_});
   EXPECT_EQ(Generations::newest(all), 1u);  // the first that has a part
   EXPECT_EQ(all[1].numbers[0], 1u);
-  EXPECT_EQ(first_.go_back(1).part.parameters, part(a_));
+  first_.go_back(1);
+  EXPECT_EQ(first_.present().parameters, part(a_));
   EXPECT_EQ(first_.next().generation, 0u);
-  EXPECT_EQ(waits_.go_back(1).generation, 1u);
+  waits_.go_back(1);
+  EXPECT_EQ(waits_.present().generation, 1u);
   EXPECT_EQ(waits_.claim()[0], 1u);
 }
 
@@ -77,7 +91,8 @@ TEST_F(GenerationsTest, ARankThatHasNothingOfAGroupClaimsNone) {
   Generations newcomer;
   newcomer.prepare(held(2, part(c_)));
   EXPECT_EQ(Generations::newest(claims({&newcomer, &waits_})), 1u);
-  EXPECT_EQ(newcomer.go_back(1).generation, 0u);
+  newcomer.go_back(1);
+  EXPECT_EQ(newcomer.present().generation, 0u);
   EXPECT_EQ(newcomer.next().generation, 0u);
   EXPECT_EQ(newcomer.claim()[0], 0u);
   first_.clear();

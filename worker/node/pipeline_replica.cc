@@ -267,7 +267,7 @@ Result<std::unique_ptr<PipelineReplica>> PipelineReplica::make(const collective:
 
 PipelineReplica::PipelineReplica(const collective::Group& group, const Model& model,
                                  const PipelineOptions& options, RankStage stage,
-                                 std::unique_ptr<ShardedParameters> parameters)
+                                 std::shared_ptr<ShardedParameters> parameters)
     : group_(group),
       line_(std::move(stage.line)),
       data_(std::move(stage.data)),

@@ -90,7 +90,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   /// With parameters of the stage that are restored, or were those of an earlier group.
   PipelineReplica(const collective::Group& group, const Model& model,
                   const PipelineOptions& options, RankStage stage,
-                  std::unique_ptr<parallel::ShardedParameters> parameters);
+                  std::shared_ptr<parallel::ShardedParameters> parameters);
 
   /// `batches`: one, which is divided into micro-batches.
   Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples) override;
@@ -103,7 +103,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   Status visit(const Visit& visit) override;
 
   parallel::Range layers() const { return layers_; }  ///< of this stage
-  parallel::ShardedParameters& parameters() { return *parameters_; }
+  const std::shared_ptr<parallel::ShardedParameters>& parameters() const { return parameters_; }
   parallel::ShardedMemory most_memory() const { return most_; }
   /// Of all steps so far, in sum.
   const parallel::PipelineReport& report() const { return report_; }
@@ -144,7 +144,7 @@ class PipelineReplica final : public DividedReplica, private parallel::Stage {
   const std::vector<std::uint32_t> layer_of_;   ///< by tensor of the model
   const parallel::Range layers_, tensors_;      ///< of this stage
   const std::uint32_t passes_;                  ///< of a step of the model
-  const std::unique_ptr<parallel::ShardedParameters> parameters_;
+  const std::shared_ptr<parallel::ShardedParameters> parameters_;
   const std::vector<parallel::Actions> schedule_;
   std::vector<Seat> seats_;
   TensorPlaces places_;

@@ -84,7 +84,7 @@ Result<std::unique_ptr<ShardedReplica>> ShardedReplica::make(
 }
 
 ShardedReplica::ShardedReplica(const collective::Group& group, const Model& model,
-                               std::unique_ptr<ShardedParameters> parameters)
+                               std::shared_ptr<ShardedParameters> parameters)
     : model_(model.clone()),
       layered_(*model_->layered()),
       rank_(group.rank()),

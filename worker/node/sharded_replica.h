@@ -49,7 +49,7 @@ class ShardedReplica final : public DividedReplica {
                                                       const parallel::ShardedOptions& options);
   /// With parameters of the group that are restored, or were those of an earlier group.
   ShardedReplica(const collective::Group& group, const Model& model,
-                 std::unique_ptr<parallel::ShardedParameters> parameters);
+                 std::shared_ptr<parallel::ShardedParameters> parameters);
 
   Result<ShardedStep> step(std::span<const Batch> batches, std::uint64_t all_samples) override;
   Result<StepResult> evaluate(const Batch& batch) override;
@@ -60,7 +60,7 @@ class ShardedReplica final : public DividedReplica {
   std::uint32_t data_rank() const override { return rank_; }
   std::uint32_t data_world() const override { return world_; }
   RankCosts costs() const override;
-  parallel::ShardedParameters& parameters() { return *parameters_; }
+  const std::shared_ptr<parallel::ShardedParameters>& parameters() const { return parameters_; }
   /// The most bytes that this rank had at once, without those of activations (Model::work_bytes).
   /// Spare memory counts as gradients.
   parallel::ShardedMemory most_memory() const { return most_; }
@@ -76,7 +76,7 @@ class ShardedReplica final : public DividedReplica {
   const std::unique_ptr<Model> model_;
   Layered& layered_;
   const std::uint32_t rank_, world_;
-  const std::unique_ptr<parallel::ShardedParameters> parameters_;
+  const std::shared_ptr<parallel::ShardedParameters> parameters_;
   std::vector<ShardedPass> training_, evaluation_;
   TensorPlaces places_;
   std::vector<Buffer> later_;  ///< by unit: gradient of a batch after the first

@@ -5,21 +5,10 @@
 
 namespace centroid::parallel {
 
-void Generations::complete(const Held& own) {
-  present_ = own;
-  next_ = {};
-  complete_ = own.generation;
-}
-
-Held Generations::of(std::uint64_t generation) const {
-  for (const Held* one : {&present_, &next_})
-    if (generation > 0 && one->generation == generation) return *one;
-  return {};
-}
+void Generations::complete() { present_ = std::exchange(next_, {}); }
 
 std::array<std::uint64_t, 2> Generations::claim() const {
-  const bool has_part = of(complete_).part.parameters != nullptr;
-  return {complete_, has_part ? std::uint64_t{1} : 0};
+  return {present_.generation, present_.parameters ? std::uint64_t{1} : 0};
 }
 
 std::uint32_t Generations::newest(const std::vector<Notice>& claims) {
@@ -28,12 +17,21 @@ std::uint32_t Generations::newest(const std::vector<Notice>& claims) {
   return static_cast<std::uint32_t>(first - claims.begin());
 }
 
-Held Generations::go_back(std::uint64_t generation) {
-  const Held own = of(generation);
-  complete_ = own.generation;
-  for (Held* one : {&present_, &next_})
-    if (one->generation != own.generation) *one = {};
-  return own;
+void Generations::go_back(std::uint64_t generation) {
+  const bool is_next = generation > 0 && next_.generation == generation;
+  const bool is_present = generation > 0 && present_.generation == generation;
+  if (!is_present) present_ = is_next ? std::move(next_) : Held();
+  next_ = {};
+}
+
+Result<Origin> find_origin(const collective::Group& group, const Generations& own,
+                           const std::string& run, std::chrono::milliseconds timeout) {
+  Notice notice;
+  std::ranges::copy(own.claim(), notice.numbers.begin());
+  notice.text = run;
+  CENTROID_ASSIGN(const auto all, exchange(group, notice, timeout));
+  const std::uint32_t rank = Generations::newest(all);
+  return Origin{rank, all[rank].numbers[0], all[rank].text};
 }
 
 }  // namespace centroid::parallel

@@ -172,7 +172,7 @@ class Group:
 
     def __init__(self, _handle):
         self._handle, self._process, self._dropped = _handle, os.getpid(), []
-        _groups.add(self)
+        _open.add(self)
         self.rank = centroid._library.centroid_group_rank(_handle)  # of this process in the group
         self.world = centroid._library.centroid_group_world(_handle)
 
@@ -381,14 +381,14 @@ class Group:
         return [bytes(out[end - length : end]) for end, length in zip(ends, lengths)]
 
 
-_groups = weakref.WeakSet()
+_open = weakref.WeakSet()  # groups and models of `centroid.Sharded`
 
 
 @atexit.register
 def _leave():
     """Peers learn that this rank has left, and no thread of the library outlives the interpreter."""
-    for group in list(_groups):
-        group.close()
+    for one in list(_open):
+        one.close()
 
 
 def _rank(number):

@@ -11,7 +11,7 @@ import centroid
 from ._abi import _GroupOptions, _memory, _ShardedState, _Tensor, _u32, _u64
 from ._arrays import CentroidError, _bad, _number, _read, _shape
 from ._servers import _tls_fields
-from .group import _address, _call, _environment, _milliseconds, _rank
+from .group import _address, _call, _environment, _milliseconds, _open, _rank
 
 __all__ = ["Sharded"]
 
@@ -29,7 +29,7 @@ class Sharded:
     layers    by tensor, ascending: those of a layer are gathered together; default: each one is a layer
     settings  sharding, shard_replicas, codec, codec_down, checkpoint_dir, checkpoint_keep, optimizer, lr and the others of an optimizer
 
-    The other arguments are those of `centroid.join`. Every rank makes the same calls.
+    The other arguments are those of `centroid.join`. Every rank makes the same calls. A call that waits heeds Ctrl-C when it returns.
     """
 
     LOSSES = ("unavailable", "aborted", "deadline_exceeded")  # codes of another rank's failure: call `regroup`
@@ -58,6 +58,7 @@ class Sharded:
         place = (address or _address()).encode()
         _call("sharded_open", ctypes.byref(group), place, json.dumps(settings).encode(), described, numbers, len(tensors), ctypes.byref(handle))
         self._handle = handle
+        _open.add(self)
 
     def state(self):
         """Return rank, world, step, position, parameter_bytes, gradient_bytes and optimizer_bytes, as of now."""
