@@ -63,10 +63,15 @@ Pulse Connector::pulse(milliseconds lease) const {
   return {std::min(kPulseOfSeveral.beat, lease / 4), kPulseOfSeveral.silence};
 }
 
+void Connector::try_begins() {
+  if (called_ == TimePoint::max()) answered_ = now();
+  called_ = now();
+}
+
 Task<Result<std::unique_ptr<Session>>> Connector::connect(Transport& transport, Greeting greeting,
                                                           Deadline deadline) {
-  const TimePoint limit = call_limit(std::min(deadline, time_limit()));
   try_begins();
+  const TimePoint limit = call_limit(std::min(deadline, time_limit()));
   co_return co_await connect_session(transport, present(), std::move(greeting), limit);
 }
 

@@ -38,7 +38,8 @@ class Connector {
  public:
   struct Options {
     std::vector<Endpoint> servers;
-    /// Fail after this time without an answer from any server. "Not ready" is an answer.
+    /// Fail after this time, from the first try, without an answer from any server. "Not ready" is
+    /// an answer.
     std::chrono::milliseconds timeout = std::chrono::hours(24 * 365);
     std::string timeout_name;  ///< name of the setting
     std::chrono::milliseconds first_pause{100}, longest_pause{2000};
@@ -58,7 +59,7 @@ class Connector {
   /// A new call of the owner: its pauses start short.
   void begin() { pause_ = options_.first_pause; }
   /// A try of the present server begins; `connect` calls it itself.
-  void try_begins() { called_ = now(); }
+  void try_begins();
   /// fails  as connect_session
   Task<Result<std::unique_ptr<Session>>> connect(Transport& transport, Greeting greeting,
                                                  Deadline deadline = TimePoint::max());
@@ -80,8 +81,8 @@ class Connector {
   ServerList servers_;
   Event stopped_;
   bool is_stopped_ = false, is_joined_ = false;
-  TimePoint answered_ = now();           ///< a server, last
-  TimePoint called_ = TimePoint::max();  ///< the present try began
+  TimePoint answered_ = now();           ///< a server, last; none has: the first try began
+  TimePoint called_ = TimePoint::max();  ///< the present try began; max: there was none
   std::chrono::milliseconds pause_;
   std::mt19937_64 jitter_;
 };

@@ -104,6 +104,16 @@ TEST(Connector, TriesAllServersBetweenShortPauses) {
   });
 }
 
+TEST(Connector, TheTimeoutBeginsWithTheFirstTry) {
+  play([](Executor executor) -> Task<void> {
+    Connector connector(executor, options_of({kA}));
+    (void)co_await sleep_until(now() + seconds(600));  // a program loads its data
+    connector.try_begins();
+    const Status again = co_await connector.retry(kGone);
+    EXPECT_TRUE(again.ok());
+  });
+}
+
 TEST(Connector, AMembershipBeginsTheTimeoutAnew) {
   play([](Executor executor) -> Task<void> {
     Connector connector(executor, options_of({kA}));
