@@ -26,11 +26,16 @@ void set_buffers(auto& socket, const TransportOptions& options) {
   socket.set_option(asio::socket_base::receive_buffer_size(bytes), ignored);
 }
 
-std::unique_ptr<Connection> accepted_connection(tcp::socket socket,
+std::unique_ptr<Connection> accepted_connection(tcp::socket socket, const tcp::endpoint& peer,
                                                 const TransportOptions& options) {
-  std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), options);
+  std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), peer);
   if (options.layer) stream = options.layer->accepted(std::move(stream));
   return std::make_unique<FramedConnection>(std::move(stream), options);
+}
+
+bool is_loopback(const tcp::acceptor& acceptor) {
+  error_code ignored;
+  return acceptor.local_endpoint(ignored).address().is_loopback();
 }
 
 class TcpListener final : public Listener {
@@ -39,6 +44,7 @@ class TcpListener final : public Listener {
       : acceptor_(std::move(acceptor)),
         endpoint_(std::move(endpoint)),
         options_(std::move(options)),
+        is_loopback_(is_loopback(acceptor_)),
         fork_closed_(acceptor_.native_handle()) {}
 
   Task<Result<std::unique_ptr<Connection>>> accept() override {
@@ -48,8 +54,13 @@ class TcpListener final : public Listener {
       if (state.cancelled() != asio::cancellation_type::none || !acceptor_.is_open()) {
         co_return Error(ErrorCode::kCancelled, "accept on " + endpoint_.to_string() + ": stopped");
       }
-      auto [error, socket] = co_await acceptor_.async_accept(kAwait);
-      if (!error) co_return accepted_connection(std::move(socket), options_);
+      tcp::endpoint peer;
+      auto [error, socket] = co_await acceptor_.async_accept(peer, kAwait);
+      if (!error) {
+        if (!is_loopback_ && peer.address().is_loopback())
+          set_congestion_control(socket.native_handle(), options_.congestion_control, true);
+        co_return accepted_connection(std::move(socket), peer, options_);
+      }
       // The peer cancelled before we accepted it, or we stop: the loop's condition decides.
       if (error == asio::error::connection_aborted || error == asio::error::operation_aborted)
         continue;
@@ -72,6 +83,7 @@ class TcpListener final : public Listener {
   tcp::acceptor acceptor_;
   const Endpoint endpoint_;
   const TransportOptions options_;
+  const bool is_loopback_;
   ForkClosed fork_closed_;
 };
 
@@ -131,6 +143,7 @@ Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endp
     attempt->socket.open(one.protocol(), error);
     if (error) continue;
     set_buffers(attempt->socket, options);
+    set_options(attempt->socket.native_handle(), options, one.address().is_loopback());
     const auto [why] = co_await attempt->socket.async_connect(one, kAwait);
     error = why;
     if (!error) break;
@@ -142,8 +155,9 @@ Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endp
   if (is_stopping || error == asio::error::operation_aborted)
     co_return Error(ErrorCode::kCancelled, "cancelled");
   if (error) co_return Error(ErrorCode::kUnavailable, error.message());
+  const tcp::endpoint peer = attempt->socket.remote_endpoint(error);
   std::unique_ptr<ByteStream> stream =
-      std::make_unique<TcpStream>(std::move(attempt->socket), options);
+      std::make_unique<TcpStream>(std::move(attempt->socket), peer);
   if (options.layer) stream = options.layer->connected(std::move(stream), there);
   co_return std::move(stream);
 }
@@ -168,6 +182,7 @@ Result<tcp::acceptor> open_acceptor(Executor executor, const Endpoint& endpoint,
   if (error) return failed("cannot open a socket");
   acceptor.set_option(asio::socket_base::reuse_address(true), error);
   set_buffers(acceptor, options);
+  set_options(acceptor.native_handle(), options, local.address().is_loopback());
   acceptor.bind(local, error);
   if (error) return failed("cannot bind");
   acceptor.listen(asio::socket_base::max_listen_connections, error);

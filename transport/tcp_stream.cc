@@ -19,30 +19,19 @@ using tcp = asio::ip::tcp;
 
 namespace {
 
-bool use_congestion_control(tcp::socket& socket, const std::string& name) {
-  return ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_CONGESTION, name.data(),
-                      static_cast<socklen_t>(name.size())) == 0;
-}
-
-// "auto": on one machine loss-based control moves 1.5 to 1.8 times what bbr does (64 MiB ring of 2
-// ranks over loopback, 12.7 ms against 22.9). cubic may need a privilege, reno never does.
-void set_congestion_control(tcp::socket& socket, const std::string& requested, bool is_loopback) {
-  if (requested.empty()) return;
-  if (requested != "auto") {
-    use_congestion_control(socket, requested);
-  } else if (is_loopback && !use_congestion_control(socket, "cubic")) {
-    use_congestion_control(socket, "reno");
-  }
+bool use_congestion_control(int socket, const std::string& name) {
+  const auto bytes = static_cast<socklen_t>(name.size());
+  return ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), bytes) == 0;
 }
 
 /// A peer whose machine or network has failed does not close the connection. Have the system end it
 /// if nothing was acknowledged for `time`: neither data nor the probes of an idle connection.
 ///
 /// source  RFC 5482 (user timeout), RFC 9293 section 3.8.4 (keep-alives)
-void bound_silence(tcp::socket& socket, std::chrono::milliseconds time) {
+void bound_silence(int socket, std::chrono::milliseconds time) {
   if (time <= std::chrono::milliseconds(0)) return;
-  const auto set = [&socket](int level, int name, int value) {
-    (void)::setsockopt(socket.native_handle(), level, name, &value, sizeof value);
+  const auto set = [socket](int level, int name, int value) {
+    (void)::setsockopt(socket, level, name, &value, sizeof value);
   };
   const auto seconds = static_cast<int>(
       std::clamp<std::int64_t>(std::chrono::ceil<std::chrono::seconds>(time).count(), 2, 30'000));
@@ -88,17 +77,31 @@ std::string client_of(const std::string& address) {
   return ip::address_v6(bytes).to_string() + "/64";
 }
 
-TcpStream::TcpStream(tcp::socket socket, const TransportOptions& options)
+// "auto": on one machine loss-based control moves 1.5 to 1.8 times what bbr does (64 MiB ring of 2
+// ranks over loopback, 12.7 ms against 22.9). cubic may need a privilege, reno never does.
+void set_congestion_control(int socket, const std::string& requested, bool is_loopback) {
+  if (requested.empty()) return;
+  if (requested != "auto") {
+    use_congestion_control(socket, requested);
+  } else if (is_loopback && !use_congestion_control(socket, "cubic")) {
+    use_congestion_control(socket, "reno");
+  }
+}
+
+void set_options(int socket, const TransportOptions& options, bool is_loopback) {
+  const int is_prompt = 1;
+  (void)::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &is_prompt, sizeof is_prompt);
+  bound_silence(socket, options.stall_timeout);
+  set_congestion_control(socket, options.congestion_control, is_loopback);
+}
+
+TcpStream::TcpStream(tcp::socket socket, const tcp::endpoint& peer)
     : executor_(socket.get_executor()),
       socket_(std::move(socket)),
-      fork_closed_(socket_.native_handle()) {
+      fork_closed_(socket_.native_handle()),
+      peer_(to_string(peer)) {
   boost::system::error_code ignored;
-  const tcp::endpoint remote = socket_.remote_endpoint(ignored);
-  peer_ = to_string(remote);
   socket_.non_blocking(true, ignored);
-  socket_.set_option(tcp::no_delay(true), ignored);
-  bound_silence(socket_, options.stall_timeout);
-  set_congestion_control(socket_, options.congestion_control, remote.address().is_loopback());
 }
 
 Moved TcpStream::try_read(MutableBytes into) {

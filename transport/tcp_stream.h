@@ -8,11 +8,17 @@
 
 namespace centroid::transport {
 
+// These ignore what the system refuses.
+/// Set what `options` say of a socket, before it connects or listens: those that a listener accepts
+/// have its options.
+void set_options(int socket, const TransportOptions& options, bool is_loopback);
+/// `requested` as TransportOptions::congestion_control.
+void set_congestion_control(int socket, const std::string& requested, bool is_loopback);
+
 /// A connected socket as ByteStream.
 class TcpStream final : public ByteStream {
  public:
-  /// Sets the socket's options; ignores options that the system refuses.
-  TcpStream(boost::asio::ip::tcp::socket socket, const TransportOptions& options);
+  TcpStream(boost::asio::ip::tcp::socket socket, const boost::asio::ip::tcp::endpoint& peer);
 
   Moved try_read(MutableBytes into) override;
   Moved try_write(std::span<const Bytes> parts) override;

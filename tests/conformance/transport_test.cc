@@ -485,38 +485,55 @@ Task<void> listen_and_connect_errors(Kind kind) {
   EXPECT_THAT(refused.error().message(), HasSubstr(taken.to_string()));
   EXPECT_TRUE(transport->listen(taken).ok()) << "a closed listener frees its port";
 }
-/// Of the socket of this process that is connected to the port; -1: there is none.
-int user_timeout_of_socket_to(std::uint16_t port) {
+using NameOfSocket = int (*)(int, sockaddr*, socklen_t*);
+
+/// Of the connected socket of this process whose own (getsockname) or peer's (getpeername) port it
+/// is; -1: there is none.
+int user_timeout(NameOfSocket name, std::uint16_t port) {
   for (int fd = 3; fd < 1024; ++fd) {
-    sockaddr_in peer{};
-    socklen_t size = sizeof peer;
-    const bool is_connected = ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
-                              peer.sin_family == AF_INET && ntohs(peer.sin_port) == port;
+    sockaddr_in peer{}, found{};
+    socklen_t peer_size = sizeof peer, size = sizeof found;
+    const bool is_it = ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0 &&
+                       name(fd, reinterpret_cast<sockaddr*>(&found), &size) == 0 &&
+                       found.sin_family == AF_INET && ntohs(found.sin_port) == port;
     int time = 0;
     size = sizeof time;
-    if (is_connected && ::getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &time, &size) == 0)
-      return time;
+    if (is_it && ::getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &time, &size) == 0) return time;
   }
   return -1;
 }
 
-Task<std::optional<Status>> connect_and_look(Transport* transport, Endpoint endpoint, int* time) {
-  auto connection = co_await transport->connect(endpoint, soon());
+struct Times {
+  int connected = 0, accepted = 0;
+};
+
+Task<std::optional<Status>> connect_and_look(Transport* transport, Listener* listener,
+                                             Times* times) {
+  const std::uint16_t port = listener->endpoint().port;
+  const Endpoint here{"127.0.0.1", port};
+  auto connection = co_await transport->connect(here, soon());
   if (!connection.ok()) co_return Status(connection.error());
-  *time = user_timeout_of_socket_to(endpoint.port);
+  const auto accepted = co_await listener->accept();
+  if (!accepted.ok()) co_return Status(accepted.error());
+  times->connected = user_timeout(::getpeername, port);
+  times->accepted = user_timeout(::getsockname, port);
   (*connection)->close(stop());
+  (*accepted)->close(stop());
   co_return Status();
 }
 
 TEST(TcpTransport, TheSystemEndsAConnectionWhosePeerAcknowledgesNothing) {
-  IoThread io("io");
-  TransportOptions options;
-  options.stall_timeout = 7s;
-  const auto transport = make_tcp(io.executor(), options);
-  const auto listener = transport->listen({"127.0.0.1", 0}).value();
-  int time = 0;
-  EXPECT_TRUE(io.wait(connect_and_look(transport.get(), listener->endpoint(), &time))->ok());
-  EXPECT_EQ(time, 7000);
+  for (const char* host : {"127.0.0.1", "0.0.0.0"}) {
+    IoThread io("io");
+    TransportOptions options;
+    options.stall_timeout = 7s;
+    const auto transport = make_tcp(io.executor(), options);
+    const auto listener = transport->listen({host, 0}).value();
+    Times times;
+    EXPECT_TRUE(io.wait(connect_and_look(transport.get(), listener.get(), &times))->ok());
+    EXPECT_EQ(times.connected, 7000);
+    EXPECT_EQ(times.accepted, 7000);
+  }
 }
 
 TEST(TcpTransport, FindsTheAddressesOfANameAndOfAnAddress) {

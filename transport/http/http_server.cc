@@ -101,7 +101,7 @@ struct HttpServer::Impl {
 
   void show() const;
   Task<void> accept_loop();
-  void take(Tcp::socket socket);
+  void take(Tcp::socket socket, const Tcp::endpoint& client);
   bool make_room();
   Task<void> serve(Peers::Place at);
   Task<void> serve_requests(Peers::Place at);
@@ -126,10 +126,11 @@ struct HttpServer::Impl {
 
 Task<void> HttpServer::Impl::accept_loop() {
   while (!is_stopping) {
-    auto [ec, socket] = co_await acceptor.async_accept(kAwait);
+    Tcp::endpoint client;
+    auto [ec, socket] = co_await acceptor.async_accept(client, kAwait);
     if (is_stopping) co_return;
     if (!ec) {
-      take(std::move(socket));
+      take(std::move(socket), client);
     } else if (ec != asio::error::connection_aborted) {  // others must end first
       if (const auto why = lines.take(ec.message(), centroid::now()))
         log::warn("api.accept_failed", {{"error", *why}});
@@ -138,10 +139,8 @@ Task<void> HttpServer::Impl::accept_loop() {
   }
 }
 
-void HttpServer::Impl::take(Tcp::socket socket) {
-  TransportOptions options;
-  options.stall_timeout = std::chrono::milliseconds(0);
-  std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), options);
+void HttpServer::Impl::take(Tcp::socket socket, const Tcp::endpoint& client) {
+  std::unique_ptr<ByteStream> stream = std::make_unique<TcpStream>(std::move(socket), client);
   if (tls && !service.may_shake_hands(stream->peer())) return;
   if (peers.size() >= limits.max_connections && !make_room()) {
     meters.connections.refused.add();
@@ -261,8 +260,10 @@ HttpServer::HttpServer(Executor executor, HttpService& service, const HttpLimits
 HttpServer::~HttpServer() = default;
 
 Result<Endpoint> HttpServer::listen(const Endpoint& endpoint) {
+  TransportOptions options;
+  options.stall_timeout = std::chrono::milliseconds(0);
   CENTROID_ASSIGN(impl_->acceptor,
-                  open_acceptor(impl_->acceptor.get_executor(), endpoint, TransportOptions()));
+                  open_acceptor(impl_->acceptor.get_executor(), endpoint, options));
   SystemError ignored;
   const Tcp::endpoint local = impl_->acceptor.local_endpoint(ignored);
   Endpoint bound;
