@@ -263,7 +263,7 @@ class Scraped(ClusterTest):
             return
         pictures = pathlib.Path(os.environ.get("OPS_PICTURES", self.folder))
         command = ["node", ROOT / "dashboards" / "draw.mjs", PACKAGES, shutil.which("chromium"), f"http://{self.prometheus}", pictures, int(time.monotonic() - self.begun), "5s"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150, check=False)
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, check=False)  # a slow machine draws for minutes
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         seen = json.loads(done.stdout)
         self.assertEqual(len(seen), 2 * len(catalog.DASHBOARDS))
