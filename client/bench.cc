@@ -48,7 +48,7 @@ int bench(const Session& session, const Options& options) {
     out["p99_seconds"] = report->p99_seconds;
     out["bytes_per_second_out"] = report->bytes_per_second_out;
     out["bytes_per_second_in"] = report->bytes_per_second_in;
-    std::printf("%s\n", out.dump().c_str());
+    std::printf("%s", line_of(out).c_str());
   } else {
     std::printf("to         %s\nround trip %s median, %s 99 %%, of %llu\n", where.c_str(),
                 duration_text(report->median_seconds).c_str(),

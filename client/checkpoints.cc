@@ -90,7 +90,7 @@ int list(const Session& session, const Folder& folder, bool verify, bool may_be_
     }
     Json out;
     out["checkpoints"] = std::move(all);
-    std::printf("%s\n", out.dump().c_str());
+    std::printf("%s", line_of(out).c_str());
     return status;
   }
   for (const CheckpointEntry& entry : *entries) {

@@ -35,7 +35,7 @@ Colour colour_of(const std::string& type) {
 
 void print_event(const Session& session, const Json& event) {
   if (session.style.is_json) {
-    std::printf("%s\n", event.dump().c_str());
+    std::printf("%s", line_of(event).c_str());
     return;
   }
   const double when = number_of(event, "unix_seconds");

@@ -144,8 +144,12 @@ Result<Json> send_json(const Session& session, const std::string& method, const 
   return take_apart(session, answer);
 }
 
+std::string line_of(const Json& value) {
+  return value.dump(-1, ' ', true, Json::error_handler_t::replace) + "\n";
+}
+
 int print(const Session& session, const Json& answer, const std::string& text) {
-  const std::string out = session.style.is_json ? answer.dump() : text;
+  const std::string out = session.style.is_json ? line_of(answer) : text;
   std::printf("%s%s", out.c_str(), out.empty() || out.ends_with('\n') ? "" : "\n");
   return kExitDone;
 }

@@ -32,6 +32,8 @@ struct Session {
 /// GET and parse an answer. A problem document is returned as its error: not_found, internal (the
 /// server's: 5xx), else failed_precondition.
 Result<Json> get_json(const Session& session, const std::string& path);
+/// The value in one line of ASCII: a foreign name cannot control the terminal.
+std::string line_of(const Json& value);
 /// As get_json, with all pages of the list `name` in it; `next` is null.
 Result<Json> get_all_pages(const Session& session, const std::string& path, const char* name);
 /// All pages of the list `name` from `path` on, as one array of at most `most` items.

@@ -36,11 +36,12 @@ class Report {
     word.resize(8, ' ');
     std::string name = what;
     name.resize(std::max<std::size_t>(12, name.size() + 1), ' ');
-    std::printf("%s%s%s\n", paint(style_, kColours[at], word).c_str(), name.c_str(), found.c_str());
-    if (!advice.empty()) std::printf("%20s-> %s\n", "", advice.c_str());
+    std::printf("%s%s%s\n", paint(style_, kColours[at], word).c_str(), cleaned(name).c_str(),
+                cleaned(found).c_str());
+    if (!advice.empty()) std::printf("%20s-> %s\n", "", cleaned(advice).c_str());
   }
   int finish() const {
-    if (style_.is_json) std::printf("%s\n", all_.dump().c_str());
+    if (style_.is_json) std::printf("%s", line_of(all_).c_str());
     return is_bad_ ? kExitFailed : kExitDone;
   }
 

@@ -162,7 +162,7 @@ class Top {
     out["seconds"] = seconds;
     out["workers"] = std::move(all);
     out["server_stages"] = stages;
-    return out.dump() + "\n";
+    return line_of(out);
   }
 
   const Session& session_;

@@ -53,7 +53,7 @@ Result<std::string> ShardedTop::look() {
   if (!job.contains("ranks") || !job["ranks"].is_array())
     return Error(ErrorCode::kDataLoss,
                  session_.remote.origin.to_string() + "/v1/sharded answered without its ranks");
-  return session_.style.is_json ? job.dump() + "\n" : text(job);
+  return session_.style.is_json ? line_of(job) : text(job);
 }
 
 /// What each rank did in the steps between its last two different numbers.

@@ -199,10 +199,7 @@ int run_trace(const Session& session, const TraceOptions& options) {
     }
   }
   const auto lanes = trace::summarize(captures, gaps);
-  const std::string text =
-      session.style.is_json
-          ? to_json(lanes).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"
-          : summary_table(lanes);
+  const std::string text = session.style.is_json ? line_of(to_json(lanes)) : summary_table(lanes);
   std::fputs(text.c_str(), stdout);
   return kExitDone;
 }

@@ -162,7 +162,7 @@ Result<std::string> status_once(const Session& session) {
   all["cluster"] = cluster;
   all["workers"] = workers;
   all["waits"] = waits;
-  return all.dump() + "\n";
+  return line_of(all);
 }
 
 /// Print a list with all its pages, as JSON or as a table.

@@ -502,6 +502,9 @@ class Ctl(CtlTest):
         wait_for(server.workers, "the worker")
         self.assertIn("w??[2J???\u00e9", self.ctl(server, "workers"))
         self.assertIn("mlp?state      ?[2Jhalted", self.ctl(server, "status"))
+        said = self.ctl(server, "workers", "--output", "json")
+        self.assertTrue(said.isascii() and said.strip().isprintable(), said)
+        self.assertEqual([one["name"] for one in json.loads(said)["workers"]], ["w\u202e\x1b[2J\u2066\u0085\u200f\u00e9"])
         peer.close()
 
     def test_doctor_is_no_stranger_in_the_log_of_the_server(self):
