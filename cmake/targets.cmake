@@ -127,10 +127,11 @@ function(centroid_bench_script script)
   set_property(GLOBAL APPEND PROPERTY CENTROID_BENCHMARKS "${line}")
 endfunction()
 
-# centroid_test(name LABEL unit SOURCES a_test.cc DEPS ... [TIMEOUT seconds] [AT_A_TIME processes]): one program, one ctest entry per label and
-# program. AT_A_TIME: its tests wait more than they compute, so they are divided among so many processes.
+# centroid_test(name LABEL unit SOURCES a_test.cc DEPS ... [TIMEOUT seconds] [AT_A_TIME processes] [SLOW seconds]): one program, one ctest
+# entry per label and program. AT_A_TIME: its tests wait more than they compute, so they are divided among so many processes. SLOW: suites
+# whose name ends with Slow are an entry of their own, slow.name, with this timeout.
 function(centroid_test name)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT;AT_A_TIME" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT;AT_A_TIME;SLOW" "SOURCES;DEPS" ${ARGN})
   if(NOT CENTROID_TESTS)
     return()
   endif()
@@ -139,6 +140,9 @@ function(centroid_test name)
   endif()
   if(CENTROID_SANITIZE)
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")  # the thread sanitizer slows programs by 5 to 15 times
+  endif()
+  if(CENTROID_SANITIZE AND ARG_SLOW)
+    math(EXPR ARG_SLOW "3 * ${ARG_SLOW}")
   endif()
   add_executable(${name} ${ARG_SOURCES})
   add_dependencies(tests ${name})
@@ -152,4 +156,9 @@ function(centroid_test name)
   endif()
   add_test(NAME ${ARG_LABEL}.${name} COMMAND ${beside} $<TARGET_FILE:${name}> WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${ARG_LABEL}.${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_SLOW)
+    set_tests_properties(${ARG_LABEL}.${name} PROPERTIES ENVIRONMENT GTEST_FILTER=-*Slow.*)
+    add_test(NAME slow.${name} COMMAND ${name} --gtest_filter=*Slow.* WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(slow.${name} PROPERTIES LABELS slow TIMEOUT ${ARG_SLOW} SKIP_REGULAR_EXPRESSION "SKIPPED")
+  endif()
 endfunction()

@@ -15,17 +15,17 @@ centroid_test(trainer_test LABEL component AT_A_TIME 3 SOURCES component/trainer
   DEPS centroid_test_cluster centroid::trainer TIMEOUT 600)
 centroid_test(servers_test LABEL component AT_A_TIME 4 SOURCES component/servers_test.cc component/servers_deposed_test.cc component/servers_lease_test.cc component/servers_room_test.cc component/servers_waits_test.cc component/transient_test.cc
   DEPS centroid_test_cluster centroid::shard TIMEOUT 900)
-centroid_test(rows_service_test LABEL component AT_A_TIME 4 SOURCES component/rows_test.cc component/rows_checkpoint_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
-  DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client centroid::pull)
+centroid_test(rows_service_test LABEL component AT_A_TIME 4 TIMEOUT 900
+  SOURCES component/rows_test.cc component/rows_checkpoint_test.cc component/rows_journal_test.cc component/rows_tls_test.cc component/room_test.cc
+    component/rows_moves_test.cc component/rows_servers_test.cc component/rows_servers_lost_test.cc
+  DEPS centroid_test_cluster centroid_test_certificates centroid::rows_client centroid::pull centroid::shard)
 if(TARGET centroid_simulated_gpu)
   centroid_test(gpu_cluster_test LABEL component TIMEOUT 900
     SOURCES component/gpu_cluster_test.cc component/gpu_local_steps_test.cc gpu/one_gpu_test.cc
     DEPS centroid_test_cluster centroid_simulated_gpu)
   centroid_nccl_stand_in(gpu_cluster_test)
 endif()
-centroid_test(job_plan_test LABEL component SOURCES component/job_plan_test.cc component/layer_costs_test.cc component/step_time_test.cc
+centroid_test(sharded_replica_test LABEL component AT_A_TIME 2 TIMEOUT 600
+  SOURCES component/sharded_replica_test.cc component/pipeline_replica_test.cc component/job_plan_test.cc component/layer_costs_test.cc
+    component/step_time_test.cc
   DEPS centroid::node centroid_test_transports)
-centroid_test(sharded_replica_test LABEL component SOURCES component/sharded_replica_test.cc component/pipeline_replica_test.cc
-  DEPS centroid::node centroid_test_transports TIMEOUT 600)
-centroid_test(rows_servers_test LABEL component AT_A_TIME 3 SOURCES component/rows_moves_test.cc component/rows_servers_test.cc component/rows_servers_lost_test.cc
-  DEPS centroid_test_cluster centroid::shard centroid::rows_client TIMEOUT 900)

@@ -17,7 +17,7 @@ using ::testing::Not;
 
 constexpr double kGigabit = 1e9 / 8;
 
-std::unique_ptr<Model> model_of(const std::string& spec) {
+std::unique_ptr<Model> model_named(const std::string& spec) {
   return std::move(make_model(spec)).value();
 }
 
@@ -46,21 +46,21 @@ std::vector<std::string> flags_of(const std::vector<PlanRow>& rows) {
 }
 
 TEST(JobPlan, HasEveryWayToDivideTheModel) {
-  const auto model = model_of("mlp:256-256-256-256-10");
+  const auto model = model_named("mlp:256-256-256-256-10");
   EXPECT_THAT(
       flags_of(plan(*model, question_of(4))),
       ElementsAre("--sharding full", "--sharding grad", "--sharding none", "--sharding hybrid:2",
                   "--parallel dp=2,pp=2 --sharding none", "--parallel dp=2,pp=2 --sharding grad",
                   "--parallel dp=2,pp=2 --sharding full", "--parallel dp=1,pp=4 --sharding none"));
   // Not more stages than layers, and none whose layers share a tensor.
-  EXPECT_THAT(flags_of(plan(*model_of("mlp:256-10"), question_of(2))),
+  EXPECT_THAT(flags_of(plan(*model_named("mlp:256-10"), question_of(2))),
               ElementsAre("--sharding full", "--sharding grad", "--sharding none"));
-  EXPECT_THAT(flags_of(plan(*model_of("transformer:tied=yes"), question_of(3))),
+  EXPECT_THAT(flags_of(plan(*model_named("transformer:tied=yes"), question_of(3))),
               ElementsAre("--sharding full", "--sharding grad", "--sharding none"));
 }
 
 TEST(JobPlan, EveryWayTrainsTheSameSamples) {
-  const auto model = model_of("mlp:256-256-256-256-10");
+  const auto model = model_named("mlp:256-256-256-256-10");
   for (const PlanRow& row : plan(*model, question_of(4))) {
     const std::uint64_t stages = row.flags.find("pp=4") != std::string::npos   ? 4
                                  : row.flags.find("pp=2") != std::string::npos ? 2
@@ -74,7 +74,7 @@ TEST(JobPlan, EveryWayTrainsTheSameSamples) {
 }
 
 TEST(JobPlan, MemoryIsThatOfTheJobsThemselves) {
-  const auto model = model_of("mlp:256-256-256-256-10");
+  const auto model = model_named("mlp:256-256-256-256-10");
   const PlanQuestion question = question_of(4);
   const auto rows = plan(*model, question);
   parallel::ShardedOptions options;
@@ -90,7 +90,7 @@ TEST(JobPlan, MemoryIsThatOfTheJobsThemselves) {
 }
 
 TEST(JobPlan, TheFastestThatFitsIsRecommended) {
-  const auto model = model_of("mlp:1024-1024-1024-1024-10");
+  const auto model = model_named("mlp:1024-1024-1024-1024-10");
   const auto rows = plan(*model, question_of(4));
   const PlanRow* const fastest = recommended(rows);
   ASSERT_NE(fastest, nullptr);
@@ -108,7 +108,7 @@ TEST(JobPlan, TheFastestThatFitsIsRecommended) {
 }
 
 TEST(JobPlan, ASlowNetworkMakesStagesFaster) {
-  const auto model = model_of("mlp:512-512-512-512-512-512-512-512-512");
+  const auto model = model_named("mlp:512-512-512-512-512-512-512-512-512");
   PlanQuestion question = question_of(2);
   question.bandwidth = 1e6;
   EXPECT_THAT(recommended(plan(*model, question, 0.01))->flags, HasSubstr("pp=2"));
@@ -117,7 +117,7 @@ TEST(JobPlan, ASlowNetworkMakesStagesFaster) {
 }
 
 TEST(JobPlan, AGivenTimeIsThatOfTheLayersTogether) {
-  const auto model = model_of("transformer:layers=3,width=32,heads=2,context=16");
+  const auto model = model_named("transformer:layers=3,width=32,heads=2,context=16");
   const auto speed = speed_of(*model, question_of(2), 3);
   ASSERT_TRUE(speed.ok()) << speed.error().to_string();
   const auto sums = sums_of(speed->batch.layers);
@@ -127,7 +127,7 @@ TEST(JobPlan, AGivenTimeIsThatOfTheLayersTogether) {
 }
 
 TEST(JobPlan, ThisMachineIsMeasured) {
-  const auto model = model_of("mlp:64-64-64-10");
+  const auto model = model_named("mlp:64-64-64-10");
   const auto speed = measure_speed(*model, question_of(2), 1ull << 30);
   ASSERT_TRUE(speed.ok()) << speed.error().to_string();
   EXPECT_EQ(speed->batch.layers.size(), 3u);
@@ -151,13 +151,13 @@ TEST(TransferCosts, AreMeasuredOverLoopback) {
 }
 
 TEST(JobPlan, BadInputIsRefused) {
-  const auto model = model_of("mlp:64-64-10");
+  const auto model = model_named("mlp:64-64-10");
   PlanQuestion question = question_of(0);
   EXPECT_THAT(plan_job(*model, question, {}).error().message(), HasSubstr("not for 0"));
   question = question_of(2);
   question.optimizer.name = "none such";
   EXPECT_FALSE(measure_speed(*model, question, 1ull << 30).ok());
-  EXPECT_THAT(speed_of(*model_of("mlp:64-64-10,norm=batch"), question, 1).error().message(),
+  EXPECT_THAT(speed_of(*model_named("mlp:64-64-10,norm=batch"), question, 1).error().message(),
               HasSubstr("norm=none"));
 }
 

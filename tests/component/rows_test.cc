@@ -28,14 +28,14 @@ using testing::HasSubstr;
 using Keys = std::vector<std::uint64_t>;
 using Floats = std::vector<float>;
 
-constexpr const char* kTables =
+constexpr const char* kOwnTables =
     "emb:dim=4,lr=0.1,init=uniform:0.05,seed=3;wide:dim=4096,optimizer=sgd;"
     "timed:dim=1,optimizer=sgd,lr=1,schedule=step:every=10,factor=0.5";
 
 server::ServerConfig config(const std::filesystem::path& folder) {
   server::ServerConfig c;
   c.run_dir = folder;
-  c.tables = kTables;
+  c.tables = kOwnTables;
   c.transfer.chunk_bytes = 64 << 10;
   return c;
 }
@@ -69,7 +69,7 @@ class RowsServiceTest : public testing::Test {
     return server.registry().counter(name, "", {{"table", "emb"}}).value();
   }
 
-  server::RowSpec spec = server::parse_tables(kTables)->at(0);
+  server::RowSpec spec = server::parse_tables(kOwnTables)->at(0);
   TemporaryDirectory directory;
   TestServer server{config(directory.path()),
                     [](Executor executor) { return transport::make_tcp(executor); }};
@@ -203,7 +203,7 @@ TEST_F(RowsServiceTest, AMalformedMessageEndsTheSession) {
 /// Tables over restarts.
 class RowsRestartTest : public testing::Test {
  protected:
-  std::unique_ptr<TestServer> start(bool resume, const std::string& tables = kTables) {
+  std::unique_ptr<TestServer> start(bool resume, const std::string& tables = kOwnTables) {
     server::ServerConfig c = config(directory.path());
     c.resume = resume;
     c.tables = tables;
@@ -219,7 +219,7 @@ class RowsRestartTest : public testing::Test {
 };
 
 TEST_F(RowsRestartTest, AStopKeepsTheRowsAndAContinuedRunHasTheSameBits) {
-  const server::RowSpec spec = server::parse_tables(kTables)->at(0);
+  const server::RowSpec spec = server::parse_tables(kOwnTables)->at(0);
   server::RowTable expected(spec);
   const Keys keys{1, 2, 3, 1};
   Floats gradients(16);
@@ -356,7 +356,7 @@ TEST_F(RowsRestartTest, APushWithoutAnAnswerIsRepeatedForSoLongAfterItWasBegun) 
   direct.servers = server->endpoint().to_string();
   const auto other = RowsClient::open(direct, "emb");
   ASSERT_TRUE(other.ok());
-  server::RowTable expected(server::parse_tables(kTables)->at(0));
+  server::RowTable expected(server::parse_tables(kOwnTables)->at(0));
   for (int push = 0; push < 2; ++push) ASSERT_TRUE(expected.push(keys, Floats(8, 1.0f), 0).ok());
   Floats want(8);
   expected.pull(keys, want, 0);

@@ -13,13 +13,13 @@ void reduce_parts(Carrier carrier, std::uint32_t world, std::size_t part_bytes) 
   });
 }
 
-struct Large : ::testing::TestWithParam<Carrier> {};
-INSTANTIATE_TEST_SUITE_P(All, Large,
+struct LargeSlow : ::testing::TestWithParam<Carrier> {};
+INSTANTIATE_TEST_SUITE_P(All, LargeSlow,
                          ::testing::Values(Carrier::kInProcess, Carrier::kTcp, Carrier::kShm),
                          ::testing::PrintToStringParamName());
 
-TEST_P(Large, PartsOf64MebibytesDoNotBlock) { reduce_parts(GetParam(), 3, 64 << 20); }
-TEST_P(Large, PartsOf256MebibytesDoNotBlock) { reduce_parts(GetParam(), 2, 256 << 20); }
+TEST_P(LargeSlow, PartsOf64MebibytesDoNotBlock) { reduce_parts(GetParam(), 3, 64 << 20); }
+TEST_P(LargeSlow, PartsOf256MebibytesDoNotBlock) { reduce_parts(GetParam(), 2, 256 << 20); }
 
 }  // namespace
 }  // namespace centroid::collective::testing

@@ -15,7 +15,7 @@
 namespace centroid::transport {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// The blocks "```hex <name>" of the protocol's page.
 std::map<std::string, std::vector<std::byte>> examples() {
@@ -103,8 +103,8 @@ TEST(SessionWire, other_versions_are_refused_with_both_versions_and_what_to_do) 
   ASSERT_FALSE(refused.ok());
   const Error error = decode_error(encode_error(refused.error()));
   EXPECT_EQ(error.code(), ErrorCode::kFailedPrecondition);
-  EXPECT_THAT(error.message(), testing::AllOf(HasSubstr("1..1"), HasSubstr("2..3"),
-                                              HasSubstr("run the same release")));
+  EXPECT_THAT(error.message(), ::testing::AllOf(HasSubstr("1..1"), HasSubstr("2..3"),
+                                                HasSubstr("run the same release")));
   const auto* const mismatch = refusal_of<VersionMismatch>(error);
   ASSERT_NE(mismatch, nullptr);
   EXPECT_EQ(mismatch->mine, (VersionMismatch::Range{1, 1}));
@@ -213,7 +213,7 @@ TEST(SessionWire, unknown_error_code_keeps_its_text) {
   head[0] = std::byte{200};
   const Error error = decode_error(head);
   EXPECT_EQ(error.code(), ErrorCode::kInternal);
-  EXPECT_THAT(error.message(), testing::AllOf(HasSubstr("200"), HasSubstr("text")));
+  EXPECT_THAT(error.message(), ::testing::AllOf(HasSubstr("200"), HasSubstr("text")));
 }
 
 TEST(SessionWire, error_text_is_cut_at_its_limit) {

@@ -214,7 +214,7 @@ inline std::vector<World> worlds() {
   return out;
 }
 
-inline std::string world_name(const testing::TestParamInfo<World>& info) {
+inline std::string world_name(const ::testing::TestParamInfo<World>& info) {
   return info.param.transport + (info.param.has_two_threads ? "_two_threads" : "_one_thread");
 }
 

@@ -8,8 +8,8 @@
 namespace centroid::transport {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Task<Status> connect_raw(Node& node, Endpoint endpoint, std::unique_ptr<Connection>& out) {
   auto connection = co_await node.transport->connect(std::move(endpoint), in(seconds(5)));
@@ -62,7 +62,7 @@ Task<void> drop(std::unique_ptr<Connection>& connection) {
   co_return;
 }
 
-class ProtocolTest : public testing::TestWithParam<World> {
+class ProtocolTest : public ::testing::TestWithParam<World> {
  protected:
   ~ProtocolTest() override { on_client(drop(raw)); }
 
@@ -297,7 +297,7 @@ TEST_P(ProtocolTest, garbage_instead_of_hello_is_dropped_without_an_answer) {
 
 // ---- what the two sides agree on
 
-struct Handshake : testing::TestWithParam<World> {
+struct Handshake : ::testing::TestWithParam<World> {
   SessionWorld world{GetParam()};
   Greeting server = SessionWorld::greeting("server", "server-0");
   Greeting client = SessionWorld::greeting("worker", "worker-2");
@@ -316,7 +316,7 @@ TEST_P(Handshake, wrong_token_is_refused_and_never_shown) {
   server.token = "open-sesame";
   client.token = "open-barley";
   expect_refused({"token refused by server-0", "worker-2"});
-  EXPECT_THAT(world.client.failed->message(), testing::Not(HasSubstr("open-")));
+  EXPECT_THAT(world.client.failed->message(), ::testing::Not(HasSubstr("open-")));
 }
 
 TEST_P(Handshake, missing_token_is_refused) {
@@ -439,7 +439,7 @@ Outcome run_with(const World& kind, FaultPlan plan) {
   return out;
 }
 
-class FaultTest : public testing::TestWithParam<World> {};
+class FaultTest : public ::testing::TestWithParam<World> {};
 
 TEST_P(FaultTest, every_run_ends_whatever_fails_when) {
   const Outcome clean = run_with(GetParam(), FaultPlan());
@@ -466,9 +466,9 @@ TEST_P(FaultTest, every_run_ends_whatever_fails_when) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ProtocolTest, testing::ValuesIn(worlds()), world_name);
-INSTANTIATE_TEST_SUITE_P(Worlds, Handshake, testing::ValuesIn(worlds()), world_name);
-INSTANTIATE_TEST_SUITE_P(Worlds, FaultTest, testing::ValuesIn(worlds()), world_name);
+INSTANTIATE_TEST_SUITE_P(Worlds, ProtocolTest, ::testing::ValuesIn(worlds()), world_name);
+INSTANTIATE_TEST_SUITE_P(Worlds, Handshake, ::testing::ValuesIn(worlds()), world_name);
+INSTANTIATE_TEST_SUITE_P(Worlds, FaultTest, ::testing::ValuesIn(worlds()), world_name);
 
 }  // namespace
 }  // namespace centroid::transport

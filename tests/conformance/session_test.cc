@@ -6,8 +6,8 @@
 namespace centroid::transport {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
   std::vector<std::byte> out(size);
@@ -38,7 +38,7 @@ Task<void> ask_into(Session& session, std::uint16_t kind, std::optional<Result<R
   out.emplace(std::move(reply));
 }
 
-class SessionTest : public testing::TestWithParam<World> {
+class SessionTest : public ::testing::TestWithParam<World> {
  protected:
   bool start(std::uint64_t server_credit = ~std::uint64_t{0}) {
     Greeting server = SessionWorld::greeting("server", "server-0");
@@ -133,7 +133,7 @@ Task<ErrorCode> overfill(Node& node) {
   // Children start in order: when this task's own request is made all others are out.
   co_await boost::asio::post(node.thread->executor(), boost::asio::use_awaitable);
   const auto refused = co_await ask(*node.session, kEcho, "h", std::vector<std::byte>());
-  EXPECT_THAT(node.session->waits(), testing::SizeIs(kMaxOutstandingRequests));
+  EXPECT_THAT(node.session->waits(), ::testing::SizeIs(kMaxOutstandingRequests));
   (void)co_await tell(*node.session, kFlush, 0);
   co_await group.join();
   for (const auto& reply : replies) EXPECT_TRUE(reply->ok());
@@ -174,7 +174,8 @@ TEST_P(SessionTest, send_waits_for_credit_and_goes_on_when_it_comes) {
   EXPECT_TRUE(within(*world.server.thread, until_frames(world.server, 4)));
   EXPECT_TRUE(client_does(ask(session(), kEcho, "h", pattern(9, 9))).ok());
   on_client([&] { EXPECT_TRUE(first && first->ok() && second && second->ok()); });
-  on_server([&] { EXPECT_THAT(world.server.sink.sizes, testing::ElementsAre(900, 100, 500, 50)); });
+  on_server(
+      [&] { EXPECT_THAT(world.server.sink.sizes, ::testing::ElementsAre(900, 100, 500, 50)); });
 }
 
 Task<void> tell_in_vain(Session& session, std::size_t size, std::optional<Status>& out) {
@@ -397,7 +398,7 @@ TEST_P(SessionTest, misuse_is_refused_and_harms_nothing) {
   EXPECT_TRUE(client_does(ask(session(), kEcho, "h", pattern(9, 9))).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SessionTest, testing::ValuesIn(worlds()), world_name);
+INSTANTIATE_TEST_SUITE_P(Worlds, SessionTest, ::testing::ValuesIn(worlds()), world_name);
 
 }  // namespace
 }  // namespace centroid::transport

@@ -3,10 +3,11 @@
 #include <string_view>
 
 #include "common/checkpoint/manifest_json.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// manifest.json from any bytes: an error, or a content that is read the same after it was written
 /// again.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(checkpoint_manifest)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   const auto manifest =
       parse_checkpoint_manifest(std::string_view(reinterpret_cast<const char*>(data), size));

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "common/codec/codec.h"
+#include "tests/fuzz/fuzzer.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(codec)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   if (size < 3) return 0;
   static const char* const kSpecs[] = {

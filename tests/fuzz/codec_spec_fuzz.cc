@@ -4,8 +4,9 @@
 #include <string>
 
 #include "common/codec/spec.h"
+#include "tests/fuzz/fuzzer.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(codec_spec)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   const auto spec = CodecSpec::parse(std::string(reinterpret_cast<const char*>(data), size));
   if (!spec.ok()) return 0;

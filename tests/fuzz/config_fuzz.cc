@@ -3,10 +3,11 @@
 #include <string>
 
 #include "server/config/server_config.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// Settings from any bytes, as a file brings them and as PATCH /v1/config does: an error and
 /// nothing has changed, or settings that are valid together.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(config)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   const std::string text(reinterpret_cast<const char*>(data), size);
   server::ServerConfig config;

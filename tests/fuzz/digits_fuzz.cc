@@ -2,13 +2,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tests/fuzz/fuzzer.h"
 #include "worker/data/digits.h"
 #include "worker/data/packages.h"
 #include "worker/data/split.h"
 
 /// Digits and package lists from any text: an error, or a data set whose parts fit each other and
 /// can be split.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(digits)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid::worker;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto check = [](const centroid::Result<Dataset>& all) {

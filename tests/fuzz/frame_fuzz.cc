@@ -6,10 +6,11 @@
 #include <cstring>
 
 #include "common/base/crc32c.h"
+#include "tests/fuzz/fuzzer.h"
 #include "transport/frame.h"
 #include "transport/transport.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(frame)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   using namespace centroid::transport;
   const Bytes input(reinterpret_cast<const std::byte*>(data), size);

@@ -22,7 +22,7 @@ set(fuzzers
   operator_files centroid::service
 )
 
-# The corpora, without libFuzzer: one program with all of them, whose functions are renamed.
+# The corpora, without libFuzzer: one program with all of them.
 if(CENTROID_TESTS)
   set(sources fuzz/corpus_test.cc)
   set(libraries ${fuzzers})
@@ -32,7 +32,6 @@ if(CENTROID_TESTS)
   list(FILTER names EXCLUDE REGEX "::")
   foreach(name IN LISTS names)
     list(APPEND sources fuzz/${name}_fuzz.cc)
-    set_source_files_properties(fuzz/${name}_fuzz.cc PROPERTIES COMPILE_DEFINITIONS LLVMFuzzerTestOneInput=fuzz_${name})
   endforeach()
   centroid_test(corpus_test LABEL unit SOURCES ${sources} DEPS ${libraries} nlohmann_json::nlohmann_json)
 endif()
@@ -51,6 +50,7 @@ while(fuzzers)
   endif()
   add_executable(${name}_fuzz fuzz/${name}_fuzz.cc)
   target_link_libraries(${name}_fuzz PRIVATE centroid_flags ${library} nlohmann_json::nlohmann_json centroid_no_fault_points)
+  target_compile_definitions(${name}_fuzz PRIVATE CENTROID_FUZZ)
   target_link_options(${name}_fuzz PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name}_fuzz PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
 endwhile()

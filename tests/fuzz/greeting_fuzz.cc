@@ -2,11 +2,12 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "tests/fuzz/fuzzer.h"
 #include "transport/handshake.h"
 
 // Heads of the session layer from an unauthenticated peer. What decodes must encode to the same
 // bytes, but for what a later version appends.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(greeting)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   using namespace centroid::transport;
   const Bytes head = std::as_bytes(std::span(data, size));

@@ -9,6 +9,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 
+#include "tests/fuzz/fuzzer.h"
 #include "transport/http/http_exchange.h"
 
 namespace {
@@ -80,7 +81,7 @@ std::vector<std::string> requests_in(std::string_view bytes, std::size_t piece) 
 
 /// Bytes at the port of REST: where a request ends, and what it says, does not depend on the pieces
 /// in which they come.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(http)(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data + 1), size - 1);
   if (requests_in(bytes, 1 + data[0] % 32) != requests_in(bytes, bytes.size() + 1)) std::abort();

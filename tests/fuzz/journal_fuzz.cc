@@ -3,10 +3,11 @@
 #include <cstdint>
 
 #include "common/checkpoint/journal_format.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// Records of the journal of rounds from any bytes: an error, or a content that is read the same
 /// after it was written again.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(journal)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data), size);
   const Bytes front = bytes.first(std::min(size, journal::kHeadBytes));

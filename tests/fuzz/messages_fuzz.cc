@@ -7,6 +7,7 @@
 #include "common/proto/pulls.h"
 #include "common/proto/rows.h"
 #include "common/proto/servers.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// Heads of messages from a peer: the first byte chooses the message, what decodes must survive a
 /// second trip.
@@ -28,7 +29,7 @@ void check_manifest(centroid::Bytes head) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(messages)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid::proto;
   if (size == 0) return 0;
   const centroid::Bytes head(reinterpret_cast<const std::byte*>(data + 1), size - 1);

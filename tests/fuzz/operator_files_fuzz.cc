@@ -3,10 +3,11 @@
 #include <string_view>
 
 #include "server/service/operator_file.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// operator.json from any bytes: an error, or a state that is read the same after it was written
 /// again.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(operator_files)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid::server;
   const auto state =
       parse_operator_state(std::string_view(reinterpret_cast<const char*>(data), size));

@@ -10,6 +10,7 @@
 #include "server/api/reply.h"
 #include "server/api/routes.h"
 #include "server/api/target.h"
+#include "tests/fuzz/fuzzer.h"
 
 namespace {
 
@@ -34,7 +35,7 @@ bool is_clean(std::string_view text) {
 /// What the REST server makes of a request before anything is done: method, target, fields and body
 /// as a client sends them. Whatever they hold, the answer is a problem or a call with values that
 /// are safe to be told and logged.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(rest)(const std::uint8_t* data, std::size_t size) {
   std::string_view rest(reinterpret_cast<const char*>(data), size);
   static constexpr const char* kFields[] = {"host",         "authorization", "origin",
                                             "content-type", "x-request-id",  "content-encoding"};

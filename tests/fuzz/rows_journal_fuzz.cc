@@ -3,10 +3,11 @@
 #include <cstdint>
 
 #include "common/checkpoint/rows_journal.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// Records of the tables' journal from any bytes: an error, or a content that gives the same bytes
 /// when it is written again.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(rows_journal)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   const Bytes bytes(reinterpret_cast<const std::byte*>(data), size);
   (void)rows_journal::decode_head(bytes.first(std::min(size, rows_journal::kHeadBytes)));

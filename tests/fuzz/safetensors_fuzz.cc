@@ -3,10 +3,11 @@
 #include <span>
 
 #include "common/checkpoint/safetensors_header.h"
+#include "tests/fuzz/fuzzer.h"
 
 /// A safetensors file from any bytes: an error, or tensors that cover the data exactly and can be
 /// written again.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(safetensors)(const std::uint8_t* data, std::size_t size) {
   using namespace centroid;
   const auto header = parse_safetensors(std::as_bytes(std::span(data, size)));
   if (!header.ok()) {

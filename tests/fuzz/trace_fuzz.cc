@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/trace_report.h"
+#include "tests/fuzz/fuzzer.h"
 
 namespace {
 
@@ -41,7 +42,7 @@ class Input {
 
 /// Traces with any names, texts and times, as programs and their users make them: the events are
 /// JSON, and no row of a table has a control character that a terminal would obey.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+CENTROID_FUZZER(trace)(const std::uint8_t* data, std::size_t size) {
   Input in(std::string_view(reinterpret_cast<const char*>(data), size));
   Capture capture;
   capture.process = in.text();

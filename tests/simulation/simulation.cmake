@@ -3,6 +3,7 @@ include(simulation/storage.cmake)
 if(CENTROID_TESTS AND NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   add_library(centroid_test_world STATIC EXCLUDE_FROM_ALL support/fiber.cc simulation/world.cc simulation/network.cc)
   target_link_libraries(centroid_test_world PUBLIC centroid::async centroid::storage centroid::transport)
+  centroid_unity(centroid_test_world)
   centroid_test(world_test LABEL unit SOURCES unit/world_test.cc unit/connector_test.cc DEPS centroid_test_world)
   centroid_test(collective_time_test LABEL conformance SOURCES conformance/collective_time_test.cc DEPS centroid_test_world centroid::collective centroid_test_transports)
   centroid_test(simulation_test LABEL simulation TIMEOUT 600

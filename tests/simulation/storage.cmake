@@ -4,5 +4,5 @@ if(CENTROID_TESTS)
     HEADERS simulation/disk_state.h simulation/memory_storage.h support/faulty_storage.h
     DEPS centroid::base centroid::storage)
 endif()
-centroid_test(memory_storage_test LABEL unit SOURCES unit/memory_storage_test.cc DEPS centroid::memory_storage centroid::store centroid::checkpoint)
-centroid_test(storage_test LABEL conformance SOURCES conformance/storage_test.cc DEPS centroid::memory_storage)
+centroid_test(storage_test LABEL conformance SOURCES conformance/storage_test.cc unit/memory_storage_test.cc
+  DEPS centroid::memory_storage centroid::store centroid::checkpoint)

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kMostTurns = 5'000'000;
 constexpr double kUnixBegin = 1.7e9;
 /// Of virtual time: no job takes so long, but a wait without end does.
-constexpr std::chrono::hours kLongest{100};
+constexpr std::chrono::hours kLongestRun{100};
 
 double to_seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -47,7 +47,7 @@ Host::Number World::start(Process& process, std::string name, std::function<void
 
 void World::run(std::function<void()> driver) {
   start(*nature_, "driver", std::move(driver));
-  const TimePoint limit = time_ + kLongest;
+  const TimePoint limit = time_ + kLongestRun;
   std::uint64_t turns = 0;
   const auto is_over = [&] {
     return std::ranges::none_of(threads_, [](const auto& t) { return t->state != State::kDone; });

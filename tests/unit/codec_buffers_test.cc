@@ -10,7 +10,7 @@
 #include "common/codec/error_feedback.h"
 
 /// Chunks of buffers beside codecs.
-namespace centroid {
+namespace centroid::codec_buffers_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -159,4 +159,4 @@ TEST(BuffersOfFeedback, OfARefusedRoundAreNotSentInTheNext) {
 }
 
 }  // namespace
-}  // namespace centroid
+}  // namespace centroid::codec_buffers_test

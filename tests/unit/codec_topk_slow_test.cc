@@ -10,13 +10,13 @@
 namespace centroid {
 namespace {
 
-constexpr std::uint64_t kSeed = 50'000;
+constexpr std::uint64_t kSlowSeed = 50'000;
 
 TEST(TopkSlow, MoreThanFiftyThousandCasesGiveTheReference) {
   ThreadPool two(2), three(3), five(5);
   const std::array<ThreadPool*, 4> pools{nullptr, &two, &three, &five};
-  CounterRng random(kSeed);
-  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  CounterRng random(kSlowSeed);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kSlowSeed));
   std::size_t cases = 0;
   for (int round = 0; round < 90; ++round) {
     for (int distribution = 0; distribution < topk_cases::kDistributions; ++distribution) {

@@ -24,7 +24,7 @@ namespace {
 using testing::Each;
 using testing::HasSubstr;
 
-Dataset random_data() {
+Dataset some_data() {
   CounterRng rng(1);
   Dataset data;
   data.name = "random";
@@ -66,7 +66,7 @@ class OnDevice : public testing::TestWithParam<const char*> {
 
 TEST_P(OnDevice, SendsTheBytesOfTheHost) {
   const auto model = make_model("mlp:30-60-5,relu").value();
-  const Dataset data = random_data();
+  const Dataset data = some_data();
   const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
   Sender host(*model, GetParam(), false, plan), device(*model, GetParam(), true, plan);
   std::vector<std::uint64_t> samples(12);
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OnDevice,
 /// Rounds that are begun anew, and one that is promised and lost: the bits of the host, each time.
 TEST_P(OnDevice, UndoesRoundsAsTheHostDoes) {
   const auto model = make_model("mlp:30-60-5,relu").value();
-  const Dataset data = random_data();
+  const Dataset data = some_data();
   const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
   Sender host(*model, GetParam(), false, plan), device(*model, GetParam(), true, plan);
   const auto expect_same = [&] {
@@ -168,7 +168,7 @@ TEST_P(OnDevice, UndoesRoundsAsTheHostDoes) {
 TEST(DeviceResidual, IsLookedAtWithoutWaiting) {
   SKIP_WITHOUT_GPU();
   const auto model = make_model("mlp:30-60-5,relu").value();
-  const Dataset data = random_data();
+  const Dataset data = some_data();
   const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
   for (const char* const codec : {"topk:0.05", "topk:0.05,momentum=0.9", "int8:feedback=on"}) {
     SCOPED_TRACE(codec);
@@ -216,7 +216,7 @@ TEST(DeviceResidual, IsLookedAtWithoutWaiting) {
 TEST(DeviceResidual, AFailureOfTheDeviceIsToldAndNeverKept) {
   const auto model = make_model("mlp:30-60-5,relu").value();
   const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
-  const Dataset data = random_data();
+  const Dataset data = some_data();
   Sender device(*model, "topk:0.05", true, plan);
   ASSERT_TRUE(device.group->step(data, std::vector<std::uint64_t>{1, 2, 3}, {}).ok());
   ASSERT_TRUE(device.feedback->encode(ChunkId(0), device.group->gradients(), 1).ok());
@@ -236,7 +236,7 @@ TEST(DeviceResidual, AFailureOfTheDeviceIsToldAndNeverKept) {
 TEST(DeviceResidual, AFailureInEncodingIsForGood) {
   const auto model = make_model("mlp:30-60-5,relu").value();
   const auto plan = ChunkPlan::make(model->manifest(), 2048).value();
-  const Dataset data = random_data();
+  const Dataset data = some_data();
   for (const char* const codec : {"bf16:feedback=on", "int8:feedback=on"}) {
     std::uint64_t failures = 0;
     for (std::uint64_t copy = 1; copy < 20; ++copy) {

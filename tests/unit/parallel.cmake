@@ -1,11 +1,13 @@
 centroid_test(parallel_test LABEL unit
   SOURCES unit/generations_test.cc unit/parallel_layout_test.cc unit/parallel_pipeline_test.cc unit/unit_buffers_test.cc DEPS centroid::parallel)
-centroid_test(sharded_parameters_test LABEL component
-  SOURCES component/sharded_parameters_test.cc component/pipeline_test.cc DEPS centroid::parallel centroid_test_transports TIMEOUT 600)
-centroid_test(regroup_test LABEL component SOURCES component/regroup_test.cc DEPS centroid::parallel centroid_test_transports TIMEOUT 300)
-centroid_test(sharded_checkpoint_test LABEL component SOURCES component/sharded_checkpoint_test.cc component/sharded_checkpoint_faults_test.cc component/staged_checkpoint_test.cc support/allocation_count.cc
-  DEPS centroid::parallel centroid_test_transports TIMEOUT 300)
-centroid_test(group_rendezvous_test LABEL component SOURCES component/group_rendezvous_test.cc DEPS centroid::group centroid_test_certificates)
+centroid_test(sharded_test LABEL component AT_A_TIME 3 TIMEOUT 600
+  SOURCES component/sharded_parameters_test.cc component/pipeline_test.cc component/regroup_test.cc component/sharded_checkpoint_test.cc
+    component/sharded_checkpoint_faults_test.cc component/staged_checkpoint_test.cc support/allocation_count.cc
+  DEPS centroid::parallel centroid_test_transports)
+set(sources component/group_rendezvous_test.cc)
+set(world "")
 if(NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
-  centroid_test(group_meeting_test LABEL component SOURCES component/group_meeting_test.cc component/group_callers_test.cc DEPS centroid::group centroid_test_world)
+  list(APPEND sources component/group_meeting_test.cc component/group_callers_test.cc)
+  set(world centroid_test_world)
 endif()
+centroid_test(group_test LABEL component SOURCES ${sources} DEPS centroid::group centroid_test_certificates ${world})

@@ -304,7 +304,7 @@ TEST(ReplicaGroup, AnExceptionOfTheCallbackIsAnError) {
   EXPECT_THAT(step.error().message(), HasSubstr("callback broke"));
 }
 
-Dataset random_text(std::uint64_t samples, std::uint64_t seed) {
+Dataset random_tokens(std::uint64_t samples, std::uint64_t seed) {
   CounterRng rng(seed);
   Dataset data;
   data.name = "text";
@@ -346,7 +346,7 @@ TEST(ReplicaGroup, TheGradientIsAsLongAsWhatIsTrained) {
       for (const auto& tensor : model->manifest()) trained += tensor.elements();
       EXPECT_EQ(group->gradients().size(), trained);
       EXPECT_EQ(group->params().size(), trained);
-      const Dataset data = model->vocabulary() > 0 ? random_text(8, 1) : random_data(8, 1);
+      const Dataset data = model->vocabulary() > 0 ? random_tokens(8, 1) : random_data(8, 1);
       const auto step = group->step(data, first(8), {});
       ASSERT_TRUE(step.ok()) << step.error().to_string();
       EXPECT_TRUE(std::isfinite(step->loss_sum));
@@ -363,7 +363,7 @@ TEST(ReplicaGroup, TheGradientIsAsLongAsWhatIsTrained) {
 
 TEST(ReplicaGroup, DevicesTrainATransformerAsOneDoesDropoutIncluded) {
   const auto model = small_transformer(",dropout=0.3");
-  const Dataset data = random_text(40, 1);
+  const Dataset data = random_tokens(40, 1);
   const auto single = group_of(*model, 1);
   single->use_noise(99);
   const auto expected = single->step(data, first(40), {});
@@ -389,7 +389,7 @@ TEST(ReplicaGroup, DevicesTrainATransformerAsOneDoesDropoutIncluded) {
 
 TEST(ReplicaGroup, LoadingAheadChangesNoBit) {
   const auto model = small_transformer("");
-  const Dataset data = random_text(50, 1);
+  const Dataset data = random_tokens(50, 1);
   const auto order = permutation(50, 1, 1);
   std::vector<std::span<const std::uint64_t>> steps;
   for (std::size_t at = 0; at < 50; at += 7)  // the last one has a single sample
@@ -427,7 +427,7 @@ TEST(ReplicaGroup, LongerBatchesAreFewerAhead) {
 }
 
 TEST(CheckFits, NamesWhatModelAndDataTakeAndHave) {
-  const auto text = random_text(3, 1), rows = random_data(3, 1);
+  const auto text = random_tokens(3, 1), rows = random_data(3, 1);
   const auto said = [](const Model& model, const Dataset& data) {
     const Status fits = check_fits(model, data);
     return fits.ok() ? std::string("ok") : fits.error().message();
@@ -527,7 +527,7 @@ TEST(Memory, AdaptersAreASmallPart) {
 
 TEST(Memory, IsCountedBeforeItIsTakenAndRefusedWithTheNumbers) {
   const auto model = small_transformer("");
-  DataSplit data{random_text(100, 1), random_text(10, 2)};
+  DataSplit data{random_tokens(100, 1), random_tokens(10, 2)};
   const GroupMemory one = memory_of(*model, 1, 2000, data), four = memory_of(*model, 4, 2000, data);
   EXPECT_GE(one.per_device, model->work_bytes(2000, true));
   EXPECT_GE(four.per_device, model->work_bytes(500, true));

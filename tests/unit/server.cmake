@@ -7,5 +7,3 @@ centroid_test(server_test LABEL unit
   SOURCES unit/roster_test.cc unit/round_machine_test.cc unit/round_policy_test.cc unit/round_ledger_test.cc unit/contribution_stage_test.cc unit/aggregator_test.cc unit/control_numbers_test.cc unit/messages_test.cc unit/messages_tail_test.cc
           unit/reply_encoder_test.cc unit/robust_bound_test.cc unit/robust_test.cc
   DEPS centroid::membership centroid::aggregate centroid::coordinate centroid::optim centroid::proto)
-centroid_test(election_test LABEL unit SOURCES unit/election_test.cc unit/fence_test.cc unit/etcd_answers_test.cc
-  DEPS centroid::election nlohmann_json::nlohmann_json)
