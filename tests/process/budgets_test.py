@@ -22,6 +22,7 @@ from harness.wire import Client
 MAX_WORKERS, CONNECTIONS = 4, 3000
 FILES = 2 * CONNECTIONS + 2000
 ROUNDS = 10
+DEEP = f"mlp:64-{'8-' * 40}10"  # many tensors: a long trace of each round, so that a slow machine's fill a budget, too
 LIMITS = {"workers": 2, "strangers": MAX_WORKERS + 64, "guests": MAX_WORKERS + 64, "arrival_lines": 4 * (MAX_WORKERS + 64),
           "rest_connections": CONNECTIONS, "stranger_bytes": 64 << 20, "stranger_lines": 20, "metrics_connections": 16, "rest_file_streams": 64, "rest_answer_bytes": 256 << 20, "events": 4096}  # fmt: skip
 
@@ -90,7 +91,7 @@ class Budgets(TlsTest):
     def test_strangers_guests_and_callers_of_rest(self):
         server, target = self.attacked()
         for name in ("w0", "w1"):
-            worker = self.worker(server, name, "--token", target.token, "--metrics.listen", "127.0.0.1:0")
+            worker = self.worker(server, name, "--token", target.token, "--metrics.listen", "127.0.0.1:0", model=DEEP)
         target.metrics = worker.wait_event("worker.metrics_opened")["endpoint"]
         server.wait_round(ROUNDS)
         before = server.cluster()
