@@ -297,23 +297,6 @@ class Models(GroupTest, CtlTest):
                 self.assertEqual(said, [*sums, f"{rank} of 2, {line}", "8 no tensor is of layer 9"])
                 self.assertEqual(one.returncode, 0)
 
-    def test_a_program_that_exits_has_written_its_checkpoint(self):
-        body = """
-            model = open_model(checkpoint_dir=os.environ["KEPT"])
-            kept = [model]
-            kept.append(kept)
-            if model.state().step:
-                say("goes on at", model.state().step)
-            else:
-                one_step(model)
-                model.save()
-            import gc
-            gc.freeze()  # the interpreter's end collects nothing, so nobody else closes it
-            """
-        kept = {"KEPT": str(self.folder / "kept"), **self.settings()}
-        self.run_ranks(2, body, python=self.numpy, **kept)
-        self.assertEqual(self.run_ranks(2, body, python=self.numpy, **kept), [["goes on at 1"]] * 2)
-
     def test_mistakes_are_refused_by_name(self):
         body = """
             ends_with("unknown", lambda: open_model(lrr=1))
