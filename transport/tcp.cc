@@ -143,7 +143,6 @@ Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endp
     attempt->socket.open(one.protocol(), error);
     if (error) continue;
     set_buffers(attempt->socket, options);
-    set_options(attempt->socket.native_handle(), options, one.address().is_loopback());
     const auto [why] = co_await attempt->socket.async_connect(one, kAwait);
     error = why;
     if (!error) break;
@@ -156,6 +155,8 @@ Task<Result<std::unique_ptr<ByteStream>>> connect_stream(Executor executor, Endp
     co_return Error(ErrorCode::kCancelled, "cancelled");
   if (error) co_return Error(ErrorCode::kUnavailable, error.message());
   const tcp::endpoint peer = attempt->socket.remote_endpoint(error);
+  // Before the connection is there, TCP_USER_TIMEOUT would end a connect with a later deadline.
+  set_options(attempt->socket.native_handle(), options, peer.address().is_loopback());
   std::unique_ptr<ByteStream> stream =
       std::make_unique<TcpStream>(std::move(attempt->socket), peer);
   if (options.layer) stream = options.layer->connected(std::move(stream), there);

@@ -9,8 +9,8 @@
 namespace centroid::transport {
 
 // These ignore what the system refuses.
-/// Set what `options` say of a socket, before it connects or listens: those that a listener accepts
-/// have its options.
+/// Set what `options` say of a socket that is connected, or will listen. Sockets that a listener
+/// accepts have its options.
 void set_options(int socket, const TransportOptions& options, bool is_loopback);
 /// `requested` as TransportOptions::congestion_control.
 void set_congestion_control(int socket, const std::string& requested, bool is_loopback);

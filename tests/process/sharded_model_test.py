@@ -287,7 +287,7 @@ class Models(GroupTest, CtlTest):
         source.write_text(C_PROGRAM)
         subprocess.run(["cc", "-std=c99", "-Wall", "-Werror", f"-I{ROOT}", source, "-o", program, library, f"-Wl,-rpath,{library.parent}"], check=True)
         settings = json.dumps({"optimizer": "sgd", "lr": 0.5, "checkpoint_dir": str(self.folder / "kept")})
-        for line, sums in (("step 3, position 30", ["480", "240", "120"]), ("step 6, position 30", ["60", "30", "15"])):  # of both ranks; goes on
+        for line, sums in (("step 3, position 30", ["480", "240", "120"]), ("step 6, position 30", ["60", "30", "15"])):  # sums over both ranks; the second job continues from the checkpoint
             place = f"127.0.0.1:{free_port()}"
             running = [subprocess.Popen([program, str(rank), place, settings], stdout=subprocess.PIPE, text=True) for rank in range(2)]
             for one in running:

@@ -49,7 +49,7 @@ class Generations {
   Held present_, next_;
 };
 
-/// Where a new group goes on.
+/// The earlier group from which a new group continues.
 struct Origin {
   std::uint32_t rank = 0;        ///< one that knows `generation` to be complete
   std::uint64_t generation = 0;  ///< the newest that is complete; 0: none
