@@ -18,7 +18,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROGRAMS = ("centroid-server", "centroid-worker", "centroidctl")
 # Beside the C library: libstdc++ and zlib are on every system with a package manager, and OpenSSL where Python's ssl is.
-BUNDLED = "libprometheus-cpp-core.so.1."  # taken along: beside libcentroid.so, and in lib/centroid, where the programs look for it
+BUNDLED = "libprometheus-cpp-core.so.1."  # taken along in lib/centroid, where the programs look for it
 PLAIN = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "libz.so.1", "libssl.so.3", "libcrypto.so.3"}
 METADATA = """\
 Metadata-Version: 2.1
@@ -45,25 +45,25 @@ centroid = centroid.torch_backend:_register
 """
 
 
-def check_needs(file):
-    """Refuse a file that loads what a plain system lacks."""
+def check_needs(file, beside):
+    """Refuse a file that loads what a plain system lacks, but for those beside it."""
     dynamic = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
     needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line}
-    lacking = {name for name in needed - PLAIN if not name.startswith(("ld-linux", BUNDLED))}
+    lacking = {name for name in needed - PLAIN if not name.startswith(("ld-linux", *beside))}
     if lacking:
         sys.exit(f"make_wheel.py: {file} needs {', '.join(sorted(lacking))}, which a plain system lacks")
 
 
-def stripped(file, folder):
+def stripped(file, folder, beside=()):
     """The bytes of a program or library without its symbols."""
-    check_needs(file)
+    check_needs(file, beside)
     out = pathlib.Path(folder) / file.name
     subprocess.run(["strip", "--strip-unneeded", "-o", out, file.resolve()], check=True)
     return out.read_bytes()
 
 
 def bundled(file):
-    """The library that `file` loads and the wheel takes along."""
+    """The libraries that `file` loads and the wheel takes along."""
     lines = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout.splitlines()
     return [pathlib.Path(line.split()[2]) for line in lines if line.split()[0].startswith(BUNDLED)]
 
@@ -75,11 +75,10 @@ def contents(version, build):
     files = {f"centroid/{one.name}": (one.read_bytes(), 0o644) for one in sorted((ROOT / "client/python/centroid").glob("*.py"))}
     with tempfile.TemporaryDirectory() as folder:
         files["centroid/libcentroid.so"] = stripped(build / "lib" / "libcentroid.so", folder), 0o755
-        for library in bundled(build / "lib" / "libcentroid.so"):
-            data = library.read_bytes()
-            files |= {f"{place}/{library.name}": (data, 0o755) for place in ("centroid", f"centroid-{version}.data/data/lib/centroid")}
         for program in PROGRAMS:
-            files[f"centroid-{version}.data/scripts/{program}"] = stripped(build / "wheel-bin" / program, folder), 0o755
+            files[f"centroid-{version}.data/scripts/{program}"] = stripped(build / "wheel-bin" / program, folder, (BUNDLED,)), 0o755
+        for library in bundled(build / "wheel-bin" / PROGRAMS[0]):
+            files[f"centroid-{version}.data/data/lib/centroid/{library.name}"] = library.read_bytes(), 0o755
     texts = {
         "METADATA": METADATA.format(version=version) + (ROOT / "README.md").read_text(),
         "WHEEL": WHEEL.format(tag=tag),

@@ -23,6 +23,7 @@
 #include "common/base/log_level.h"
 #include "common/base/metrics.h"
 #include "common/base/process_metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "common/base/service_manager.h"
 #include "common/base/trace_events.h"
 #include "common/base/version.h"
@@ -311,7 +312,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   FolderClaim claim;  // outlives everything that writes
   if (!config.has_election()) CENTROID_TRY(claim_folders(config, claim));
   const SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
   IoThread service("service"), control("control"), blocking("blocking"), files("files"),
       operators("operators");  // what they said is not to wait for other files, nor those for it
@@ -446,7 +447,7 @@ Status run_shard(const ServerConfig& config) {
       !taken.ok() && taken.error().code() == ErrorCode::kUnavailable)
     return taken;
   const SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server " + config.identity.name));
   IoThread service("service"), files("files");
   transport::TransportOptions transport_options;

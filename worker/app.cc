@@ -16,6 +16,7 @@
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "common/base/trace_events.h"
 #include "common/base/version.h"
 #include "common/device/blas.h"
@@ -392,7 +393,7 @@ Status start_and_run(const WorkerConfig& config, TrainingSummary& summary, bool&
                                           .most = config.load_ahead});
   CENTROID_ASSIGN(const auto group, open_group(config, *model, limit, ahead));
   log_start(config, *model, data, *group, need, ahead);
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   CENTROID_TRY(begin_measuring(config, registry));
   Probe probe(registry);
   std::atomic<bool> is_member = config.exchange == "local";

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "transport/collective/group.h"
 #include "transport/http/metrics_listener.h"
 #include "worker/config.h"
@@ -108,7 +109,7 @@ class ShardedMonitor {
   RankNumbers numbers(const collective::Group& group);
 
   const WorkerConfig& config_;
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   Meters meters_{registry_};
   std::atomic<bool> is_member_ = false;
   std::mutex mutex_;

@@ -8,6 +8,7 @@
 #include "common/async/until.h"
 #include "common/base/clock.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "common/proto/servers.h"
 #include "common/proto/tables.h"
 #include "server/shard/frozen_rows.h"
@@ -85,7 +86,7 @@ class ShardRows {
   Executor executor_, files_;
   const Options options_;
   const Clock& clock_;
-  metrics::Registry registry_;  ///< exported by the leader
+  metrics::PrometheusRegistry registry_;  ///< exported by the leader
   std::shared_ptr<RowsService> service_;
   std::weak_ptr<RowsService> last_;  ///< of the previous session: its journal must be closed first
   const std::shared_ptr<Event> ended_;  ///< signals that it is closed

@@ -7,6 +7,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "common/base/random.h"
 #include "common/tensor/buffer.h"
 #include "common/tensor/chunk_plan.h"
@@ -91,7 +92,7 @@ void run_member(const ClusterSettings& settings, std::size_t member, transport::
   memory.use_params = [&](std::span<float> now) { current = now; };
   memory.initialize = [&](std::uint64_t seed) { fill(current, seed); };
 
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   IoThread io("io");
   transport::TransportOptions transport_options;
   transport_options.limits.max_head_bytes = transport::kMaxHeadBytes;

@@ -15,6 +15,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "server/api/api_server.h"
 #include "tests/support/http_client.h"
 
@@ -320,7 +321,7 @@ class ApiTest : public ::testing::Test {
   }
 
   SampleControl control;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   ApiOptions options;
   IoThread io{"api"};
   std::unique_ptr<ApiServer> api;

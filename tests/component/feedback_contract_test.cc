@@ -15,6 +15,7 @@
 #include <gmock/gmock.h>
 
 #include "common/async/io_thread.h"
+#include "common/base/prometheus_registry.h"
 #include "common/base/random.h"
 #include "common/proto/messages.h"
 #include "tests/unit/temporary_directory.h"
@@ -229,7 +230,7 @@ class Worker {
 
   std::vector<float> params_ = std::vector<float>(kNumbers),
                      gradients_ = std::vector<float>(kNumbers);
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   IoThread io_{"io"};
   std::unique_ptr<worker::Exchange> exchange_;
   std::future<void> loop_;

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/prometheus_registry.h"
 #include "common/proto/servers.h"
 #include "tests/support/rows_servers.h"
 #include "tests/unit/temporary_directory.h"
@@ -112,7 +113,7 @@ void churn(const std::filesystem::path& folder, bool journal, std::uint64_t seed
 
 TEST(RowsService, OfTwoListsOfClientsAllStayAndOfWhoIsInBothTheNewer) {
   SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   server::RowsService rows("emb:dim=2", std::chrono::seconds(1), clock, registry);
   const auto list = [](std::uint64_t first, std::uint64_t newest) {
     std::vector<server::PushWindows::Entry> entries(server::PushWindows::kMaxClients);

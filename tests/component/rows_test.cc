@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 
 #include "client/rows_client.h"
+#include "common/base/prometheus_registry.h"
 #include "common/base/random.h"
 #include "server/election/fence.h"
 #include "server/rows/row_rules.h"
@@ -50,7 +51,7 @@ std::string prepare_error(const std::filesystem::path& folder, const std::string
   EXPECT_TRUE(server::finish(c).ok());
   IoThread service{"test-service"}, blocking{"test-blocking"};
   const SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   server::JobServer cluster(service.executor(), blocking.executor(), c, clock, registry);
   const Status prepared = service.wait(cluster.prepare());
   return prepared.ok() ? "it began" : prepared.error().to_string();
@@ -513,7 +514,7 @@ class TimedTables {
   }
 
   ManualClock clock_;
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   // Sessions have the system's clock: nobody is silent.
   server::RowsService rows_{"emb:dim=2", std::chrono::hours(1'000'000), clock_, registry_};
   IoThread thread_;

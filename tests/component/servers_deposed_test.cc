@@ -4,6 +4,7 @@
 #include <boost/asio/use_future.hpp>
 #include <gmock/gmock.h>
 
+#include "common/base/prometheus_registry.h"
 #include "tests/support/test_shard.h"
 #include "tests/unit/temporary_directory.h"
 #include "transport/session.h"
@@ -141,7 +142,7 @@ TEST(ServersDeposed, AWorkerLeavesALeaderOfAnOlderTermByName) {
   memory.params = params;
   memory.gradients = gradients;
   memory.initialize = [](std::uint64_t) {};
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   IoThread io{"io"};
   const auto exchange = worker::make_cluster_exchange(
       io.executor(), tcp(io.executor()), std::move(options), std::move(memory), registry);

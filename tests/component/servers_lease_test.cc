@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "common/async/io_thread.h"
+#include "common/base/prometheus_registry.h"
 #include "server/shard/shard_group.h"
 #include "server/tables/rows_service.h"
 #include "tests/support/passing_clock.h"
@@ -105,7 +106,7 @@ class Leader final : public transport::FrameSink {
 
   const bool has_client_;
   PassingClock clock_;
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   server::RowsService rows_{"emb:dim=2", kLease, clock_, registry_};
   IoThread thread_{"leader"};
   std::unique_ptr<transport::Transport> transport_ = transport::make_tcp(thread_.executor());

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 
 #include "common/async/io_thread.h"
+#include "common/base/prometheus_registry.h"
 #include "common/proto/about.h"
 #include "common/proto/messages.h"
 #include "tests/unit/temporary_directory.h"
@@ -252,7 +253,7 @@ struct WorkerContractTest : testing::Test {
   Server server;
   std::vector<float> params = std::vector<float>(4, 0.0f);
   std::vector<float> gradients = std::vector<float>(4, 0.5f);
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   IoThread io{"io"};
   std::unique_ptr<worker::Exchange> exchange;
 };

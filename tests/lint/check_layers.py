@@ -94,7 +94,7 @@ HOMES = {
     r"boost/asio/(ip|local|connect|ssl)|boost/asio\.hpp": r"transport/(tcp[^/]*|(tls|http)/[^/]*)",
     r"boost/asio": r"common/async/.*|transport/.*|server/(api|election|service|shard|store|tables)/.*|server/[^/]*|worker/exchange/.*|worker/[^/]*"
     r"|client/.*|.*cuda[^/]*\.cc",
-    r"prometheus/": r"common/base/metrics\.cc",
+    r"prometheus/": r"common/base/prometheus_registry\.cc",
     r"nlohmann/": r"common/base/(config|log)[^/]*\.cc|common/checkpoint/[^/]*\.cc|server/(api|election|tokens)/.*|server/[^/]*\.cc|worker/[^/]*\.cc"
     r"|server/service/operator_file\.cc|worker/model/adapters\.cc|client/.*",
     r"openssl/": r"transport/tls/.*|tests/support/certificates\.cc|server/tokens/[^/]*\.cc",

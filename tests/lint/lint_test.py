@@ -72,7 +72,7 @@ class Layers(LintTest):
         for header, home in {
             "boost/beast/http.hpp": "transport/http/a.cc",
             "boost/asio/ip/tcp.hpp": "transport/tcp.cc",
-            "prometheus/registry.h": "common/base/metrics.cc",
+            "prometheus/registry.h": "common/base/prometheus_registry.cc",
             "nlohmann/json.hpp": "common/base/config.cc",
             "cblas.h": "common/device/blas.cc",
             "nccl.h": "worker/node/nccl.cc",

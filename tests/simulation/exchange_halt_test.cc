@@ -12,6 +12,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/log_level.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "common/checkpoint/checkpoint.h"
 #include "server/service/job_server.h"
 #include "tests/simulation/memory_storage.h"
@@ -183,7 +184,7 @@ TEST(ExchangeHaltTest, WorkersThatCannotExchangeEndTheJobWithTheStateOfTheLastRo
   config.goal.rounds = 10;
   config.leaving.when_finished = true;
   config.timeouts.lease = seconds(2);
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   Status ended;
   Worker first("w0"), second("w1");
   Version version;

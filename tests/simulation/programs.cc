@@ -7,6 +7,7 @@
 #include "client/rows_client.h"
 #include "client/trainer.h"
 #include "common/async/io_thread.h"
+#include "common/base/prometheus_registry.h"
 
 namespace centroid::simulation {
 
@@ -26,7 +27,7 @@ Manifest manifest() {
 
 void ShardProgram::run(Process& process) {
   const SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   IoThread service("service"), files("files");
   const auto transport = around_.network.make_transport(service.executor(), {});
   const auto listener = transport->listen({.host = name(), .port = 7070});

@@ -3,6 +3,7 @@
 #include <boost/asio/post.hpp>
 
 #include "common/async/io_thread.h"
+#include "common/base/prometheus_registry.h"
 #include "server/election/candidacy.h"
 #include "server/election/fence.h"
 
@@ -57,7 +58,7 @@ Status ServerProgram::run_service(Process& process, server::ServerConfig config,
   CENTROID_TRY(server::finish(config));
   has_run_ = true;
   const SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   IoThread service("service"), blocking("blocking"), files("files"), looks("looks"),
       verifies("verifies");
   const auto transport = around_.network.make_transport(service.executor(), {});

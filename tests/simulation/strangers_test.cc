@@ -14,6 +14,7 @@
 #include "common/async/io_thread.h"
 #include "common/base/log_level.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "common/proto/rows.h"
 #include "server/service/job_server.h"
 #include "tests/simulation/memory_storage.h"
@@ -216,7 +217,7 @@ class StrangersTest : public ::testing::Test {
   std::shared_ptr<test::MemoryDisk> disk = std::make_shared<test::MemoryDisk>();
   test::MemoryStorage storage{disk};
   server::ServerConfig config;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   server::JobServer* cluster = nullptr;
   Executor executor;
   std::vector<std::unique_ptr<Client>> clients;

@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_future.hpp>
 
+#include "common/base/prometheus_registry.h"
 #include "common/base/random.h"
 #include "server/service/control.h"
 #include "worker/exchange/local_exchange.h"
@@ -185,7 +186,7 @@ WorkerOutcome run_worker(const WorkerSpec& spec, const worker::DataSplit& data,
                                  : worker::make_replica_group(
                                        *model, {.devices = spec.devices, .slowdown = spec.slowdown})
                                        .value();
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   IoThread io("test-worker");
   worker::ClusterOptions options;
   options.servers = {server};

@@ -9,6 +9,7 @@
 
 #include "common/async/io_thread.h"
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "server/api/view.h"
 #include "server/config/server_config.h"
 #include "transport/transport.h"
@@ -69,7 +70,7 @@ class TestServer {
  private:
   server::ServerConfig config_;
   SystemClock clock_;
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   IoThread service_{"test-service"}, blocking_{"test-blocking"};
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<server::JobServer> cluster_;

@@ -11,6 +11,7 @@
 #include <boost/asio/use_future.hpp>
 
 #include "common/async/io_thread.h"
+#include "common/base/prometheus_registry.h"
 #include "server/shard/shard.h"
 #include "transport/transport.h"
 
@@ -65,7 +66,7 @@ class TestShard {
     co_return co_await shard->run(*listener);
   }
   SystemClock clock_;
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   IoThread io_{"test-shard"}, files_{"test-files"};
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<transport::Listener> listener_;

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 
 namespace centroid::metrics {
 namespace {
@@ -13,7 +13,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST(Metrics, TheSameNameAndLabelsAreTheSameSeries) {
-  Registry registry;
+  PrometheusRegistry registry;
   registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "bsp"}}).add(2);
   registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "bsp"}}).add();
   const auto other = registry.counter("centroid_test_rounds_total", "Rounds.", {{"policy", "asp"}});
@@ -27,7 +27,7 @@ TEST(Metrics, TheSameNameAndLabelsAreTheSameSeries) {
 }
 
 TEST(Metrics, GaugeGoesUpAndDown) {
-  Registry registry;
+  PrometheusRegistry registry;
   const Gauge gauge = registry.gauge("centroid_test_workers", "Workers.");
   gauge.set(5);
   gauge.add(-7);
@@ -36,7 +36,7 @@ TEST(Metrics, GaugeGoesUpAndDown) {
 }
 
 TEST(Metrics, HistogramCountsIntoBuckets) {
-  Registry registry;
+  PrometheusRegistry registry;
   const Histogram histogram = registry.histogram("centroid_test_wait_seconds", "Waits.", {0.1, 1});
   for (const double seconds : {0.05, 0.5, 5.0}) histogram.observe(seconds);
   EXPECT_EQ(histogram.count(), 3U);
@@ -47,7 +47,7 @@ TEST(Metrics, HistogramCountsIntoBuckets) {
 }
 
 TEST(Metrics, TheTextIsInOrderAndWhole) {
-  Registry registry;
+  PrometheusRegistry registry;
   const Histogram wait =
       registry.histogram("centroid_test_b_seconds", "B, \\ and\nmore.", {0.5, 2}, {{"to", "x"}});
   wait.observe(1);
@@ -71,7 +71,7 @@ TEST(Metrics, TheTextIsInOrderAndWhole) {
 }
 
 TEST(Metrics, ARemovedSeriesLeavesTheTextAndComesBackAtZero) {
-  Registry registry;
+  PrometheusRegistry registry;
   registry.gauge("centroid_test_lag", "Lag.", {{"worker", "1"}}).set(4);
   registry.gauge("centroid_test_lag", "Lag.", {{"worker", "2"}}).set(5);
   registry.remove("centroid_test_lag", {{"worker", "1"}});
@@ -83,14 +83,14 @@ TEST(Metrics, ARemovedSeriesLeavesTheTextAndComesBackAtZero) {
 }
 
 TEST(Metrics, CollectCallsTheRefreshersThatMayMakeSeries) {
-  Registry registry;
+  PrometheusRegistry registry;
   registry.on_collect([&] { registry.gauge("centroid_test_now", "Now.").add(1); });
   EXPECT_THAT(registry.serialize(), HasSubstr("centroid_test_now 1\n"));
   EXPECT_THAT(registry.serialize(), HasSubstr("centroid_test_now 2\n"));
 }
 
 TEST(Metrics, LabelValuesAreEscaped) {
-  Registry registry;
+  PrometheusRegistry registry;
   registry.counter("centroid_test_total", "T.", {{"name", "a\"b\nc\\d"}}).add();
   EXPECT_THAT(registry.serialize(), HasSubstr(R"(name="a\"b\nc\\d")"));
 }
@@ -104,7 +104,7 @@ TEST(Metrics, DefaultHandlesDoNothing) {
 }
 
 TEST(Metrics, CountsFromManyThreads) {
-  Registry registry;
+  PrometheusRegistry registry;
   {
     std::vector<std::jthread> threads;
     for (int t = 0; t < 4; ++t)
@@ -127,7 +127,7 @@ TEST(Metrics, LatencyBoundsRiseFrom50MicrosecondsTo30Seconds) {
 
 TEST(MetricsDeathTest, ANameOfTwoTypesOrBoundsAborts) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  Registry registry;
+  PrometheusRegistry registry;
   (void)registry.counter("centroid_test_total", "T.");
   (void)registry.histogram("centroid_test_seconds", "S.", {1, 2});
   EXPECT_DEATH((void)registry.gauge("centroid_test_total", "T."), "CENTROID_CHECK failed");

@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/prometheus_registry.h"
 #include "server/store/turns.h"
 #include "tests/support/in_process_transport.h"
 #include "transport/transport.h"
@@ -209,7 +210,7 @@ class HostedModelTest : public testing::Test {
   const MemberId member_{7};
   const std::shared_ptr<const Codec> codec_ = make_codec("f32").value();
   SystemClock clock_;
-  metrics::Registry registry_;
+  metrics::PrometheusRegistry registry_;
   boost::asio::io_context io_{1};
   std::unique_ptr<transport::Transport> network_;
   std::unique_ptr<Session> session_, leader_;

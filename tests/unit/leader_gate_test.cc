@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 #include "tests/unit/temporary_directory.h"
 
 namespace centroid::server {
@@ -18,7 +19,7 @@ TEST(LeaderGate, ADeposedLeaderIsAStandbyWhateverItsJobHasReached) {
   const TemporaryDirectory folder;
   boost::asio::io_context context;
   const SystemClock clock;
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   const Probe probe(registry);
   EventLog events(clock);
   JobPhase phase(clock, events, probe);

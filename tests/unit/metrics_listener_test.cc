@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "common/async/pulse.h"
+#include "common/base/prometheus_registry.h"
 
 namespace centroid::transport {
 namespace {
@@ -38,7 +39,7 @@ bool has(const std::string& response, const std::string& text) {
 }
 
 TEST(MetricsListener, probes_say_why_the_process_is_not_well) {
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   std::atomic<bool> is_live = true, is_ready = false;
   const auto look = [](const std::atomic<bool>& is_well, const char* why) {
     return is_well ? Status() : Status(Error(ErrorCode::kUnavailable, why));
@@ -64,7 +65,7 @@ TEST(MetricsListener, probes_say_why_the_process_is_not_well) {
 }
 
 TEST(MetricsListener, a_view_is_for_readers_only) {
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   MetricsOptions options;
   options.endpoint.host = "127.0.0.1";
   options.endpoint.port = 0;
@@ -87,7 +88,7 @@ TEST(MetricsListener, a_view_is_for_readers_only) {
 }
 
 TEST(MetricsListener, answers_nothing_behind_a_request_whose_end_is_not_certain) {
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   MetricsOptions options;
   options.endpoint.host = "127.0.0.1";
   options.endpoint.port = 0;

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "common/base/prometheus_registry.h"
 #include "common/base/stage.h"
 #include "common/base/trace_events.h"
 
@@ -78,7 +79,7 @@ TEST(Trace, SeveralThreadsRecordAtOnce) {
 }
 
 TEST(Trace, StageProbeFeedsTheHistogramOfItsName) {
-  metrics::Registry registry;
+  metrics::PrometheusRegistry registry;
   const StageProbe probe(registry, "worker", Stage::kEncode);
   const TimePoint end = steady_clock::now();
   EXPECT_DOUBLE_EQ(probe.ended(Lane("x"), end - std::chrono::seconds(2), end, 1), 2);

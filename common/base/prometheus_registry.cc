@@ -1,4 +1,4 @@
-#include "common/base/metrics.h"
+#include "common/base/prometheus_registry.h"
 
 #include <algorithm>
 #include <charconv>
@@ -93,36 +93,67 @@ std::vector<std::string> line_heads(const std::string& name, const Labels& label
   return heads;
 }
 
-struct Series {
-  void* metric = nullptr;
-  std::vector<std::string> heads;
-};
-
 void append_line(std::string& out, const std::string& head, double value) {
   out += head;
   append_number(out, value);
   out += '\n';
 }
 
-void append_series(std::string& out, const Series& series,
-                   prometheus::Family<prometheus::Counter>*) {
-  append_line(out, series.heads[0], static_cast<prometheus::Counter*>(series.metric)->Value());
-}
+class Series : public Recorder {
+ public:
+  virtual void append_to(std::string& out) const = 0;
+};
 
-void append_series(std::string& out, const Series& series, prometheus::Family<prometheus::Gauge>*) {
-  append_line(out, series.heads[0], static_cast<prometheus::Gauge*>(series.metric)->Value());
-}
+template <class Metric>
+class SeriesOf final : public Series {
+ public:
+  template <class... Args>
+  SeriesOf(prometheus::Family<Metric>& family, const Labels& labels, std::vector<std::string> heads,
+           const Args&... args)
+      : family_(family), metric_(family.Add(labels, args...)), heads_(std::move(heads)) {}
+  ~SeriesOf() override { family_.Remove(&metric_); }
 
-void append_series(std::string& out, const Series& series,
-                   prometheus::Family<prometheus::Histogram>*) {
-  const auto histogram = static_cast<prometheus::Histogram*>(series.metric)->Collect().histogram;
-  const std::size_t buckets = series.heads.size() - 2;
-  CENTROID_CHECK(histogram.bucket.size() == buckets);  // the last one is +Inf
-  for (std::size_t i = 0; i < buckets; ++i)
-    append_line(out, series.heads[i], static_cast<double>(histogram.bucket[i].cumulative_count));
-  append_line(out, series.heads[buckets], histogram.sample_sum);
-  append_line(out, series.heads[buckets + 1], static_cast<double>(histogram.sample_count));
-}
+  void add(double amount) override {
+    if constexpr (kIsHistogram)
+      metric_.Observe(amount);
+    else
+      metric_.Increment(amount);
+  }
+  void set(double value) override {
+    if constexpr (std::is_same_v<Metric, prometheus::Gauge>) metric_.Set(value);
+  }
+  double value() const override {
+    if constexpr (kIsHistogram)
+      return metric_.Collect().histogram.sample_sum;
+    else
+      return metric_.Value();
+  }
+  std::uint64_t count() const override {
+    if constexpr (kIsHistogram) return metric_.Collect().histogram.sample_count;
+    return 0;
+  }
+
+  void append_to(std::string& out) const override {
+    if constexpr (kIsHistogram) {
+      const auto histogram = metric_.Collect().histogram;
+      const std::size_t buckets = heads_.size() - 2;
+      CENTROID_CHECK(histogram.bucket.size() == buckets);  // the last one is +Inf
+      for (std::size_t i = 0; i < buckets; ++i)
+        append_line(out, heads_[i], static_cast<double>(histogram.bucket[i].cumulative_count));
+      append_line(out, heads_[buckets], histogram.sample_sum);
+      append_line(out, heads_[buckets + 1], static_cast<double>(histogram.sample_count));
+    } else {
+      append_line(out, heads_[0], metric_.Value());
+    }
+  }
+
+ private:
+  static constexpr bool kIsHistogram = std::is_same_v<Metric, prometheus::Histogram>;
+
+  prometheus::Family<Metric>& family_;
+  Metric& metric_;
+  const std::vector<std::string> heads_;
+};
 
 const char* type_name(const FamilyPointer& family) {
   static constexpr const char* kNames[] = {"counter", "gauge", "histogram"};
@@ -131,12 +162,12 @@ const char* type_name(const FamilyPointer& family) {
 
 }  // namespace
 
-struct Registry::Impl {
+struct PrometheusRegistry::Impl {
   struct Family {
     FamilyPointer pointer;
     std::string head;  ///< HELP and TYPE
     std::vector<double> bounds;
-    std::map<Labels, Series> series;
+    std::map<Labels, std::unique_ptr<Series>> series;
   };
 
   prometheus::Registry registry;
@@ -159,8 +190,8 @@ struct Registry::Impl {
   // Find or make one series. A name with two types, or a histogram with two sets of bounds, is a
   // bug in our code.
   template <class Metric, class Build, class... Args>
-  void* series(const std::string& name, const std::string& help, const Labels& labels,
-               const std::vector<double>& bounds, Build build, const Args&... args) {
+  Recorder* series(const std::string& name, const std::string& help, const Labels& labels,
+                   const std::vector<double>& bounds, Build build, const Args&... args) {
     CENTROID_CHECK(is_name(name));
     CENTROID_CHECK(are_labels(labels));
     const std::scoped_lock lock(mutex);
@@ -173,61 +204,49 @@ struct Registry::Impl {
     auto* const* pointer = std::get_if<prometheus::Family<Metric>*>(&family.pointer);
     CENTROID_CHECK(pointer != nullptr);
     CENTROID_CHECK(family.bounds == bounds);
-    Series& slot = family.series[labels];
-    if (slot.metric == nullptr) {
+    std::unique_ptr<Series>& slot = family.series[labels];
+    if (slot == nullptr) {
       const bool is_histogram = std::is_same_v<Metric, prometheus::Histogram>;
-      slot.heads = line_heads(name, labels, is_histogram ? &bounds : nullptr);
-      slot.metric = &(*pointer)->Add(labels, args...);
+      slot = std::make_unique<SeriesOf<Metric>>(
+          **pointer, labels, line_heads(name, labels, is_histogram ? &bounds : nullptr), args...);
     }
-    return slot.metric;
+    return slot.get();
   }
 };
 
-Registry::Registry() : impl_(std::make_unique<Impl>()) {}
-Registry::~Registry() = default;
+PrometheusRegistry::PrometheusRegistry() : impl_(std::make_unique<Impl>()) {}
+PrometheusRegistry::~PrometheusRegistry() = default;
 
-Counter Registry::counter(const std::string& name, const std::string& help, const Labels& labels) {
-  Counter handle;
-  handle.impl_ =
-      impl_->series<prometheus::Counter>(name, help, labels, {}, prometheus::BuildCounter);
-  return handle;
+Counter PrometheusRegistry::counter(const std::string& name, const std::string& help,
+                                    const Labels& labels) {
+  return Counter(
+      impl_->series<prometheus::Counter>(name, help, labels, {}, prometheus::BuildCounter));
 }
 
-Gauge Registry::gauge(const std::string& name, const std::string& help, const Labels& labels) {
-  Gauge handle;
-  handle.impl_ = impl_->series<prometheus::Gauge>(name, help, labels, {}, prometheus::BuildGauge);
-  return handle;
+Gauge PrometheusRegistry::gauge(const std::string& name, const std::string& help,
+                                const Labels& labels) {
+  return Gauge(impl_->series<prometheus::Gauge>(name, help, labels, {}, prometheus::BuildGauge));
 }
 
-Histogram Registry::histogram(const std::string& name, const std::string& help,
-                              const std::vector<double>& bounds, const Labels& labels) {
+Histogram PrometheusRegistry::histogram(const std::string& name, const std::string& help,
+                                        const std::vector<double>& bounds, const Labels& labels) {
   CENTROID_CHECK(std::is_sorted(bounds.begin(), bounds.end(), std::less_equal<>()));
-  Histogram handle;
-  handle.impl_ = impl_->series<prometheus::Histogram>(name, help, labels, bounds,
-                                                      prometheus::BuildHistogram, bounds);
-  return handle;
+  return Histogram(impl_->series<prometheus::Histogram>(name, help, labels, bounds,
+                                                        prometheus::BuildHistogram, bounds));
 }
 
-void Registry::remove(const std::string& name, const Labels& labels) {
+void PrometheusRegistry::remove(const std::string& name, const Labels& labels) {
   const std::scoped_lock lock(impl_->mutex);
   const auto family = impl_->families.find(name);
-  if (family == impl_->families.end()) return;
-  const auto series = family->second.series.find(labels);
-  if (series == family->second.series.end()) return;
-  std::visit(
-      [&]<class Metric>(prometheus::Family<Metric>* pointer) {
-        pointer->Remove(static_cast<Metric*>(series->second.metric));
-      },
-      family->second.pointer);
-  family->second.series.erase(series);
+  if (family != impl_->families.end()) family->second.series.erase(labels);
 }
 
-void Registry::on_collect(std::function<void()> refresh) {
+void PrometheusRegistry::on_collect(std::function<void()> refresh) {
   const std::scoped_lock lock(impl_->mutex);
   impl_->refreshers.push_back(std::move(refresh));
 }
 
-std::string Registry::serialize() const {
+std::string PrometheusRegistry::serialize() const {
   std::vector<std::function<void()>> refreshers;
   {
     const std::scoped_lock lock(impl_->mutex);
@@ -240,52 +259,10 @@ std::string Registry::serialize() const {
   for (const auto& [name, family] : impl_->families) {
     if (family.series.empty()) continue;
     out += family.head;
-    for (const auto& [labels, series] : family.series)
-      std::visit([&](auto* pointer) { append_series(out, series, pointer); }, family.pointer);
+    for (const auto& [labels, series] : family.series) series->append_to(out);
   }
   impl_->text_bytes = out.size();
   return out;
-}
-
-void Counter::add(double amount) const {
-  if (impl_ != nullptr) static_cast<prometheus::Counter*>(impl_)->Increment(amount);
-}
-
-double Counter::value() const {
-  return impl_ == nullptr ? 0 : static_cast<prometheus::Counter*>(impl_)->Value();
-}
-
-void Gauge::set(double value) const {
-  if (impl_ != nullptr) static_cast<prometheus::Gauge*>(impl_)->Set(value);
-}
-
-void Gauge::add(double amount) const {
-  if (impl_ != nullptr) static_cast<prometheus::Gauge*>(impl_)->Increment(amount);
-}
-
-double Gauge::value() const {
-  return impl_ == nullptr ? 0 : static_cast<prometheus::Gauge*>(impl_)->Value();
-}
-
-void Histogram::observe(double value) const {
-  if (impl_ != nullptr) static_cast<prometheus::Histogram*>(impl_)->Observe(value);
-}
-
-double Histogram::sum() const {
-  if (impl_ == nullptr) return 0;
-  return static_cast<prometheus::Histogram*>(impl_)->Collect().histogram.sample_sum;
-}
-
-std::uint64_t Histogram::count() const {
-  if (impl_ == nullptr) return 0;
-  return static_cast<prometheus::Histogram*>(impl_)->Collect().histogram.sample_count;
-}
-
-const std::vector<double>& latency_bounds() {
-  static const std::vector<double> kBounds = {50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3,
-                                              5e-3,  10e-3,  25e-3,  50e-3,  0.1,  0.25,
-                                              0.5,   1,      2.5,    5,      10,   30};
-  return kBounds;
 }
 
 }  // namespace centroid::metrics
