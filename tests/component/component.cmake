@@ -25,7 +25,7 @@ if(TARGET centroid_simulated_gpu)
     DEPS centroid_test_cluster centroid_simulated_gpu)
   centroid_nccl_stand_in(gpu_cluster_test)
 endif()
-centroid_test(sharded_replica_test LABEL component AT_A_TIME 2 TIMEOUT 600
+centroid_test(sharded_replica_test COMPUTES LABEL component AT_A_TIME 2 TIMEOUT 600
   SOURCES component/sharded_replica_test.cc component/pipeline_replica_test.cc component/job_plan_test.cc component/layer_costs_test.cc
     component/step_time_test.cc
   DEPS centroid::node centroid_test_transports)

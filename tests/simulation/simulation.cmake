@@ -6,7 +6,7 @@ if(CENTROID_TESTS AND NOT CENTROID_SANITIZE MATCHES "thread")  # fibers
   centroid_unity(centroid_test_world)
   centroid_test(world_test LABEL unit SOURCES unit/world_test.cc unit/connector_test.cc DEPS centroid_test_world)
   centroid_test(collective_time_test LABEL conformance SOURCES conformance/collective_time_test.cc DEPS centroid_test_world centroid::collective centroid_test_transports)
-  centroid_test(simulation_test LABEL simulation TIMEOUT 600
+  centroid_test(simulation_test COMPUTES LABEL simulation TIMEOUT 600
     SOURCES simulation/simulation_test.cc simulation/job.cc simulation/ledger.cc simulation/plan.cc simulation/machine.cc simulation/programs.cc
             simulation/server_program.cc simulation/etcd.cc
     DEPS centroid_test_world centroid::memory_storage centroid::service centroid::election centroid::shard centroid::trainer centroid::rows_client)

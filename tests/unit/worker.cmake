@@ -1,4 +1,4 @@
-centroid_test(model_test LABEL unit
+centroid_test(model_test COMPUTES LABEL unit
   SOURCES unit/adapters_test.cc unit/layered_test.cc unit/mlp_test.cc unit/transformer_kernels_test.cc unit/transformer_part_test.cc
           unit/transformer_test.cc support/allocation_count.cc
   DEPS centroid::model centroid::checkpoint ZLIB::ZLIB)
