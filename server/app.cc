@@ -44,7 +44,6 @@ namespace centroid::server {
 
 namespace {
 
-constexpr int kLowPriority = 10;  // as nice(1) gives
 /// As ApiOptions has it: a shard server computes what room it needs before it takes any.
 constexpr std::chrono::minutes kHangAfter{5};
 
@@ -300,23 +299,30 @@ void introduce_api(JobServer& server, ApiServer& api, const ServerConfig& config
   tell_who_joins(config);
 }
 
+/// Who can reach the port must have a secret.
+Status check_token(const ServerConfig& config, const transport::Endpoint& endpoint) {
+  if (endpoint.is_loopback() || !config.token.empty()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               "--listen " + config.listen +
+                   " is reachable from other machines: give --token-file FILE with the secret of "
+                   "the workers, or listen on 127.0.0.1");
+}
+
 Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& ending) {
   CENTROID_ASSIGN(const auto data_endpoint, transport::Endpoint::parse(config.listen));
   CENTROID_ASSIGN(const auto api_endpoint, transport::Endpoint::parse(config.api.listen));
-  if (!data_endpoint.is_loopback() && config.token.empty())
-    return Error(ErrorCode::kInvalidArgument,
-                 "--listen " + config.listen +
-                     " is reachable from other machines: give --token-file FILE with the secret of "
-                     "the workers, or listen on 127.0.0.1");
+  CENTROID_TRY(check_token(config, data_endpoint));
   CENTROID_TRY(make_folder("run_dir", config.run_dir));
   FolderClaim claim;  // outlives everything that writes
   if (!config.has_election()) CENTROID_TRY(claim_folders(config, claim));
   const SystemClock clock;
   metrics::PrometheusRegistry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
-  IoThread service("service"), control("control"), blocking("blocking"), files("files"),
-      operators("operators");  // what they said is not to wait for other files, nor those for it
-  IoThread looks("looks"), verifies("verifies");  // at checkpoints, while one is written
+  IoThread service("service"), blocking("blocking"), files("files");
+  IoThread operators("operators");  // their words and files do not wait for each other
+  IoThread control("control", ThreadPriority::kLow);  // requests do not slow training
+  IoThread looks("looks"),
+      verifies("verifies", ThreadPriority::kLow);  // at checkpoints, beside files
   CENTROID_ASSIGN(auto transport_options, data_options(config));
   const auto transport = transport::make_tcp(service.executor(), std::move(transport_options));
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);
@@ -427,11 +433,7 @@ Status run_shard(const ServerConfig& config) {
   }
   if (options.leaders.empty())
     return Error(ErrorCode::kInvalidArgument, "join " + config.join + ": no HOST:PORT is there");
-  if (!endpoint.is_loopback() && config.token.empty())
-    return Error(ErrorCode::kInvalidArgument,
-                 "--listen " + config.listen +
-                     " is reachable from other machines: give --token-file FILE with the secret of "
-                     "the workers, or listen on 127.0.0.1");
+  CENTROID_TRY(check_token(config, endpoint));
   if (const bool is_any = endpoint.host == "0.0.0.0" || endpoint.host == "::";
       is_any && config.identity.advertise.empty())
     return Error(ErrorCode::kInvalidArgument,

@@ -2,8 +2,9 @@
 
 namespace centroid {
 
-IoThread::IoThread(const std::string& name) : work_(context_.get_executor()) {
-  thread_ = Thread(name, [this] { run(); });
+IoThread::IoThread(const std::string& name, ThreadPriority priority)
+    : work_(context_.get_executor()) {
+  thread_ = Thread(name, [this] { run(); }, priority);
 }
 
 IoThread::~IoThread() {

@@ -14,7 +14,7 @@ namespace centroid {
 /// One named thread that runs one io_context(1). Objects that live on its executor need no locks.
 class IoThread {
  public:
-  explicit IoThread(const std::string& name);
+  explicit IoThread(const std::string& name, ThreadPriority priority = ThreadPriority::kNormal);
   ~IoThread();  ///< stops and joins; no other thread may be in a run_on called from here
 
   Executor executor() { return context_.get_executor(); }

@@ -1,6 +1,7 @@
 #include "common/base/host.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <random>
@@ -9,6 +10,10 @@
 #include "common/base/thread.h"
 
 namespace centroid {
+
+namespace {
+constexpr int kLowNice = 10;  // a weight of 110 instead of 1,024
+}
 
 thread_local constinit Host* Host::current_ = nullptr;
 
@@ -40,12 +45,14 @@ double thread_seconds() {
   return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
 }
 
-Thread::Thread(std::string name, std::function<void()> body) {
+Thread::Thread(std::string name, std::function<void()> body, ThreadPriority priority) {
   if (Host* const host = Host::current())
     simulated_ = host->start_thread(std::move(name), std::move(body));
   else
-    real_ = std::thread([name = std::move(name), body = std::move(body)] {
+    real_ = std::thread([name = std::move(name), body = std::move(body), priority] {
       ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+      // source setpriority(2), "C library/kernel differences": 0 is the calling thread alone.
+      if (priority == ThreadPriority::kLow) ::setpriority(PRIO_PROCESS, 0, kLowNice);
       body();
     });
 }

@@ -12,12 +12,16 @@
 
 namespace centroid {
 
+/// Low: it has a tenth of the processor time of one that also wants the processor.
+enum class ThreadPriority { kNormal, kLow };
+
 /// A thread of the calling thread's host: in a simulation a fiber, otherwise a std::thread. Joined
 /// by its destructor.
 class Thread {
  public:
   Thread() = default;
-  Thread(std::string name, std::function<void()> body);
+  Thread(std::string name, std::function<void()> body,
+         ThreadPriority priority = ThreadPriority::kNormal);
   ~Thread() { join(); }
   Thread(Thread&& other) noexcept
       : real_(std::move(other.real_)), simulated_(std::exchange(other.simulated_, 0)) {}
