@@ -71,19 +71,21 @@ class Budgets(TlsTest):
         known.data, known.api = server.data, server.api
         return server, known
 
-    def used_up(self, server, target, name, refused=None, **more):
+    def used_up(self, server, target, name, refused=None, attackers=1, **more):
         """Attack until the budget's refusals are to be seen, and rounds go on beside that."""
         refused = refused or (lambda: server.metric("centroid_budget_refused_total", resource=name))
         before, over = refused(), threading.Event()
         attack = functools.partial(FLOODS[name], target, lambda: not over.is_set(), **more)
-        thread = threading.Thread(target=attack, daemon=True)
-        thread.start()
+        threads = [threading.Thread(target=attack, daemon=True) for _ in range(attackers)]
+        for thread in threads:
+            thread.start()
         try:
             wait_for(lambda: refused() > before, f"a refusal of {name}")
             server.wait_more_rounds(ROUNDS)
         finally:
             over.set()
-            thread.join(60)
+            for thread in threads:
+                thread.join(60)
         if name in LIMITS and name != "metrics_connections":
             wait_for(lambda: server.metric("centroid_budget_limit", resource=name) == LIMITS[name], f"the limit of {name}")
         self.assertEqual({worker["state"] for worker in server.workers() if worker["name"] in ("w0", "w1")} - {"left"}, {"active"})
@@ -123,7 +125,8 @@ class Budgets(TlsTest):
         of_it = {"handshake_seconds": lambda: server.metric("centroid_budget_refused_total", resource="strangers") // 2000}
         for name in OF_TLS:
             with self.subTest(name):
-                self.used_up(server, target, name, of_it.get(name))
+                # One that waits for a busy processor at each step makes 10 connections a second.
+                self.used_up(server, target, name, of_it.get(name), attackers=4)
         joined = server.metric("centroid_server_members_joined_total")
         self.assertEqual(joined, 2)
 
