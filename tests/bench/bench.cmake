@@ -55,6 +55,7 @@ centroid_bench_script(exchange_namespaces.py NAMED ARGS --program ${bin}/centroi
 centroid_bench_script(star_namespaces.py NAMED ARGS --bin ${bin} --parameters 5000000 --rounds 4)
 centroid_bench_script(plan_namespaces.py NAMED ARGS --bin ${bin} --rounds 5)
 centroid_bench_script(torch_backend.py NAMED ARGS ${CMAKE_BINARY_DIR}/lib/libcentroid.so --check)
+centroid_bench_script(torch_overhead.py NAMED ARGS ${CMAKE_BINARY_DIR}/lib/libcentroid.so --bar 0.3)
 centroid_bench_script(sharded_fsdp.py NAMED ARGS --program ${bin}/centroid-bench-sharded)
 centroid_bench_script(sharded_return.py NAMED ARGS ${CMAKE_BINARY_DIR}/test-bin)
 centroid_bench_script(torch_hooks.py NAMED ARGS ${CMAKE_BINARY_DIR}/lib/libcentroid.so --check)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """PyTorch over the backend centroid and over gloo, in turns within the same processes.
 
-Usage: torch_backend.py [LIBRARY] [--ranks 2] [--turns 8] [--what all_reduce ddp small reduce_scatter] [--check]
+Usage: torch_backend.py [LIBRARY] [--ranks 2] [--turns 8] [--what all_reduce ddp small reduce_scatter data_parallel fsdp] [--check]
 
-LIBRARY is libcentroid.so; default: where the Python package finds it. Needs PyTorch, in this python3 or in /usr/bin/python3. Times are
-medians of rank 0; a step is forward, backward with the all-reduce, and SGD.
+LIBRARY is libcentroid.so; default: where the Python package finds it. Needs PyTorch, in this python3 or in /usr/bin/python3, and for fsdp
+2.0 or later. Times are medians of rank 0; a step is forward, backward with the exchange, and SGD. data_parallel is
+centroid.torch.DataParallel against DDP over gloo.
 
-Bars with --check: all_reduce of 16 MiB with 2 ranks takes at most 0.6 of gloo's time; a DDP step of 25 M parameters is 1.3 times as
-fast. Exit status: 1 a bar is missed, 77 no PyTorch here.
+--check compares with BARS, which hold for 2 ranks, for fsdp with 4. Exit status: 1 a bar is missed, 77 no PyTorch here.
 """
 
 import argparse
@@ -26,7 +26,19 @@ from verdict import verdict
 
 SKIPPED = 77
 BACKENDS = ("gloo", "centroid")
-MODELS = {"ddp": (2048, 6, 2), "small": (200, 3, 32)}  # width, layers, samples of a rank: 25.2 M and 121 k parameters
+MODELS = {  # width, layers, samples of a rank: 25.2 M and 121 k parameters
+    "small": ("DDP", 200, 3, 32),
+    "ddp": ("DDP", 2048, 6, 2),
+    "data_parallel": ("DataParallel", 2048, 6, 2),
+    "fsdp": ("FSDP", 2048, 6, 2),
+}
+BARS = {  # of gloo's time
+    "all_reduce of 16384 KiB": 0.6,
+    "DDP step of 0.12 M": 0.91,
+    "DDP step of 25.18 M": 0.77,
+    "DataParallel step of 25.18 M": 1.0,
+    "FSDP step of 25.18 M": 0.5,
+}
 
 
 class Rank:
@@ -77,15 +89,26 @@ class Rank:
         runs = {"gloo": by_all_reduce, "centroid": lambda: self.dist.reduce_scatter(out, parts, group=self.groups["centroid"])}
         self.in_turns("reduce_scatter of 16384 KiB", runs, 3)
 
+    def parallel(self, what, name, model, group):
+        """A module that trains over `group`, which has the backend `name`."""
+        if what == "fsdp":
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            return FullyShardedDataParallel(model, process_group=group, device_id=self.torch.device("cpu"))
+        if what == "data_parallel" and name == "centroid":
+            return importlib.import_module("centroid.torch").DataParallel(model, os.environ["PEERS"], rank=self.dist.get_rank(), world=self.dist.get_world_size())
+        return self.torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+
     def train(self, what):
         torch, nn = self.torch, self.torch.nn
-        width, layers, samples = MODELS[what]
+        label, width, layers, samples = MODELS[what]
         x = torch.randn(samples, width, generator=torch.Generator().manual_seed(self.dist.get_rank()))
         runs, losses = {}, {name: [] for name in BACKENDS}
         for name, group in self.groups.items():
             torch.manual_seed(0)
             plain = nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())])
-            model = nn.parallel.DistributedDataParallel(plain, process_group=group)
+            count = sum(parameter.numel() for parameter in plain.parameters())
+            model = self.parallel(what, name, plain, group)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
             def step(name=name, model=model, optimizer=optimizer):
@@ -96,8 +119,7 @@ class Rank:
                 losses[name].append(loss.item())
 
             runs[name] = step
-        count = sum(parameter.numel() for parameter in plain.parameters())
-        self.in_turns(f"DDP step of {count / 1e6:.2f} M", runs, 2 if what == "ddp" else 20)
+        self.in_turns(f"{label} step of {count / 1e6:.2f} M", runs, 20 if what == "small" else 2)
         furthest = max(abs(one - other) for one, other in zip(*losses.values()))
         if self.dist.get_rank() == 0:
             print(f"# losses differ by at most {furthest:.1e}", flush=True)
@@ -121,14 +143,14 @@ def main():
     parser.add_argument("library", nargs="?")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--what", nargs="+", default=["all_reduce", "reduce_scatter", "small", "ddp"], choices=["all_reduce", "reduce_scatter", *MODELS])
+    parser.add_argument("--what", nargs="+", default=["all_reduce", "reduce_scatter", "small", "ddp", "data_parallel"], choices=["all_reduce", "reduce_scatter", *MODELS])
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     if "RANK" in os.environ:
         Rank(given.turns).run(given.what)
         return 0
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "USE_LIBUV": "0"}
-    quiet = {"PYTHONPATH": str(harness.PYTHON), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "WORLD_SIZE": str(given.ranks)}
+    quiet = {"PYTHONPATH": str(harness.PYTHON), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "WORLD_SIZE": str(given.ranks), "PEERS": f"127.0.0.1:{free_port()}"}
     library = {"LIBCENTROID": str(pathlib.Path(given.library).resolve())} if given.library else {}
     command = [python_with_torch(), __file__, *sys.argv[1:]]
     ranks = [subprocess.Popen(command, env={**os.environ, **place, **quiet, **library, "RANK": str(rank)}, stdout=subprocess.PIPE if rank == 0 else None, text=True) for rank in range(given.ranks)]
@@ -141,10 +163,8 @@ def main():
             continue
         gloo, ours = map(float, times)
         print(f"{what:32}{gloo:10.2f}{ours:10.2f}{ours / gloo:10.2f}", flush=True)
-        if given.check and what == "all_reduce of 16384 KiB":
-            missed |= verdict("all_reduce of 16 MiB, time / gloo's", ours / gloo, 0.6)
-        if given.check and what.startswith("DDP step of 25"):
-            missed |= verdict("DDP step of 25 M, gloo's time / ours", gloo / ours, 1.3, at_least=True)
+        if given.check and what in BARS:
+            missed |= verdict(f"{what}, of gloo's time", ours / gloo, BARS[what])
     return max([missed, *[rank.wait() for rank in ranks]])
 
 
