@@ -36,6 +36,8 @@ Plan Plan::draw(std::uint64_t seed) {
   if (more.below(4) == 0) plan.disk_errors = 1 + more.below(3);
   plan.restores = more.below(6) == 0 && plan.checkpoint_every > 0;
   plan.drains_servers = more.below(6) == 0 && plan.shards > 0;
+  CounterRng newest(seed, 4);
+  if (newest.below(4) == 0 && plan.optimizer == "sgd") plan.local_steps = 2 + newest.below(3);
   return plan;
 }
 
@@ -67,9 +69,10 @@ std::string Plan::to_string() const {
          std::to_string(shards) + " shard servers, " + std::to_string(rounds) + " rounds, " +
          std::to_string(faults) + " faults, checkpoint every " + std::to_string(checkpoint_every) +
          ", exchange " + exchange + ", policy " + policy + " " + late + ", apply " + apply +
-         ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", " +
-         std::to_string(rows_clients) + " clients of rows, " + std::to_string(disk_errors) +
-         " disk errors" + (restores ? ", restores" : "") + (drains_servers ? ", drains" : "");
+         ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", local steps " +
+         std::to_string(local_steps) + ", " + std::to_string(rows_clients) + " clients of rows, " +
+         std::to_string(disk_errors) + " disk errors" + (restores ? ", restores" : "") +
+         (drains_servers ? ", drains" : "");
 }
 
 }  // namespace centroid::simulation

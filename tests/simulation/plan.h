@@ -20,6 +20,7 @@ struct Plan {
   std::string policy = "bsp", late = "drop", apply = "server", codec = "f32", codec_down = "f32",
               optimizer = "sgd";
   std::string exchange = "star";  ///< ring, hierarchical, auto: the workers have the newest state
+  std::uint64_t local_steps = 1;  ///< 2 or more: the workers step, and their changes are averaged
   std::size_t rows_clients = 0;   ///< of a table of sparse rows
   std::size_t disk_errors = 0;    ///< times at which a disk fails some operations
   bool restores = false;          ///< an operator goes back to checkpoints

@@ -88,7 +88,7 @@ class WorkerProgram::Trained {
   std::vector<float> parameters() {
     std::vector<float> all;
     for (std::uint32_t i = 0; i < manifest().size(); ++i) {
-      const auto part = trainer_->parameters(TensorId(i));
+      const auto part = trainer_->committed(TensorId(i));
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -99,15 +99,17 @@ class WorkerProgram::Trained {
   }
   /// Whose parameters it has; who returns behind the end of the job has older ones than that.
   std::optional<Version> version() const { return version_; }
-  void fill_gradients(const worker::Share& share) {
+  /// Of local steps the sum.
+  void learn(const worker::Share& share) {
     std::vector<float> gradient(kParameters);
     Ledger::gradient(share.epoch, share.begin, share.end, gradient);
-    auto from = gradient.begin();
+    const float* from = gradient.data();
+    const bool is_local = around_.plan.local_steps > 1;
     for (std::uint32_t i = 0; share.samples() > 0 && i < manifest().size(); ++i) {
-      const auto into = trainer_->gradient(TensorId(i));
-      std::copy_n(from, into.size(), into.begin());
-      from += static_cast<std::ptrdiff_t>(into.size());
-      CENTROID_CHECK(trainer_->ready(TensorId(i)).ok());
+      const TensorId tensor(i);
+      const auto into = is_local ? trainer_->parameters(tensor) : trainer_->gradient(tensor);
+      for (float& x : into) x = is_local ? x - static_cast<float>(kRate) * *from++ : *from++;
+      CENTROID_CHECK(is_local || trainer_->ready(tensor).ok());
     }
   }
 
@@ -159,7 +161,7 @@ WorkerProgram::Next WorkerProgram::train(Process& process) {
   mine->see(share.version);
   world.let_pass(std::chrono::microseconds(500 + world.random_numbers().below(8000)));
   if (process.is_killed) return Next::kDone;
-  mine->fill_gradients(share);
+  mine->learn(share);
   const std::size_t contribution = around_.ledger.add(name(), share);
   worker::StepStats stats;
   stats.samples = share.samples();

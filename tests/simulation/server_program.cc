@@ -28,8 +28,13 @@ server::ServerConfig ServerProgram::config() const {
   config.late = plan.late;
   config.apply = plan.apply;
   config.transfer.codec_down = plan.codec_down;
-  config.optimizer.name = plan.optimizer;
-  config.optimizer.learning_rate = kRate;
+  if (plan.local_steps > 1) {
+    config.local.count = plan.local_steps;
+    config.local.outer = "average";
+  } else {
+    config.optimizer.name = plan.optimizer;
+    config.optimizer.learning_rate = kRate;
+  }
   if (plan.rows_clients > 0) config.tables = kTable;
   config.servers = 1 + plan.shards;
   config.transfer.chunk_bytes = 512;
