@@ -73,6 +73,7 @@ def contents(version, build):
     info = f"centroid-{version}.dist-info"
     tag = f"py3-none-manylinux_{platform.libc_ver()[1].replace('.', '_')}_{platform.machine()}"
     files = {f"centroid/{one.name}": (one.read_bytes(), 0o644) for one in sorted((ROOT / "client/python/centroid").glob("*.py"))}
+    files |= {f"centroid-{version}.data/data/share/centroid/examples/{one.name}": (one.read_bytes(), 0o644) for one in sorted((ROOT / "client/python/examples").glob("*.py"))}
     with tempfile.TemporaryDirectory() as folder:
         files["centroid/libcentroid.so"] = stripped(build / "lib" / "libcentroid.so", folder), 0o755
         for program in PROGRAMS:

@@ -97,14 +97,14 @@ def all_of(tree):
 
 
 def page(root):
-    main, *others = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "_servers.py", "group.py", "sharded.py"))
+    main, *others = ((root / FOLDER / name).read_text() for name in ("__init__.py", "_arrays.py", "_servers.py", "group.py", "rows.py", "sharded.py"))
     tree = ast.parse(main)
-    nodes = {name: node for text in (main, *others) for name, node in public(ast.parse(text)).items()}
+    nodes = {name: (node, text.splitlines()) for text in (main, *others) for name, node in public(ast.parse(text)).items()}
     if set(ORDER) != all_of(tree):
         raise SystemExit("client/python/reference.py: ORDER names other things than __all__ of the package")
     blocks = [HEAD, *blocks_of(tree)]
     for name in ORDER:
-        blocks += entry(nodes[name], main.splitlines(), "centroid.")
+        blocks += entry(*nodes[name], "centroid.")
     for name, parts in MODULES.items():
         module = ast.parse((root / FOLDER / f"{name}.py").read_text())
         blocks += [f"## `centroid.{name}`", *blocks_of(module)]

@@ -106,6 +106,7 @@ class Packages(unittest.TestCase):
             self.assertEqual(system.run("venv/bin/centroid", "version").strip(), self.version)
             self.assertIn(self.version, system.run("venv/bin/centroidctl", "--version"))
             self.assert_trains(system, "venv/bin/centroid", "venv/bin/")
+            self.assertIn("digits_parallel.py", [file.name for file in (system.folder / "root/venv/share/centroid/examples").iterdir()])
             status, said = system.run("venv/bin/centroid", "demo", check=False, http_proxy="http://127.0.0.1:9")
             self.assertEqual(status, 1, said)
             self.assertIn("pip install scikit-learn", said)

@@ -9,7 +9,7 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harness.cluster import free_port, main, wait_for
+from harness.cluster import DONE, free_port, main, wait_for
 from harness.groups import TorchTest
 import centroid
 
@@ -178,6 +178,22 @@ with centroid.torch.DiLoCo(model, inner, every=5, samples=len(data), batch=8, se
             schedule.step()
     say("end", optimizer.end, repr(model.weight.tolist()))
 """
+LOADS = """
+import copy
+model = model_of()
+optimizer = centroid.torch.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.01), samples=len(data), batch=8, server=centroid.local(local_steps=5, outer="average", rounds=1))
+state = copy.deepcopy(model.state_dict())
+try:
+    model.load_state_dict(state)
+except centroid.CentroidError as error:
+    say("refused", error)
+copy.deepcopy(model).load_state_dict(state)
+say("loaded", "copy")
+while not optimizer.end:
+    optimizer.step(loss=0)
+model.load_state_dict(state)
+say("loaded", "after")
+"""
 BY_HAND = """
 model = model_of()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -333,6 +349,19 @@ class DiLoCo(LoaderTest):
         self.assertEqual(self.weights(DILOCO, *settings, run="broken", SERVER_PID="", **kept), [])
         self.assertEqual([file.name for file in (self.folder / "states" / "w0").iterdir()], ["000000003.pt"])
         self.assertEqual(self.weights(DILOCO, *settings, "--resume", run="broken", **kept), whole)
+
+    def test_a_model_in_training_is_not_loaded(self):
+        [rank] = self.start(1, LOADS)
+        self.assertEqual(rank.exit_status(), 0, rank.text())
+        self.assertIn("Load before DiLoCo is made", rank.text())
+        self.assertEqual(self.words(rank, "loaded"), [["copy"], ["after"]])
+
+    def test_a_program_that_does_not_close_is_not_lost(self):
+        server = self.launch_server(*self.STEPS, "--min-workers", 1, "--rounds", 3).wait_ready()
+        [rank] = self.start(1, DILOCO.replace("with centroid.torch.DiLoCo", "if optimizer := centroid.torch.DiLoCo").replace(" as optimizer:", ":"), SERVER=server.data)
+        self.assert_ends(rank)
+        self.assert_exit(DONE, server)
+        self.assertEqual(server.events("member.lost"), [])
 
     def test_another_number_of_steps_is_refused(self):
         server = self.launch_server("--rounds", 3, "--min-workers", 1, "--local-steps", 4, "--outer", "average").wait_ready()

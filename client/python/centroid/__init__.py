@@ -9,6 +9,7 @@ with a writable buffer of float32.
             trainer.finish(gradients, loss_sum=loss_sum)
 """
 
+import atexit
 import ctypes
 import dataclasses
 import enum
@@ -19,11 +20,12 @@ import time
 import weakref
 
 from ._abi import _ABI, _CODES, _PROTOTYPES, _Call, _GroupOptions, _Pulled, _Round, _Server, _Share, _Step, _Tensor, _Training, _keep, _memory, _text, _u64
-from ._arrays import CentroidError, _bad, _check_writable, _checksum, _frozen_of, _number, _read, _shape, _size, _tensors_of, _write
+from ._arrays import CentroidError, _bad, _check_writable, _checksum, _frozen_of, _number, _read, _shape, _size, _tensor_at, _tensors_of, _write
 from ._blocking import Blocking
 from ._overlap import Overlap
 from ._servers import _bytes, _server, local
 from .group import Group, Work, join
+from .rows import Rows
 from .sharded import Sharded
 
 __all__ = ["CentroidError", "End", "Group", "Outcome", "Round", "Rows", "Share", "Sharded", "Tensors", "Trainer", "Work", "join", "load", "local", "log_level", "pull", "version"]
@@ -242,8 +244,11 @@ class Trainer:
         _call("trainer_open", ctypes.byref(where), ctypes.byref(training), structs, len(self._names), ctypes.byref(handle))
         self._handle, self._worker, self._share, self._is_contributed, self._began = handle, Blocking(), None, False, 0.0
         self._version, self._process, self._closing = 0, os.getpid(), threading.Lock()
+        self._made = {}  # tensors over the library's memory, by address
+        self._taken = None  # by `finish`: the version, and how often PyTorch has changed each tensor
         self.end = self.end_reason = None  # after the last share: an End and its text
         self.final_evaluation = False  # call report before close
+        _trainers.add(self)
         if is_module and overlap:
             self._overlap = Overlap(self, {at: self.tensors[name_] for at, name_ in enumerate(self._names) if name_ not in self._buffers})
 
@@ -289,7 +294,8 @@ class Trainer:
         self._is_contributed = False
         if self._overlap:
             self._overlap.begin()
-        self._take()
+        if out.is_local or not self._has_taken(out.version):
+            self._take()
         self._versions = self._versions_now()
         self._began = time.monotonic()
         if self._on_keep_errors:  # the share stays open: finish comes next
@@ -327,6 +333,7 @@ class Trainer:
         reason = self._wait("trainer_finish", self._open(), ctypes.byref(self._step(samples, loss_sum, correct)), ctypes.byref(out))
         self._share, self._is_contributed = None, False
         self._take()
+        self._taken = out.version, self._all_versions()
         return Round(Outcome(out.outcome), out.version, out.wait_seconds, reason)
 
     def record(self, name, value):
@@ -370,7 +377,8 @@ class Trainer:
             handle, self._handle = self._handle, None
         if self._overlap:
             self._overlap.close()
-        self._worker.pool.shutdown()
+        self._worker.close()
+        self._made.clear()
         _library.centroid_trainer_close(handle, _bytes(why))
 
     def __del__(self):
@@ -441,19 +449,34 @@ class Trainer:
 
     def _send(self, at, gradient):
         """Have one gradient leave."""
-        address, memory = _read(gradient, self._names[at], self._shapes[at])  # which keeps the copy alive
-        if _size(self._shapes[at]) > 0:
-            ctypes.memmove(_library.centroid_trainer_gradient(self._handle, at), address, 4 * _size(self._shapes[at]))
-        del memory
+        if gradient.numel() > 0:
+            _tensor_at(_library.centroid_trainer_gradient(self._handle, at), self._shapes[at], self._made).copy_(gradient.detach())
         _call("trainer_ready", self._handle, at)
 
     def _versions_now(self):
         """How often PyTorch has changed each tensor in place; buffers change in a forward pass."""
         return [getattr(self.tensors[name], "_version", None) for name in self._names if name not in self._buffers]
 
+    def _all_versions(self):
+        return [getattr(tensor, "_version", None) for tensor in self.tensors.values()]
+
+    def _has_taken(self, version):
+        """Whether `finish` has written this version and nothing has changed the tensors since; of others than PyTorch's nobody knows."""
+        return self._taken is not None and None not in self._taken[1] and self._taken == (version, self._all_versions())
+
     def _take(self):
         for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
-            _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), shape)
+            _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), shape, self._made)
+
+
+_trainers = weakref.WeakSet()
+
+
+@atexit.register
+def _leave():
+    """The server learns that the program ends. Otherwise it takes it for lost."""
+    for trainer in list(_trainers):
+        trainer.close()
 
 
 class Tensors(dict):
@@ -489,98 +512,3 @@ def pull(server, names=None, *, token=None, name=None, timeout=None, tls=None):
         return out
     finally:
         _library.centroid_pulled_free(handle)
-
-
-class Rows:
-    """One embedding table (docs/how-to/embedding-tables.md). One call at a time; it reconnects by itself and follows the leader.
-
-    table    name of the table
-    timeout  seconds that a call may take; default: 30
-
-    `dim` is the number of floats of a row. Keys are an array of 64-bit integers or any iterable of int. `server`, `token` and `tls`
-    are as for `Trainer`.
-    """
-
-    def __init__(self, server, table, *, token=None, name=None, timeout=None, tls=None):
-        self._handle = None
-        _library or load()
-        handle = _memory()
-        _call("rows_open", ctypes.byref(_server(server, token, name, timeout, tls)), _bytes(table), ctypes.byref(handle))
-        self._handle = handle
-        self.dim = _library.centroid_rows_dim(handle)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def pull(self, keys, out=None):
-        """Return the rows of the keys: a memoryview of float32 of the shape [keys, dim], or the array `out` of that shape."""
-        address, count, keep = self._keys(keys)
-        if out is not None and _shape(out, "out") != (count, self.dim):
-            raise _bad(f"out has shape {list(_shape(out, 'out'))}, not {[count, self.dim]}")
-        values = (ctypes.c_float * (count * self.dim))()
-        _call("rows_pull", self._open(), address, count, values)
-        del keep
-        if out is not None:
-            _write(out, "out", ctypes.addressof(values), (count, self.dim))
-            return out
-        flat = memoryview(values).cast("B")
-        return flat.cast("f", [count, self.dim]) if count else flat.cast("f")
-
-    def push(self, keys, gradients, step=None):
-        """Send gradients of the shape [keys, dim]; the server updates the rows, at most once whatever happens to the connection.
-
-        After an error a part may have been applied. The error says so, `rest` counts the other keys, and `push_rest` repeats those.
-
-        step  number of the training step, from 1; a table with a learning-rate schedule needs it
-        """
-        at = [] if step is None else [_number(step, "step", 1, 2**64 - 1)]
-        address, count, keep = self._keys(keys)
-        values, keep_values = _read(gradients, "gradients", (count, self.dim))
-        _call("rows_push_at" if at else "rows_push", self._open(), address, count, values, *at)
-        del keep, keep_values
-
-    def push_rest(self):
-        """Repeat the part of the last push that was not applied. Each key is applied once, however often you call this."""
-        _call("rows_push_rest", self._open())
-
-    # keys of the last push that were not applied, or may not have been; a copy is kept until the next push
-    rest = property(lambda self: _library.centroid_rows_rest(self._open()))
-    # pushes that the server answered
-    pushed = property(lambda self: _library.centroid_rows_pushed(self._open()))
-    # pushes of these that were lost with a server that had no journal
-    lost = property(lambda self: _library.centroid_rows_lost(self._open()))
-
-    def close(self):
-        """Close the connection."""
-        if self._handle:
-            handle, self._handle = self._handle, None
-            _library.centroid_rows_close(handle)
-
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            self.close()
-
-    def _open(self):
-        if not self._handle:
-            raise CentroidError("failed_precondition", "these rows are closed")
-        return self._handle
-
-    @staticmethod
-    def _keys(keys):
-        try:
-            view = memoryview(keys)
-        except TypeError:
-            view = None
-        if view is not None and view.ndim == 1 and view.format in ("q", "Q", "l", "L") and view.itemsize == 8 and view.c_contiguous:
-            memory = (_u64 * max(len(view), 1)).from_buffer_copy(view) if len(view) else (_u64 * 1)()
-            return ctypes.addressof(memory), len(view), memory
-        if view is not None and view.ndim != 1:
-            raise _bad(f"keys have {view.ndim} dimensions, not one")
-        if view is not None and hasattr(keys, "tolist"):
-            keys = keys.tolist()
-        numbers = [_number(key, "key", -(2**63), 2**64 - 1) & (2**64 - 1) for key in keys]
-        memory = (_u64 * max(len(numbers), 1))(*numbers)
-        return ctypes.addressof(memory), len(numbers), memory

@@ -80,8 +80,18 @@ def _check_writable(array, name):
         raise _bad(f"{name} {what}: tensors hold the parameters, in writable float32 without gaps")
 
 
-def _write(array, name, address, shape):
-    """Copy the numbers at `address` into the array."""
+def _tensor_at(address, shape, made):
+    """The library's numbers at `address` as a tensor, without a copy. `made` has those of earlier calls by address."""
+    found = made.get(address)
+    if found is None:
+        import torch
+
+        found = made[address] = torch.frombuffer((ctypes.c_float * _size(shape)).from_address(address), dtype=torch.float32).view(shape)
+    return found
+
+
+def _write(array, name, address, shape, made):
+    """Copy the numbers at `address` into the array. `made`: as for `_tensor_at`."""
     if _shape(array, name) != shape:
         raise _bad(f"{name} has shape {list(_shape(array, name))} now, and had {list(shape)}")
     count = _size(shape)
@@ -90,9 +100,8 @@ def _write(array, name, address, shape):
     if _is_torch(array):
         import torch
 
-        given = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)  # no copy: new memory costs more than the numbers
         with torch.no_grad():
-            array.copy_(given.view(shape))
+            array.copy_(_tensor_at(address, shape, made))
         return
     _check_writable(array, name)
     ctypes.memmove((ctypes.c_char * (4 * count)).from_buffer(array), address, 4 * count)

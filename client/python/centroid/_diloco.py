@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import weakref
 
 import torch
 
@@ -9,6 +10,15 @@ import centroid
 
 from ._arrays import CentroidError, _bad
 from ._optimizer import Wrapped
+
+_trained = weakref.WeakSet()  # models of jobs that go on
+
+
+def _loaded(model, _):
+    """A hook, which copies of the model have too."""
+    if model in _trained:
+        why = "its parameters are the job's, and what is loaded would count as a step. Load before DiLoCo is made; a job goes on from its checkpoint with --resume on the server, and folder= for optimizers"
+        raise CentroidError("failed_precondition", f"load_state_dict of a model that DiLoCo trains: {why}")
 
 
 class DiLoCo(Wrapped):
@@ -26,8 +36,11 @@ class DiLoCo(Wrapped):
 
     every    steps of a round, to be checked; default: as the server says
     server, samples, batch, more  as for Trainer
-    folder   for the state of the optimizer, and of what `keep` names, at each checkpoint of the server: a job that continues takes the one
-             that belongs to its checkpoint, a new worker the newest. Not for fragments or overlap
+    folder   for the state of the optimizer, and of what `keep` names, at each checkpoint of the server (`--checkpoint.every-rounds=50`): a job
+             that continues takes the one that belongs to its checkpoint, a new worker its newest, whose schedulers are then behind. Not for
+             fragments or overlap
+
+    Load pretrained weights before: `load_state_dict` of the model then raises an error until the job is over.
 
     `trainer` is the Trainer: where `share.evaluate` is true, evaluate and call `trainer.report`.
     """
@@ -40,7 +53,10 @@ class DiLoCo(Wrapped):
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
             more["on_keep"] = self._save
+        self._model = model
         self.trainer = centroid.Trainer(server, model, samples=samples, batch=batch, **more)
+        model.register_load_state_dict_post_hook(_loaded)
+        _trained.add(model)
         self._open_share()
 
     @property
@@ -59,10 +75,11 @@ class DiLoCo(Wrapped):
         return self
 
     def __exit__(self, *error):
+        _trained.discard(self._model)
         self.trainer.__exit__(*error)
 
     def close(self):
-        self.trainer.close()
+        self.__exit__(None, None, None)
 
     def step(self, closure=None, *, loss=None):
         """Make a step. `loss` is the mean of the batch, for the job's curves; default: what the closure returns."""
@@ -94,6 +111,7 @@ class DiLoCo(Wrapped):
             self._share = next(self.trainer, None)
             if self._share is None:
                 self._end = self.trainer.end
+                _trained.discard(self._model)
                 if self._folder and self._last is not None:
                     self._save(self._last)
                 return
