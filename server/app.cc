@@ -318,9 +318,10 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   const SystemClock clock;
   metrics::PrometheusRegistry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
-  IoThread service("service"), blocking("blocking"), files("files");
+  IoThread service("service"), blocking("blocking");
   IoThread operators("operators");  // their words and files do not wait for each other
-  IoThread control("control", ThreadPriority::kLow);  // requests do not slow training
+  // Requests do not slow training.
+  IoThread control("control", ThreadPriority::kLow), files("files", ThreadPriority::kLow);
   IoThread looks("looks"),
       verifies("verifies", ThreadPriority::kLow);  // at checkpoints, beside files
   CENTROID_ASSIGN(auto transport_options, data_options(config));
