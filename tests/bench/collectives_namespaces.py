@@ -62,9 +62,13 @@ class Network:
             run("ip", "-n", name, "link", "set", "lo", "up")
             for where, device in ((self.hub, port), (name, "eth")):
                 run("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate,
-                    "burst", "1mb", "latency", "50ms")
+                    "burst", self.burst(), "latency", "50ms")
             run("ip", "netns", "exec", name, "sh", "-c",
                 f"echo {self.congestion_control} >/proc/sys/net/ipv4/tcp_congestion_control")
+
+    def burst(self):
+        """Bytes that pass at once: those of 10 ms, at most 1 MiB. On a slow link more would let messages pass at any speed."""
+        return f"{round(min(max(bits_per_second(self.rate) / 800, 1 << 16), 1 << 20))}b"
 
     def remove(self):
         # Devices and their other ends go with their namespaces.
