@@ -320,7 +320,7 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
   IoThread service("service"), blocking("blocking");
   IoThread operators("operators");  // their words and files do not wait for each other
-  // Requests do not slow training.
+  // What requests get is written when training leaves time.
   IoThread control("control", ThreadPriority::kLow), files("files", ThreadPriority::kLow);
   IoThread looks("looks"),
       verifies("verifies", ThreadPriority::kLow);  // at checkpoints, beside files

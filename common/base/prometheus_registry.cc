@@ -1,27 +1,23 @@
 #include "common/base/prometheus_registry.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <type_traits>
-#include <variant>
+#include <utility>
 
 #include <prometheus/counter.h>
-#include <prometheus/family.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
-#include <prometheus/registry.h>
 
 #include "common/base/result.h"
 
 namespace centroid::metrics {
 namespace {
-
-using FamilyPointer =
-    std::variant<prometheus::Family<prometheus::Counter>*, prometheus::Family<prometheus::Gauge>*,
-                 prometheus::Family<prometheus::Histogram>*>;
 
 // Names that the exposition format allows; ours have no colon.
 bool is_name(std::string_view name) {
@@ -108,10 +104,8 @@ template <class Metric>
 class SeriesOf final : public Series {
  public:
   template <class... Args>
-  SeriesOf(prometheus::Family<Metric>& family, const Labels& labels, std::vector<std::string> heads,
-           const Args&... args)
-      : family_(family), metric_(family.Add(labels, args...)), heads_(std::move(heads)) {}
-  ~SeriesOf() override { family_.Remove(&metric_); }
+  explicit SeriesOf(std::vector<std::string> heads, const Args&... args)
+      : metric_(args...), heads_(std::move(heads)) {}
 
   void add(double amount) override {
     if constexpr (kIsHistogram)
@@ -150,65 +144,57 @@ class SeriesOf final : public Series {
  private:
   static constexpr bool kIsHistogram = std::is_same_v<Metric, prometheus::Histogram>;
 
-  prometheus::Family<Metric>& family_;
-  Metric& metric_;
+  Metric metric_;
   const std::vector<std::string> heads_;
 };
 
-const char* type_name(const FamilyPointer& family) {
-  static constexpr const char* kNames[] = {"counter", "gauge", "histogram"};
-  return kNames[family.index()];
-}
+template <class Metric>
+constexpr const char* kType = std::is_same_v<Metric, prometheus::Counter> ? "counter"
+                              : std::is_same_v<Metric, prometheus::Gauge> ? "gauge"
+                                                                          : "histogram";
 
 }  // namespace
 
 struct PrometheusRegistry::Impl {
   struct Family {
-    FamilyPointer pointer;
+    std::string type;
     std::string head;  ///< HELP and TYPE
     std::vector<double> bounds;
-    std::map<Labels, std::unique_ptr<Series>> series;
+    std::map<Labels, std::shared_ptr<Series>> series;
   };
 
-  prometheus::Registry registry;
   std::mutex mutex;
   std::map<std::string, Family> families;
   std::vector<std::function<void()>> refreshers;
-  std::size_t text_bytes = 0;  ///< of the last serialisation
+  std::atomic<std::size_t> text_bytes = 0;  ///< of the last serialisation
 
   static std::string head_of(const std::string& name, const std::string& help,
-                             const FamilyPointer& pointer) {
+                             const std::string& type) {
     std::string head = "# HELP " + name + " ";
     append_escaped(head, help, false);
-    return head.append("\n# TYPE ")
-        .append(name)
-        .append(" ")
-        .append(type_name(pointer))
-        .append("\n");
+    return head.append("\n# TYPE ").append(name).append(" ").append(type).append("\n");
   }
 
   // Find or make one series. A name with two types, or a histogram with two sets of bounds, is a
   // bug in our code.
-  template <class Metric, class Build, class... Args>
+  template <class Metric, class... Args>
   Recorder* series(const std::string& name, const std::string& help, const Labels& labels,
-                   const std::vector<double>& bounds, Build build, const Args&... args) {
+                   const std::vector<double>& bounds, const Args&... args) {
     CENTROID_CHECK(is_name(name));
     CENTROID_CHECK(are_labels(labels));
     const std::scoped_lock lock(mutex);
+    const std::string type = kType<Metric>;
     auto found = families.find(name);
-    if (found == families.end()) {
-      prometheus::Family<Metric>* made = &build().Name(name).Help(help).Register(registry);
-      found = families.emplace(name, Family{made, head_of(name, help, made), bounds, {}}).first;
-    }
+    if (found == families.end())
+      found = families.emplace(name, Family{type, head_of(name, help, type), bounds, {}}).first;
     Family& family = found->second;
-    auto* const* pointer = std::get_if<prometheus::Family<Metric>*>(&family.pointer);
-    CENTROID_CHECK(pointer != nullptr);
+    CENTROID_CHECK(family.type == type);
     CENTROID_CHECK(family.bounds == bounds);
-    std::unique_ptr<Series>& slot = family.series[labels];
+    std::shared_ptr<Series>& slot = family.series[labels];
     if (slot == nullptr) {
       const bool is_histogram = std::is_same_v<Metric, prometheus::Histogram>;
-      slot = std::make_unique<SeriesOf<Metric>>(
-          **pointer, labels, line_heads(name, labels, is_histogram ? &bounds : nullptr), args...);
+      slot = std::make_shared<SeriesOf<Metric>>(
+          line_heads(name, labels, is_histogram ? &bounds : nullptr), args...);
     }
     return slot.get();
   }
@@ -219,20 +205,18 @@ PrometheusRegistry::~PrometheusRegistry() = default;
 
 Counter PrometheusRegistry::counter(const std::string& name, const std::string& help,
                                     const Labels& labels) {
-  return Counter(
-      impl_->series<prometheus::Counter>(name, help, labels, {}, prometheus::BuildCounter));
+  return Counter(impl_->series<prometheus::Counter>(name, help, labels, {}));
 }
 
 Gauge PrometheusRegistry::gauge(const std::string& name, const std::string& help,
                                 const Labels& labels) {
-  return Gauge(impl_->series<prometheus::Gauge>(name, help, labels, {}, prometheus::BuildGauge));
+  return Gauge(impl_->series<prometheus::Gauge>(name, help, labels, {}));
 }
 
 Histogram PrometheusRegistry::histogram(const std::string& name, const std::string& help,
                                         const std::vector<double>& bounds, const Labels& labels) {
   CENTROID_CHECK(std::is_sorted(bounds.begin(), bounds.end(), std::less_equal<>()));
-  return Histogram(impl_->series<prometheus::Histogram>(name, help, labels, bounds,
-                                                        prometheus::BuildHistogram, bounds));
+  return Histogram(impl_->series<prometheus::Histogram>(name, help, labels, bounds, bounds));
 }
 
 void PrometheusRegistry::remove(const std::string& name, const Labels& labels) {
@@ -253,13 +237,22 @@ std::string PrometheusRegistry::serialize() const {
     refreshers = impl_->refreshers;
   }
   for (const auto& refresh : refreshers) refresh();  // unlocked: they may make series
-  const std::scoped_lock lock(impl_->mutex);         // counting uses handles and does not wait
+  // Training must not wait for this thread, which may have a low priority.
+  std::vector<std::pair<const std::string*, std::vector<std::shared_ptr<Series>>>> families;
+  {
+    const std::scoped_lock lock(impl_->mutex);
+    for (const auto& [name, family] : impl_->families) {
+      if (family.series.empty()) continue;
+      auto& all = families.emplace_back(&family.head, family.series.size()).second;
+      std::ranges::transform(family.series, all.begin(),
+                             [](const auto& one) { return one.second; });
+    }
+  }
   std::string out;
   out.reserve(impl_->text_bytes + impl_->text_bytes / 8);
-  for (const auto& [name, family] : impl_->families) {
-    if (family.series.empty()) continue;
-    out += family.head;
-    for (const auto& [labels, series] : family.series) series->append_to(out);
+  for (const auto& [head, all] : families) {
+    out += *head;
+    for (const auto& series : all) series->append_to(out);
   }
   impl_->text_bytes = out.size();
   return out;
