@@ -11,6 +11,7 @@
 #include "client/rows_client.h"
 #include "client/trainer.h"
 #include "common/base/version.h"
+#include "common/base/while_waiting.h"
 
 /// The C interface: checks arguments, returns errors as codes, throws nothing.
 
@@ -169,6 +170,8 @@ int centroid_log_level(const char* level) {
     return centroid::log::configure(parsed, centroid::log::Format::kText);
   });
 }
+
+void centroid_while_waiting(void (*look)(void)) { centroid::while_waiting = look; }
 
 int centroid_trainer_open(const centroid_server* server, const centroid_training* training,
                           const centroid_tensor* tensors, uint64_t count,

@@ -53,6 +53,10 @@ CENTROID_API uint64_t centroid_struct_size(const char* name);
 CENTROID_API const char* centroid_error(void);
 /* To stderr: trace, debug, info, warn (the default), error or off. */
 CENTROID_API int centroid_log_level(const char* level);
+/* Calls of this thread that wait call `look` every 50 ms, for example to notice Ctrl-C; it may call
+ * centroid_trainer_stop. NULL: nothing.
+ */
+CENTROID_API void centroid_while_waiting(void (*look)(void));
 
 /* Where the cluster is, and who asks. */
 typedef struct centroid_server {

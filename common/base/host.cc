@@ -4,16 +4,21 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include <algorithm>
 #include <random>
 
 #include "common/base/random.h"
 #include "common/base/thread.h"
+#include "common/base/while_waiting.h"
 
 namespace centroid {
 
 namespace {
 constexpr int kLowNice = 10;  // a weight of 110 instead of 1,024
-}
+constexpr std::chrono::milliseconds kLook{50};
+}  // namespace
+
+thread_local constinit Look while_waiting = nullptr;
 
 thread_local constinit Host* Host::current_ = nullptr;
 
@@ -93,14 +98,19 @@ bool Condition::wait_until(std::unique_lock<Mutex>& lock, TimePoint deadline) {
     lock.lock();
     return is_woken;
   }
+  const TimePoint until = while_waiting == nullptr ? deadline : std::min(deadline, now() + kLook);
   std::unique_lock inner(lock.mutex()->real_, std::adopt_lock);
   bool is_woken = true;
-  if (deadline == TimePoint::max())  // which the system call takes for a past time
+  if (until == TimePoint::max())  // which the system call takes for a past time
     real_.wait(inner);
   else
-    is_woken = real_.wait_until(inner, deadline) == std::cv_status::no_timeout;
+    is_woken = real_.wait_until(inner, until) == std::cv_status::no_timeout;
   (void)inner.release();
-  return is_woken;
+  if (is_woken || while_waiting == nullptr) return is_woken;
+  lock.unlock();
+  while_waiting();
+  lock.lock();
+  return now() < deadline;
 }
 
 void Condition::notify_all() {

@@ -280,22 +280,29 @@ class Example(ClientTest):
         again = self.example(server, "b", "--step-seconds", "0.01")
         self.assert_exit(DONE, first, again, server)
 
-    def test_an_interrupt_ends_a_wait(self):
+    def signalled(self, number, *lines, before="pass"):
+        """A program that waits for a second worker, gets a signal and leaves: its status and what it wrote."""
         server = self.server("--epochs", 1, "--min-workers", 2)
-        program = f"""
-import array, centroid
-with centroid.Trainer({server.data!r}, {{"w": array.array("f", [1])}}, samples=60, name="lonely") as trainer:
-    print("inside", flush=True)
-    next(trainer)
-"""
+        begin = f'import array, centroid, signal\nwith centroid.Trainer({server.data!r}, {{"w": array.array("f", [1])}}, samples=60, name="lonely") as trainer:'
         environment = {**os.environ, **self.environment, "PYTHONPATH": str(pathlib.Path(centroid.__file__).parents[1])}
-        lonely = Process(sys.executable, ["-c", program], self.folder / "lonely.log", environment)
+        lonely = Process(sys.executable, ["-c", "\n    ".join([begin, before, 'print("inside", flush=True)', *lines])], self.folder / "lonely.log", environment)
         self.processes.append(lonely)
         wait_for(lambda: "inside" in lonely.text() and server.workers("lonely"), "the worker to join")
-        lonely.send(signal.SIGINT)
-        self.assertNotEqual(lonely.exit_status(), 0)
-        self.assertIn("KeyboardInterrupt", lonely.text())
+        lonely.send(number)
+        status = lonely.exit_status()
         server.wait_worker("lonely", "left")
+        return status, lonely.text()
+
+    def test_an_interrupt_ends_a_wait(self):
+        status, text = self.signalled(signal.SIGINT, "next(trainer)")
+        self.assertNotEqual(status, 0)
+        self.assertIn("KeyboardInterrupt", text)
+
+    def test_a_signal_handler_may_close_the_trainer(self):
+        handler = 'signal.signal(signal.SIGUSR1, lambda *_: (print("handled", flush=True), trainer.close()))'
+        status, text = self.signalled(signal.SIGUSR1, "for share in trainer: pass", 'print("over:", trainer.end_reason, flush=True)', before=handler)
+        self.assertEqual(status, 0, text)
+        self.assertRegex(text, "(?s)handled.*over: the program stops")
 
 
 @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch here")

@@ -9,7 +9,6 @@ with a writable buffer of float32.
             trainer.finish(gradients, loss_sum=loss_sum)
 """
 
-import atexit
 import ctypes
 import dataclasses
 import enum
@@ -245,10 +244,8 @@ class Trainer:
         self._handle, self._worker, self._share, self._is_contributed, self._began = handle, Blocking(), None, False, 0.0
         self._version, self._process, self._closing = 0, os.getpid(), threading.Lock()
         self._made = {}  # tensors over the library's memory, by address
-        self._taken = None  # by `finish`: the version, and how often PyTorch has changed each tensor
         self.end = self.end_reason = None  # after the last share: an End and its text
         self.final_evaluation = False  # call report before close
-        _trainers.add(self)
         if is_module and overlap:
             self._overlap = Overlap(self, {at: self.tensors[name_] for at, name_ in enumerate(self._names) if name_ not in self._buffers})
 
@@ -294,8 +291,7 @@ class Trainer:
         self._is_contributed = False
         if self._overlap:
             self._overlap.begin()
-        if out.is_local or not self._has_taken(out.version):
-            self._take()
+        self._take()
         self._versions = self._versions_now()
         self._began = time.monotonic()
         if self._on_keep_errors:  # the share stays open: finish comes next
@@ -333,7 +329,6 @@ class Trainer:
         reason = self._wait("trainer_finish", self._open(), ctypes.byref(self._step(samples, loss_sum, correct)), ctypes.byref(out))
         self._share, self._is_contributed = None, False
         self._take()
-        self._taken = out.version, self._all_versions()
         return Round(Outcome(out.outcome), out.version, out.wait_seconds, reason)
 
     def record(self, name, value):
@@ -373,11 +368,12 @@ class Trainer:
             return
         if self.end is None:
             self.stop(why or "the program stops")
+        if not self._worker.is_free():  # a signal handler called, within a call of this thread
+            return
         with self._closing:
             handle, self._handle = self._handle, None
         if self._overlap:
             self._overlap.close()
-        self._worker.close()
         self._made.clear()
         _library.centroid_trainer_close(handle, _bytes(why))
 
@@ -449,6 +445,8 @@ class Trainer:
 
     def _send(self, at, gradient):
         """Have one gradient leave."""
+        if _shape(gradient, self._names[at]) != self._shapes[at]:
+            raise _bad(f"{self._names[at]} has shape {list(gradient.shape)}, not {list(self._shapes[at])}")
         if gradient.numel() > 0:
             _tensor_at(_library.centroid_trainer_gradient(self._handle, at), self._shapes[at], self._made).copy_(gradient.detach())
         _call("trainer_ready", self._handle, at)
@@ -457,26 +455,9 @@ class Trainer:
         """How often PyTorch has changed each tensor in place; buffers change in a forward pass."""
         return [getattr(self.tensors[name], "_version", None) for name in self._names if name not in self._buffers]
 
-    def _all_versions(self):
-        return [getattr(tensor, "_version", None) for tensor in self.tensors.values()]
-
-    def _has_taken(self, version):
-        """Whether `finish` has written this version and nothing has changed the tensors since; of others than PyTorch's nobody knows."""
-        return self._taken is not None and None not in self._taken[1] and self._taken == (version, self._all_versions())
-
     def _take(self):
         for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
             _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), shape, self._made)
-
-
-_trainers = weakref.WeakSet()
-
-
-@atexit.register
-def _leave():
-    """The server learns that the program ends. Otherwise it takes it for lost."""
-    for trainer in list(_trainers):
-        trainer.close()
 
 
 class Tensors(dict):

@@ -79,6 +79,7 @@ _PROTOTYPES = {
     "error": (_text, []),
     "struct_size": (_u64, [_text]),
     "log_level": (ctypes.c_int, [_text]),
+    "while_waiting": (None, [ctypes.CFUNCTYPE(None)]),
     "is_buffer": (ctypes.c_int, [_text]),
     "trainer_open": (ctypes.c_int, [_memory, _memory, _memory, _u64, _memory]),
     "trainer_next": (ctypes.c_int, [_memory, _memory]),

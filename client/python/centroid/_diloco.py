@@ -11,12 +11,13 @@ import centroid
 from ._arrays import CentroidError, _bad
 from ._optimizer import Wrapped
 
-_trained = weakref.WeakSet()  # models of jobs that go on
+_trained = weakref.WeakKeyDictionary()  # module: a weak reference to the Trainer that trains it
 
 
-def _loaded(model, _):
-    """A hook, which copies of the model have too."""
-    if model in _trained:
+def _refuse(module, *_):
+    """A hook before `load_state_dict`, which copies of the module have too."""
+    trainer = _trained.get(module, lambda: None)()
+    if trainer is not None and trainer._handle and trainer.end is None:
         why = "its parameters are the job's, and what is loaded would count as a step. Load before DiLoCo is made; a job goes on from its checkpoint with --resume on the server, and folder= for optimizers"
         raise CentroidError("failed_precondition", f"load_state_dict of a model that DiLoCo trains: {why}")
 
@@ -53,10 +54,11 @@ class DiLoCo(Wrapped):
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
             more["on_keep"] = self._save
-        self._model = model
         self.trainer = centroid.Trainer(server, model, samples=samples, batch=batch, **more)
-        model.register_load_state_dict_post_hook(_loaded)
-        _trained.add(model)
+        self._hooks = []
+        for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+            _trained[module] = weakref.ref(self.trainer)
+            self._hooks.append(module._register_load_state_dict_pre_hook(_refuse, with_module=True))
         self._open_share()
 
     @property
@@ -75,11 +77,16 @@ class DiLoCo(Wrapped):
         return self
 
     def __exit__(self, *error):
-        _trained.discard(self._model)
+        self._release()
         self.trainer.__exit__(*error)
 
     def close(self):
         self.__exit__(None, None, None)
+
+    def _release(self):
+        """A model that is saved now needs no Centroid to be loaded."""
+        for hook in self._hooks:
+            hook.remove()
 
     def step(self, closure=None, *, loss=None):
         """Make a step. `loss` is the mean of the batch, for the job's curves; default: what the closure returns."""
@@ -111,7 +118,7 @@ class DiLoCo(Wrapped):
             self._share = next(self.trainer, None)
             if self._share is None:
                 self._end = self.trainer.end
-                _trained.discard(self._model)
+                self._release()
                 if self._folder and self._last is not None:
                     self._save(self._last)
                 return
