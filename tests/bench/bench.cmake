@@ -18,6 +18,7 @@ centroid_bench(centroid-bench-sharded
   SOURCES bench/sharded_bench.cc bench/sharded_costs.cc bench/sharded_equality.cc bench/sharded_pipeline.cc bench/forked_ranks.cc
   DEPS centroid::node centroid_test_certificates)
 if(TARGET centroid-bench-sharded AND CENTROID_TESTS)
+  add_dependencies(tests centroid-bench-sharded)
   add_test(NAME component.sharded_equality COMMAND centroid-bench-sharded --only equality --ranks 2,4 --steps 10)
   set_tests_properties(component.sharded_equality PROPERTIES LABELS component TIMEOUT 300)
 endif()
