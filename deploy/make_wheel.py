@@ -46,7 +46,7 @@ centroid = centroid.torch_backend:_register
 
 
 def check_needs(file, beside):
-    """Refuse a file that loads what a plain system lacks, but for those beside it."""
+    """Refuse a file that needs a library which neither a plain system nor the wheel has."""
     dynamic = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
     needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line}
     lacking = {name for name in needed - PLAIN if not name.startswith(("ld-linux", *beside))}

@@ -319,11 +319,11 @@ Status start_and_run(ServerConfig& config, config::Schema& schema, Ending& endin
   metrics::PrometheusRegistry registry;
   CENTROID_TRY(begin_measuring(config, registry, "centroid-server"));
   IoThread service("service"), blocking("blocking");
-  IoThread operators("operators");  // their words and files do not wait for each other
-  // What requests get is written when training leaves time.
+  IoThread operators("operators");  // their writes wait for no other files
+  // Answers to requests do not slow training.
   IoThread control("control", ThreadPriority::kLow), files("files", ThreadPriority::kLow);
   IoThread looks("looks"),
-      verifies("verifies", ThreadPriority::kLow);  // at checkpoints, beside files
+      verifies("verifies", ThreadPriority::kLow);  // of checkpoints, while one is written
   CENTROID_ASSIGN(auto transport_options, data_options(config));
   const auto transport = transport::make_tcp(service.executor(), std::move(transport_options));
   boost::asio::signal_set signals(service.context(), SIGINT, SIGTERM);

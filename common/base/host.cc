@@ -57,7 +57,8 @@ Thread::Thread(std::string name, std::function<void()> body, ThreadPriority prio
     real_ = std::thread([name = std::move(name), body = std::move(body), priority] {
       ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
       // source setpriority(2), "C library/kernel differences": 0 is the calling thread alone.
-      if (priority == ThreadPriority::kLow) ::setpriority(PRIO_PROCESS, 0, kLowNice);
+      if (priority == ThreadPriority::kLow)
+        ::setpriority(PRIO_PROCESS, 0, ::getpriority(PRIO_PROCESS, 0) + kLowNice);
       body();
     });
 }

@@ -116,6 +116,14 @@ class Budgets(TlsTest):
         for name in OF_FILES:
             self.used_up(server, target, name)
 
+    def test_requests_get_processor_time_after_training(self):
+        server, _ = self.attacked()
+        nice = {}
+        for thread in pathlib.Path(f"/proc/{server.pid}/task").iterdir():
+            name, _, fields = (thread / "stat").read_text().partition("(")[2].rpartition(")")
+            nice[name] = int(fields.split()[16])  # proc(5)
+        self.assertEqual({name: nice[name] for name in ("service", "control", "files")}, {"service": nice["centroid-server"], "control": nice["centroid-server"] + 10, "files": nice["centroid-server"] + 10})
+
     def test_handshakes_of_tls(self):
         server, target = self.attacked(*self.issue("server"), "--api.tls", "--api.rate", "200", authority=self.certificates / "ca.crt")
         for name in ("w0", "w1"):

@@ -354,7 +354,7 @@ class DiLoCo(LoaderTest):
     def test_a_model_in_training_is_not_loaded(self):
         [rank] = self.start(1, LOADS)
         self.assertEqual(rank.exit_status(), 0, rank.text())
-        self.assertIn("Load before DiLoCo is made", rank.text())
+        self.assertIn("Load them before you make DiLoCo", rank.text())
         self.assertEqual(self.words(rank, "loaded"), [["copy"], ["after"]])
 
     def test_another_number_of_steps_is_refused(self):

@@ -69,7 +69,7 @@ struct MetricsListener::Impl final : HttpService {
   const MetricsOptions options;
   metrics::Registry& registry;
   const HttpLimits bounds = {.body_limit_bytes = 0, .max_connections = 16};
-  IoThread io{"metrics", ThreadPriority::kLow};  // whoever reads them does not slow training
+  IoThread io{"metrics", ThreadPriority::kLow};  // readers do not slow training
   const HttpMeters meters{.connections = metrics::budget(registry, "metrics_connections")};
   HttpServer server{io.executor(), *this, bounds, options.tls, "", meters};
   Allowance traces;

@@ -37,6 +37,8 @@ class Blocking:
             return True
 
     def call(self, stop, function, *arguments):
+        if self._thread == threading.get_ident():
+            raise CentroidError("failed_precondition", "a signal handler called a Trainer that waits: there it may only call stop() or close()")
         with self._lock:
             self._thread = threading.get_ident()
             try:

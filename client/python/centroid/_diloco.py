@@ -18,8 +18,9 @@ def _refuse(module, *_):
     """A hook before `load_state_dict`, which copies of the module have too."""
     trainer = _trained.get(module, lambda: None)()
     if trainer is not None and trainer._handle and trainer.end is None:
-        why = "its parameters are the job's, and what is loaded would count as a step. Load before DiLoCo is made; a job goes on from its checkpoint with --resume on the server, and folder= for optimizers"
-        raise CentroidError("failed_precondition", f"load_state_dict of a model that DiLoCo trains: {why}")
+        why = "DiLoCo trains this model, so the loaded values would count as a step"
+        action = "Load them before you make DiLoCo. To continue a job, start the server with --resume, and give DiLoCo folder= for the optimizer"
+        raise CentroidError("failed_precondition", f"load_state_dict: {why}. {action}")
 
 
 class DiLoCo(Wrapped):
