@@ -160,7 +160,8 @@ std::vector<Route> checkpoint_routes() {
        .id = "make_checkpoint",
        .handler = make_checkpoint,
        .summary = "Write a checkpoint now",
-       .description = "Answers when it is written.",
+       .description = "Answers when it is written. Where nothing has changed since the newest one, "
+                      "answers with that.",
        .answer = answer<CheckpointView>("It is written.", 201),
        .span = Span::kCheckpoint},
       {.method = "DELETE",

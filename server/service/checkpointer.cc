@@ -38,6 +38,14 @@ PlaneReader finite_only(PlaneReader read, Manifest manifest) {
   };
 }
 
+/// The sound checkpoint of a version, which kept the same state from being written again.
+Result<CheckpointEntry> entry_of(const CheckpointDirectory& directory, Version version) {
+  for (CheckpointEntry& entry : directory.list(false))
+    if (entry.version == version) return std::move(entry);
+  return Error(ErrorCode::kUnavailable,
+               "the checkpoint of version " + to_string(version) + " was deleted: repeat");
+}
+
 }  // namespace
 
 /// The state is in no checkpoint.
@@ -124,8 +132,6 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   if (table_servers_) co_await table_servers_->thaw(written.ok());
   if (written.ok()) co_return note_written(one, *written);
   probe_.checkpoint_failed();
-  // What was damaged has been mended meanwhile.
-  if (written.error().code() == ErrorCode::kAlreadyExists) job_.is_checkpoint_lost = false;
   co_return written.error();
 }
 
@@ -284,7 +290,13 @@ Task<Result<CheckpointEntry>> Checkpointer::write_files(Writing& one) {
         return written;
       };
   reader = nullptr;
-  co_return co_await run_on(disk_.executor, std::move(write));
+  auto written = co_await run_on(disk_.executor, std::move(write));
+  one.is_there = !written.ok() && written.error().code() == ErrorCode::kAlreadyExists;
+  if (!one.is_there) co_return written;
+  auto find = [&directory = *checkpoints_, version = one.info.version] {
+    return entry_of(directory, version);
+  };
+  co_return co_await run_on(disk_.executor, std::move(find));
 }
 
 CheckpointView checkpoint_view(const CheckpointEntry& entry) {
@@ -308,6 +320,8 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
   if (!needs_checkpoint()) is_due_ = is_postponed_ = false;  // rounds were skipped
   journal_.checkpoint_written(one.info.round);
   rows_.journal().prune(one.rows_journal);
+  job_.last_written = checkpoint_view(written);
+  if (one.is_there) return *job_.last_written;
   const TimePoint end = clock_.now();
   const double elapsed = std::chrono::duration<double>(end - one.begin).count();
   trace::Lane("checkpoints").span(trace::Stage::kCheckpoint, one.begin, end, one.info.round.value);
@@ -317,7 +331,6 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
         {"version", one.info.version.value},
         {"bytes", written.bytes},
         {"seconds", elapsed}});
-  job_.last_written = checkpoint_view(written);
   return *job_.last_written;
 }
 

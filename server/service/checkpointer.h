@@ -64,6 +64,7 @@ class Checkpointer : private JobPart {
   /// One that is being written.
   struct Writing {
     bool is_beside_rounds = false, has_model = false, is_spread = false;
+    bool is_there = false;               ///< a sound one of this version was written before
     std::string doing;                   ///< for who waits
     std::shared_ptr<Snapshot> snapshot;  ///< of the model
     std::shared_ptr<RowsSnapshot> rows;

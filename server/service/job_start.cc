@@ -85,11 +85,7 @@ Task<Status> JobStart::start_journal() {
         (void)co_await waits_.next_change(clock_.now() + kRetryPause);
         co_return co_await gate_.may_commit();
       }
-      // An attempt before this one could not take back what it had published.
-      const bool is_there =
-          !written.ok() && written.error().code() == ErrorCode::kAlreadyExists && job_.shard;
-      if (is_there) job_.checkpointed = job_.store().version();
-      if (!written.ok() && !is_there)
+      if (!written.ok())
         begun = written.error().with_context("journal on: the checkpoint that it begins with");
     }
     CENTROID_CO_TRY(co_await gate_.may_commit());
