@@ -19,7 +19,7 @@ class HandshakeTurns {
  public:
   using Id = std::uint64_t;
   static constexpr double kShare = 0.1;
-  static constexpr double kBurst = 1;  ///< seconds of processor time: 1,000 handshakes of TLS
+  static constexpr double kBurst = 0.25;  ///< seconds of processor time: 250 handshakes of TLS
   /// Of a handshake without TLS: a coroutine, two messages, a comparison of tokens.
   static constexpr double kLeastCost = 50e-6;
   /// Lent turns at a time: 64 of 1 ms, each waiting 60 ms for its peer, use a processor. Those
