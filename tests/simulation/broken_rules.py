@@ -77,6 +77,18 @@ RULES = {
         "  co_return co_await session.read_payload(memory);\n}",
         "  if (head.chunk.value > 0) co_return Status();\n  co_return co_await session.read_payload(memory);\n}",
     ),
+    "steps-ahead": (
+        "local steps that are made while a contribution travels are lost",
+        "worker/loop/local_planes.cc",
+        "own[i] = global[i] + (own[i] - sent[i]);",
+        "own[i] = global[i];",
+    ),
+    "empty-share": (
+        "an empty share takes steps along that it does not contribute",
+        "worker/loop/local_planes.cc",
+        "share.samples() > 0 ? own : global, part(sent_",
+        "own, part(sent_",
+    ),
 }
 
 

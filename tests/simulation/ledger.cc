@@ -22,13 +22,15 @@ void Ledger::gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t en
   for (float& x : out) x = static_cast<float>(random.below(17)) / 8 - 1;
 }
 
-std::size_t Ledger::add(const std::string& worker, const worker::Share& share) {
+std::size_t Ledger::add(const std::string& worker, const worker::Share& share,
+                        std::vector<float> gradient) {
   if (may_go_back_) note_share(share.version.value);
   contributions_.push_back({.worker = worker,
                             .version = share.version.value,
                             .epoch = share.epoch,
                             .begin = share.begin,
-                            .end = share.end});
+                            .end = share.end,
+                            .gradient = std::move(gradient)});
   return contributions_.size() - 1;
 }
 
@@ -83,13 +85,11 @@ void Ledger::compare(std::uint64_t version, const Seen& seen) {
 bool Ledger::fits(const Choice& chosen, const std::vector<float>& before,
                   const std::vector<float>& after) const {
   std::vector<double> sum(parameters_);
-  std::vector<float> gradient_of(parameters_);
   double weight = 0;
   for (const Contribution* one : chosen) {
     const auto samples = static_cast<double>(one->end - one->begin);
     if (samples == 0) continue;
-    gradient(one->epoch, one->begin, one->end, gradient_of);
-    for (std::size_t i = 0; i < parameters_; ++i) sum[i] += samples * gradient_of[i];
+    for (std::size_t i = 0; i < parameters_; ++i) sum[i] += samples * one->gradient[i];
     weight += samples;
   }
   for (std::size_t i = 0; i < parameters_; ++i) {

@@ -11,9 +11,8 @@
 
 namespace centroid::simulation {
 
-/// What a job's numbers must be, kept apart from the product: every share has a gradient that is a
-/// function of its samples, and each version must follow from the one before by the contributions
-/// of its round, each wholly or not at all, and once.
+/// What a job's numbers must be, kept apart from the product: each version must follow from the one
+/// before by the contributions of its round, each wholly or not at all, and once.
 ///
 /// source  the update is SGD without momentum: new = old - rate * sum(w g) / sum(w)
 class Ledger {
@@ -27,6 +26,7 @@ class Ledger {
     std::string worker;
     std::uint64_t version = 0;  ///< of the parameters that it was made from
     std::uint64_t epoch = 0, begin = 0, end = 0;
+    std::vector<float> gradient;
     Fate fate = Fate::kOpen;
     std::uint64_t counted_in = 0;  ///< version
   };
@@ -39,7 +39,8 @@ class Ledger {
   static void gradient(std::uint64_t epoch, std::uint64_t begin, std::uint64_t end,
                        std::span<float> out);
 
-  std::size_t add(const std::string& worker, const worker::Share& share);
+  std::size_t add(const std::string& worker, const worker::Share& share,
+                  std::vector<float> gradient);
   void decide(std::size_t contribution, Fate fate, std::uint64_t counted_in = 0);
   /// The job lost a version with the workers that held it, and makes it again from `to` on.
   void go_back(std::uint64_t version, std::uint64_t to);

@@ -38,6 +38,12 @@ Plan Plan::draw(std::uint64_t seed) {
   plan.drains_servers = more.below(6) == 0 && plan.shards > 0;
   CounterRng newest(seed, 4);
   if (newest.below(4) == 0 && plan.optimizer == "sgd") plan.local_steps = 2 + newest.below(3);
+  const bool takes_turns = plan.local_steps > 1 && plan.policy != "asp" && plan.policy != "ssp:2";
+  if (takes_turns && newest.below(2) == 0) plan.overlap = 1;
+  if (takes_turns && plan.late == "drop" && newest.below(2) == 0) {
+    plan.fragments = 2;
+    plan.local_steps = 4;
+  }
   return plan;
 }
 
@@ -57,8 +63,8 @@ void Plan::meet_peers(std::uint64_t choice) {
 Ledger::Rule Plan::rule() const {
   const bool is_complete =
       policy == "bsp" || policy.starts_with("backup") || policy.starts_with("quorum");
-  const bool is_exact =
-      is_complete && late == "drop" && codec == "f32" && codec_down == "f32" && optimizer == "sgd";
+  const bool is_exact = is_complete && fragments == 1 && late == "drop" && codec == "f32" &&
+                        codec_down == "f32" && optimizer == "sgd";
   if (!is_exact) return Ledger::Rule::kReplicas;
   return policy == "bsp" ? Ledger::Rule::kEachOnce : Ledger::Rule::kWhole;
 }
@@ -70,7 +76,8 @@ std::string Plan::to_string() const {
          std::to_string(faults) + " faults, checkpoint every " + std::to_string(checkpoint_every) +
          ", exchange " + exchange + ", policy " + policy + " " + late + ", apply " + apply +
          ", codec " + codec + " and " + codec_down + ", optimizer " + optimizer + ", local steps " +
-         std::to_string(local_steps) + ", " + std::to_string(rows_clients) + " clients of rows, " +
+         std::to_string(local_steps) + " (" + std::to_string(fragments) + " fragments, overlap " +
+         std::to_string(overlap) + "), " + std::to_string(rows_clients) + " clients of rows, " +
          std::to_string(disk_errors) + " disk errors" + (restores ? ", restores" : "") +
          (drains_servers ? ", drains" : "");
 }

@@ -21,6 +21,8 @@ struct Plan {
               optimizer = "sgd";
   std::string exchange = "star";  ///< ring, hierarchical, auto: the workers have the newest state
   std::uint64_t local_steps = 1;  ///< 2 or more: the workers step, and their changes are averaged
+  std::uint64_t fragments = 1;    ///< 2: the workers contribute one tensor and then the other
+  std::uint64_t overlap = 0;      ///< steps while a contribution travels
   std::size_t rows_clients = 0;   ///< of a table of sparse rows
   std::size_t disk_errors = 0;    ///< times at which a disk fails some operations
   bool restores = false;          ///< an operator goes back to checkpoints

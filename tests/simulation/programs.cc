@@ -1,6 +1,8 @@
 #include "tests/simulation/programs.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include <boost/asio/post.hpp>
 
@@ -93,31 +95,69 @@ class WorkerProgram::Trained {
     }
     return all;
   }
+  /// Local steps since all agreed, as one gradient.
+  std::vector<float> way() {
+    std::vector<float> gradient = parameters();
+    float* at = gradient.data();
+    for (std::uint32_t i = 0; i < manifest().size(); ++i)
+      for (const float own : trainer_->parameters(TensorId(i))) {
+        *at = (*at - own) / static_cast<float>(kRate);
+        ++at;
+      }
+    return gradient;
+  }
   void see(Version version) {
     version_ = version;
     around_.ledger.see(name_, version.value, parameters());
   }
   /// Whose parameters it has; who returns behind the end of the job has older ones than that.
   std::optional<Version> version() const { return version_; }
-  /// Of local steps the sum.
-  void learn(const worker::Share& share) {
+  /// Returns what is contributed; of local steps their sum, and of those before them that were made
+  /// while the last contribution travelled.
+  std::vector<float> learn(const worker::Share& share) {
     std::vector<float> gradient(kParameters);
-    Ledger::gradient(share.epoch, share.begin, share.end, gradient);
-    const float* from = gradient.data();
-    const bool is_local = around_.plan.local_steps > 1;
-    for (std::uint32_t i = 0; share.samples() > 0 && i < manifest().size(); ++i) {
-      const TensorId tensor(i);
-      const auto into = is_local ? trainer_->parameters(tensor) : trainer_->gradient(tensor);
-      for (float& x : into) x = is_local ? x - static_cast<float>(kRate) * *from++ : *from++;
-      CENTROID_CHECK(is_local || trainer_->ready(tensor).ok());
+    if (share.samples() > 0) Ledger::gradient(share.epoch, share.begin, share.end, gradient);
+    if (around_.plan.local_steps > 1) {
+      step(gradient);
+      return way();
     }
+    const float* from = gradient.data();
+    for (std::uint32_t i = 0; share.samples() > 0 && i < manifest().size(); ++i) {
+      for (float& x : trainer_->gradient(TensorId(i))) x = *from++;
+      CENTROID_CHECK(trainer_->ready(TensorId(i)).ok());
+    }
+    return gradient;
+  }
+  /// Contribute, and step meanwhile.
+  Status learn_ahead(const worker::Share& share, const worker::StepStats& stats) {
+    std::vector<float> kept(kParameters);  // an empty share gives nothing
+    if (share.samples() == 0) kept = way();
+    CENTROID_TRY(trainer_->contribute(stats));
+    ahead_.resize(kParameters);
+    Ledger::gradient(share.epoch, share.end, share.begin, ahead_);  // another one than the share's
+    step(ahead_);
+    std::ranges::transform(ahead_, kept, ahead_.begin(), std::plus<>());
+    return {};
+  }
+  /// Those steps are what it has beyond the new parameters. Of fragments only one is new.
+  bool has_kept_steps() {
+    if (around_.plan.fragments > 1) return true;
+    const auto is_near = [](float a, float b) { return std::abs(a - b) < 1e-3; };
+    return std::ranges::equal(way(), ahead_, is_near);
   }
 
  private:
+  void step(const std::vector<float>& gradient) {
+    const float* from = gradient.data();
+    for (std::uint32_t i = 0; i < manifest().size(); ++i)
+      for (float& x : trainer_->parameters(TensorId(i))) x -= static_cast<float>(kRate) * *from++;
+  }
+
   Surroundings& around_;
   const std::string name_;
   std::unique_ptr<client::Trainer> trainer_;
   std::optional<Version> version_;
+  std::vector<float> ahead_;
 };
 
 void WorkerProgram::run(Process& process) {
@@ -161,11 +201,15 @@ WorkerProgram::Next WorkerProgram::train(Process& process) {
   mine->see(share.version);
   world.let_pass(std::chrono::microseconds(500 + world.random_numbers().below(8000)));
   if (process.is_killed) return Next::kDone;
-  mine->learn(share);
-  const std::size_t contribution = around_.ledger.add(name(), share);
+  const std::size_t contribution = around_.ledger.add(name(), share, mine->learn(share));
   worker::StepStats stats;
   stats.samples = share.samples();
   stats.loss_sum = 1;
+  if (share.overlap > 0) {
+    if (const Status ahead = mine->learn_ahead(share, stats); !ahead.ok())
+      return ended(ahead.error());
+    stats = {};
+  }
   const auto report = mine->trainer().finish(stats);
   if (process.is_killed) return Next::kDone;
   if (!report.ok()) return ended(report.error());
@@ -173,6 +217,9 @@ WorkerProgram::Next WorkerProgram::train(Process& process) {
   if (report->outcome == Outcome::kCommitted) {
     around_.ledger.decide(contribution, Ledger::Fate::kCounted, report->version.value);
     mine->see(report->version);
+    if (share.overlap > 0 && !mine->has_kept_steps())
+      around_.fault(name() + " lost steps that it made before version " +
+                    std::to_string(report->version.value));
     world.note(name() + " has version " + std::to_string(report->version.value));
   } else if (report->outcome != Outcome::kLost) {
     around_.ledger.decide(contribution, Ledger::Fate::kIgnored);

@@ -30,6 +30,8 @@ server::ServerConfig ServerProgram::config() const {
   config.transfer.codec_down = plan.codec_down;
   if (plan.local_steps > 1) {
     config.local.count = plan.local_steps;
+    config.local.fragments = plan.fragments;
+    config.local.overlap = plan.overlap;
     config.local.outer = "average";
   } else {
     config.optimizer.name = plan.optimizer;

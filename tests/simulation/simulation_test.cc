@@ -57,7 +57,8 @@ TEST(Simulation, SeedsThatFoundAFaultOnceEndWell) {
   for (const std::uint64_t seed : {52u, 54u, 456u, 680u, 813u, 1133u, 1216u, 1430u, 1641u, 2018u,
                                    5801u, 5816u, 6302u, 6438u, 11118u, 15106u, 16153u, 19483u}) {
     Plan plan = Plan::draw(seed);
-    plan.local_steps = 1;  // there were none then
+    plan.local_steps = plan.fragments = 1;  // there were none then
+    plan.overlap = 0;
     expect_no_fault(plan, play(plan));
   }
 }
