@@ -195,6 +195,77 @@ while not optimizer.end:
 model.load_state_dict(state)
 say("loaded", "after")
 """
+# What a program may do with a model, its gradients and its steps.
+HABITS = """
+import io, pathlib, warnings
+from torch import nn
+def trainer_of(model, **more):
+    return centroid.Trainer(centroid.local(lr=0.01, epochs=1, **more), model, samples=len(data), batch=40)
+model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+with trainer_of(model) as trainer:
+    model.double()  # which replaces the buffers
+    for share in trainer:
+        model.zero_grad()
+        model(torch.ones(len(share), 4).double() * torch.arange(len(share))[:, None]).sum().backward()
+        trainer.finish()
+    given = torch.frombuffer(bytearray(trainer.committed("1.running_mean")), dtype=torch.float32)
+    say("buffers", torch.allclose(given, model[1].running_mean.float()), bool(given.abs().sum() > 0))
+model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+model[1].requires_grad_(False)
+with trainer_of(model) as trainer:
+    next(trainer)
+    model[1].requires_grad_(True)
+    model(torch.ones(40, 4)).sum().backward()
+    try:
+        trainer.finish()
+    except centroid.CentroidError as error:
+        say("thawed", error)
+model, kept = nn.Linear(256, 256), []
+with trainer_of(model) as trainer:
+    for share in trainer:
+        model.zero_grad(set_to_none=True)
+        (model(torch.ones(1, 256)).sum() * share.round).backward()
+        kept.append(model.weight.grad.detach())
+        trainer.finish()
+say("kept", [int(gradient[0, 0]) for gradient in kept] == list(range(1, len(kept) + 1)))
+def diloco_of(model, **more):
+    return centroid.torch.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.5), samples=len(data), batch=8, server=centroid.local(local_steps=5, outer="average", rounds=1), **more)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    optimizer = diloco_of(model_of())
+    batches = centroid.torch.sampler(data, optimizer, batch=8)
+    for _ in batches:
+        pass
+    optimizer.step(loss=0)
+    for _, _ in zip(range(4), batches):
+        optimizer.step(loss=0)
+say("again", optimizer.end, *(one.message for one in caught))
+optimizer = diloco_of(model_of(), folder="states")
+for number in range(1, 7):
+    optimizer._save(number)
+class Killed(io.BytesIO):
+    def __reduce_ex__(self, _):
+        raise KeyboardInterrupt
+class Breaks:
+    def state_dict(self):
+        return {"first": list(range(100)), "then": Killed()}
+optimizer.keep(Breaks())
+try:
+    optimizer._save(6)
+except KeyboardInterrupt:
+    say("files", *sorted(file.name for file in pathlib.Path("states/worker").glob("*.pt")), len(torch.load("states/worker/000000006.pt")))
+if hasattr(torch.amp, "GradScaler"):
+    model = nn.Linear(1, 1, bias=False)
+    before = model.weight.item()
+    optimizer, scaler = diloco_of(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.tensor([[float("inf") if step == 1 else 1.0]])).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer, loss=loss.item() if step != 1 else 0.0)
+        scaler.update()
+    say("scaled", optimizer.end, round(before - model.weight.item(), 4))
+"""
 BY_HAND = """
 model = model_of()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -362,6 +433,17 @@ class DiLoCo(LoaderTest):
         [rank] = self.start(1, DILOCO, SERVER=server.data)
         self.assertEqual(rank.exit_status(), 1)
         self.assertIn("every=5, but a share of this server has 4 steps: start it with --local-steps=5", rank.text())
+
+    def test_habits_of_programs_are_heeded_or_refused(self):
+        [rank] = self.start(1, HABITS)
+        self.assertEqual(rank.exit_status(), 0, rank.text())
+        said = {words[0]: words[1:] for words in map(str.split, rank.text().splitlines()) if words}
+        self.assertEqual(said["buffers"], ["True", "True"])
+        self.assertIn("1.weight: frozen when the Trainer was made", " ".join(said["thawed"]))
+        self.assertEqual(said["kept"], ["True"])
+        self.assertRegex(" ".join(said["again"]), "^finished a share is iterated over again after 1 of 5 steps")
+        self.assertEqual(said["files"], ["000000003.pt", "000000004.pt", "000000005.pt", "000000006.pt", "1"])
+        self.assertEqual(said.get("scaled", ["finished", "2.0"]), ["finished", "2.0"], "4 of 5 steps of 0.5")
 
 
 if __name__ == "__main__":

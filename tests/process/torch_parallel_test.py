@@ -235,6 +235,103 @@ say("moments", *(hash(values["exp_avg"].numpy().tobytes()) for values in optimiz
 """
 
 
+class Changes(ParallelTest):
+    """Of a module that is wrapped."""
+
+    def test_a_module_may_be_moved_before_its_first_step_and_not_later(self):
+        said = self.ranks(
+            2,
+            """
+            model, optimizer, schedule = wrapped()
+            model.double().float().double()
+            single = model_of().double()
+            x, y = part(0, rank)
+            nn.functional.cross_entropy(model(x.double()), y).backward()
+            (sum(nn.functional.cross_entropy(single(part(0, number)[0].double()), part(0, number)[1]) for number in (0, 1)) / 2).backward()
+            say(max((p.grad - q.grad).abs().max().item() for p, q in zip(model.module.parameters(), single.parameters()) if q.grad is not None), model.steps)
+            model.float()
+            try:
+                model(x)
+            except centroid.CentroidError as error:
+                say(error)
+            """,
+        )
+        for numbers, error in said:
+            self.assertLess(float(numbers.split()[0]), 1e-12)
+            self.assertEqual(numbers.split()[1], "1")
+            self.assertIn("got another type", error)
+
+    def test_a_parameter_may_be_frozen_later_and_not_the_other_way_round(self):
+        said = self.ranks(
+            2,
+            """
+            model, optimizer, schedule = wrapped()
+            train(model, optimizer, schedule, 0, rank)
+            before = model.module.second.weight.detach().clone()
+            model.module.second.requires_grad_(False)
+            optimizer.zero_grad(set_to_none=True)
+            loss_of(model, part(1, rank)).backward()
+            say(model.module.second.weight.grad is None, model.steps)
+            model.module.frozen.requires_grad_(True)
+            try:
+                model(part(2, rank)[0])
+            except centroid.CentroidError as error:
+                say(error)
+            """,
+        )
+        for facts, error in said:
+            self.assertEqual(facts, "True 2")
+            self.assertIn("requires a gradient that did not", error)
+
+    def test_complex_parameters_have_their_mean_gradient(self):
+        said = self.ranks(
+            2,
+            """
+            module = nn.Module()
+            module.weight = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+            module.forward = lambda x: (module.weight * x).imag.sum()
+            model = centroid.torch.DataParallel(module, timeout=60)
+            model(1.0 + rank).backward()
+            say(module.weight.grad.tolist())
+            """,
+        )
+        for lines in said:
+            self.assertEqual(lines, ["[1.5j, 1.5j, 1.5j]"])
+
+    def test_a_process_has_one_at_an_address(self):
+        said = self.ranks(
+            2,
+            """
+            first = wrapped()[0]
+            try:
+                wrapped()
+            except centroid.CentroidError as error:
+                say(error)
+            loss_of(first, part(0, rank)).backward()
+            first.close()
+            """,
+        )
+        for lines in said:
+            self.assertIn("close() that one", lines[0])
+
+    def test_steps_of_several_passes_that_the_sampler_does_not_know_are_warned_of(self):
+        said = self.ranks(
+            1,
+            """
+            import warnings
+            model = wrapped()[0]
+            sampler = centroid.torch.sampler(range(32), model, batch=8, shuffle=False)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for i, _ in zip(range(4), sampler):
+                    with model.no_sync() if i % 2 == 0 else torch.enable_grad():
+                        loss_of(model, part(i, 0)).backward()
+            say(len(caught), *(one.message for one in caught))
+            """,
+        )
+        self.assertRegex(said[0][0], "^1 2 backward passes made a step.*accumulate=2")
+
+
 class Membership(ParallelTest):
     def test_the_others_go_on_without_a_rank_that_died(self):
         for victim in (0, 1):

@@ -220,6 +220,7 @@ class Trainer:
         if buffers == "own":
             self.tensors = {name_: tensor for name_, tensor in self.tensors.items() if not _is_buffer(name_)}
         self._buffers = {name_ for name_ in self.tensors if _is_buffer(name_)}
+        self._owners = {name_: tensors.get_submodule(name_.rpartition(".")[0]) for name_ in self._buffers} if is_module else {}
         self._frozen = _frozen_of({name_: self.tensors[name_] for name_ in self.tensors.keys() - self._buffers})
         for name_ in self._frozen:
             del self.tensors[name_]
@@ -394,8 +395,14 @@ class Trainer:
         count, correct = _number(count, "samples", 0, 2**62), _number(correct, "correct", 0, 2**62)
         return _Step(samples=count, correct=correct, loss_sum=float(loss_sum), compute_seconds=time.monotonic() - self._began)
 
+    def _find_buffers(self):
+        """`.to` of a module replaces them."""
+        for name, owner in self._owners.items():
+            self.tensors[name] = owner._buffers[name.rpartition(".")[2]]
+
     def _give(self, gradients):
         """Copy the gradients, or with local steps the tensors, into the library's memory."""
+        self._find_buffers()
         share = self._share
         if share is None:
             raise CentroidError("failed_precondition", "no round is open: next comes before finish")
@@ -412,7 +419,7 @@ class Trainer:
         given = self.tensors if share.is_local else gradients or {}
         # PyTorch gives None as the gradient of a buffer and of a frozen parameter: treat it as not given.
         given = {name: value for name, value in given.items() if value is not None or name not in self._buffers and name not in self._frozen}
-        thawed = sorted(given.keys() & self._frozen.keys())
+        thawed = sorted(name for name, tensor in self._frozen.items() if name in given or getattr(tensor, "requires_grad", False))
         if thawed:
             raise CentroidError("invalid_argument", f"{', '.join(thawed)}: frozen when the Trainer was made: close it and make a new one")
         changed = set() if share.is_local or share.count == 0 else self._buffers - set(given)
@@ -456,6 +463,7 @@ class Trainer:
         return [getattr(self.tensors[name], "_version", None) for name in self._names if name not in self._buffers]
 
     def _take(self):
+        self._find_buffers()
         for at, (name, shape) in enumerate(zip(self._names, self._shapes)):
             _write(self.tensors[name], name, _library.centroid_trainer_parameters(self._handle, at), shape, self._made)
 

@@ -27,7 +27,7 @@ class _Bucket:
 
     def __init__(self, tag, tensors, numbers=None):
         self.tag, self.tensors, self.numbers = tag, tensors, numbers  # numbers: of the parameters; None: these are buffers
-        self.sizes = [tensor.numel() for tensor in tensors]
+        self.sizes = [_real(tensor).numel() for tensor in tensors]
         # Of this step and of the one before, in turn: the means, for a process that did not get them before another one died.
         self.flats = [torch.zeros(sum(self.sizes), dtype=_sent_as(tensors[0])) for _ in range(2)]
         self.left, self.work = len(tensors), None  # left: gradients that this step has not found yet
@@ -39,7 +39,8 @@ class _Bucket:
             if value is None:
                 part.zero_()
             else:
-                part.view(value.shape).copy_(value.detach())
+                value = _real(value)
+                part.view(value.shape).copy_(value)
         self.work = group.all_reduce(flat, wait=False, tag=self.tag)
 
     def end(self, step, world):
@@ -64,11 +65,18 @@ class _Bucket:
                 if tensor.grad is None:
                     tensor.grad = torch.zeros_like(tensor)
                 tensor = tensor.grad
-            tensor.detach().copy_(mean.view(tensor.shape))
+            tensor = _real(tensor)
+            tensor.copy_(mean.view(tensor.shape))
 
 
 def _sent_as(tensor):
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return torch.float64 if tensor.dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def _real(tensor):
+    """The same memory; of complex numbers the parts."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _buckets_of(parameters, buffers):
@@ -102,31 +110,52 @@ class DataParallel(nn.Module):
     token    secret of the job: who has it can send a state, which is a pickle
     timeout  seconds for the start and each exchange; then a process that does not come is left out
 
+    A process has one at an address: models that train together, such as the two of a GAN, are parts of one module. `close` it before another.
+
     All processes make as many backward passes. Activation checkpoints need `use_reentrant=False`.
     """
 
     def __init__(self, module, address=None, *, rank=None, world=None, host=None, token=None, timeout=600):
         super().__init__()
         self.module, self._peers = module, None
+        centroid.version()  # loads the library, which knows what a buffer is
+        self._hooks = []
+        self._find_tensors()
         if address is not None or "MASTER_ADDR" in os.environ:
             rank = int(_environment("RANK", "rank")) if rank is None else rank
             world = int(_environment("WORLD_SIZE", "world")) if world is None else world
             self._peers = Peers(address or _address(), _number(rank, "rank", 0, 2**31), _number(world, "world", 1, 2**31), host, token, timeout)
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if not parameters:
-            raise _bad("the module has no parameter that requires a gradient")
-        centroid.version()  # loads the library, which knows what a buffer is
-        self._buckets = _buckets_of(parameters, [buffer for name, buffer in module.named_buffers() if centroid._is_buffer(name)])
-        self._bucket_of = {parameter: bucket for bucket in self._buckets if bucket.numbers for parameter in bucket.tensors}
-        self._flags = torch.zeros(_USED + len(parameters), dtype=torch.int64)
         self._steps = -1  # that have ended; -1: it has not met the others
         self._syncs, self._is_armed, self._failure = True, False, None  # armed: a backward pass that exchanges is under way
         self._is_between = True  # two steps
+        self._is_local, self._passes = False, 0  # local: a backward pass that does not exchange is under way; passes: such, since the last step
         self._is_changed = False  # a process is gone, which the sampler does not know
         self._sampler, self._optimizers = None, []  # what a new process needs besides the module
-        itself = weakref.ref(self)
-        self._nodes = [_watch(parameter, itself) for parameter in parameters]
         _models.add(self)
+
+    def _find_tensors(self):
+        """What is exchanged."""
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise _bad("the module has no parameter that requires a gradient")
+        buffers = [buffer for name, buffer in self.module.named_buffers() if centroid._is_buffer(name)]
+        self._buckets = _buckets_of(parameters, buffers)
+        self._bucket_of = {parameter: bucket for bucket in self._buckets if bucket.numbers for parameter in bucket.tensors}
+        self._flags = torch.zeros(_USED + len(parameters), dtype=torch.int64)
+        for hook in self._hooks:
+            hook.remove()
+        itself = weakref.ref(self)
+        self._hooks = [_watch(parameter, itself) for parameter in parameters]
+        places = [(place, name) for one in self.module.modules() for place in (one._parameters, one._buffers) for name in place if place[name] is not None]
+        self._found = [(place, name, place[name], (place[name].dtype, place[name].device), place[name].requires_grad) for place, name in places]
+
+    def _check_tensors(self):
+        """`.to` gives a module other buffers, and its parameters other nodes, which have no hooks. A parameter may be frozen, for then it has no gradient."""
+        if all(place.get(name) is tensor and kind == (tensor.dtype, tensor.device) and tensor.requires_grad <= is_trained for place, name, tensor, kind, is_trained in self._found):
+            return
+        if self._steps < 0:
+            return self._find_tensors()
+        raise CentroidError("failed_precondition", "since the first forward pass the module was moved, got another type or other tensors, or a parameter requires a gradient that did not: do that before. A parameter that is to be trained later may be frozen after the first forward pass")
 
     # place of this process now
     rank = property(lambda self: self._peers.rank if self._peers else 0)
@@ -137,6 +166,8 @@ class DataParallel(nn.Module):
 
     def forward(self, *inputs, **named):
         if self.training and torch.is_grad_enabled():
+            self._check_tensors()
+            self._is_local = False
             if self._is_armed:  # the program's own error ended the last backward pass
                 self._forget()
             if self._steps < 0 or (self._is_between and self._sampler is None and self._peers and self._peers.has_news):
@@ -152,6 +183,14 @@ class DataParallel(nn.Module):
         finally:
             self._syncs = before
 
+    def close(self):
+        """Leave the others, which go on. The module stays as it is."""
+        if self._peers:
+            self._peers.leave()
+        for hook in self._hooks:
+            hook.remove()
+        _models.discard(self)
+
     def state_dict(self, *arguments, **named):
         """The module's, so names have no prefix; `load_state_dict` too."""
         return self.module.state_dict(*arguments, **named)
@@ -165,6 +204,9 @@ class DataParallel(nn.Module):
         """Its gradient is in `.grad`."""
         self._is_between = False
         if not self._syncs:
+            if not self._is_local:
+                self._is_local = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_local)
             return
         if not self._is_armed:
             if self._steps < 0 or (self._peers and self._peers.group is None):
@@ -179,12 +221,18 @@ class DataParallel(nn.Module):
             except CentroidError as error:
                 self._failure = error  # which _end_backward handles
 
+    def _end_local(self):
+        self._is_local, self._passes = False, self._passes + 1
+
     def _end_backward(self):
         if self._peers:
             self._exchange()
             for bucket in self._buckets:
                 bucket.give_back(self._steps, self._flags[_USED:])
             self._peers.has_news |= bool(self._flags[_NEWS])
+        if self._sampler is not None:
+            self._sampler._check_passes(self._passes + 1)
+        self._passes = 0
         if self._sampler is not None and (self._flags[_NEWS] or self._flags[_CHANGED]):
             self._sampler._stop_after(int(self._flags[_AHEAD]))
         self._steps += 1
@@ -305,11 +353,12 @@ class DataParallel(nn.Module):
 
 
 def _watch(parameter, model):
-    """Call `_ready` whenever a backward pass has added to the gradient. Who keeps the returned node keeps that."""
+    """Call `_ready` whenever a backward pass has added to the gradient. Who keeps the returned hook keeps that."""
     with torch.enable_grad():
         node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    node.register_hook(lambda *_: model()._ready(parameter))
-    return node
+    hook = node.register_hook(lambda *_: model()._ready(parameter))
+    hook.node = node
+    return hook
 
 
 class Optimizer(Wrapped):

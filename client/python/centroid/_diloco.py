@@ -11,6 +11,8 @@ import centroid
 from ._arrays import CentroidError, _bad
 from ._optimizer import Wrapped
 
+_SAVED = 4  # files: one more than the checkpoints that a server keeps unless told otherwise
+
 _trained = weakref.WeakKeyDictionary()  # module: a weak reference to the Trainer that trains it
 
 
@@ -44,8 +46,13 @@ class DiLoCo(Wrapped):
 
     Load pretrained weights before: `load_state_dict` of the model then raises an error until the job is over.
 
+    Each batch is a step, also one that a GradScaler of PyTorch 2 skips.
+
     `trainer` is the Trainer: where `share.evaluate` is true, evaluate and call `trainer.report`.
     """
+
+    # GradScaler of PyTorch 2 then calls `step` also where it finds what is not finite.
+    _step_supports_amp_scaling = int(torch.__version__.split(".")[0]) >= 2
 
     def __init__(self, model, optimizer, *, samples, batch, every=None, server=None, folder=None, **more):
         super().__init__(optimizer)
@@ -95,7 +102,7 @@ class DiLoCo(Wrapped):
             raise CentroidError("failed_precondition", f"the job is over ({self.trainer.end_reason}): end the loop when `end` is set")
         if self._folder and self._made == 0:
             self._resume()
-        result = self.optimizer.step(closure)
+        result = self._step_scaled(closure)
         loss = result if loss is None else loss
         self._made += 1
         self._loss_sum += float(loss or 0) * self._share.count / self._steps
@@ -106,6 +113,18 @@ class DiLoCo(Wrapped):
         elif left == self._share.overlap:
             self.trainer.contribute(**self._statistics())
         return result
+
+    def _step_scaled(self, closure):
+        """Step, unless a GradScaler has found what is not finite."""
+        found = getattr(self.optimizer, "found_inf", None)
+        if found is None or getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            return self.optimizer.step(closure)
+        if self.optimizer.grad_scale is not None:  # None: unscale_ was called
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(self.optimizer.grad_scale)
+        return self.optimizer.step(closure) if float(found) == 0 else None
 
     def _statistics(self):
         """Of the steps since this was called last."""
@@ -139,7 +158,15 @@ class DiLoCo(Wrapped):
             raise _bad(f"every={self.every}, but a share of this server has {self._steps} steps: start it with --local-steps={self.every}")
 
     def _save(self, number):
-        torch.save([one.state_dict() for one in self._kept], self._folder / f"{number:09}.pt")
+        file = self._folder / f"{number:09}.pt"
+        begun = file.with_suffix(".tmp")
+        with begun.open("wb") as out:
+            torch.save([one.state_dict() for one in self._kept], out)
+            out.flush()
+            os.fsync(out.fileno())
+        begun.replace(file)  # a process that is killed leaves no half of one
+        for old in sorted(self._folder.glob("*.pt"), key=lambda one: one.stat().st_mtime)[:-_SAVED]:
+            old.unlink()
 
     def _resume(self):
         """Before the first step of a round: load the state that belongs to the round before, or in a new process the newest. A job begins without."""

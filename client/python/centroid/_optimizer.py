@@ -3,6 +3,10 @@
 import torch
 
 
+def _of_inner(name):
+    return property(lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value), lambda self: delattr(self.optimizer, name))
+
+
 class Wrapped(torch.optim.Optimizer):
     """Schedulers, GradScaler and clipping take it for an optimizer. Groups, state and all else are the inner one's."""
 
@@ -13,6 +17,10 @@ class Wrapped(torch.optim.Optimizer):
         if name in ("optimizer", "_kept"):  # before __init__, when copy or pickle asks
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    # What a GradScaler sets for an optimizer that heeds it, such as a fused one.
+    grad_scale = _of_inner("grad_scale")
+    found_inf = _of_inner("found_inf")
 
     def keep(self, *more):
         """Keep these with the optimizer's state."""

@@ -1,5 +1,6 @@
 """Gradients that leave while PyTorch's backward computes the others."""
 
+import ctypes
 import os
 import sys
 import weakref
@@ -7,6 +8,18 @@ import weakref
 from ._arrays import CentroidError
 
 _LARGE = 1 << 15  # numbers: memory for more comes from the kernel each time (glibc's first M_MMAP_THRESHOLD), and its new pages take longer than the numbers
+
+
+def _uses_of_memory(tensor):
+    """How many tensors have its memory; 0: unknown."""
+    import torch
+
+    storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+    if hasattr(torch._C, "_storage_Use_Count"):  # PyTorch 2.1 and newer
+        return torch._C._storage_Use_Count(storage._cdata) - 1  # that of `storage`
+    if not torch.__version__.startswith("1."):
+        return 0
+    return ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p)).value - 1  # c10::intrusive_ptr_target
 
 
 class Overlap:
@@ -50,8 +63,8 @@ class Overlap:
         is_plain = gradient.device.type == "cpu" and gradient.is_contiguous() and not gradient.requires_grad and gradient._base is None
         if gradient is kept or gradient.numel() < _LARGE or not is_plain:
             return gradient
-        # two references: of `_kept`, and of this name; and one of the call. More: the program has kept it.
-        is_free = kept is not None and sys.getrefcount(kept) <= 3
+        # two references: of `_kept`, and of this name; and one of the call. More: the program has kept it, or what shares its memory.
+        is_free = kept is not None and sys.getrefcount(kept) <= 3 and _uses_of_memory(kept) == 1
         if not is_free or kept.shape != gradient.shape or kept.dtype != gradient.dtype:
             kept = self._kept[at] = gradient.clone()
         else:

@@ -48,8 +48,13 @@ class Peers:
         self.wanted_rank, self.wanted_world, self.host, self.token, self.timeout = rank, world, host, token, timeout
         self.socket, self.rest, self.lines = None, b"", []
         self.group = self.number = None
-        self.rank, self.world, self.has_news = rank, world, False
+        self.rank, self.world, self.has_news, self.has_left = rank, world, False, False
+        if any(other.is_beside(self) for other in _all):
+            raise CentroidError("failed_precondition", f"this process has a DataParallel at {address} already: make one of a module with all models (torch.nn.ModuleDict), or close() that one, or give this one another address")
         _all.add(self)
+
+    def is_beside(self, other):
+        return not self.has_left and (self.host_name, self.port, self.wanted_rank) == (other.host_name, other.port, other.wanted_rank)
 
     def meet(self, version, is_open):
         """Wait for the others. Returns the meeting's answer; `group` then is connected with them.
@@ -98,6 +103,7 @@ class Peers:
 
     def leave(self):
         """Say goodbye."""
+        self.has_left = True
         if self.group is not None:
             self.group.close()  # others may still read from it
         if self.socket is not None:

@@ -1,5 +1,7 @@
 """Which samples a process trains, as a sampler of batches for DataLoader."""
 
+import warnings
+
 import torch
 
 from ._arrays import CentroidError, _bad, _number
@@ -21,7 +23,7 @@ def sampler(dataset, source, *, batch, seed=0, shuffle=True, drop_last=False, ac
     batch       most samples of a batch; with a DiLoCo the same as its own
     seed, shuffle, drop_last  order of an epoch, and whether its smaller last batches are left out; this and `accumulate` are for a
                 DataParallel, alike in all processes
-    accumulate  batches of a step
+    accumulate  batches of a step, where all but the last are under `no_sync`
 
     With a DataParallel each sample is trained once an epoch, those of a process that died by others; fewer than there are processes are
     left out. Train each batch once.
@@ -39,6 +41,7 @@ class Shares(torch.utils.data.Sampler):
         if isinstance(source, DiLoCo) and source._batch != batch:
             raise _bad(f"batch={batch}, but the DiLoCo has batch={source._batch}, by which it counts the steps of a share: give both the same")
         self._source, self._batch = source, batch
+        self._begun = None  # the share of the last pass
 
     def _share(self):
         share = self._source.share if isinstance(self._source, DiLoCo) else self._source._share
@@ -47,7 +50,11 @@ class Shares(torch.utils.data.Sampler):
         return share
 
     def __iter__(self):
-        return iter(self._divide(self._share().indices()))
+        share = self._share()
+        if share is self._begun and isinstance(self._source, DiLoCo) and self._source._made > 0:
+            warnings.warn(f"a share is iterated over again after {self._source._made} of {self._source._steps} steps: its samples are trained twice. DiLoCo wants a step for each batch", stacklevel=2)
+        self._begun = share
+        return iter(self._divide(share.indices()))
 
     def __len__(self):
         return -(-len(self._share()) // self._batch)
@@ -76,7 +83,7 @@ class Epochs(torch.utils.data.Sampler):
         self._samples, self._model, self._batch = samples, model, batch
         self._seed, self._shuffle, self._drop_last, self._accumulate = seed, shuffle, drop_last, accumulate
         self._epoch, self._rest = 0, None  # rest: samples of the epoch that no pass has trained; None: all
-        self._pass = None
+        self._pass, self._has_warned = None, False
         model._sampler = self
 
     @property
@@ -131,6 +138,11 @@ class Epochs(torch.utils.data.Sampler):
         self._pass = None
 
     # ---- for the DataParallel
+
+    def _check_passes(self, passes):
+        if passes != self._accumulate and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{passes} backward passes made a step, but the sampler counts {self._accumulate} batches a step: if each had a batch of its own, give sampler accumulate={passes}, or batches are trained again", stacklevel=2)
 
     def _ahead(self):
         """Batches that were given to the loader, of steps that have not ended."""
