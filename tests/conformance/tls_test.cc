@@ -214,6 +214,21 @@ TEST_F(TlsTest, OneThatIsRefusedBeforeItsHandshakeLearnsThatItMayComeAgain) {
   wait(thread, close(*listener));
 }
 
+/// Each request costs an answer, which nobody may have sent yet.
+TEST_F(TlsTest, WhoAsksForNewKeysAgainAndAgainIsClosed) {
+  const auto server = make(server_files());
+  for (const bool is_flood : {false, true}) {
+    auto listener = server->listen(Endpoint()).value();
+    auto serving =
+        boost::asio::co_spawn(thread.executor(), serve(*listener, soon()), boost::asio::use_future);
+    test::ask_for_new_keys(listener->endpoint().port, is_flood ? 1000 : 10);
+    const std::string why = serving.get();
+    EXPECT_NE(why, "");
+    EXPECT_EQ(why.find("new keys") != std::string::npos, is_flood) << why;
+    wait(thread, close(*listener));
+  }
+}
+
 /// The same alert of another server, which fails at the client's certificate.
 TEST_F(TlsTest, AnAlertThatComesLaterIsNoRefusal) {
   const TlsOptions files = server_files(), own = authority.issue("client", "DNS:localhost", 1);

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
@@ -145,6 +146,29 @@ FailingServer::~FailingServer() {
   ::shutdown(listener_, SHUT_RDWR);
   thread_.join();
   ::close(listener_);
+}
+
+void ask_for_new_keys(std::uint16_t port, int times) {
+  ::signal(SIGPIPE, SIG_IGN);  // the other side may close
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in there{};
+  there.sin_family = AF_INET;
+  there.sin_port = htons(port);
+  there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  need(::connect(socket, reinterpret_cast<const sockaddr*>(&there), sizeof there) == 0, "connect");
+  const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context(::SSL_CTX_new(TLS_client_method()),
+                                                             ::SSL_CTX_free);
+  const std::unique_ptr<SSL, void (*)(SSL*)> ssl(::SSL_new(context.get()), ::SSL_free);
+  need(::SSL_set_fd(ssl.get(), socket) == 1 && ::SSL_connect(ssl.get()) == 1, "handshake");
+  for (int i = 0; i < times; ++i) {
+    const bool is_sent = ::SSL_key_update(ssl.get(), SSL_KEY_UPDATE_REQUESTED) == 1 &&
+                         ::SSL_do_handshake(ssl.get()) == 1;
+    if (!is_sent) break;
+  }
+  ::shutdown(socket, SHUT_WR);
+  for (char rest[512]; ::read(socket, rest, sizeof rest) > 0;) {
+  }
+  ::close(socket);
 }
 
 std::shared_ptr<transport::StreamLayer> mutual_tls() {

@@ -43,6 +43,9 @@ class FailingServer {
   std::thread thread_;
 };
 
+/// Connect by TLS to a port of this machine, ask so many times for new keys, and end.
+void ask_for_new_keys(std::uint16_t port, int times);
+
 /// TLS between two ends with certificates of one authority, which all tests share.
 std::shared_ptr<transport::StreamLayer> mutual_tls();
 

@@ -23,12 +23,16 @@ namespace errors = boost::asio::error;
 constexpr std::size_t kBatch = 256 << 10;
 constexpr std::size_t kFirstBatch = 16 << 10;  // the size of a read, until a peer sends more
 constexpr std::size_t kGather = 16 << 10;      // parts below this go into one record
+// Messages of the protocol beside the caller's bytes: new keys and tickets. OpenSSL answers each
+// request for new keys, which is work and memory. A peer needs new keys after 2^24 records.
+constexpr std::uint64_t kFreeMessages = 16, kBytesForOneMore = 1 << 20;
 
 /// OpenSSL's errors as text: its own codes, and the verdict on a certificate above `kVerdict`.
 class Category final : public boost::system::error_category {
  public:
   static constexpr int kVerdict = 1 << 30;
-  static constexpr int kBusy = 1;  ///< no code of OpenSSL: what `try_write_last` says
+  static constexpr int kBusy = 1;   ///< no code of OpenSSL: what `try_write_last` says
+  static constexpr int kFlood = 2;  ///< nor is this
   static const Category& get() {
     static const Category category;
     return category;
@@ -53,6 +57,7 @@ class Category final : public boost::system::error_category {
       return "TLS: the certificate is not accepted: " + reason(value) +
              (is_foreign(value & ~kVerdict) ? " (tls.authority of this side did not sign it)" : "");
     if (value == kBusy) return "the other side has no room now: try again (an alert of TLS)";
+    if (value == kFlood) return "TLS: the other side asks for new keys again and again";
     std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
@@ -128,9 +133,19 @@ TlsStream::TlsStream(std::unique_ptr<ByteStream> inner, SslPointer ssl)
   BIO* const wire = ::BIO_new(method());
   ::BIO_set_data(wire, this);
   ::SSL_set_bio(ssl_.get(), wire, wire);  // which owns it
+  ::SSL_set_msg_callback_arg(ssl_.get(), this);
+  ::SSL_set_msg_callback(
+      ssl_.get(), [](int is_sent, int, int type, const void*, std::size_t, SSL*, void* self) {
+        if (is_sent == 0 && type == SSL3_RT_HANDSHAKE) ++static_cast<TlsStream*>(self)->messages_;
+      });
+}
+
+bool TlsStream::is_flooded() const {
+  return is_ready_ && messages_ > kFreeMessages + read_plain_ / kBytesForOneMore;
 }
 
 int TlsStream::give(std::span<std::byte> into) {
+  if (is_flooded()) return 0;
   const std::size_t size = std::min(into.size(), received_end_ - taken_);
   if (size != 0) std::memcpy(into.data(), received_.data() + taken_, size);
   taken_ += size;
@@ -177,6 +192,7 @@ Moved TlsStream::step_handshake() {
     *spent_ += thread_seconds() - before;
     if (result == 1) {
       is_ready_ = true;
+      messages_ = 0;
       shaken_.notify_all();
       return try_flush();
     }
@@ -284,6 +300,8 @@ Moved TlsStream::try_read(MutableBytes into) {
     const int result =
         ::SSL_read_ex(ssl_.get(), into.data() + got.bytes, into.size() - got.bytes, &bytes);
     got.bytes += bytes;
+    read_plain_ += bytes;
+    if (is_flooded()) return broken_ = stopped({Category::kFlood, Category::get()});
     if (result == 1) continue;
     Moved why = failed(result);
     if (why.is_blocked()) why = take_in(inner_->try_read(received_));

@@ -52,6 +52,7 @@ class TlsStream final : public ByteStream {
   static const BIO_METHOD* method();
   void send_close_notify();
   int give(std::span<std::byte> into);
+  bool is_flooded() const;
   Moved failed(int result);
   Moved take_in(Moved moved);
   Moved step_handshake();
@@ -69,6 +70,8 @@ class TlsStream final : public ByteStream {
   std::vector<std::byte> outgoing_;  ///< being sent; nothing is added to it
   std::size_t sent_ = 0;             ///< of `outgoing_`
   std::size_t sealed_plain_ = 0;     ///< bytes of the caller that are sealed and not all sent
+  std::uint64_t messages_ = 0;       ///< of the protocol, received since the handshake
+  std::uint64_t read_plain_ = 0;     ///< bytes that the caller has read
   bool is_ready_ = false, is_shaking_ = false, is_closed_ = false;
   Moved broken_;  ///< why the handshake failed
   Event shaken_;
