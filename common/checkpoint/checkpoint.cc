@@ -191,6 +191,10 @@ Status write_manifest(const fs::path& folder, const CheckpointInfo& info,
   content.info = info;
   CENTROID_TRY(fill(folder, content));
   CENTROID_ASSIGN(const std::string text, to_json(content));
+  if (text.size() > kMaxManifestBytes)
+    return Error(ErrorCode::kResourceExhausted,
+                 "manifest.json would have " + std::to_string(text.size()) +
+                     " bytes, the limit is " + std::to_string(kMaxManifestBytes));
   CENTROID_TRY(write_text_file(folder / kManifestFile, text));
   fault::point("checkpoint.manifest_written");
   return file::sync_directory(folder);
@@ -312,8 +316,11 @@ Result<CheckpointEntry> CheckpointDirectory::write_place(const CheckpointInfo& i
     return std::move(status).error().with_context(doing);
   }
   fault::point("checkpoint.published");
+  CheckpointEntry written = look(target, place, false);
+  if (!written.problem.empty() && !written.is_unreadable)  // those before it are needed
+    return Error(ErrorCode::kDataLoss, doing + ": it cannot be read back: " + written.problem);
   prune();
-  return look(target, place, false);
+  return written;
 }
 
 Status CheckpointDirectory::write_files(const fs::path& directory, CheckpointManifest& content,

@@ -14,8 +14,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
-
 Status check_names(const CheckpointManifest& manifest) {
   std::size_t expected = 0;
   for (const auto& [name, record] : manifest.files) expected += is_part(name) ? 1 : 0;

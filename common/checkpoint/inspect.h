@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace centroid {
 inline constexpr const char* kModelStem = "model";
 inline constexpr const char* kOptimizerStem = "optimizer";
 inline constexpr const char* kManifestFile = "manifest.json";
+inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 
 Result<std::string> manifest_text(const std::filesystem::path& directory);
 Result<CheckpointManifest> read_manifest(const std::filesystem::path& directory);

@@ -22,6 +22,8 @@ using proto::ServersKind;
 namespace {
 /// Between two checkpoints that the tables' journal calls for.
 constexpr std::chrono::seconds kRowsPause{10};
+/// Of names of workers in a checkpoint's manifest, half of what that may have.
+constexpr std::size_t kCountedBytes = 8u << 20;
 
 /// A state with numbers that are not finite becomes no checkpoint, and so displaces none.
 PlaneReader finite_only(PlaneReader read, Manifest manifest) {
@@ -312,10 +314,7 @@ CheckpointView checkpoint_view(const CheckpointEntry& entry) {
 CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEntry& written) {
   job_.checkpointed = one.info.version;
   job_.is_checkpoint_lost = false;
-  std::erase_if(job_.counted,
-                [this](const auto& worker) {  // who may still ask has one of the last rounds
-                  return worker.second.value + kCountedRounds < job_.round.value;
-                });
+  job_.counted.forget_before(first_counted());
   rows_checkpointed_ = one.rows_changes;
   if (!needs_checkpoint()) is_due_ = is_postponed_ = false;  // rounds were skipped
   journal_.checkpoint_written(one.info.round);
@@ -372,6 +371,11 @@ Task<void> Checkpointer::checkpoint_for(std::shared_ptr<CheckpointOutcome> outco
   changed_.notify_all();
 }
 
+/// Who may still ask whether its contribution counted has one of the rounds from here on.
+Round Checkpointer::first_counted() const {
+  return Round(job_.round.value - std::min(job_.round.value, kCountedRounds));
+}
+
 CheckpointInfo Checkpointer::checkpoint_info() const {
   CheckpointInfo info;
   info.run_id = job_.run_id;
@@ -396,9 +400,8 @@ CheckpointInfo Checkpointer::checkpoint_info() const {
   if (const std::string returned = data_.untrained(false); !returned.empty())
     info.extra["returned"] = returned;
   info.extra["generation"] = to_string(members_.roster.generation());
-  for (const auto& [name, round] : job_.counted)  // who may still ask: its round is one of the last
-    if (round.value + kCountedRounds >= job_.round.value && is_utf8(name))
-      info.extra[kCountedPrefix + name] = to_string(round);
+  for (const auto& [name, round] : job_.counted.newest(first_counted(), kCountedBytes))
+    if (is_utf8(name)) info.extra[kCountedPrefix + name] = to_string(round);
   if (job_.agreed) info.extra["model"] = job_.agreed->model;
   if (job_.agreed || job_.resumed_from)
     info.extra["codec"] = job_.agreed ? job_.agreed->codec : codec_in(job_.resumed_from->info);

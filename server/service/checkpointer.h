@@ -78,6 +78,7 @@ class Checkpointer : private JobPart {
   Task<Result<CheckpointEntry>> write_files(Writing& one);
   CheckpointView note_written(const Writing& one, const CheckpointEntry& written);
   bool announces_checkpoint() const;
+  Round first_counted() const;
   CheckpointInfo checkpoint_info() const;
   Task<Status> freeze_servers();
   Task<std::shared_ptr<Snapshot>> frozen_servers();

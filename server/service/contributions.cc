@@ -230,8 +230,7 @@ void Contributions::count_end(WorkerSession& worker, const proto::PushEnd& end) 
   worker.local.divergence = end.divergence;
   if (end.parameter_norm >= 0) worker.local.parameter_norm = end.parameter_norm;
   if (is_again && open_.attempt && open_.attempt->resend) return;  // the same steps
-  const auto counted = job_.counted.find(worker.join.name);
-  const bool is_next = counted != job_.counted.end() && counted->second == last;
+  const bool is_next = job_.counted.of(worker.join.name) == last;
   const double told = worker.local.told.contributed(steps, worker.share.overlap, is_next);
   data_.coordinator().contributed(
       worker.id, {.steps = told,
@@ -430,8 +429,7 @@ Round Contributions::counted_of(const std::string& name) const {
   if (late != Round()) return late;
   for (const StagedPart& part : open_.parts)  // of the round that is being merged
     if (members_.name_of(part.counts.key.member) == name) return part.counts.key.round;
-  const auto found = job_.counted.find(name);
-  return found == job_.counted.end() ? Round() : found->second;
+  return job_.counted.of(name).value_or(Round());
 }
 
 }  // namespace centroid::server

@@ -189,9 +189,7 @@ void ElasticRound::member_ready(WorkerSession& worker, const proto::Computed& do
 /// A round is committed: its late contributions count, whatever becomes of this server.
 void ElasticRound::late_counted(const RoundDecision& decision) {
   for (const LateContribution& late : decision.late) {
-    Round& last =
-        job_.counted[members_.name_of(late.member)];  // it may have contributed to this one, too
-    last = std::max(last, late.round);
+    job_.counted.add(members_.name_of(late.member), late.round);
     probe_.staleness(job_.round.value - late.round.value);
     const auto worker = members_.find(late.member);
     if (worker && worker->late && worker->late->key.round == late.round && !worker->late->outcome)

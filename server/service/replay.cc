@@ -152,11 +152,9 @@ Task<Status> Replay::make_steps(std::vector<PastStep>* steps, std::size_t rounds
 void Replay::end_round() {
   const PastRound& round = rounds_.front();
   const journal::Commit& commit = round.commit;
-  for (std::size_t i = 0; round.counts() && i < commit.contributors.size(); ++i) {
-    Round& last =
-        job_.counted[commit.contributors[i]];  // it may stand there twice, once for a late one
-    last = std::max(last, i < commit.rounds.size() ? commit.rounds[i] : job_.round);
-  }
+  for (std::size_t i = 0; round.counts() && i < commit.contributors.size(); ++i)
+    job_.counted.add(commit.contributors[i],
+                     i < commit.rounds.size() ? commit.rounds[i] : job_.round);
   job_.round = job_.round.next();
   job_.epoch = commit.epoch;
   job_.offset = commit.offset;

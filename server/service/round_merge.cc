@@ -126,7 +126,7 @@ void RoundMerge::close(const Merging& round) {
                           round.contributors, "");
   // A worker that joins from now on learns that its contribution counts.
   for (const MemberId member : round.decision.contributors)
-    job_.counted[members_.name_of(member)] = job_.round;
+    job_.counted.add(members_.name_of(member), job_.round);
 }
 
 /// The workers apply the mean themselves: try the step where it may overflow, commit the round, and

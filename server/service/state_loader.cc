@@ -224,8 +224,8 @@ void take_position(JobState& state, const CheckpointInfo& info) {
     state.curves = Curves::of_text(curves->second);
   for (const auto& [key, value] : info.extra)
     if (key.starts_with(kCountedPrefix))
-      state.counted[key.substr(std::string_view(kCountedPrefix).size())] =
-          Round(std::strtoull(value.c_str(), nullptr, 10));
+      state.counted.add(key.substr(std::string_view(kCountedPrefix).size()),
+                        Round(std::strtoull(value.c_str(), nullptr, 10)));
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ JobState JobState::back_to_stored() && {
   back.offset = back.held.offset;
   back.steps_before = back.held.steps_before;
   back.returned = back.held.returned;
-  for (auto& [name, last] : counted)
-    if (last < back.round) back.counted.emplace(name, last);
+  for (const auto& [name, last] : counted.all())
+    if (last < back.round) back.counted.add(name, last);
   return back;
 }
 

@@ -16,6 +16,7 @@
 #include "server/coordinate/epoch_tallies.h"
 #include "server/coordinate/returned_shares.h"
 #include "server/shard/model_shard.h"
+#include "server/state/counted_rounds.h"
 #include "server/state/curves.h"
 
 namespace centroid::server {
@@ -66,8 +67,7 @@ struct JobState {
   ReturnedShares returned;
   JobPosition held;            ///< of the values in the store, which may be behind the version
   std::uint32_t attempts = 0;  ///< at the open round so far
-  /// By worker: the round of its last contribution that counted.
-  std::map<std::string, Round> counted;
+  CountedRounds counted;
   bool evaluate_next = false;  ///< the next round evaluates the parameters
 
   Evaluation evaluation;

@@ -243,6 +243,18 @@ TEST_F(Checkpoints, SoundOneOfTheSameVersionIsNotOverwritten) {
   EXPECT_EQ(newest(directory), 4u);
 }
 
+TEST_F(Checkpoints, ManifestThatNobodyCouldReadIsNotWritten) {
+  auto directory = opened(1);
+  written(directory, 1);
+  CheckpointInfo info = info_of(2);
+  info.extra["long"] = std::string(17u << 20, 'x');
+  const Planes planes = random_planes(kSmall, 1 + info.slot_names.size(), 7);
+  const auto refused = directory.write(info, kSmall, reader_of(planes));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr("manifest.json would have"));
+  EXPECT_EQ(newest(directory), 1u);
+}
+
 TEST_F(Checkpoints, DamagedOneOfTheSameVersionIsReplacedAndDoesNotCountAsKept) {
   auto directory = opened(2);
   for (std::uint64_t version = 1; version <= 2; ++version) written(directory, version);

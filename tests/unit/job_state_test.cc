@@ -35,7 +35,8 @@ JobState job_behind_its_workers() {
   job.attempts = 2;
   job.evaluate_next = true;
   job.trained_rounds = 2;
-  job.counted = {{"a", Round(3)}, {"b", Round(1)}};
+  job.counted.add("a", Round(3));
+  job.counted.add("b", Round(1));
   job.evaluation = {.version = Version(3), .accuracy = 0.5, .loss = 1};
   job.history.emplace_front();
   job.announced = Version(3);
@@ -62,7 +63,7 @@ TEST(JobState, GoesBackToTheBeginningAsAWhole) {
   EXPECT_EQ(job.version(), Version());
   EXPECT_EQ(job.round, Round(1));
   EXPECT_EQ(job.epoch + job.offset + job.steps_before, 0u);
-  EXPECT_THAT(job.counted, IsEmpty());
+  EXPECT_THAT(job.counted.all(), IsEmpty());
   EXPECT_FALSE(job.agreed);
   EXPECT_EQ(job.run_id, "r") << "it stays the same run";
 }
@@ -78,7 +79,8 @@ TEST(JobState, GoesBackToWhatTheStoreHolds) {
   EXPECT_EQ(job.round, Round(2));
   EXPECT_EQ(job.offset, 32u);
   EXPECT_EQ(job.epoch + job.steps_before, 0u);
-  EXPECT_THAT(job.counted, ElementsAre(Pair("b", Round(1)))) << "round 3 does not count any more";
+  EXPECT_THAT(job.counted.all(), ElementsAre(Pair("b", Round(1))))
+      << "round 3 does not count any more";
   EXPECT_TRUE(job.agreed) << "its workers are still here";
   EXPECT_EQ(job.trained_rounds, 2u) << "nobody is waited for anew";
 }
@@ -133,6 +135,38 @@ TEST(JobState, WaitsForWorkersAnewWhereTheyMayHaveGone) {
   job.gather_until = TimePoint();
   job.replace(JobState());
   EXPECT_TRUE(job.was_restored && job.gather_until) << "another first model changes nothing of it";
+}
+
+TEST(CountedRounds, LateOnesDoNotComeBeforeALaterOne) {
+  CountedRounds counted;
+  counted.add("a", Round(5));
+  counted.add("a", Round(4));
+  EXPECT_EQ(counted.of("a"), Round(5));
+  EXPECT_FALSE(counted.of("b").has_value());
+  counted.forget_before(Round(6));
+  EXPECT_FALSE(counted.of("a").has_value());
+}
+
+/// A worker may come again and again by other names.
+TEST(CountedRounds, NamesWithoutEndTakeMemoryWithAnEnd) {
+  CountedRounds counted;
+  constexpr std::uint64_t kAtOnce = CountedRounds::kMost / 4;
+  for (std::uint64_t i = 0; i < 10 * kAtOnce; ++i)
+    counted.add(std::to_string(i), Round(1 + i / kAtOnce));
+  EXPECT_LE(counted.all().size(), CountedRounds::kMost);
+  for (std::uint64_t i = 9 * kAtOnce; i < 10 * kAtOnce; ++i)
+    ASSERT_EQ(counted.of(std::to_string(i)), Round(10)) << "the newest round's stay";
+}
+
+TEST(CountedRounds, NewestComeFirstWithinTheBytes) {
+  CountedRounds counted;
+  counted.add("old", Round(1));
+  counted.add("new", Round(3));
+  counted.add("\x01\x02", Round(2));  // \u0001\u0002
+  using Pairs = std::vector<std::pair<std::string, Round>>;
+  EXPECT_EQ(counted.newest(Round(2), 100), (Pairs{{"new", Round(3)}, {"\x01\x02", Round(2)}}));
+  EXPECT_EQ(counted.newest(Round(), 15).size(), 2u);
+  EXPECT_EQ(counted.newest(Round(), 14).size(), 1u);
 }
 
 }  // namespace
