@@ -1,5 +1,6 @@
 #include "worker/job_checkpoints.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -143,26 +144,43 @@ bool JobCheckpoints::has_room(const parallel::ShardedMemory& planned) const {
          memory_limit(config_.memory_limit).bytes;
 }
 
-void JobCheckpoints::stepped(const parallel::ShardedParameters& parameters,
+/// One that writes before it goes on waits for the files of all, so all do the same.
+Status JobCheckpoints::write_due(const collective::Group& group,
+                                 const parallel::ShardedParameters& parameters,
+                                 const ShardedSummary& summary,
+                                 const parallel::ShardedMemory& planned) {
+  parallel::Notice own;
+  own.numbers[0] = has_room(planned) ? 1 : 0;
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group, own, config_.join_timeout));
+  const bool have_room =
+      std::ranges::all_of(all, [](const parallel::Notice& one) { return one.numbers[0] == 1; });
+  return have_room ? checkpoints_->begin(parameters, info_of(summary))
+                   : checkpoints_->write(parameters, info_of(summary));
+}
+
+void JobCheckpoints::stepped(const collective::Group& group,
+                             const parallel::ShardedParameters& parameters,
                              const ShardedSummary& summary,
                              const parallel::ShardedMemory& planned) {
   const std::uint64_t every = config_.checkpoint.every_rounds;
   if (every == 0 || summary.steps % every != 0) return;
   log_failure(checkpoints_->wait(), last_);
-  const Status begun = has_room(planned) ? checkpoints_->begin(parameters, info_of(summary))
-                                         : checkpoints_->write(parameters, info_of(summary));
+  const Status begun = write_due(group, parameters, summary, planned);
   log_failure(begun, summary.steps);
   if (begun.ok()) last_ = summary.steps;
 }
 
-void JobCheckpoints::finish(const parallel::ShardedParameters& parameters,
-                            const ShardedSummary& summary) {
+Status JobCheckpoints::finish(const parallel::ShardedParameters& parameters,
+                              const ShardedSummary& summary) {
   const Status before = checkpoints_->wait();
   log_failure(before, last_);
-  if (before.ok() && last_ == summary.steps) return;
+  if (before.ok() && last_ == summary.steps) return {};
   const Status written = checkpoints_->write(parameters, info_of(summary));
   log_failure(written, summary.steps);
-  if (written.ok()) last_ = summary.steps;
+  const bool is_there = written.ok() || written.error().code() == ErrorCode::kAlreadyExists;
+  if (!is_there) return written;
+  last_ = summary.steps;
+  return {};
 }
 
 }  // namespace centroid::worker

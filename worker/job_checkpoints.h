@@ -17,7 +17,7 @@ namespace centroid::worker {
 /// The checkpoints of a job of exchange sharded: when they are written, and what is in them.
 ///
 /// order   every rank of the group makes the same calls
-/// fails   a checkpoint that cannot be written is logged, and training goes on
+/// fails   a checkpoint that cannot be written is logged; if it is not the last, training goes on
 class JobCheckpoints {
  public:
   /// Opens config.checkpoint.dir. `run`: id of the job to continue; empty: a new job. `stage`: this
@@ -44,18 +44,22 @@ class JobCheckpoints {
       ShardedSummary& summary);
 
   /// Write one if it is due after this step. The write runs in the background, from a copy of the
-  /// shard. Without memory for a copy beside what is planned, it ends before this returns.
-  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
-               const parallel::ShardedMemory& planned);
+  /// shard. If a rank has no memory for a copy beside what is planned, it ends before this returns.
+  void stepped(const collective::Group& group, const parallel::ShardedParameters& parameters,
+               const ShardedSummary& summary, const parallel::ShardedMemory& planned);
   /// A rank was lost, or is silent: the write in progress does not wait for it.
   void abort(const Error& why) { checkpoints_->abort(why); }
   /// Write the last one, unless it is there, and wait for it.
-  void finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
+  ///
+  /// fails  as ShardedCheckpoints::write
+  Status finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
 
  private:
   JobCheckpoints(const WorkerConfig& config, const Model& model, std::uint64_t train_samples)
       : config_(config), model_(model), train_samples_(train_samples) {}
   bool has_room(const parallel::ShardedMemory& planned) const;
+  Status write_due(const collective::Group& group, const parallel::ShardedParameters& parameters,
+                   const ShardedSummary& summary, const parallel::ShardedMemory& planned);
   Status check_position(const CheckpointInfo& info) const;
   CheckpointInfo info_of(const ShardedSummary& summary) const;
 

@@ -123,7 +123,8 @@ Status JobDivision::share_costs(const collective::Group& group, std::uint32_t fr
   return {};
 }
 
-Result<ShardedMemory> JobDivision::plan(std::uint32_t rank, std::uint32_t workers) const {
+Result<ShardedMemory> JobDivision::plan(std::uint32_t rank, std::uint32_t workers,
+                                        const parallel::ShardedParameters* beside) const {
   CENTROID_ASSIGN(const PipelineOptions options, options_for(workers));
   ShardedMemory need;
   if (!has_parts()) {
@@ -131,8 +132,18 @@ Result<ShardedMemory> JobDivision::plan(std::uint32_t rank, std::uint32_t worker
   } else if (rank < options.mesh.world()) {
     CENTROID_ASSIGN(need, job_memory(model_, options, rank, config_.batch, data_));
   }
-  CENTROID_TRY(check_limit(config_, need));
+  ShardedMemory all = need;
+  if (beside != nullptr) {
+    all.parameters += beside->memory().parameters;
+    all.state += beside->memory().state;
+  }
+  CENTROID_TRY(check_limit(config_, all));
   return need;
+}
+
+bool JobDivision::has_copies() const {
+  const ShardedOptions& sharded = options_.sharded;
+  return sharded.replicas > 0 || sharded.sharding.replica_ranks(0, data_world()).size() > 1;
 }
 
 Status JobDivision::divide(const collective::Group& group) {

@@ -57,10 +57,14 @@ class JobDivision {
   Status measure(const collective::Group& group);
   /// Have the costs of rank `from` in place of own ones.
   Status share_costs(const collective::Group& group, std::uint32_t from);
-  /// Memory that a rank needs in a group of so many workers.
+  /// Whether other ranks have the shard of each.
+  bool has_copies() const;
+  /// Memory that a rank needs in a group of so many workers, without that of `beside`, which it has
+  /// until all have their part. Null: nothing.
   ///
   /// fails  failed_precondition: it is too small, or no mesh fits so few workers
-  Result<parallel::ShardedMemory> plan(std::uint32_t rank, std::uint32_t workers) const;
+  Result<parallel::ShardedMemory> plan(std::uint32_t rank, std::uint32_t workers,
+                                       const parallel::ShardedParameters* beside = nullptr) const;
 
   /// Divide the job among this group, from now on. Takes no memory of parameters.
   Status divide(const collective::Group& group);

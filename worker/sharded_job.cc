@@ -10,6 +10,7 @@
 #include "common/checkpoint/fault_point.h"
 #include "common/optim/optimizer_fields.h"
 #include "transport/collective/collectives.h"
+#include "worker/sharded_save.h"
 #include "worker/tls_layer.h"
 
 namespace centroid::worker {
@@ -85,7 +86,20 @@ Status ShardedJob::begin() {
   return explain(begin_with_others());
 }
 
+/// Rank 0 will write the model there, behind hours of training.
+Status ShardedJob::check_save() const {
+  const std::filesystem::path path = config_.sharded.save;
+  Notice own;
+  if (group().rank() == 0) {
+    own.status = check_unwritten(path);
+    if (!own.status.ok()) own.status = own.status.error().with_context("--save " + path.string());
+  }
+  CENTROID_ASSIGN(const Notice first, parallel::announce(group(), own, patience()));
+  return first.status;
+}
+
 Status ShardedJob::begin_with_others() {
+  if (!config_.sharded.save.empty()) CENTROID_TRY(check_save());
   CENTROID_TRY(division_.measure(group()));
   CENTROID_TRY(division_.divide(group()));
   CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints({}));
@@ -131,7 +145,7 @@ Status ShardedJob::train(const ShardedObserver& observer) {
     if (!regrouped.ok() && !lost.empty()) return regrouped.error().with_context(lost);
     CENTROID_TRY(regrouped);
   }
-  ranks_->meeting().end();
+  if (kept_.ok()) ranks_->meeting().end();
   return {};
 }
 
@@ -139,11 +153,15 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
   ShardedObserver own = observer;
   own.stepped = [&](const ShardedSummary& now, const StepTimes& times) {
     if (observer.stepped) observer.stepped(now, times);
-    if (checkpoints_) checkpoints_->stepped(*parameters(), now, division_.planned());
+    if (checkpoints_) checkpoints_->stepped(group(), *parameters(), now, division_.planned());
   };
   own.has_newcomers = [&] { return ranks_->meeting().newcomers() > 0; };
   const ShardedObserver seen = monitor_.observe(own, *replica_, group());
   Status trained = train_sharded(*replica_, group(), data_, training_, summary_, seen);
+  if (trained.ok() && checkpoints_ && !summary_.is_paused) {
+    kept_ = checkpoints_->finish(*parameters(), summary_);
+    if (!kept_.ok() && client::is_loss(kept_.error())) trained = kept_;  // those left write it
+  }
   if (!trained.ok()) {
     // Some may not be in the groups that failed. A halt every rank finds by itself.
     if (!summary_.is_halted) {
@@ -152,14 +170,13 @@ Status ShardedJob::train_group(const ShardedObserver& observer) {
     }
     return trained;
   }
-  if (checkpoints_ && !summary_.is_paused) checkpoints_->finish(*parameters(), summary_);
   return {};
 }
 
 /// With parts the survivors find out whether they have all of them.
 bool ShardedJob::survives(const Error& error) const {
   return !summary_.is_halted && client::is_loss(error) &&
-         (division_.has_parts() || division_.options().sharded.replicas > 0 || checkpoints_);
+         (division_.has_parts() || division_.has_copies() || checkpoints_);
 }
 
 std::string ShardedJob::lost_rank() const {
@@ -181,8 +198,10 @@ Result<bool> ShardedJob::has_room_for_newcomers() {
   own.numbers[0] = ranks_->meeting().newcomers();
   CENTROID_ASSIGN(const Notice leader, parallel::announce(group(), own, patience()));
   if (leader.numbers[0] == 0) return false;  // they have left
-  const auto memory = division_.plan(
-      group().rank(), group().world() + static_cast<std::uint32_t>(leader.numbers[0]));
+  // Until all have their new shards they keep the present ones.
+  const auto memory =
+      division_.plan(group().rank(),
+                     group().world() + static_cast<std::uint32_t>(leader.numbers[0]), parameters());
   if (!memory.ok()) own.status = memory.error();
   CENTROID_ASSIGN(const auto all, parallel::exchange(group(), own, patience()));
   const Status fits = parallel::first_failure(all);

@@ -40,11 +40,14 @@ class ShardedJob {
   Status begin();
   /// The job had ended before this rank came: there is nothing to train, and no group.
   bool is_over() const { return is_over_; }
-  /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint.
+  /// Train until the goal is reached or a rank wants to stop, and write the last checkpoint. `kept`
+  /// says whether that failed.
   ///
   /// fails  as train_sharded; after a loss as client::JobGroup::regroup, parallel::regroup, and
   ///        JobCheckpoints::restore
   Status train(const ShardedObserver& observer);
+  /// Whether the last checkpoint was written, if there is to be one.
+  const Status& kept() const { return kept_; }
   /// With parts: add the place of a rank that was lost, and what to do.
   Status explain(const Status& result) const;
 
@@ -61,6 +64,7 @@ class ShardedJob {
 
  private:
   Status begin_with_others();
+  Status check_save() const;
   Status train_group(const ShardedObserver& observer);
   bool survives(const Error& error) const;
   std::string lost_rank() const;
@@ -88,6 +92,7 @@ class ShardedJob {
   std::unique_ptr<client::JobGroup> ranks_;
   std::string run_;                              ///< of the last checkpoints
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
+  Status kept_;
   parallel::Generations generations_;
   std::unique_ptr<DividedReplica> replica_;  ///< of the present one; null: of a newcomer
 };

@@ -5,40 +5,19 @@
 #include <atomic>
 #include <fstream>  // lint-ok: the summary is for the caller, no state
 #include <functional>
-#include <map>
-#include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "common/base/log.h"
 #include "common/base/memory_limit.h"
-#include "common/checkpoint/safetensors.h"
 #include "worker/sharded_job.h"
 #include "worker/sharded_monitor.h"
+#include "worker/sharded_save.h"
 #include "worker/stop_signals.h"
 
 namespace centroid::worker {
 
 namespace {
-
-/// Rank 0 writes, the others send their parts.
-Status save(DividedReplica& replica, const std::string& path, bool is_writer) {
-  std::optional<SafetensorsWriter> file;
-  if (is_writer) {
-    const std::map<std::string, std::string> metadata = {{"format", "pt"},
-                                                         {"model", replica.model().spec()}};
-    auto created = SafetensorsWriter::create(path, replica.model().manifest(), metadata);
-    if (!created.ok()) return std::move(created).error();
-    file.emplace(std::move(*created));
-  }
-  CENTROID_TRY(replica.visit([&](TensorId, std::span<const float> values) -> Status {
-    return file ? file->append(std::as_bytes(values)) : Status();
-  }));
-  if (!file) return {};
-  CENTROID_TRY(file->finish());
-  log::info("sharded.saved", {{"path", path}});
-  return {};
-}
 
 /// What a pipeline was on this rank; null: there are no stages.
 nlohmann::json pipeline_of(const JobDivision& division, const RankCosts& costs,
@@ -213,8 +192,10 @@ Status run_sharded(const WorkerConfig& config, const Model& model, const DataSpl
   report(job.summary(), summary);
   if (result.ok() && !config.sharded.save.empty()) {
     monitor->enter(ShardedMonitor::Phase::kSaving);
-    result = job.explain(save(job.replica(), config.sharded.save, job.group().rank() == 0));
+    result = job.explain(save_model(job.replica(), config.sharded.save, job.group().rank() == 0));
   }
+  if (result.ok() && !job.kept().ok())
+    result = job.kept().error().with_context("the last checkpoint was not written");
   if (!config.summary_file.empty()) CENTROID_TRY(write_summary(config, job, result));
   if (result.ok()) stay(config, job.summary(), stop, *monitor);
   return result;

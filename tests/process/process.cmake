@@ -11,7 +11,7 @@ execute_process(COMMAND grep -c " /dev/shm .*noexec" /proc/mounts OUTPUT_VARIABL
 if(forbids_programs EQUAL 0 AND memory MATCHES "([0-9]+)[ \n]*$" AND CMAKE_MATCH_1 GREATER 4000000)
   list(APPEND process_environment TMPDIR=/dev/shm)
 endif()
-foreach(area IN ITEMS access auto beginning budgets buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local local_steps membership metrics mistakes models old_files places plan policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_guards servers_journal servers_refusals sharded sharded_model sharded_stages sharded_view small_files standby start stop strangers tls torch torch_hooks torch_loader torch_parallel trace training upgrade waits)
+foreach(area IN ITEMS access auto beginning budgets buffers cadence client codec ctl durability examples feedback fetch flood golden groups kill local local_steps membership metrics mistakes models old_files places plan policy rates recovery refusals rest rest_contract restore ring robust rows rows_client rows_moves rows_servers rows_waits run servers servers_guards servers_journal servers_refusals sharded sharded_ends sharded_model sharded_stages sharded_view small_files standby start stop strangers tls torch torch_hooks torch_loader torch_parallel trace training upgrade waits)
   add_test(NAME process.${area} COMMAND Python3::Interpreter ${CMAKE_CURRENT_LIST_DIR}/${area}_test.py
     $<TARGET_FILE_DIR:centroid-server-test>)
   set_tests_properties(process.${area} PROPERTIES LABELS process TIMEOUT ${process_timeout}

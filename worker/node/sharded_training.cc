@@ -171,7 +171,7 @@ Status train_sharded(DividedReplica& replica, const collective::Group& group, co
   const double before = summary.seconds;
   ShardedTraining training(replica, group, data, options, summary);
   summary.end = "the goal is reached";
-  summary.is_paused = false;
+  summary.is_paused = summary.is_stopped = false;
   while (!training.is_done()) {
     CENTROID_ASSIGN(const Wishes wishes, training.step(observer));
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;

@@ -1,6 +1,7 @@
 #include "worker/parallel/sharded_checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "common/checkpoint/shards.h"
 #include "common/storage/file.h"
 #include "common/storage/storage.h"
+#include "common/tensor/finite.h"
 #include "common/tensor/text.h"
 #include "worker/parallel/agreement.h"
 
@@ -46,6 +48,22 @@ Result<FileRecord> write_index(const fs::path& folder, const char* stem, PartOf 
     tensors.push_back(file.manifest());
   }
   return write_shard_index(folder, stem, tensors);
+}
+
+/// What is not finite becomes no checkpoint, and so displaces none.
+Status check_finite(const std::vector<ElementRun>& runs, const Manifest& tensors) {
+  for (const ElementRun& run : runs) {
+    const std::span values(run.values, run.count);
+    if (is_finite(values)) continue;
+    const auto wrong = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
+    std::uint64_t at = run.begin + static_cast<std::uint64_t>(wrong - values.begin());
+    std::size_t tensor = 0;
+    for (; tensor + 1 < tensors.size() && at >= tensors[tensor].elements(); ++tensor)
+      at -= tensors[tensor].elements();
+    return Error(ErrorCode::kDataLoss, printable(tensors[tensor].name) +
+                                           " is not finite: the checkpoints before it stay");
+  }
+  return {};
 }
 
 /// A file that rank 0 has seen, and this rank has not.
@@ -239,6 +257,7 @@ Status ShardedCheckpoints::write_own(const Image& image, const fs::path& folder,
   const auto write = [&](const char* stem, const Manifest& tensors,
                          const std::vector<ElementRun>& runs, Notice& notice,
                          std::size_t first) -> Status {
+    CENTROID_TRY(check_finite(runs, tensors));
     CENTROID_ASSIGN(const FileRecord record, write_part(folder, stem, image.part, tensors, runs));
     notice.numbers[first] = record.bytes;
     notice.numbers[first + 1] = record.crc32c;

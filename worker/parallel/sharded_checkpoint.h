@@ -77,7 +77,8 @@ class ShardedCheckpoints {
   /// position in the data; optimizer and step are added.
   ///
   /// fails  already_exists: a sound one of that version; resource_exhausted: full disk;
-  ///        invalid_argument: the parameters are not those of the model
+  ///        invalid_argument: the parameters are not those of the model; data_loss: a number is
+  ///        not finite
   Status write(const ShardedParameters& parameters, const CheckpointInfo& info);
   /// Copy this rank's shard, and write it during the training. Waits for an earlier write.
   ///
