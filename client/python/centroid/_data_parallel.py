@@ -110,7 +110,7 @@ class DataParallel(nn.Module):
     token    secret of the job: who has it can send a state, which is a pickle
     timeout  seconds for the start and each exchange; then a process that does not come is left out
 
-    Models that train together, as the two of a GAN, are parts of one module. `close` it before another.
+    Models that train together are parts of one module. `close` it before another.
 
     All processes make as many backward passes. Activation checkpoints need `use_reentrant=False`.
     """
