@@ -1,3 +1,4 @@
+#include <array>
 #include <ctime>
 
 #include <boost/asio/use_future.hpp>
@@ -227,6 +228,18 @@ TEST_F(TlsTest, WhoAsksForNewKeysAgainAndAgainIsClosed) {
     EXPECT_EQ(why.find("new keys") != std::string::npos, is_flood) << why;
     wait(thread, close(*listener));
   }
+}
+
+/// OpenSSL would take that much memory at once. The message comes in two parts.
+TEST_F(TlsTest, AFirstMessageThatSaysItIsLongIsRefused) {
+  const auto server = make(server_files()), plain = make(std::nullopt);
+  auto listener = server->listen(Endpoint()).value();
+  auto serving =
+      boost::asio::co_spawn(thread.executor(), serve(*listener, soon()), boost::asio::use_future);
+  constexpr std::array<std::uint8_t, 11> kHello = {0x16, 3, 1, 0, 6, 1, 1, 0xff, 0xb8, 3, 3};
+  test::send_bytes(listener->endpoint().port, kHello, 5);
+  EXPECT_THAT(serving.get(), HasSubstr("first message is over 16 KiB"));
+  wait(thread, close(*listener));
 }
 
 /// The same alert of another server, which fails at the client's certificate.

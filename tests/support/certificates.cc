@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -148,7 +149,8 @@ FailingServer::~FailingServer() {
   ::close(listener_);
 }
 
-void ask_for_new_keys(std::uint16_t port, int times) {
+namespace {
+int dial(std::uint16_t port) {
   ::signal(SIGPIPE, SIG_IGN);  // the other side may close
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in there{};
@@ -156,6 +158,30 @@ void ask_for_new_keys(std::uint16_t port, int times) {
   there.sin_port = htons(port);
   there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   need(::connect(socket, reinterpret_cast<const sockaddr*>(&there), sizeof there) == 0, "connect");
+  return socket;
+}
+
+void wait_for_end(int socket) {
+  ::shutdown(socket, SHUT_WR);
+  for (char rest[512]; ::read(socket, rest, sizeof rest) > 0;) {
+  }
+  ::close(socket);
+}
+}  // namespace
+
+void send_bytes(std::uint16_t port, std::span<const std::uint8_t> bytes, std::size_t first) {
+  const int socket = dial(port);
+  for (const auto part : {bytes.first(first), bytes.subspan(first)}) {
+    need(::write(socket, part.data(), part.size()) > 0, "write");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // lint-ok: a packet of its own
+  }
+  for (char rest[512]; ::read(socket, rest, sizeof rest) > 0;) {
+  }
+  ::close(socket);
+}
+
+void ask_for_new_keys(std::uint16_t port, int times) {
+  const int socket = dial(port);
   const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context(::SSL_CTX_new(TLS_client_method()),
                                                              ::SSL_CTX_free);
   const std::unique_ptr<SSL, void (*)(SSL*)> ssl(::SSL_new(context.get()), ::SSL_free);
@@ -165,10 +191,7 @@ void ask_for_new_keys(std::uint16_t port, int times) {
                          ::SSL_do_handshake(ssl.get()) == 1;
     if (!is_sent) break;
   }
-  ::shutdown(socket, SHUT_WR);
-  for (char rest[512]; ::read(socket, rest, sizeof rest) > 0;) {
-  }
-  ::close(socket);
+  wait_for_end(socket);
 }
 
 std::shared_ptr<transport::StreamLayer> mutual_tls() {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <span>
 #include <thread>
 
 #include "transport/tls/tls.h"
@@ -45,6 +46,9 @@ class FailingServer {
 
 /// Connect by TLS to a port of this machine, ask so many times for new keys, and end.
 void ask_for_new_keys(std::uint16_t port, int times);
+
+/// Connect without TLS, send the first so many bytes and then the others, and wait for the end.
+void send_bytes(std::uint16_t port, std::span<const std::uint8_t> bytes, std::size_t first);
 
 /// TLS between two ends with certificates of one authority, which all tests share.
 std::shared_ptr<transport::StreamLayer> mutual_tls();

@@ -27,12 +27,17 @@ constexpr std::size_t kGather = 16 << 10;      // parts below this go into one r
 // request for new keys, which is work and memory. A peer needs new keys after 2^24 records.
 constexpr std::uint64_t kFreeMessages = 16, kBytesForOneMore = 1 << 20;
 
+// The record's head, and kind and length of the first message. RFC 8446, section 4.1.2, allows
+// hellos that no client sends.
+constexpr std::size_t kHelloHead = 9, kMaxHello = 16 << 10;
+
 /// OpenSSL's errors as text: its own codes, and the verdict on a certificate above `kVerdict`.
 class Category final : public boost::system::error_category {
  public:
   static constexpr int kVerdict = 1 << 30;
   static constexpr int kBusy = 1;   ///< no code of OpenSSL: what `try_write_last` says
   static constexpr int kFlood = 2;  ///< nor is this
+  static constexpr int kLong = 3;   ///< nor this
   static const Category& get() {
     static const Category category;
     return category;
@@ -58,6 +63,7 @@ class Category final : public boost::system::error_category {
              (is_foreign(value & ~kVerdict) ? " (tls.authority of this side did not sign it)" : "");
     if (value == kBusy) return "the other side has no room now: try again (an alert of TLS)";
     if (value == kFlood) return "TLS: the other side asks for new keys again and again";
+    if (value == kLong) return "TLS: the other side's first message is over 16 KiB";
     std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
@@ -183,8 +189,29 @@ Moved TlsStream::take_in(Moved moved) {
   return moved;
 }
 
+/// OpenSSL takes as much memory for a first message as that says it is long. The end that accepts
+/// does not begin before it has seen how long. Nothing: it may begin.
+Moved TlsStream::look_at_hello() {
+  while (::SSL_is_server(ssl_.get()) == 1 && ::SSL_get_state(ssl_.get()) == TLS_ST_BEFORE) {
+    const Bytes hello = Bytes(received_).first(received_end_);
+    const bool is_hello = hello.empty() || hello[0] == std::byte{SSL3_RT_HANDSHAKE};
+    if (!is_hello) break;  // OpenSSL says what it is
+    if (hello.size() >= kHelloHead) {
+      const auto at = [&hello](std::size_t i) { return std::to_integer<std::size_t>(hello[i]); };
+      const std::size_t bytes = at(6) << 16 | at(7) << 8 | at(8);
+      if (bytes > kMaxHello) return broken_ = stopped({Category::kLong, Category::get()});
+      break;
+    }
+    const Moved more = inner_->try_read(std::span(received_).subspan(received_end_));
+    if (more.error) return more;
+    received_end_ += more.bytes;
+  }
+  return {};
+}
+
 /// Only by the task that runs the handshake, or if none does.
 Moved TlsStream::step_handshake() {
+  if (const Moved hello = look_at_hello(); hello.error) return hello;
   while (!broken_.error) {
     ::ERR_clear_error();
     const double before = thread_seconds();
@@ -210,6 +237,19 @@ Moved TlsStream::step_handshake() {
   return broken_;
 }
 
+/// Wait for bytes of the handshake, behind those of a hello that is not all here.
+Task<Moved> TlsStream::read_more() {
+  const bool has_begun =
+      ::SSL_is_server(ssl_.get()) == 0 || ::SSL_get_state(ssl_.get()) != TLS_ST_BEFORE;
+  if (has_begun) {
+    const Moved moved = co_await inner_->read_some(received_);
+    co_return take_in(moved);
+  }
+  const Moved moved = co_await inner_->read_some(std::span(received_).subspan(received_end_));
+  received_end_ += moved.bytes;
+  co_return moved;
+}
+
 /// Reader and writer may both call this; one of them moves the bytes.
 Task<Moved> TlsStream::shake_hands() {
   while (!is_ready_ && !is_closed_ && !broken_.error) {
@@ -226,10 +266,7 @@ Task<Moved> TlsStream::shake_hands() {
         moved = co_await inner_->write_some(parts);
         sent_ += moved.bytes;
       }
-      if (!moved.error && !is_ready_) {
-        moved = co_await inner_->read_some(received_);
-        moved = take_in(moved);
-      }
+      if (!moved.error && !is_ready_) moved = co_await read_more();
     }
     is_shaking_ = false;
     shaken_.notify_all();

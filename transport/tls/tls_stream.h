@@ -55,7 +55,9 @@ class TlsStream final : public ByteStream {
   bool is_flooded() const;
   Moved failed(int result);
   Moved take_in(Moved moved);
+  Moved look_at_hello();
   Moved step_handshake();
+  Task<Moved> read_more();
   Task<Moved> shake_hands();
   Bytes unsent();
   Moved try_flush();
