@@ -57,13 +57,12 @@ class Pulls::Seat {
   const std::uint64_t bytes_;
 };
 
-Task<void> Pulls::serve(Session& session, TaskGroup& tasks,
-                        std::shared_ptr<const Request> request) {
+Task<void> Pulls::serve(Session& session, TaskGroup& tasks, std::shared_ptr<Request> request) {
   const Status served = co_await answer(session, tasks, request);
   if (!served.ok())
-    log::warn("tensors.send_failed", {{"client", session.peer().name},
-                                      {"peer", session.peer().address},
-                                      {"why", served.error()}});
+    if (const auto client = context_.strangers.member_line(session.peer().name))
+      log::warn("tensors.send_failed",
+                {{"client", *client}, {"peer", session.peer().address}, {"why", served.error()}});
   const bool goes_on = co_await sleep_until(clock_.now() + kParting);  // lint-ok: a deadline
   if (!goes_on || session.is_closed()) co_return;
   const Error over(ErrorCode::kDeadlineExceeded, "the pull was over 10 s ago");
@@ -127,9 +126,9 @@ Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::Tensor
   return copy;
 }
 
-Task<Status> Pulls::answer(Session& session, TaskGroup& tasks,
-                           std::shared_ptr<const Request> request) {
+Task<Status> Pulls::answer(Session& session, TaskGroup& tasks, std::shared_ptr<Request> request) {
   auto made = make(request->pull.names);
+  request->pull.names = {};  // nobody counts their memory, and this may wait
   if (!made.ok()) co_return co_await session.respond_error(request->header, made.error());
   const auto copy = std::move(made).value();
   const Seat seat(*this, copy->elements * sizeof(float));

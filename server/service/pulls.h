@@ -31,7 +31,7 @@ class Pulls : private JobPart {
   }
   /// Answer a session's only request, and end the session when the client does not.
   Task<void> serve(transport::Session& session, TaskGroup& tasks,
-                   std::shared_ptr<const Request> request);
+                   std::shared_ptr<Request> request);
 
  private:
   struct Copy;
@@ -39,7 +39,7 @@ class Pulls : private JobPart {
   Status may_copy() const;
   Result<std::shared_ptr<Copy>> make(const std::vector<proto::TensorName>& names);
   Task<Status> answer(transport::Session& session, TaskGroup& tasks,
-                      std::shared_ptr<const Request> request);
+                      std::shared_ptr<Request> request);
   Task<void> tell(transport::Session& session, std::shared_ptr<const bool> is_over,
                   std::string waiter);
   Task<Status> fill(std::shared_ptr<Copy> copy, TaskGroup& tasks, std::string waiter);

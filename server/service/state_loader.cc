@@ -139,10 +139,12 @@ Status StateLoader::make_store(JobState& into, const Manifest& manifest, const s
                            std::move(then));
   };
   into.aggregator = std::make_unique<Aggregator>(into.store().plan(), std::move(hooks), aggregate_);
-  log::info("store.created", {{"tensors", into.store().plan().manifest().size()},
-                              {"parameters", into.store().plan().total_elements()},
-                              {"chunks", into.store().plan().chunks().size()},
-                              {"optimizer", into.store().optimizer().config().name}});
+  // Each first worker that leaves before its values are here causes one.
+  if (const auto rule = context_.strangers.arrival_line(into.store().optimizer().config().name))
+    log::info("store.created", {{"tensors", into.store().plan().manifest().size()},
+                                {"parameters", into.store().plan().total_elements()},
+                                {"chunks", into.store().plan().chunks().size()},
+                                {"optimizer", *rule}});
   return {};
 }
 
