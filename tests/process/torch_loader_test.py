@@ -240,7 +240,7 @@ with warnings.catch_warnings(record=True) as caught:
     for _, _ in zip(range(4), batches):
         optimizer.step(loss=0)
 say("again", optimizer.end, *(one.message for one in caught))
-optimizer = diloco_of(model_of(), folder="states")
+optimizer = diloco_of(model_of(), folder=os.environ["FOLDER"])
 for number in range(1, 7):
     optimizer._save(number)
 class Killed(io.BytesIO):
@@ -253,7 +253,7 @@ optimizer.keep(Breaks())
 try:
     optimizer._save(6)
 except KeyboardInterrupt:
-    say("files", *sorted(file.name for file in pathlib.Path("states/worker").glob("*.pt")), len(torch.load("states/worker/000000006.pt")))
+    say("files", *sorted(file.name for file in pathlib.Path(os.environ["FOLDER"], "worker").glob("*.pt")), len(torch.load(pathlib.Path(os.environ["FOLDER"], "worker", "000000006.pt"))))
 if hasattr(torch.amp, "GradScaler"):
     model = nn.Linear(1, 1, bias=False)
     before = model.weight.item()
@@ -435,7 +435,7 @@ class DiLoCo(LoaderTest):
         self.assertIn("every=5, but a share of this server has 4 steps: start it with --local-steps=5", rank.text())
 
     def test_habits_of_programs_are_heeded_or_refused(self):
-        [rank] = self.start(1, HABITS)
+        [rank] = self.start(1, HABITS, FOLDER=str(self.folder / "states"))
         self.assertEqual(rank.exit_status(), 0, rank.text())
         said = {words[0]: words[1:] for words in map(str.split, rank.text().splitlines()) if words}
         self.assertEqual(said["buffers"], ["True", "True"])
