@@ -24,6 +24,7 @@ class Multiply final : public Stage {
   Status forward(std::uint32_t micro_batch, std::span<const float> input,
                  std::span<float> output) override {
     most_ = std::max(most_, ++held_);
+    std::this_thread::sleep_for(takes_);  // lint-ok: what computing takes
     if (micro_batch == fails_at_) return Error(ErrorCode::kInternal, "this stage is broken");
     for (std::size_t i = 0; i < output.size(); ++i)
       output[i] = rank_ == 0 ? static_cast<float>(micro_batch + i) : input[i] * factor();
@@ -43,6 +44,7 @@ class Multiply final : public Stage {
   std::uint32_t rank_, stages_;
   std::uint32_t empty_ = ~0U, fails_at_ = ~0U;
   std::uint32_t held_ = 0, most_ = 0;
+  std::chrono::milliseconds takes_{0};  ///< of a forward
   double inputs_ = 0, gradients_ = 0;
 };
 
@@ -122,6 +124,18 @@ TEST(Pipeline, ALostRankIsNamedWithTheMicroBatch) {
     ASSERT_FALSE(ran.ok());
     EXPECT_THAT(ran.error().to_string(), HasSubstr("rank 1"));
     EXPECT_THAT(ran.error().to_string(), HasSubstr("micro-batch 0"));
+  });
+}
+
+/// A message is expected from the beginning of the step, and comes behind what others compute.
+TEST(Pipeline, AStepMayTakeLongerThanTheTimeoutOfAMessage) {
+  const auto schedule = schedule_of(Schedule::kGPipe, 2, 8);
+  Job job(Carrier::kInProcess, 2);
+  job.run([&](Group& group) {
+    Multiply stage(group.rank(), 2);
+    stage.takes_ = 60ms;
+    const auto ran = run_pipeline(group, schedule, stage, 200ms);
+    EXPECT_TRUE(ran.ok()) << ran.error().to_string();
   });
 }
 

@@ -116,7 +116,9 @@ Call::Plan plan_of(Draft& draft) {
   plan.input = draft.input.bytes;
   plan.output = draft.output.bytes;
   plan.saves_input = draft.options.preserve_input && draft.shape.is_in_place;
-  plan.timeout = draft.options.timeout.count() > 0 ? draft.options.timeout : network.timeout();
+  const CallOptions& options = draft.options;
+  plan.timeout =
+      options.turns * (options.timeout.count() > 0 ? options.timeout : network.timeout());
   plan.waits_next = draft.options.waits_next;
   if (draft.options.on_end)
     plan.on_end = [notify = draft.options.on_end](const Status&) { notify(); };

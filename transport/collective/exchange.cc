@@ -63,7 +63,8 @@ Handle start(const Group& group, Bytes input, std::span<const Parcel> out, Mutab
   plan.input = input;
   plan.output = output;
   plan.lengths = lengths;
-  plan.timeout = options.timeout.count() > 0 ? options.timeout : network.timeout();
+  plan.timeout =
+      options.turns * (options.timeout.count() > 0 ? options.timeout : network.timeout());
   if (options.on_end)
     plan.on_end = [notify = std::move(options.on_end)](const Status&) { notify(); };
   return begin(group, make_call(std::move(plan)), is_waited);

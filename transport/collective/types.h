@@ -107,6 +107,7 @@ struct CallOptions {
   double weight = 1;  ///< of this rank, for weighted_mean; not negative
   Algorithm algorithm = Algorithm::kAuto;
   std::chrono::milliseconds timeout{0};  ///< 0: the mesh's
+  std::uint32_t turns = 1;  ///< it may take so many timeouts, for others come before it
   /// Calls with different tags never mix: threads that share a group use one each. Within a tag
   /// every rank issues the same calls in the same order.
   std::uint64_t tag = 0;

@@ -50,6 +50,7 @@ class Execution {
 
   Status run() {
     for (const Action& action : actions_) {
+      at_ = static_cast<std::size_t>(&action - actions_.data());
       expect_inputs();
       expect_gradients();
       CENTROID_TRY(action.kind == Kind::kForward ? forward(action.micro_batch)
@@ -86,8 +87,21 @@ class Execution {
     message.micro_batch = micro_batch;
     message.values.resize(elements);
     if (elements == 0) return;
+    collective::CallOptions patient = options(tag);
+    const Kind kind = tag == kActivation ? Kind::kForward : Kind::kBackward;
+    patient.turns = turns_until({kind, micro_batch});
     message.handle =
-        collective::receive_async(group_, std::span<float>(message.values), from, options(tag));
+        collective::receive_async(group_, std::span<float>(message.values), from, patient);
+  }
+  /// Each action before that one may take the timeout, here and on the other stages.
+  std::uint32_t turns_until(const Action& action) const {
+    const auto is_it = [&action](const Action& one) {
+      return one.kind == action.kind && one.micro_batch == action.micro_batch;
+    };
+    const auto found =
+        std::find_if(actions_.begin() + static_cast<std::ptrdiff_t>(at_), actions_.end(), is_it);
+    const auto before = found - actions_.begin() - static_cast<std::ptrdiff_t>(at_);
+    return static_cast<std::uint32_t>(before) + group_.world();
   }
   /// The oldest message of a queue, when it is here.
   Result<Message> take(std::deque<Message>& queue, const char* what) const {
@@ -160,6 +174,7 @@ class Execution {
   const std::chrono::milliseconds timeout_;
   std::deque<Message> inputs_, gradients_, sent_;
   std::size_t expected_inputs_ = 0, expected_gradients_ = 0;
+  std::size_t at_ = 0;    ///< the present one of `actions_`
   std::size_t held_ = 0;  ///< micro-batches between their forward and their backward
   Clock::duration computing_{};
 };
