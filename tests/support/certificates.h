@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <span>
+#include <string>
 #include <thread>
 
 #include "transport/tls/tls.h"

@@ -29,7 +29,7 @@ constexpr std::uint64_t kFreeMessages = 16, kBytesForOneMore = 1 << 20;
 
 // The record's head, and kind and length of the first message. RFC 8446, section 4.1.2, allows
 // hellos that no client sends.
-constexpr std::size_t kHelloHead = 9, kMaxHello = 16 << 10;
+constexpr std::size_t kRecordHead = 5, kHelloHead = 9, kMaxHello = 16 << 10;
 
 /// OpenSSL's errors as text: its own codes, and the verdict on a certificate above `kVerdict`.
 class Category final : public boost::system::error_category {
@@ -63,7 +63,7 @@ class Category final : public boost::system::error_category {
              (is_foreign(value & ~kVerdict) ? " (tls.authority of this side did not sign it)" : "");
     if (value == kBusy) return "the other side has no room now: try again (an alert of TLS)";
     if (value == kFlood) return "TLS: the other side asks for new keys again and again";
-    if (value == kLong) return "TLS: the other side's first message is over 16 KiB";
+    if (value == kLong) return "TLS: the other side's first message is over 16 KiB, or in pieces";
     std::string text = "TLS: " + reason(value);
     const int code = ERR_GET_REASON(static_cast<unsigned long>(value));
     if (code == SSL_R_WRONG_VERSION_NUMBER || code == SSL_R_HTTP_REQUEST)
@@ -136,6 +136,7 @@ TlsStream::TlsStream(std::unique_ptr<ByteStream> inner, SslPointer ssl)
       ssl_(std::move(ssl)),
       received_(kFirstBatch),
       shaken_(inner_->executor()) {
+  may_begin_ = ::SSL_is_server(ssl_.get()) == 0;
   BIO* const wire = ::BIO_new(method());
   ::BIO_set_data(wire, this);
   ::SSL_set_bio(ssl_.get(), wire, wire);  // which owns it
@@ -190,16 +191,18 @@ Moved TlsStream::take_in(Moved moved) {
 }
 
 /// OpenSSL takes as much memory for a first message as that says it is long. The end that accepts
-/// does not begin before it has seen how long. Nothing: it may begin.
+/// does not begin before it has seen how long. No error: it may begin.
 Moved TlsStream::look_at_hello() {
-  while (::SSL_is_server(ssl_.get()) == 1 && ::SSL_get_state(ssl_.get()) == TLS_ST_BEFORE) {
+  while (!may_begin_) {
     const Bytes hello = Bytes(received_).first(received_end_);
     const bool is_hello = hello.empty() || hello[0] == std::byte{SSL3_RT_HANDSHAKE};
-    if (!is_hello) break;  // OpenSSL says what it is
-    if (hello.size() >= kHelloHead) {
+    if (!is_hello || hello.size() >= kHelloHead) {  // OpenSSL says what else it is
       const auto at = [&hello](std::size_t i) { return std::to_integer<std::size_t>(hello[i]); };
-      const std::size_t bytes = at(6) << 16 | at(7) << 8 | at(8);
-      if (bytes > kMaxHello) return broken_ = stopped({Category::kLong, Category::get()});
+      // A record that ends before the length does hides it.
+      const bool is_long = is_hello && ((at(3) << 8 | at(4)) < kHelloHead - kRecordHead ||
+                                        (at(6) << 16 | at(7) << 8 | at(8)) > kMaxHello);
+      if (is_long) return broken_ = stopped({Category::kLong, Category::get()});
+      may_begin_ = true;
       break;
     }
     const Moved more = inner_->try_read(std::span(received_).subspan(received_end_));
@@ -239,9 +242,7 @@ Moved TlsStream::step_handshake() {
 
 /// Wait for bytes of the handshake, behind those of a hello that is not all here.
 Task<Moved> TlsStream::read_more() {
-  const bool has_begun =
-      ::SSL_is_server(ssl_.get()) == 0 || ::SSL_get_state(ssl_.get()) != TLS_ST_BEFORE;
-  if (has_begun) {
+  if (may_begin_) {
     const Moved moved = co_await inner_->read_some(received_);
     co_return take_in(moved);
   }

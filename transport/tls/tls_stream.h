@@ -74,6 +74,7 @@ class TlsStream final : public ByteStream {
   std::size_t sealed_plain_ = 0;     ///< bytes of the caller that are sealed and not all sent
   std::uint64_t messages_ = 0;       ///< of the protocol, received since the handshake
   std::uint64_t read_plain_ = 0;     ///< bytes that the caller has read
+  bool may_begin_ = false;           ///< the handshake
   bool is_ready_ = false, is_shaking_ = false, is_closed_ = false;
   Moved broken_;  ///< why the handshake failed
   Event shaken_;
