@@ -130,7 +130,8 @@ Task<Result<CheckpointView>> Checkpointer::write_checkpoint(bool may_announce,
   checkpoint_begun_ = clock_.now();
   CENTROID_CO_TRY(co_await freeze(one));
   const auto written = co_await write_files(one);
-  if (one.is_spread) co_await round_servers_.thaw_servers(written.ok() ? one.info.round : Round());
+  const Round covered = written.ok() ? written->info.round : Round();
+  if (one.is_spread) co_await round_servers_.thaw_servers(covered);
   if (table_servers_) co_await table_servers_->thaw(written.ok());
   if (written.ok()) co_return note_written(one, *written);
   probe_.checkpoint_failed();
@@ -317,7 +318,7 @@ CheckpointView Checkpointer::note_written(const Writing& one, const CheckpointEn
   job_.counted.forget_before(first_counted());
   rows_checkpointed_ = one.rows_changes;
   if (!needs_checkpoint()) is_due_ = is_postponed_ = false;  // rounds were skipped
-  journal_.checkpoint_written(one.info.round);
+  journal_.checkpoint_written(written.info.round);  // of one that was there: an earlier one
   rows_.journal().prune(one.rows_journal);
   job_.last_written = checkpoint_view(written);
   if (one.is_there) return *job_.last_written;

@@ -128,7 +128,8 @@ Result<std::shared_ptr<Pulls::Copy>> Pulls::make(const std::vector<proto::Tensor
 
 Task<Status> Pulls::answer(Session& session, TaskGroup& tasks, std::shared_ptr<Request> request) {
   auto made = make(request->pull.names);
-  request->pull.names = {};  // nobody counts their memory, and this may wait
+  // Nobody counts their memory, and this may wait.
+  std::vector<proto::TensorName>().swap(request->pull.names);
   if (!made.ok()) co_return co_await session.respond_error(request->header, made.error());
   const auto copy = std::move(made).value();
   const Seat seat(*this, copy->elements * sizeof(float));

@@ -30,8 +30,7 @@ class Pulls : private JobPart {
     return kind == static_cast<std::uint16_t>(proto::PullKind::kPull);
   }
   /// Answer a session's only request, and end the session when the client does not.
-  Task<void> serve(transport::Session& session, TaskGroup& tasks,
-                   std::shared_ptr<Request> request);
+  Task<void> serve(transport::Session& session, TaskGroup& tasks, std::shared_ptr<Request> request);
 
  private:
   struct Copy;
