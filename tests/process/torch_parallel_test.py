@@ -261,6 +261,26 @@ class Changes(ParallelTest):
             self.assertEqual(numbers.split()[1], "1")
             self.assertIn("got another type", error)
 
+    def test_with_a_sampler_it_may_be_moved_too_and_has_buffers_of_its_own(self):
+        said = self.ranks(
+            1,
+            """
+            class Keeps(Model):
+                def forward(self, x):
+                    self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+                    return super().forward(x)
+            module = Keeps()
+            module.register_buffer("mean", torch.zeros(20))
+            model = centroid.torch.DataParallel(module, timeout=60)
+            sampler = centroid.torch.sampler(range(32), model, batch=8, shuffle=False)
+            model.double()
+            for i, _ in enumerate(sampler):
+                model(part(i, 0)[0].double()).sum().backward()
+            say(model.steps, sampler.epoch)
+            """,
+        )
+        self.assertEqual(said, [["4 1"]])
+
     def test_a_parameter_may_be_frozen_later_and_not_the_other_way_round(self):
         said = self.ranks(
             2,

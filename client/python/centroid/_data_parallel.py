@@ -146,7 +146,9 @@ class DataParallel(nn.Module):
             hook.remove()
         itself = weakref.ref(self)
         self._hooks = [_watch(parameter, itself) for parameter in parameters]
-        places = [(place, name) for one in self.module.modules() for place in (one._parameters, one._buffers) for name in place if place[name] is not None]
+        places = [(one._parameters, name) for one in self.module.modules() for name in one._parameters]
+        places += [(one._buffers, name) for one in self.module.modules() for name in one._buffers if centroid._is_buffer(name)]
+        places = [(place, name) for place, name in places if place[name] is not None]
         self._found = [(place, name, place[name], (place[name].dtype, place[name].device), place[name].requires_grad) for place, name in places]
 
     def _check_tensors(self):
@@ -282,6 +284,7 @@ class DataParallel(nn.Module):
 
     def _meet_between(self):
         """Meet the others between two steps, where new ones may come in."""
+        self._check_tensors()
         if self._peers:
             self._meet(True)
         self._steps = max(self._steps, 0)
