@@ -46,7 +46,8 @@ Result<std::unique_ptr<JobCheckpoints>> JobCheckpoints::open(
     const WorkerConfig& config, const Model& model, const DataSplit& data,
     const collective::Group& group, const std::string& run,
     const std::optional<parallel::CheckpointStage>& stage) {
-  std::unique_ptr<JobCheckpoints> made(new JobCheckpoints(config, model, data.train.samples));
+  std::unique_ptr<JobCheckpoints> made(
+      new JobCheckpoints(config, model, data.train.samples, group));
   parallel::ShardedCheckpointOptions options;
   options.folder = config.checkpoint.dir;
   options.keep = config.checkpoint.keep;
@@ -145,27 +146,25 @@ bool JobCheckpoints::has_room(const parallel::ShardedMemory& planned) const {
 }
 
 /// One that writes before it goes on waits for the files of all, so all do the same.
-Status JobCheckpoints::write_due(const collective::Group& group,
-                                 const parallel::ShardedParameters& parameters,
+Status JobCheckpoints::write_due(const parallel::ShardedParameters& parameters,
                                  const ShardedSummary& summary,
                                  const parallel::ShardedMemory& planned) {
   parallel::Notice own;
   own.numbers[0] = has_room(planned) ? 1 : 0;
-  CENTROID_ASSIGN(const auto all, parallel::exchange(group, own, config_.join_timeout));
+  CENTROID_ASSIGN(const auto all, parallel::exchange(group_, own, config_.join_timeout));
   const bool have_room =
       std::ranges::all_of(all, [](const parallel::Notice& one) { return one.numbers[0] == 1; });
   return have_room ? checkpoints_->begin(parameters, info_of(summary))
                    : checkpoints_->write(parameters, info_of(summary));
 }
 
-void JobCheckpoints::stepped(const collective::Group& group,
-                             const parallel::ShardedParameters& parameters,
+void JobCheckpoints::stepped(const parallel::ShardedParameters& parameters,
                              const ShardedSummary& summary,
                              const parallel::ShardedMemory& planned) {
   const std::uint64_t every = config_.checkpoint.every_rounds;
   if (every == 0 || summary.steps % every != 0) return;
   log_failure(checkpoints_->wait(), last_);
-  const Status begun = write_due(group, parameters, summary, planned);
+  const Status begun = write_due(parameters, summary, planned);
   log_failure(begun, summary.steps);
   if (begun.ok()) last_ = summary.steps;
 }

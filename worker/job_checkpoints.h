@@ -45,8 +45,8 @@ class JobCheckpoints {
 
   /// Write one if it is due after this step. The write runs in the background, from a copy of the
   /// shard. If a rank has no memory for a copy beside what is planned, it ends before this returns.
-  void stepped(const collective::Group& group, const parallel::ShardedParameters& parameters,
-               const ShardedSummary& summary, const parallel::ShardedMemory& planned);
+  void stepped(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
+               const parallel::ShardedMemory& planned);
   /// A rank was lost, or is silent: the write in progress does not wait for it.
   void abort(const Error& why) { checkpoints_->abort(why); }
   /// Write the last one, unless it is there, and wait for it.
@@ -55,17 +55,19 @@ class JobCheckpoints {
   Status finish(const parallel::ShardedParameters& parameters, const ShardedSummary& summary);
 
  private:
-  JobCheckpoints(const WorkerConfig& config, const Model& model, std::uint64_t train_samples)
-      : config_(config), model_(model), train_samples_(train_samples) {}
+  JobCheckpoints(const WorkerConfig& config, const Model& model, std::uint64_t train_samples,
+                 const collective::Group& group)
+      : config_(config), model_(model), train_samples_(train_samples), group_(group) {}
   bool has_room(const parallel::ShardedMemory& planned) const;
-  Status write_due(const collective::Group& group, const parallel::ShardedParameters& parameters,
-                   const ShardedSummary& summary, const parallel::ShardedMemory& planned);
+  Status write_due(const parallel::ShardedParameters& parameters, const ShardedSummary& summary,
+                   const parallel::ShardedMemory& planned);
   Status check_position(const CheckpointInfo& info) const;
   CheckpointInfo info_of(const ShardedSummary& summary) const;
 
   const WorkerConfig& config_;
   const Model& model_;
   const std::uint64_t train_samples_;
+  const collective::Group group_;
   std::string run_id_;
   bool is_empty_ = true;
   std::unique_ptr<parallel::ShardedCheckpoints> checkpoints_;

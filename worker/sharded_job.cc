@@ -86,11 +86,11 @@ Status ShardedJob::begin() {
   return explain(begin_with_others());
 }
 
-/// Rank 0 will write the model there, behind hours of training.
+/// Rank 0 may have a file for the model, which it writes behind hours of training.
 Status ShardedJob::check_save() const {
   const std::filesystem::path path = config_.sharded.save;
   Notice own;
-  if (group().rank() == 0) {
+  if (group().rank() == 0 && !path.empty()) {
     own.status = check_unwritten(path);
     if (!own.status.ok()) own.status = own.status.error().with_context("--save " + path.string());
   }
@@ -99,7 +99,7 @@ Status ShardedJob::check_save() const {
 }
 
 Status ShardedJob::begin_with_others() {
-  if (!config_.sharded.save.empty()) CENTROID_TRY(check_save());
+  CENTROID_TRY(check_save());
   CENTROID_TRY(division_.measure(group()));
   CENTROID_TRY(division_.divide(group()));
   CENTROID_ASSIGN(checkpoints_, division_.open_checkpoints({}));
@@ -151,16 +151,20 @@ Status ShardedJob::train(const ShardedObserver& observer) {
 
 Status ShardedJob::train_group(const ShardedObserver& observer) {
   ShardedObserver own = observer;
+  kept_ = {};
   own.stepped = [&](const ShardedSummary& now, const StepTimes& times) {
     if (observer.stepped) observer.stepped(now, times);
-    if (checkpoints_) checkpoints_->stepped(group(), *parameters(), now, division_.planned());
+    if (checkpoints_) checkpoints_->stepped(*parameters(), now, division_.planned());
   };
+  own.is_stopping = [&] { return stops_ || (observer.is_stopping && observer.is_stopping()); };
   own.has_newcomers = [&] { return ranks_->meeting().newcomers() > 0; };
   const ShardedObserver seen = monitor_.observe(own, *replica_, group());
   Status trained = train_sharded(*replica_, group(), data_, training_, summary_, seen);
+  stops_ = stops_ || summary_.is_stopped;
   if (trained.ok() && checkpoints_ && !summary_.is_paused) {
     kept_ = checkpoints_->finish(*parameters(), summary_);
-    if (!kept_.ok() && client::is_loss(kept_.error())) trained = kept_;  // those left write it
+    // Those that are left write it. A disk's error may look like a loss.
+    if (!kept_.ok() && client::is_loss(kept_.error()) && group().culprit()) trained = kept_;
   }
   if (!trained.ok()) {
     // Some may not be in the groups that failed. A halt every rank finds by itself.

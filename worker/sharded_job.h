@@ -93,6 +93,7 @@ class ShardedJob {
   std::string run_;                              ///< of the last checkpoints
   std::unique_ptr<JobCheckpoints> checkpoints_;  ///< null: none are written
   Status kept_;
+  bool stops_ = false;  ///< a rank wants it: also those that are left of a group do
   parallel::Generations generations_;
   std::unique_ptr<DividedReplica> replica_;  ///< of the present one; null: of a newcomer
 };

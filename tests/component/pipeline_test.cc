@@ -16,10 +16,10 @@ class Multiply final : public Stage {
  public:
   Multiply(std::uint32_t rank, std::uint32_t stages) : rank_(rank), stages_(stages) {}
   std::size_t input_elements(std::uint32_t micro_batch) const override {
-    return rank_ == 0 || micro_batch == empty_ ? 0 : 3 + micro_batch;
+    return rank_ == 0 || micro_batch == empty_ ? 0 : least_ + micro_batch;
   }
   std::size_t output_elements(std::uint32_t micro_batch) const override {
-    return rank_ + 1 == stages_ || micro_batch == empty_ ? 0 : 3 + micro_batch;
+    return rank_ + 1 == stages_ || micro_batch == empty_ ? 0 : least_ + micro_batch;
   }
   Status forward(std::uint32_t micro_batch, std::span<const float> input,
                  std::span<float> output) override {
@@ -34,6 +34,7 @@ class Multiply final : public Stage {
   Status backward(std::uint32_t, std::span<const float> output_gradient,
                   std::span<float> input_gradient) override {
     --held_;
+    std::this_thread::sleep_for(takes_backward_);  // lint-ok: as above
     for (std::size_t i = 0; i < input_gradient.size(); ++i)
       input_gradient[i] = output_gradient.empty() ? 1 : output_gradient[i] * factor();
     for (const float value : output_gradient) gradients_ += value;
@@ -44,7 +45,8 @@ class Multiply final : public Stage {
   std::uint32_t rank_, stages_;
   std::uint32_t empty_ = ~0U, fails_at_ = ~0U;
   std::uint32_t held_ = 0, most_ = 0;
-  std::chrono::milliseconds takes_{0};  ///< of a forward
+  std::size_t least_ = 3;  ///< elements of a message
+  std::chrono::milliseconds takes_{0}, takes_backward_{0};
   double inputs_ = 0, gradients_ = 0;
 };
 
@@ -135,6 +137,20 @@ TEST(Pipeline, AStepMayTakeLongerThanTheTimeoutOfAMessage) {
     Multiply stage(group.rank(), 2);
     stage.takes_ = 60ms;
     const auto ran = run_pipeline(group, schedule, stage, 200ms);
+    EXPECT_TRUE(ran.ok()) << ran.error().to_string();
+  });
+}
+
+/// The stage before makes the backwards of all micro-batches until it has room for the last one's
+/// gradient.
+TEST(Pipeline, GradientsMayWaitLongerThanTheTimeoutOfAMessage) {
+  const auto schedule = schedule_of(Schedule::kGPipe, 2, 8);
+  Job job(Carrier::kTcp, 2);
+  job.run([&](Group& group) {
+    Multiply stage(group.rank(), 2);
+    stage.least_ = 1 << 20;  // more than the network's buffers take
+    if (group.rank() == 0) stage.takes_backward_ = 150ms;
+    const auto ran = run_pipeline(group, schedule, stage, 400ms);
     EXPECT_TRUE(ran.ok()) << ran.error().to_string();
   });
 }

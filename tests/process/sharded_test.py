@@ -143,6 +143,16 @@ class Checkpoints(Sharded):
         self.assert_exit(DONE, workers[0], workers[2])
         self.assertEqual(workers[0].wait_event("checkpoint.written")["version"], 6)
 
+    def test_a_job_that_stops_does_not_go_on_without_a_rank_that_dies_then(self):
+        hold = Hold(self, "checkpoint.file_written").close()
+        workers = self.ranks(3, "--epochs", 1_000_000, "--checkpoint.dir", self.folder / "checkpoints", environments={1: hold.environment})
+        workers[1].wait_event("epoch.ended")
+        workers[0].send(signal.SIGTERM)
+        hold.wait_reached()
+        workers[1].kill()
+        self.assert_exit(DONE, workers[0], workers[2])
+        self.assertEqual({self.summary(f"r{rank}")["end"] for rank in (0, 2)}, {"stopped"})
+
     def test_a_last_checkpoint_that_cannot_be_written_is_a_failure(self):
         folder = self.folder / "checkpoints"
         hold = Hold(self, "sharded.stepped", count=5).close()

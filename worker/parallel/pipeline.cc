@@ -124,8 +124,10 @@ class Execution {
     Message& message = sent_.emplace_back();
     message.micro_batch = micro_batch;
     message.values = std::move(values);
+    collective::CallOptions patient = options(tag);
+    patient.turns = static_cast<std::uint32_t>(most_sends_) + group_.world();
     message.handle =
-        collective::send_async(group_, std::span<const float>(message.values), to, options(tag));
+        collective::send_async(group_, std::span<const float>(message.values), to, patient);
     return {};
   }
   Status end_send() {
