@@ -2,7 +2,7 @@
 """Check the coroutine rules that a text search can see.
 
 1. No brace initialiser and no lambda inside a statement that contains co_await: g++ 12 destroys such temporaries twice.
-2. No co_await in a branch of `?:`: g++ 12 destroys the result of the branch not taken.
+2. No co_await in a branch of `?:`: g++ 12 destroys the result of the branch not taken. No `->` in one behind co_await: it evaluates both.
 3. A coroutine lambda captures nothing: its captures die with the lambda object, before the coroutine's first resume.
 4. A loop looks at what `sleep_until`, and an Event's `wait` without a deadline, say: false means that the task is cancelled, and
    they say it without suspending, so a loop that goes on regardless spins for ever, and its thread with it.
@@ -22,6 +22,7 @@ LAMBDA = re.compile(
     r"\[(?P<captures>[^\[\]]*)\]\s*(\((?:[^()]|\([^()]*\))*\)\s*)?(mutable\s*)?(noexcept\s*)?(->\s*[\w:<>,\s*&]+?)?\s*\{"
 )
 BRANCH = re.compile(r"\?[^;{}]*?\bco_await\b")
+CHOICE = re.compile(r"\bco_await\b[^;{}?]*\?[^;{}]*->")
 LOOP = re.compile(r"\b(?:while|for)\s*\(|\bdo\s*\{")
 WAIT = re.compile(r"(?:\(void\)\s*)?\bco_await\s+(?:(?:\w+(?:\(\))?(?:\.|->))*(?:wait|async_wait)|(?:\w+::)*sleep_until)\s*\(")
 AWAITS = re.compile(r"\bco_(await|return|yield)\b")
@@ -134,6 +135,9 @@ def findings(root):
         for match in BRANCH.finditer(code):
             if not is_waived(text, match.start()):
                 yield f"{name}:{line_of(text, match.start())}: co_await in a branch of `?:`; write if and else"
+        for match in CHOICE.finditer(code):
+            if not is_waived(text, match.start()):
+                yield f"{name}:{line_of(text, match.start())}: `->` in a branch of `?:` behind co_await; name it on the line above"
         for at in () if name.startswith("tests/") else spin_findings(code):
             if not is_waived(text, at):
                 yield f"{name}:{line_of(text, at)}: a wait in a loop whose result is dropped: a cancelled task would spin; leave on false"
