@@ -116,15 +116,19 @@ class DiLoCo(Wrapped):
 
     def _step_scaled(self, closure):
         """Step, unless a GradScaler has found what is not finite."""
-        found = getattr(self.optimizer, "found_inf", None)
-        if found is None or getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            return self.optimizer.step(closure)
-        if self.optimizer.grad_scale is not None:  # None: unscale_ was called
-            for group in self.optimizer.param_groups:
+        inner = self.optimizer
+        if not hasattr(inner, "found_inf") or getattr(inner, "_step_supports_amp_scaling", False):
+            return inner.step(closure)
+        scale, found = inner.grad_scale, inner.found_inf  # scale: None after unscale_
+        del inner.grad_scale, inner.found_inf  # others refuse to step where these are set
+        try:
+            for group in inner.param_groups if scale is not None else ():
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        parameter.grad.div_(self.optimizer.grad_scale)
-        return self.optimizer.step(closure) if float(found) == 0 else None
+                        parameter.grad.div_(scale)
+            return inner.step(closure) if float(found) == 0 else None
+        finally:
+            inner.grad_scale, inner.found_inf = scale, found  # which the GradScaler deletes
 
     def _statistics(self):
         """Of the steps since this was called last."""
