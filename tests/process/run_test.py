@@ -28,6 +28,8 @@ with centroid.Trainer(None, {"w": w}, samples=400, batch=10) as trainer:
         round = share.round
         if share.round == 10:
             print("pid", os.getpid(), flush=True)
+        if share.round == 15:
+            print("waits", flush=True)
         while share.round >= 15 and not pathlib.Path("go").exists():
             threading.Event().wait(0.01)
         trainer.finish({"w": memoryview(bytearray(32)).cast("f")})
@@ -112,7 +114,7 @@ class RunTest(ClusterTest):
     def train(self, *words, **environment):
         """Two workers, until both stand in round 15; returns the command, their process ids, and the server's."""
         process = self.start("run", "--workers", "2", ROUNDS, "--run-dir=job", *words, "train.py", **environment)
-        wait_for(lambda: process.text().count("] pid ") == 2 or not process.is_running(), "both workers in round 10")
+        wait_for(lambda: process.text().count("] waits") >= 2 or not process.is_running(), "both workers in round 15")
         pids = [int(self.line(process, f"[{rank}] pid ").split()[-1]) for rank in range(2)]
         return process, pids, json.loads((self.folder / "job" / "endpoints.json").read_text())["pid"]
 
