@@ -145,7 +145,8 @@ bool JobCheckpoints::has_room(const parallel::ShardedMemory& planned) const {
          memory_limit(config_.memory_limit).bytes;
 }
 
-/// One that writes before it goes on waits for the files of all, so all do the same.
+/// A rank without room for a copy writes at once, and waits for the files of all ranks. So all
+/// ranks write at once if one must.
 Status JobCheckpoints::write_due(const parallel::ShardedParameters& parameters,
                                  const ShardedSummary& summary,
                                  const parallel::ShardedMemory& planned) {

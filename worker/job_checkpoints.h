@@ -17,7 +17,8 @@ namespace centroid::worker {
 /// The checkpoints of a job of exchange sharded: when they are written, and what is in them.
 ///
 /// order   every rank of the group makes the same calls
-/// fails   a checkpoint that cannot be written is logged; if it is not the last, training goes on
+/// fails   a checkpoint that cannot be written is logged, and training goes on. `finish` returns
+///         the failure of the last one
 class JobCheckpoints {
  public:
   /// Opens config.checkpoint.dir. `run`: id of the job to continue; empty: a new job. `stage`: this

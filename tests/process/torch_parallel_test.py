@@ -329,10 +329,15 @@ class Changes(ParallelTest):
                 say(error)
             loss_of(first, part(0, rank)).backward()
             first.close()
+            try:
+                first(part(1, rank)[0])
+            except centroid.CentroidError as error:
+                say(error)
             """,
         )
         for lines in said:
             self.assertIn("close() that one", lines[0])
+            self.assertIn("this DataParallel is closed", lines[1])
 
     def test_steps_of_several_passes_that_the_sampler_does_not_know_are_warned_of(self):
         said = self.ranks(

@@ -168,6 +168,8 @@ class DataParallel(nn.Module):
 
     def forward(self, *inputs, **named):
         if self.training and torch.is_grad_enabled():
+            if not self._hooks:
+                raise CentroidError("failed_precondition", "this DataParallel is closed: make a new one, or train its module alone")
             self._check_tensors()
             self._is_local = False
             if self._is_armed:  # the program's own error ended the last backward pass
@@ -191,6 +193,7 @@ class DataParallel(nn.Module):
             self._peers.leave()
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
         _models.discard(self)
 
     def state_dict(self, *arguments, **named):
