@@ -147,7 +147,7 @@ class Checkpoints(Sharded):
         hold = Hold(self, "checkpoint.file_written").close()
         workers = self.ranks(3, "--epochs", 1_000_000, "--checkpoint.dir", self.folder / "checkpoints", environments={1: hold.environment})
         workers[1].wait_event("epoch.ended")
-        workers[0].send(signal.SIGTERM)
+        workers[1].send(signal.SIGTERM)
         hold.wait_reached()
         workers[1].kill()
         self.assert_exit(DONE, workers[0], workers[2])
